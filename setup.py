@@ -1,0 +1,59 @@
+"""What xrep is made of, what it needs and the commands it installs."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+PLOT = ["matplotlib>=3.8", "scikit-learn>=1.4"]
+SENTEVAL = ["scikit-learn>=1.4"]
+HUB = ["huggingface_hub>=0.24"]
+TEST = ["matplotlib>=3.8", "pytest>=8.2", "pytest-timeout>=2.3", "ruff>=0.12"]
+
+setup(
+    name="xrep",
+    version="0.1.0",
+    description="Trains, evaluates and uses cross-lingual sentence encoders",
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="The xrep authors",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Operating System :: POSIX :: Linux",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+    ],
+    python_requires=">=3.10,<3.14",
+    packages=find_packages(include=["xrep", "xrep.*", "xrep_cli", "xrep_cli.*"]),
+    package_data={"xrep": ["recipes/*.yaml"]},
+    install_requires=[
+        "torch>=2.6,<3",
+        "sentencepiece>=0.2",
+        "numpy>=1.26",
+        "faiss-cpu>=1.8",
+        "sacrebleu>=2.4",
+        "scipy>=1.11",
+        "tensorboard>=2.14",
+        "omegaconf>=2.3",
+        "safetensors>=0.4.3",
+        "tokenizers>=0.19",
+        "tqdm>=4.65",
+    ],
+    extras_require={
+        "plot": PLOT,
+        "senteval": SENTEVAL,
+        "hub": HUB,
+        "test": TEST,
+        "bench": ["sentence-transformers>=3"],
+        "dev": [*PLOT, *HUB, *TEST, "uv>=0.5"],
+    },
+    entry_points={
+        "console_scripts": [
+            "xrep-train=xrep_cli.train:main",
+            "xrep-eval=xrep_cli.eval:main",
+            "xrep-preprocess=xrep_cli.preprocess:main",
+            "xrep-data=xrep_cli.data:main",
+        ]
+    },
+)

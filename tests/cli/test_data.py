@@ -1,0 +1,65 @@
+"""xrep-data as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(home: Path, *arguments: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XREP_HOME": str(home), "PIP_NO_INDEX": "1"}
+    command = [sys.executable, "-m", "xrep_cli.data", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_list(tmp_path):
+    told = run(tmp_path, "list").stdout
+    corpora = {corpus["name"]: corpus for corpus in json.loads(run(tmp_path, "list", "--json").stdout)}
+    assert {"demo", "tatoeba", "manythings", "multi30k", "newstest", "news-commentary", "un"} <= set(corpora)
+    for name, corpus in corpora.items():
+        assert f"{name}: {corpus['what']}" in told
+        assert all(corpus[key] for key in ("what", "languages", "licence", "layout", "origin", "instructions"))
+
+
+def test_a_set_to_fetch_by_hand_is_explained(tmp_path):
+    result = run(tmp_path, "get", "tatoeba")
+    assert result.returncode == 0 and "tatoeba.{xxx}-eng.{xxx,eng}" in result.stdout
+    result = run(tmp_path, "get", "tatoeba", "--print-path")
+    assert result.returncode == 2 and result.stdout == "" and "put the files into one folder" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["get", "demo"], ["get", "demo", "--print-path"]])
+def test_offline_without_a_cache_is_one_clear_line(tmp_path, arguments):
+    result = run(tmp_path, *arguments)
+    assert result.returncode == 2 and result.stdout == ""
+    (line,) = [line for line in result.stderr.splitlines() if "error:" in line]
+    assert "not cached and pip cannot fetch it" in line and "connect to the network" in line
+    assert list((tmp_path / "downloads").iterdir()) == []
+
+
+def test_a_corrupted_download_is_refused_and_removed(tmp_path):
+    wheel = tmp_path / "downloads" / "homeassistant-2024.3.3-py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.write_bytes(b"PK not what it should be")
+    result = run(tmp_path, "get", "demo")
+    assert result.returncode == 2 and "wrong sha256" in result.stderr and not wheel.exists()
+    assert not (tmp_path / "demo").exists()
+
+
+def test_unknown_names(tmp_path):
+    result = run(tmp_path, "get", "tatoba")
+    assert result.returncode == 2 and "did you mean tatoeba?" in result.stderr
+
+
+@pytest.mark.skipif(
+    not (Path(os.environ.get("XREP_HOME", "/nonexistent")) / "demo" / "corpus.json").exists(),
+    reason="the demo corpus is not cached in $XREP_HOME",
+)
+def test_print_path_is_the_path_alone():
+    result = run(Path(os.environ["XREP_HOME"]), "get", "demo", "--print-path")
+    assert result.stdout == f"{os.environ['XREP_HOME']}/demo\n" and result.stderr == ""

@@ -1,0 +1,14 @@
+"""What every test may rely on: a cache of its own, and one thread unless OMP_NUM_THREADS says otherwise."""
+
+import os
+
+import pytest
+
+# Before torch is imported anywhere; programs that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def xrep_home(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """$XREP_HOME: a temporary folder, unless it is set already."""
+    return os.environ.setdefault("XREP_HOME", str(tmp_path_factory.mktemp("xrep-home")))

@@ -1,0 +1,43 @@
+"""A small German-English corpus for tests: every combination of a few words, so that translations can be learnt from it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+SUBJECTS = {
+    "der alte Mann": "the old man", "die kleine Katze": "the small cat", "unser Nachbar": "our neighbour",
+    "meine Schwester": "my sister", "das fremde Kind": "the strange child", "ihr Lehrer": "her teacher",
+    "der müde Arzt": "the tired doctor", "die junge Frau": "the young woman",
+}  # fmt: skip
+VERBS = {
+    "sieht": "sees", "kauft": "buys", "malt": "paints", "vergisst": "forgets", "sucht": "looks for",
+    "bewundert": "admires", "versteckt": "hides", "findet": "finds",
+}  # fmt: skip
+OBJECTS = {
+    "ein rotes Haus": "a red house", "das schwere Buch": "the heavy book", "einen gelben Vogel": "a yellow bird",
+    "die lange Brücke": "the long bridge", "einen runden Tisch": "a round table", "das offene Fenster": "the open window",
+    "den kalten Fluss": "the cold river", "eine leere Flasche": "an empty bottle",
+}  # fmt: skip
+TIMES = {"am Morgen": "in the morning", "jeden Tag": "every day", "im Winter": "in winter", "nach der Arbeit": "after work"}
+
+
+def sentence_pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """``count`` different (German, English) pairs, at most 2048."""
+    combined = list(itertools.product(SUBJECTS.items(), VERBS.items(), OBJECTS.items(), TIMES.items()))
+    random.Random(seed).shuffle(combined)
+    return [(" ".join(part[0] for part in parts), " ".join(part[1] for part in parts)) for parts in combined[:count]]
+
+
+def write_corpus(directory: Path, train: int = 600, valid: int = 60, test: int = 60) -> Path:
+    """Raw text of three splits as ``{split}.de-en.{de,en}``, no pair in two of them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    pairs = sentence_pairs(train + valid + test)
+    start = 0
+    for split, size in (("train", train), ("valid", valid), ("test", test)):
+        for side, language in enumerate(("de", "en")):
+            text = "".join(pair[side] + "\n" for pair in pairs[start : start + size])
+            (directory / f"{split}.de-en.{language}").write_text(text, encoding="utf-8")
+        start += size
+    return directory

@@ -1,0 +1,248 @@
+"""Preprocessing: exact counts of every step, no leak between splits, nothing left behind by a failure."""
+
+import gzip
+import itertools
+import os
+
+import numpy as np
+import pytest
+
+from xrep.data import spool
+from xrep.data.preprocess import PreprocessOptions, prepare, preprocess
+from xrep.data.store import DataDirectory
+from xrep.errors import UserError
+from xrep.text import tokenizer as tokenizer_module
+from xrep.text.cleaning import CleaningOptions, sentence_hashes, template_hash
+from xrep.text.readers import Bitext, parse_bitext
+
+ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
+PLACES = {"Wald": "forest", "Fluss": "river", "Garten": "garden", "Park": "park", "Berg": "mountain", "See": "lake"}
+ACTS = {"schläft": "sleeps", "spielt": "plays", "wartet": "waits", "singt": "sings", "sitzt": "sits"}
+ALL = list(itertools.product(ANIMALS, ACTS, PLACES))
+PAIRS = [(f"Der {a} {v} im {p}.", f"The {ANIMALS[a]} {ACTS[v]} in the {PLACES[p]}.") for a, v, p in ALL]
+TURKISH = [(f"{ANIMALS[a]}ler {PLACES[p]}da {ACTS[v]}r", en) for (a, v, p), (_, en) in zip(ALL, PAIRS, strict=True)]
+
+
+def tsv(path, pairs, language="de") -> Bitext:
+    path.write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
+    return parse_bitext(f"{language}-en={path}:1,2")
+
+
+def run(tmp_path, splits, **options):
+    options = {"vocabulary_size": 62, "valid_size": 0, **options}
+    return preprocess(splits, tmp_path / "bin", PreprocessOptions(**options), lambda line: None, False)
+
+
+def texts(path, split):
+    data = DataDirectory.open(path)
+    return {
+        pair.name: [
+            (data.tokenizer.decode(pair.source[i]), data.tokenizer.decode(pair.target[i])) for i in range(len(pair))
+        ]
+        for pair in data.splits[split]
+    }
+
+
+def test_every_step_is_counted(tmp_path):
+    evaluation = tmp_path / "evaluation"
+    evaluation.mkdir()
+    # Full-width letters, another case, other punctuation, one on each side of a pair.
+    (evaluation / "test.deu").write_text("der HUND schläft... im Wald\n", encoding="utf-8")
+    (evaluation / "test.eng.gz").write_bytes(gzip.compress("Ｔhe bird sleeps, in the park!\n".encode()))
+    (evaluation / "README.md").write_text("# About\n", encoding="utf-8")
+    rows = [
+        *PAIRS,
+        ("", "nothing there"),
+        ("nothing there", "  "),
+        ("Spotify", "SPOTIFY!"),
+        ("Der", "The one and only"),
+        ("Der " * 13, "The " * 13),
+        ("Der Hund", "The dog sleeps in the forest and plays"),
+        ("der hund, SPIELT im Wald", "The dog plays in the forest"),
+        ("Der Hund spielt im Wald!", "The dog is playing in the forest."),
+    ]
+    valid = [("Der Wolf wartet im Park", "something else here"), ("", "dropped")]
+    splits = {"train": [tsv(tmp_path / "x.tsv", rows)], "valid": [tsv(tmp_path / "v.tsv", valid)]}
+    cleaning = CleaningOptions(minimum_length=2, maximum_length=12, maximum_length_ratio=2, sample=100)
+    report = run(tmp_path, splits, exclude=[str(evaluation)], cleaning=cleaning)
+    assert report.cleaning.as_dict()["de-en x.tsv"] == {
+        "read": 188,
+        "empty": 2,
+        "identical": 1,
+        "too short": 1,
+        "too long": 1,
+        "length ratio": 1,
+        "excluded": 2,
+        "in valid/test": 1,
+        "duplicate": 1,
+        "held out": 0,
+        "near held out": 0,
+        "sampled away": 78,
+        "kept": 100,
+    }
+    assert report.cleaning.as_dict()["valid de-en v.tsv"]["empty"] == 1
+    kept = texts(report.path, "train")["de-en"]
+    assert len(set(kept)) == len(kept) == 100 and set(kept) <= set(rows)
+    assert not {PAIRS[0], PAIRS[33]} & set(kept)
+    assert texts(report.path, "valid")["de-en"] == valid[:1]
+
+
+def test_without_cleaning_everything_is_kept(tmp_path):
+    rows = [*PAIRS, PAIRS[0], ("der See", "der See")]
+    cleaning = CleaningOptions(deduplicate=False, drop_identical=False)
+    report = run(tmp_path, {"train": [tsv(tmp_path / "x.tsv", rows)]}, cleaning=cleaning)
+    assert texts(report.path, "train")["de-en"] == rows
+
+
+def test_duplicates_are_found_across_corpora_of_a_pair_but_not_across_pairs(tmp_path):
+    first, second = tsv(tmp_path / "x.tsv", PAIRS), tsv(tmp_path / "y.tsv", PAIRS[:50] + [("Ein Haus", "A house")])
+    third = tsv(tmp_path / "z.tsv", PAIRS, "nl")
+    report = run(tmp_path, {"train": [first, second, third]})
+    assert [report.cleaning.counts[c]["duplicate"] for c in ("de-en x.tsv", "de-en y.tsv", "nl-en z.tsv")] == [0, 50, 0]
+    assert {name: len(pairs) for name, pairs in texts(report.path, "train").items()} == {"de-en": 181, "nl-en": 180}
+
+
+def test_held_out_pairs_have_no_near_duplicate_in_training(tmp_path):
+    counted = [(f"{i}. {de}", f"{en} ({i} times, {{name_{i}}})") for i in range(4) for de, en in PAIRS]
+    again = [(f"Übrigens: {de}", en) for de, en in PAIRS]
+    train = [tsv(tmp_path / "x.tsv", counted), tsv(tmp_path / "y.tsv", again), tsv(tmp_path / "t.tsv", TURKISH, "tr")]
+    report = run(tmp_path, {"train": train}, valid_size=20, vocabulary_size=75)
+    data = DataDirectory.open(report.path)
+    sizes = {pair.name: len(pair) for pair in data.splits["valid"]}
+    assert sizes == {"de-en": 20, "tr-en": 9}  # at most 5%
+    training = np.unique(np.concatenate([pair.hashes.ravel() for pair in data.splits["train"]]))
+    assert np.array_equal(training, np.load(data.training_hashes_path))
+    for pair in data.splits["valid"]:
+        assert not np.isin(pair.hashes, training).any()
+        assert len(np.unique(pair.hashes[:, 0])) == len(np.unique(pair.hashes[:, 1])) == len(pair)
+    train, valid = texts(report.path, "train"), texts(report.path, "valid")
+    templates = [{template_hash(en) for rows in part.values() for _, en in rows} for part in (train, valid)]
+    assert not templates[0] & templates[1]
+    read, held_out, near, kept = map(report.cleaning.total, ("read", "held out", "near held out", "kept"))
+    assert (read, held_out, kept) == (1080, 29, 1080 - 29 - near) and near > 29
+
+
+def test_training_pairs_that_occur_in_valid_or_test_on_either_side_are_dropped(tmp_path):
+    valid, test = tsv(tmp_path / "v.tsv", PAIRS[:5]), tsv(tmp_path / "t.tsv", TURKISH[10:15], "tr")
+    train = [tsv(tmp_path / "x.tsv", PAIRS), tsv(tmp_path / "y.tsv", TURKISH, "tr")]
+    report = run(tmp_path, {"train": train, "valid": [valid], "test": [test]})
+    assert [row["in valid/test"] for row in report.cleaning.counts.values()] == [0, 0, 10, 10]
+    assert texts(report.path, "valid") == {"de-en": PAIRS[:5]} and len(texts(report.path, "test")["tr-en"]) == 5
+
+
+def test_sampling_is_uniform_and_follows_the_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(spool, "_CHUNK_ROWS", 50)
+    drawn = []
+    for seed in (1, 1, 2):
+        bitext = tsv(tmp_path / "x.tsv", PAIRS * 5)
+        corpus = spool.Spool("x", bitext, tmp_path / f"{len(drawn)}")
+        nothing = spool.HashSet()
+        filters = spool.Filters(lambda *pair: None, nothing, nothing, None)
+        spool.fill(corpus, filters, spool.CleaningReport(), lambda count: None)
+        assert spool.sample(corpus, 450, seed) == 450
+        drawn.append(np.flatnonzero(corpus.marks == spool.KEPT))
+        assert len(drawn[-1]) == 450 and sum(len(sources) for sources, _, _ in corpus.pairs(spool.KEPT)) == 450
+    assert np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[0], drawn[2])
+    halves = [np.count_nonzero(rows < 450) for rows in drawn]
+    assert all(180 < half < 270 for half in halves)  # five standard deviations about 225
+
+
+def test_same_input_gives_the_same_bytes(tmp_path):
+    splits = {"train": [tsv(tmp_path / "x.tsv", PAIRS)]}
+    contents = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        path = run(tmp_path / name, splits, valid_size=5).path
+        contents.append({p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()})
+    assert contents[0] == contents[1]
+
+
+def test_a_given_tokenizer_is_used(tmp_path):
+    first = run(tmp_path, {"train": [tsv(tmp_path / "x.tsv", PAIRS)]})
+    (tmp_path / "second").mkdir()
+    splits = {"train": [tsv(tmp_path / "y.tsv", PAIRS[:60])]}
+    second = run(tmp_path / "second", splits, tokenizer=str(first.path / "tokenizer"))
+    models = [(report.path / "tokenizer" / "sentencepiece.model").read_bytes() for report in (first, second)]
+    assert models[0] == models[1]
+    assert texts(second.path, "train")["de-en"] == PAIRS[:60]
+
+
+def test_white_space_inside_sentences_is_one_space(tmp_path):
+    (tmp_path / "x.de").write_text("Der\tHund \u2028 schläft\x0b im Wald\nDer Bär\n", encoding="utf-8")
+    (tmp_path / "x.en").write_text("The  dog sleeps\n The bear \n", encoding="utf-8")
+    bitext = parse_bitext(f"de-en={tmp_path / 'x.de'},{tmp_path / 'x.en'}")
+    report = run(tmp_path, {"train": [bitext, tsv(tmp_path / "x.tsv", PAIRS)]})
+    first = texts(report.path, "train")["de-en"][:2]
+    assert first == [("Der Hund schläft im Wald", "The dog sleeps"), ("Der Bär", "The bear")]
+
+
+BAD_ROWS = b"".join(f"{a}\t{b}\n".encode() for a, b in PAIRS * 60)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "problem"),
+    [
+        (BAD_ROWS + b"one column\n", {}, r"x\.tsv:10801: 1 column where two"),
+        (BAD_ROWS + b"na\xefve\tx\n", {}, r"x\.tsv:10801: invalid UTF-8"),
+        (BAD_ROWS + b"w " * 100_000 + b"\tx\n", {}, r"x\.tsv:10801: a line of 100,00\d words"),
+        (b"", {}, r"x\.tsv: the file is empty"),
+        (BAD_ROWS, {"vocabulary_size": 6200}, "too large for this text"),
+        (BAD_ROWS, {"exclude": ["/nowhere/at/all"]}, "/nowhere/at/all: no such file"),
+        (BAD_ROWS, {"tokenizer": "/nowhere/at/all"}, "no such tokenizer"),
+        (b"a\ta\n", {}, r"no training pair is left \(1 read, 1 identical\)"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(tmp_path, content, options, problem):
+    (tmp_path / "x.tsv").write_bytes(content)
+    with pytest.raises(UserError, match=problem) as error:
+        run(tmp_path, {"train": [Bitext(("de", "en"), (str(tmp_path / "x.tsv"),), (0, 1))]}, **options)
+    assert "\n" not in str(error.value)
+    assert os.listdir(tmp_path) == ["x.tsv"]
+
+
+def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(self, sentences):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokenizer_module.SentencePieceTokenizer, "encode", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path, {"train": [tsv(tmp_path / "x.tsv", PAIRS)]})
+    assert os.listdir(tmp_path) == ["x.tsv"]
+
+
+def test_a_destination_in_use_is_refused(tmp_path):
+    splits = {"train": [tsv(tmp_path / "x.tsv", PAIRS)]}
+    (tmp_path / "bin").mkdir()
+    run(tmp_path, splits)  # an empty one is fine
+    with pytest.raises(UserError, match="exists and is not empty; remove it or name another"):
+        run(tmp_path, splits)
+    with pytest.raises(UserError, match="no training text"):
+        preprocess({"train": []}, tmp_path / "other")
+
+
+def test_prepare_caches_raw_text_until_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    tsv(raw / "deu-eng.tsv", PAIRS)
+    options = PreprocessOptions(vocabulary_size=62)
+    lines = []
+    first = prepare(raw, options, lines.append)
+    assert first.parent == tmp_path / "home" / "preprocessed" and lines
+    manifest = (first / "manifest.json").stat()
+    assert prepare(raw, options, lines.append) == first == prepare(first, options)
+    assert (first / "manifest.json").stat().st_mtime_ns == manifest.st_mtime_ns
+    assert prepare(raw, PreprocessOptions(vocabulary_size=61), lines.append) != first
+    tsv(raw / "deu-eng.tsv", PAIRS[:-1])
+    changed = prepare(raw, options, lines.append)
+    assert changed != first
+    assert sum(len(rows) for split in ("train", "valid") for rows in texts(changed, split).values()) == 179
+    with pytest.raises(UserError, match="no such folder"):
+        prepare(tmp_path / "none", options)
+
+
+def test_hashes_are_those_of_evaluations(tmp_path):
+    report = run(tmp_path, {"train": [tsv(tmp_path / "x.tsv", PAIRS)]})
+    hashes = np.load(report.path / "training_hashes.npy", mmap_mode="r", allow_pickle=False)
+    asked = sentence_hashes(["der hund schläft im wald", "Der Hund schläft im Haus"])
+    assert np.isin(asked, hashes).tolist() == [True, False]

@@ -1,0 +1,122 @@
+"""The token store: what is written is read back; what was cut, swapped or is foreign is refused."""
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from xrep.data.preprocess import PreprocessOptions, preprocess
+from xrep.data.store import ColumnWriter, DataDirectory, TokenColumn, token_dtype
+from xrep.errors import UserError
+from xrep.text.cleaning import sentence_hashes
+from xrep.text.readers import parse_bitext
+
+ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
+PLACES = {"Wald": "forest", "Fluss": "river", "Garten": "garden", "Park": "park", "Berg": "mountain", "See": "lake"}
+ACTS = {"schläft": "sleeps", "spielt": "plays", "wartet": "waits", "singt": "sings", "sitzt": "sits"}
+ALL = itertools.product(ANIMALS, ACTS, PLACES)
+PAIRS = [(f"Der {a} {v} im {p}.", f"The {ANIMALS[a]} {ACTS[v]} in the {PLACES[p]}.") for a, v, p in ALL]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    (folder / "x.tsv").write_text("".join(f"{de}\t{en}\n" for de, en in PAIRS), encoding="utf-8")
+    options = PreprocessOptions(vocabulary_size=62, valid_size=10)
+    train = {"train": [parse_bitext(f"de-en={folder / 'x.tsv'}")]}
+    return preprocess(train, folder / "bin", options, lambda line: None, False).path
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "bin")
+
+
+def test_sentences_come_back_with_their_hashes(folder):
+    data = DataDirectory.open(folder)
+    decoded = {}
+    for split, (pair,) in data.splits.items():
+        sides = [[data.tokenizer.decode(column[i]) for i in range(len(pair))] for column in (pair.source, pair.target)]
+        decoded[split] = list(zip(*sides, strict=True))
+        assert pair.name == "de-en" and len(pair.hashes) == len(pair)
+        for side in (0, 1):
+            assert np.array_equal(pair.hashes[:, side], sentence_hashes(sides[side]))
+    assert sorted(decoded["train"] + decoded["valid"]) == sorted(PAIRS) and len(decoded["valid"]) == 9
+    hashes = np.load(data.training_hashes_path, mmap_mode="r", allow_pickle=False)
+    assert set(hashes.tolist()) == set(sentence_hashes(text for pair in decoded["train"] for text in pair).tolist())
+    assert (np.diff(hashes.astype(object)) > 0).all()
+
+
+@pytest.mark.parametrize("vocabulary_size", [65536, 65537])
+def test_columns(tmp_path, vocabulary_size):
+    generator = np.random.default_rng(0)
+    sentences = [generator.integers(0, vocabulary_size, n).tolist() for n in (3, 0, 700, 1, 5, 0)]
+    sentences[0][0] = vocabulary_size - 1
+    with ColumnWriter(tmp_path, "c", vocabulary_size) as writer:
+        for start in range(0, 6, 2):
+            writer.append(sentences[start : start + 2])
+        writer.append([])
+    dtype = token_dtype(vocabulary_size)
+    assert dtype.itemsize == (2 if vocabulary_size == 65536 else 4)
+    column = TokenColumn(np.fromfile(tmp_path / "c.tokens", dtype), np.fromfile(tmp_path / "c.offsets", "<i8"))
+    assert [column[i].tolist() for i in range(len(column))] == sentences
+    rows = np.array([2, 0, 1, 2])
+    assert column.lengths().tolist() == [3, 0, 700, 1, 5, 0] and column.lengths(rows).tolist() == [700, 3, 0, 700]
+    assert [ids.tolist() for ids in column.gather(rows, 2)] == [sentences[i][:2] for i in rows]
+    with pytest.raises(IndexError):
+        column[6]
+
+
+def test_nothing_can_be_written_through_the_maps(folder):
+    pair = DataDirectory.open(folder).splits["train"][0]
+    with pytest.raises(ValueError, match="read-only"):
+        pair.source[0][0] = 1
+
+
+def test_fingerprint_follows_the_content(folder, tmp_path):
+    first = DataDirectory.open(folder).fingerprint
+    (tmp_path / "x.tsv").write_text("".join(f"{de}\t{en}\n" for de, en in PAIRS[:-1]), encoding="utf-8")
+    options = PreprocessOptions(vocabulary_size=62, valid_size=10)
+    train = {"train": [parse_bitext(f"de-en={tmp_path / 'x.tsv'}")]}
+    other = preprocess(train, tmp_path / "other", options, lambda line: None, False).path
+    assert DataDirectory.open(other).fingerprint != first == DataDirectory.open(folder).fingerprint
+
+
+def truncate(folder, name):
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+
+
+def swap_tokenizer(folder):
+    file = folder / "tokenizer" / "sentencepiece.model"
+    file.write_bytes(file.read_bytes()[::-1])
+
+
+def edit_manifest(folder, **changes):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda f: truncate(f, "train.de-en.de.tokens"), r"train\.de-en\.de\.tokens: \d+ bytes, but the manifest says"),
+        (lambda f: truncate(f, "training_hashes.npy"), "bytes, but the manifest says"),
+        (lambda f: (f / "valid.de-en.hashes").unlink(), r"valid\.de-en\.hashes: missing file"),
+        (lambda f: np.zeros(172, "<i8").tofile(f / "train.de-en.en.offsets"), "offsets do not fit"),
+        (swap_tokenizer, "not the tokenizer that made these tokens"),
+        (lambda f: truncate(f, "manifest.json"), "the manifest is no JSON"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "is not of an xrep data directory"),
+        (lambda f: edit_manifest(f, format="other"), "is not of an xrep data directory"),
+        (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 1; run xrep-preprocess again"),
+        (lambda f: edit_manifest(f, splits={"train": [{"rows": 3}]}), "lacks 'languages'"),
+        (lambda f: (f / "manifest.json").unlink(), "not a data directory"),
+    ],
+)
+def test_damaged_directories_are_refused(folder, damage, problem):
+    damage(folder)
+    with pytest.raises(UserError, match=problem) as error:
+        DataDirectory.open(folder)
+    assert error.value.cure and "\n" not in str(error.value)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xrep.errors import UserError
+from xrep.evaluation import tatoeba
+from xrep.evaluation.overlap import Overlap, load_training_hashes, seen
+from xrep.text.cleaning import sentence_hashes
+
+
+def _save(path: Path, sentences: list[str]) -> Path:
+    np.save(path, np.unique(sentence_hashes(sentences)))
+    return path
+
+
+TRAINED = [
+    "ＭＡＲＩＡ wohnt - seit 1998 - in Berlin",  # full-width capitals, other punctuation: same sentence
+    "did you READ the book",  # the English side of another German pair
+    "Tom lives in Boston.",
+    "Tom lebt.",
+    "!?",
+]
+
+
+@pytest.fixture
+def pools(tatoeba_folder: Path) -> list[tatoeba.Pool]:
+    return [tatoeba.read_pool(tatoeba_folder, code) for code in ("deu", "cmn")]
+
+
+def test_a_pair_counts_once_whichever_side_was_seen_in_whatever_spelling(pools, ngram_encoder, tmp_path: Path) -> None:
+    encoder = ngram_encoder(training_hashes=_save(tmp_path / "hashes.npy", TRAINED))
+    results = tatoeba.evaluate(encoder, pools)
+    assert results.overlap == Overlap(3, 10)
+    assert results.overlap.line.startswith("overlap: 3 of 10 ")
+    assert results.pairs == {"de": 6, "zh": 4}
+    assert results.accuracies == tatoeba.measure(encoder, pools)
+
+
+def test_dropped_pairs_are_in_neither_pool(pools, ngram_encoder, tmp_path: Path) -> None:
+    encoder = ngram_encoder(training_hashes=_save(tmp_path / "hashes.npy", TRAINED))
+    kept = {}
+    results = tatoeba.evaluate(
+        encoder, pools, drop_overlap=True, keep=lambda pool, x, y: kept.update({pool.code: pool})
+    )
+    assert results.overlap == Overlap(3, 10, dropped=True)
+    assert results.pairs == {"de": 4, "zh": 3}
+    assert kept["deu"].sentences == [pools[0].sentences[row] for row in (1, 2, 3, 5)]
+    assert kept["deu"].english == [pools[0].english[row] for row in (1, 2, 3, 5)]
+    assert kept["cmn"].english == pools[1].english[1:]
+
+
+def test_without_hashes_the_overlap_is_unknown_and_cannot_be_dropped(pools, ngram_encoder) -> None:
+    results = tatoeba.evaluate(ngram_encoder(), pools)
+    assert results.overlap.line == "overlap: unknown (no training hashes beside the encoder)"
+    with pytest.raises(UserError, match="no training hashes.*without --drop-overlap"):
+        tatoeba.evaluate(ngram_encoder(), pools, drop_overlap=True)
+
+
+def test_a_language_that_was_trained_on_whole_cannot_be_searched(pools, ngram_encoder, tmp_path: Path) -> None:
+    encoder = ngram_encoder(training_hashes=_save(tmp_path / "hashes.npy", pools[0].english[:5]))
+    with pytest.raises(UserError, match="5 of 6 pairs of deu"):
+        tatoeba.evaluate(encoder, pools, drop_overlap=True)
+
+
+def test_a_sentence_without_words_was_never_seen(tmp_path: Path) -> None:
+    hashes = load_training_hashes(_save(tmp_path / "hashes.npy", ["...", "Yes."]))
+    assert seen(["?!", "YES", "no"], hashes).tolist() == [False, True, False]
+    assert seen(["?!", "YES"], np.empty(0, np.uint64)).tolist() == [False, False]
+
+
+def test_hashes_are_mapped_not_read(tmp_path: Path) -> None:
+    hashes = load_training_hashes(_save(tmp_path / "hashes.npy", [f"sentence {i}" for i in range(1000)]))
+    assert isinstance(hashes, np.memmap)
+    assert seen([f"Sentence {i}!" for i in range(500, 1500)], hashes).sum() == 500
+
+
+@pytest.mark.parametrize("content", ["text", "float", "truncated", "pickle", "absent"])
+def test_a_damaged_file_of_hashes_is_one_clear_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "hashes.npy"
+    if content == "text":
+        path.write_text("not an array")
+    elif content == "float":
+        np.save(path, np.ones(5))
+    elif content == "truncated":
+        np.save(path, np.arange(1000, dtype=np.uint64))
+        path.write_bytes(path.read_bytes()[:-100])
+    elif content == "pickle":
+        np.save(path, np.array([print], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match=r"hashes.npy: (not a file of training hashes|no such file); "):
+        load_training_hashes(path)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xrep.errors import UserError
+from xrep.evaluation import tatoeba
+from xrep.evaluation.overlap import Overlap
+from xrep.metrics.retrieval import Accuracy
+
+
+def _by_hand(encoder, folder: Path, code: str, language: str) -> Accuracy:
+    """The published protocol without any of our code."""
+    sides = []
+    for side, lang in ((code, language), ("eng", "en")):
+        text = (folder / f"tatoeba.{code}-eng.{side}").read_text(encoding="utf-8")
+        vectors = encoder.encode(text.rstrip("\n").split("\n"), lang)
+        sides.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    similarity = sides[0] @ sides[1].T
+    lines = np.arange(len(similarity))
+    right = similarity.argmax(axis=1) == lines, similarity.argmax(axis=0) == lines
+    return Accuracy(*(100 * float(direction.mean()) for direction in right))
+
+
+def _pools(folder: Path, languages: str = "all") -> list[tatoeba.Pool]:
+    return [tatoeba.read_pool(folder, code) for code in tatoeba.select(languages, folder)]
+
+
+def test_the_averages_are_over_the_published_languages() -> None:
+    groups = {group: set(languages) for group, languages in tatoeba.GROUPS.items()}
+    assert groups["14"] == set("ar bg de el es fr hi ru sw th tr ur vi zh".split())
+    assert groups["28"] == groups["36"] - set("jv ka kk ml sw ta te th".split())
+    table_7 = (
+        "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw ta te th tl tr ur vi zh"
+    )
+    assert groups["36"] == set(table_7.split())
+    assert groups["11"] == set(
+        "fr zh es de ru it tr pt hu ja nl".split()
+    )  # fra cmn spa deu rus ita tur por hun jpn nld
+    assert all(len(languages) == int(group) for group, languages in tatoeba.GROUPS.items())
+
+
+def test_accuracy_is_that_of_the_protocol_by_hand(tatoeba_folder: Path, ngram_encoder) -> None:
+    results = tatoeba.evaluate(ngram_encoder(), _pools(tatoeba_folder))
+    assert results.pairs == {"zh": 4, "de": 6, "sw": 3}
+    for code, language in (("cmn", "zh"), ("deu", "de"), ("swh", "sw")):
+        assert results.accuracies[language] == _by_hand(ngram_encoder(), tatoeba_folder, code, language)
+    assert results.accuracies["de"].mean > 60 > results.accuracies["zh"].mean
+    means = [accuracy.mean for accuracy in results.accuracies.values()]
+    assert results.mean.mean == pytest.approx(np.mean(means))  # over languages, however many pairs each has
+    assert results.overlap == Overlap(None, 13)
+
+
+def test_a_pool_larger_than_one_tile_is_searched_whole(write_tatoeba: Callable, ngram_encoder) -> None:
+    rows = [(f"Zimmer {i * 7919} im Hotel {i % 13}", f"room {i * 7919} of hotel {i % 11}") for i in range(1203)]
+    folder = write_tatoeba({"deu": rows})
+    measured = tatoeba.measure(ngram_encoder(), _pools(folder))["de"]
+    assert measured == _by_hand(ngram_encoder(), folder, "deu", "de")
+    assert 50 < measured.mean < 100
+
+
+def test_the_published_files_are_read_and_measured(published_tatoeba: Path, ngram_encoder) -> None:
+    pools = _pools(published_tatoeba)
+    assert len(pools) == 112
+    assert sum(map(len, pools)) == 88877
+    for group, languages in tatoeba.GROUPS.items():
+        chosen = _pools(published_tatoeba, group)
+        assert [pool.language for pool in chosen] == list(languages)
+        if group == "28":
+            assert {len(pool) for pool in chosen} == {1000}
+    measured = tatoeba.measure(ngram_encoder(), _pools(published_tatoeba, "deu,fr,cmn"))
+    for code, language in (("deu", "de"), ("fra", "fr"), ("cmn", "zh")):
+        assert measured[language] == _by_hand(ngram_encoder(), published_tatoeba, code, language)
+    assert measured["de"].mean > 10 > measured["zh"].mean
+
+
+@pytest.mark.parametrize(
+    ("languages", "codes"),
+    [("all", ["cmn", "deu", "swh"]), ("de,zh", ["deu", "cmn"]), ("deu, cmn,de", ["deu", "cmn"]), ("SW", ["swh"])],
+)
+def test_languages_are_chosen_by_either_code(tatoeba_folder: Path, languages: str, codes: list[str]) -> None:
+    assert tatoeba.select(languages, tatoeba_folder) == codes
+
+
+def test_files_of_another_code_of_the_language_are_found(write_tatoeba: Callable) -> None:
+    folder = write_tatoeba({"swa": [("Asante.", "Thanks."), ("Ndiyo.", "Yes.")]})
+    assert tatoeba.select("sw", folder) == tatoeba.select("swh", folder) == ["swa"]
+
+
+def test_an_average_is_given_only_when_all_its_languages_were_measured() -> None:
+    every = {language: Accuracy(80.0 + i, 60.0 + i) for i, language in enumerate(tatoeba.GROUPS["36"])}
+    results = tatoeba.Results(every, dict.fromkeys(every, 1000), Overlap(0, 36000))
+    assert set(results.averages) == {"11", "14", "28", "36"}
+    assert results.averages["36"].forward == pytest.approx(80 + 35 / 2)
+    assert results.averages["11"].backward == pytest.approx(
+        np.mean([every[language].backward for language in "fr zh es de ru it tr pt hu ja nl".split()])
+    )
+    without = {language: accuracy for language, accuracy in every.items() if language not in ("sw", "fr")}
+    results = tatoeba.Results(without, dict.fromkeys(without, 1000), Overlap(0, 34000))
+    assert results.averages == {}
+    assert (results.missing("14"), results.missing("28")) == (["fr", "sw"], ["fr"])
+
+
+def _break(folder: Path, how: str) -> str:
+    """Damage the folder and return the --langs to ask for."""
+    german = folder / "tatoeba.deu-eng.deu"
+    if how == "missing half":
+        (folder / "tatoeba.deu-eng.eng").unlink()
+    elif how == "missing lines":
+        german.write_text("Wir trinken Wasser.\n" * 4, encoding="utf-8")
+    elif how == "encoding":
+        german.write_bytes(german.read_bytes().replace("ä".encode(), b"\xe4"))
+    elif how == "empty":
+        german.write_bytes(b"")
+    elif how == "two codes":
+        for side in ("ger", "eng"):
+            (folder / f"tatoeba.ger-eng.{side}").write_text("a\nb\n")
+    return {"absent": "deu,fra", "none": " , ", "group": "11"}.get(how, "de")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing half", r"tatoeba.deu-eng.eng: no such file"),
+        ("missing lines", r"tatoeba.deu-eng.deu:5: 4 lines, but tatoeba.deu-eng.eng has 6; "),
+        ("encoding", r"tatoeba.deu-eng.deu:4: .*UTF-8"),
+        ("empty", r"tatoeba.deu-eng.deu: .*empty"),
+        ("two codes", r"deu and ger are one language"),
+        ("absent", r"no Tatoeba files for fr; it holds de sw zh"),
+        ("group", r"no Tatoeba files for fr es ru it tr pt hu ja nl; it holds"),
+        ("none", r"no language named; give --langs"),
+    ],
+)
+def test_bad_data_is_one_clear_line(tatoeba_folder: Path, how: str, message: str) -> None:
+    languages = _break(tatoeba_folder, how)
+    with pytest.raises(UserError, match=message) as error:
+        _pools(tatoeba_folder, languages)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_the_test_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no file tatoeba"):
+        tatoeba.select("all", tmp_path)
+    with pytest.raises(UserError, match="absent: no such folder"):
+        tatoeba.select("all", tmp_path / "absent")
+
+
+def test_an_encoder_without_a_tower_says_so_before_the_work(tatoeba_folder: Path, ngram_encoder) -> None:
+    kept = []
+    with pytest.raises(UserError, match=r"cannot encode zh sw \(.*no tower.*\); give --langs de$"):
+        tatoeba.evaluate(ngram_encoder(known=["de", "en"]), _pools(tatoeba_folder), keep=lambda *a: kept.append(a))
+    with pytest.raises(UserError, match="cannot encode en .*name another encoder"):
+        tatoeba.evaluate(ngram_encoder(known=["de", "zh", "sw"]), _pools(tatoeba_folder))
+    assert not kept
+    assert set(tatoeba.evaluate(ngram_encoder(known=["de", "en"]), _pools(tatoeba_folder, "de")).pairs) == {"de"}
+
+
+def test_vectors_that_are_not_finite_are_no_result(tatoeba_folder: Path, ngram_encoder) -> None:
+    class Broken(ngram_encoder):
+        def encode(self, sentences: list[str], lang: str, show_progress: bool = False) -> np.ndarray:
+            return super().encode(sentences, lang) * (np.nan if lang == "de" else 1)
+
+    with pytest.raises(UserError, match="deu.*not finite"):
+        tatoeba.measure(Broken(), _pools(tatoeba_folder))

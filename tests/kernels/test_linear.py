@@ -1,0 +1,56 @@
+"""The fast linear map against torch's in float64, and the switch of precision around it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from xrep.kernels import precision
+from xrep.kernels.linear import linear
+from xrep.kernels.precision import fast_float32_is_exact, fast_products
+
+
+@pytest.mark.parametrize("shape", [(31, 70), (5, 9, 70), (70,)], ids=str)
+@pytest.mark.parametrize("frozen", [(), ("weight",), ("bias",), ("x",), ("weight", "bias"), ("no bias",)], ids=str)
+def test_equals_torch_in_float64(shape: tuple[int, ...], frozen: tuple[str, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"x": shape, "weight": (45, 70), "bias": (45,)}
+    given = {name: size for name, size in shapes.items() if f"no {name}" not in frozen}
+    values = {name: torch.randn(size, generator=generator) for name, size in given.items()}
+    gradient = torch.randn(*shape[:-1], 45, generator=generator)
+
+    def run(function, dtype: torch.dtype) -> list[torch.Tensor | None]:
+        leaves = {name: value.clone().to(dtype).requires_grad_(name not in frozen) for name, value in values.items()}
+        result = function(leaves["x"], leaves["weight"], leaves.get("bias"))
+        taken.append("FastLinear" in result.grad_fn.name())
+        result.backward(gradient.to(dtype))
+        return [result.detach(), *(leaf.grad for leaf in leaves.values())]
+
+    taken: list[bool] = []
+    found, exact = run(linear, torch.float32), run(F.linear, torch.float64)
+    assert taken == [fast_float32_is_exact(), False]
+    assert [x is None for x in found] == [x is None for x in exact]
+    for mine, theirs in zip(found, exact, strict=True):
+        if mine is not None:
+            torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_other_types_and_autocast_are_torchs() -> None:
+    x, weight = torch.randn(4, 8), torch.randn(3, 8)
+    assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(linear(x, weight), F.linear(x, weight)) and linear(x, weight).dtype == torch.bfloat16
+
+
+def test_precision_is_switched_for_float32_cpu_products_alone_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_float32_matmul_precision()
+    seen = []
+    for exact in (True, False):
+        monkeypatch.setattr(precision, "fast_float32_is_exact", lambda exact=exact: exact)
+        for tensor in (torch.zeros(1), torch.zeros(1).double(), torch.zeros(1, device="meta")):
+            with pytest.raises(RuntimeError, match="inside"), fast_products(tensor):
+                seen.append(torch.get_float32_matmul_precision())
+                raise RuntimeError("inside")
+            assert torch.get_float32_matmul_precision() == before
+    assert seen == ["medium"] + 5 * [before]

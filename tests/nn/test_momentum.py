@@ -1,0 +1,54 @@
+"""The momentum encoder against equation 1, step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from xrep.nn.momentum import MomentumEncoder
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.3, 1.0, 0.0])
+def test_equation_1(momentum: float) -> None:
+    model = make_model()
+    encoder = MomentumEncoder(model, momentum, dropout=True)
+    expected = [p.detach().double() for p in model.parameters()]
+    for step in range(5):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += torch.randn_like(parameter)
+            model[1].running_mean += step
+        encoder.update(model)
+        pairs = zip(expected, model.parameters(), strict=True)
+        expected = [momentum * mine + (1 - momentum) * base.double() for mine, base in pairs]
+        for mine, theirs in zip(encoder.model.parameters(), expected, strict=True):
+            torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=1e-6)
+        assert torch.equal(encoder.model[1].running_mean, model[1].running_mean)
+    if momentum == 0:
+        assert all(torch.equal(a, b) for a, b in zip(encoder.model.parameters(), model.parameters(), strict=True))
+
+
+def test_it_is_a_copy_without_gradient() -> None:
+    model = make_model()
+    encoder = MomentumEncoder(model, 0.9, dropout=True)
+    before = [p.clone() for p in encoder.model.parameters()]
+    encoder.update(model)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    assert all(torch.equal(a, b) for a, b in zip(encoder.model.parameters(), before, strict=True))
+    assert not any(p.requires_grad for p in encoder.parameters()) and all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_dropout_switch(dropout: bool) -> None:
+    # As part of something larger, as a criterion holds it.
+    whole = nn.ModuleDict({"momentum": MomentumEncoder(make_model(), 0.9, dropout)})
+    for training in (True, False, True):
+        whole.train(training)
+        assert whole["momentum"].model[2].training == (training and dropout)

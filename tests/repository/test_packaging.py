@@ -1,0 +1,98 @@
+"""setup.py, pyproject.toml and constraints.txt agree with each other and with the code."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+COMMANDS = ("xrep-train", "xrep-eval", "xrep-preprocess", "xrep-data")
+
+
+def pins(repository: Path) -> dict[str, str]:
+    lines = (repository / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_every_requirement_is_pinned_within_its_range(repository: Path, setup_arguments: dict) -> None:
+    versions = pins(repository)
+    requirements = [*setup_arguments["install_requires"], *sum(setup_arguments["extras_require"].values(), [])]
+    for requirement in map(Requirement, requirements):
+        assert versions[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+def test_the_pinned_setuptools_can_build_xrep(repository: Path) -> None:
+    text = (repository / "pyproject.toml").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith("requires = ")]
+    requirement = Requirement(line.split('"')[1])
+    assert requirement.name == "setuptools" and pins(repository)["setuptools"] in requirement.specifier
+
+
+def test_every_installed_requirement_is_pinned(repository: Path, setup_arguments: dict) -> None:
+    """Follows what the installed packages need themselves, for this Python."""
+    versions, seen = pins(repository), set()
+    todo = [Requirement(line) for line in setup_arguments["install_requires"]]
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        if name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        assert name in versions, f"constraints.txt does not pin {name}"
+        todo += [Requirement(line) for line in importlib.metadata.requires(name) or []]
+    assert len(seen) > len(setup_arguments["install_requires"])
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_supported_pythons(setup_arguments: dict, version: str) -> None:
+    assert version in SpecifierSet(setup_arguments["python_requires"])
+
+
+def test_commands(console_scripts: dict[str, tuple[str, str]]) -> None:
+    assert sorted(console_scripts) == sorted(COMMANDS)
+    for module, function in console_scripts.values():
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_answers_without_torch(command: str, console_scripts: dict, repository: Path) -> None:
+    module, function = console_scripts[command]
+    program = (
+        f"import sys; sys.argv = [{command!r}, '--help']\n"
+        f"from {module} import {function}\n"
+        f"try: code = {function}()\n"
+        "except SystemExit as end: code = end.code\n"
+        "sys.exit(code or ('torch' in sys.modules and 'torch was imported'))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert f"usage: {command}" in result.stdout
+
+
+def test_import_xrep_is_light(repository: Path) -> None:
+    program = "import sys, xrep; sys.exit(sorted({'torch', 'numpy', 'omegaconf'} & set(sys.modules)) or 0)"
+    result = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_wheel_holds_every_file(repository: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for name in ("xrep", "xrep_cli"):
+        shutil.copytree(repository / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(repository / name, copy)
+    expected = {path.relative_to(copy).as_posix() for top in ("xrep", "xrep_cli") for path in (copy / top).rglob("*.*")}
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(copy)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("xrep-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert expected <= names, expected - names
+    assert not any(name.startswith("tests/") for name in names)

@@ -1,0 +1,131 @@
+"""scripts/setup.sh, through scripts/test: what is made, kept, made anew and refused. pip alone is replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ENVIRONMENT_PYTHON = """#!/bin/sh
+case "$*" in
+  "-m pip install "*) echo "$*" >>"{folder}/pip.log"; exit "$(cat "{folder}/pip.exit")" ;;
+  *) exec "{python}" "$@" ;;
+esac
+"""
+PYTHON3 = """#!/bin/sh
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin" && cp "{folder}/environment-python" "$3/bin/python" ;;
+  *) exec "{python}" "$@" ;;
+esac
+"""
+
+
+class Checkout:
+    """A copy of the scripts, with a python3 whose environments log what pip is asked to install."""
+
+    def __init__(self, repository: Path, folder: Path, write_executable: Callable[[Path, str], None]) -> None:
+        self.folder, self.root, self.write_executable = folder, folder / "a checkout", write_executable
+        shutil.copytree(repository / "scripts", self.root / "scripts")
+        for name in ("setup.py", "pyproject.toml", "constraints.txt"):
+            shutil.copy(repository / name, self.root)
+        (self.root / "tests").mkdir()
+        (self.root / "tests" / "test_one.py").write_text("def test_one():\n    pass\n", encoding="utf-8")
+        for name, text in (("environment-python", ENVIRONMENT_PYTHON), ("bin/python3", PYTHON3)):
+            write_executable(folder / name, text.format(folder=folder, python=sys.executable))
+        self.pip_ends_with(0)
+
+    def pip_ends_with(self, code: int) -> None:
+        (self.folder / "pip.exit").write_text(str(code), encoding="utf-8")
+
+    def run(self, **environment: str) -> tuple[int, str, list[str]]:
+        """Exit code, output, and what pip was asked to install."""
+        log = self.folder / "pip.log"
+        log.write_text("", encoding="utf-8")
+        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        del inherited["XREP_HOME"]
+        result = subprocess.run(
+            ["bash", str(self.root / "scripts" / "test")],
+            cwd=self.folder,
+            env={**inherited, "PATH": path, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return result.returncode, result.stdout, log.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture
+def checkout(repository: Path, tmp_path: Path, write_executable: Callable[[Path, str], None]) -> Checkout:
+    return Checkout(repository, tmp_path, write_executable)
+
+
+def test_installs_once_and_again_when_the_pins_change(checkout: Checkout) -> None:
+    code, output, installed = checkout.run()
+    assert code == 0 and "there is none yet" in output
+    assert "1 passed" in output.splitlines()[-1]
+    assert [line.split()[-1] for line in installed] == ["setuptools", ".[test]"]
+    assert all("-c constraints.txt" in line for line in installed)
+
+    code, output, installed = checkout.run()
+    assert code == 0 and installed == [] and "Making" not in output
+
+    with (checkout.root / "constraints.txt").open("a", encoding="utf-8") as constraints:
+        constraints.write("another-package==1.0\n")
+    code, output, installed = checkout.run()
+    assert code == 0 and len(installed) == 2 and "Making" not in output
+
+
+def test_interrupted_installation_is_made_anew(checkout: Checkout) -> None:
+    checkout.pip_ends_with(1)
+    code, output, _ = checkout.run()
+    assert code == 2 and output.splitlines()[-1].endswith("run this again")
+    checkout.pip_ends_with(0)
+    code, output, installed = checkout.run()
+    assert code == 0 and "its installation was interrupted" in output and len(installed) == 2
+
+
+def test_moved_checkout_is_made_anew(checkout: Checkout) -> None:
+    checkout.run()
+    checkout.root = checkout.root.rename(checkout.folder / "moved")
+    code, output, installed = checkout.run()
+    assert code == 0 and "was made for" in output and len(installed) == 2
+
+
+def test_environment_of_the_user_is_never_removed(checkout: Checkout) -> None:
+    (checkout.root / ".venv").mkdir()
+    (checkout.root / ".venv" / "mine").touch()
+    code, output, installed = checkout.run()
+    assert code == 2 and "move" in output and installed == []
+    assert (checkout.root / ".venv" / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (None, "there is no"),
+        ("#!/bin/sh\ncase $1 in -V) echo Python 3.9.1;; *) exit 1;; esac\n", "is Python 3.9.1, and xrep needs"),
+        (f'#!/bin/sh\ncase "$2" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"\n', "without venv"),
+    ],
+    ids=["missing", "too old", "no venv"],
+)
+def test_unfit_python_is_one_line(checkout: Checkout, script: str | None, problem: str) -> None:
+    python = checkout.folder / "unfit"
+    if script:
+        checkout.write_executable(python, script)
+    code, output, installed = checkout.run(PYTHON=str(python))
+    (line,) = output.splitlines()
+    assert code == 2 and problem in line and "PYTHON=" in line
+    assert installed == [] and not (checkout.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("script", ["scripts/test", "scripts/demo", "scripts/check_constraints", ".ci/run"])
+def test_scripts_can_be_executed(repository: Path, script: str) -> None:
+    assert os.access(repository / script, os.X_OK)
+    subprocess.run(["bash", "-n", str(repository / script)], check=True)

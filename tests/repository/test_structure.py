@@ -1,0 +1,130 @@
+"""The house plan: rooms on floors, imports only downwards, no circles, small files, ruff."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+FLOORS = {
+    "xrep_cli": 8,
+    "xrep.evaluation": 7,
+    "xrep.criteria": 6,
+    "xrep.training": 6,
+    "xrep.tasks": 5,
+    "xrep.generation": 5,
+    "xrep.sentence_encoder": 5,
+    "xrep.models": 4,
+    "xrep.nn": 3,
+    "xrep.data": 3,
+    "xrep.config": 3,
+    "xrep.text": 2,
+    "xrep.registry": 2,
+    "xrep.kernels": 1,
+    "xrep.retrieval": 1,
+    "xrep.metrics": 1,
+    "xrep.errors": 0,  # below the first floor: any room may raise them
+}
+# Rooms of one floor do not know each other, but for these, each in one direction.
+NEIGHBOURS = {
+    ("xrep.metrics", "xrep.retrieval"),  # retrieval accuracy counts nearest neighbours
+    ("xrep.nn", "xrep.data"),  # the type of a batch
+    ("xrep.training", "xrep.criteria"),  # the type of a criterion and of its loss
+}
+MAXIMUM_LINES = 400
+
+
+def modules(repository: Path) -> dict[str, Path]:
+    """``{dotted name: file}`` of every module of xrep but its front door ``xrep``, which imports when first used."""
+    found = {}
+    for top in ("xrep", "xrep_cli"):
+        for path in (repository / top).rglob("*.py"):
+            parts = path.relative_to(repository).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    found.pop("xrep", None)
+    return found
+
+
+def imports(name: str, files: dict[str, Path]) -> Iterator[str]:
+    """The modules of xrep that a module imports, anywhere in its text."""
+    package = name if files[name].name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(files[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in files)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*parents, *([node.module] if node.module else [])])
+            for alias in node.names:
+                submodule = f"{source}.{alias.name}"
+                if submodule in files or source in files:
+                    yield submodule if submodule in files else source
+
+
+def room_of(module: str) -> str:
+    return next((room for room in FLOORS if f"{module}.".startswith(f"{room}.")), "?")
+
+
+def violations(repository: Path) -> list[str]:
+    """Every import that goes neither downwards nor to a neighbour of NEIGHBOURS, and every module in no room."""
+    files = modules(repository)
+    found = [f"{name} is in no room of FLOORS" for name in files if room_of(name) == "?"]
+    for name in files:
+        for target in set(imports(name, files)):
+            room, other = room_of(name), room_of(target)
+            below = FLOORS.get(other, -1) < FLOORS.get(room, -1)
+            if room != other and not below and (room, other) not in NEIGHBOURS:
+                found.append(f"{name} ({room}) imports {target} ({other})")
+    return sorted(found)
+
+
+def test_imports_go_downwards(repository: Path) -> None:
+    assert violations(repository) == []
+
+
+def test_no_module_imports_itself_in_a_circle(repository: Path) -> None:
+    files = modules(repository)
+    graph = {name: {target for target in imports(name, files) if target != name} for name in files}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_violations_are_found(tmp_path: Path) -> None:
+    texts = {
+        "xrep/__init__.py": "",
+        "xrep/text/__init__.py": "",
+        "xrep/text/readers.py": "def f():\n    from xrep.training import trainer\n",
+        "xrep/training/__init__.py": "",
+        "xrep/training/trainer.py": "from ..criteria import dual_moco\nfrom ..text import readers\n",
+        "xrep/criteria/__init__.py": "",
+        "xrep/criteria/dual_moco.py": "import xrep.text.readers, xrep.training.trainer\n",
+        "xrep/cellar.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert violations(tmp_path) == [
+        "xrep.cellar is in no room of FLOORS",
+        "xrep.criteria.dual_moco (xrep.criteria) imports xrep.training.trainer (xrep.training)",
+        "xrep.text.readers (xrep.text) imports xrep.training.trainer (xrep.training)",
+    ]
+    with pytest.raises(pytest.fail.Exception, match=r"xrep\.text\.readers"):
+        test_no_module_imports_itself_in_a_circle(tmp_path)
+
+
+def test_files_are_small(repository: Path) -> None:
+    files = [*modules(repository).values(), *(repository / "tests").rglob("*.py")]
+    sizes = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {path: size for path, size in sizes.items() if size > MAXIMUM_LINES} == {}
+
+
+def test_ruff(repository: Path) -> None:
+    command = [sys.executable, "-m", "ruff", "check", "--output-format", "concise", "."]
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr

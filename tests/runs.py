@@ -1,0 +1,138 @@
+"""Small training runs for tests: in this process, or as a user starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from xrep.config import RunConfig, compose
+from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.registry import CRITERIA
+from xrep.training.checkpoint import Checkpoints
+from xrep.training.progress import Progress
+from xrep.training.trainer import Trainer
+from xrep_cli.options import parse
+
+SMALL_MODEL = {
+    "layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64, "max_positions": 32, "towers": "shared",
+}  # fmt: skip
+SMALL = {
+    "task": "bitext", "criterion": "dual_moco", "max_length": 32, "batch_size": 30, "lr": 3e-3, "warmup_steps": 3,
+    "clip_norm": 1.0, "log_every": 5, "no_tensorboard": None, "device": "cpu", **SMALL_MODEL,
+}  # fmt: skip
+QUEUE = {"queue_size": 100, "momentum": 0.9}
+
+
+def options(**given: Any) -> list[str]:
+    """``SMALL`` and ``given`` as a command line: ``max_steps=5`` is ``--max-steps 5``, None is a flag alone."""
+    merged = {**SMALL, **given}
+    if merged["criterion"] == "dual_moco":
+        merged = {**merged, **{name: merged.get(name, value) for name, value in QUEUE.items()}}
+    line = []
+    for name, value in merged.items():
+        line += [f"--{name.replace('_', '-')}", *([] if value is None else [str(value)])]
+    return line
+
+
+def compose_run(data: Path, save_dir: Path, **given: Any) -> RunConfig:
+    line = parse([str(data), *options(save_dir=save_dir, **given)])
+    return compose(line.layers, line.problems)
+
+
+def make_trainer(run: RunConfig, directory: Path, validate: Callable[..., dict[str, float]] | None = None) -> Trainer:
+    """A trainer of a fresh run in ``directory``; without ``validate`` every checkpoint is the best."""
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(run.seed)
+    task = run.classes["task"](run.configs["task"], run.seed)
+    model = run.classes["model"](run.configs["model"], task.text)
+    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+    checkpoints = Checkpoints(run.configs["checkpoint"], directory)
+    progress = Progress(run.configs["logging"], directory, 0)
+    return Trainer(run, task, model, criterion, checkpoints, progress, validate)
+
+
+def xrep_train(
+    *arguments: object, path: Path | None = None, before: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run ``xrep-train`` in a process of its own.
+
+    Args:
+        path: a folder to add to the module search path.
+        before: a shell command that runs first, in a mount namespace of its own.
+    """
+    return subprocess.run(command(*arguments, before=before), capture_output=True, text=True, env=environment(path))
+
+
+def command(*arguments: object, before: str = "") -> list[str]:
+    line = [sys.executable, "-m", "xrep_cli.train", *map(str, arguments)]
+    return ["unshare", "-rm", "sh", "-c", f'{before} && exec "$@"', "sh", *line] if before else line
+
+
+def environment(path: Path | None = None) -> dict[str, str]:
+    repository = Path(__file__).parents[1]
+    places = [str(place) for place in (repository, path) if place] + [os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+
+
+def refusal(finished: subprocess.CompletedProcess[str], code: int = 2) -> str:
+    """The error of a run that was refused, after a look that it is one line with no traceback behind it."""
+    assert finished.returncode == code, finished.stderr
+    assert "Traceback" not in finished.stderr
+    errors = [line for line in finished.stderr.splitlines() if ": error: " in line]
+    assert len(errors) == 1 and finished.stderr.splitlines()[-1] == errors[0], finished.stderr
+    return errors[0].partition(": error: ")[2]
+
+
+def contents(directory: Path) -> dict[str, bytes | str]:
+    """Every file below a directory, links as their targets."""
+    return {
+        str(path.relative_to(directory)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+class TwoTerms(Criterion):
+    """Distance of translations, summed over pairs, and size of token vectors, summed over tokens."""
+
+    @dataclass(kw_only=True)
+    class Config:
+        poisoned: int = -1
+        """Example whose loss is not a number."""
+
+    seen: list[list[int]] = []
+    """Examples of each batch so far."""
+
+    def __init__(self, config: Config, model: Any, text: Any) -> None:
+        super().__init__()
+        self.config = config
+        TwoTerms.seen = []
+
+    def sizes(self, batch: Any) -> dict[str, float]:
+        return {"pairs": len(batch), "tokens": batch.token_count}
+
+    def forward(self, model: Any, batch: Any) -> Loss:
+        TwoTerms.seen.append(batch.indices.tolist())
+        source, source_tokens = model.encode("shared", batch.source)
+        target, target_tokens = model.encode("shared", batch.target)
+        distance = (source - target).square().sum()
+        if self.config.poisoned in TwoTerms.seen[-1]:
+            distance = distance * torch.nan
+        tokens = (source_tokens - 1).square().sum() + (target_tokens + 1).square().sum()
+        terms = {"pairs": Term(distance, len(batch)), "tokens": Term(tokens, batch.token_count, weight=0.25)}
+        return Loss(terms)
+
+
+@pytest.fixture
+def two_terms(monkeypatch: pytest.MonkeyPatch) -> type[TwoTerms]:
+    """The criterion ``two_terms`` while a test runs."""
+    monkeypatch.setitem(CRITERIA._targets, "two_terms", f"{TwoTerms.__module__}:TwoTerms")
+    return TwoTerms

@@ -1,0 +1,164 @@
+"""Keys, hash sets and rules of cleaning, against Python's own sets and by hand."""
+
+import numpy as np
+import pytest
+
+from xrep.errors import UserError
+from xrep.text.cleaning import (
+    NO_KEY,
+    STEPS,
+    CleaningOptions,
+    CleaningReport,
+    HashSet,
+    drop_reason,
+    load_exclusion,
+    pair_hashes,
+    sentence_hash,
+    sentence_hashes,
+    sentence_key,
+    sentence_length,
+    template_hash,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("Hello, WORLD!", "hello world"),
+        ("\uff28\uff45llo\u3000  world\u2026", "hello world"),
+        ("Stra\u00dfe", "strasse"),
+        ("e\u0301te\u0301", "\u00e9t\u00e9"),
+        ("\ufb01ne", "fine"),
+        ("3\u00d74 = 12", "3 4 12"),
+        ("...!?", ""),
+    ],
+)
+def test_sentence_key(text, key):
+    assert sentence_key(text) == key
+    assert (sentence_hash(text) == NO_KEY) == (key == "")
+
+
+def test_hashes_are_stable():
+    """They are kept in files, so they may never change."""
+    assert sentence_hash("Hello, world!") == 0x50B1A332AA338687
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("one two  three.", 3),
+        ("don't you?", 2),
+        ("Grüße an dich", 3),
+        ("我是学生。", 2),
+        ("LED を消灯します。", 4),
+        ("วันนี้", 3),
+        ("", 0),
+    ],
+)
+def test_sentence_length(text, length):
+    assert sentence_length(text) == length
+
+
+def test_templates_are_equal_without_numbers_and_placeholders():
+    assert template_hash("Turn {name} on in 10 s") == template_hash("turn on in {n} 5 S.") != template_hash("Turn off")
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_hash_set_against_a_python_set(size):
+    generator = np.random.default_rng(size)
+    hashes, reference = HashSet(), set()
+    for _ in range(60):
+        batch = generator.integers(0, 20 * size, size, dtype=np.uint64)  # many repeats, and NO_KEY among them
+        expected = []
+        for value in batch.tolist():
+            expected.append(value not in reference)
+            if value != NO_KEY:
+                reference.add(value)
+        assert hashes.add(batch).tolist() == expected
+    probe = np.arange(25 * size, dtype=np.uint64)
+    assert hashes.contains(probe).tolist() == [value in reference for value in probe.tolist()]
+    assert hashes.to_array().tolist() == sorted(reference) and hashes.to_array().dtype == np.uint64
+    assert len(hashes) == len(reference) and len(hashes._levels) < 16
+    assert hashes.contains(probe[:24].reshape(12, 2)).shape == (12, 2)
+
+
+def test_empty_hash_set():
+    empty = np.empty(0, np.uint64)
+    hashes = HashSet()
+    assert hashes.add(empty).shape == (0,) and not hashes.contains(np.array([3], np.uint64)).any()
+    assert hashes.to_array().shape == (0,)
+
+
+def test_texts_without_words_match_nothing():
+    pairs = np.array([[NO_KEY, 5], [NO_KEY, 5], [7, 8], [8, 7]], dtype=np.uint64)
+    assert HashSet().add(pair_hashes(pairs)).all()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        ("", "one", "empty"),
+        ("eins", " \t", "empty"),
+        ("Home Assistant", "home assistant!", "identical"),
+        ("...", "...", "identical"),
+        ("... ...", "!!! !!!", None),
+        ("ja", "yes of course", "too short"),
+        ("eins zwei drei vier fünf sechs", "one two three four five six", "too long"),
+        ("zwei Wörter", "a b c d e", None),
+        ("zwei Wörter", "a b c d e f", "too long"),
+    ],
+)
+def test_rules(source, target, reason):
+    options = CleaningOptions(minimum_length=1.5, maximum_length=5, maximum_length_ratio=2)
+    assert drop_reason(source, target, sentence_hashes([source, target]).tolist(), options) == reason
+
+
+def test_length_ratio_adds_two_words():
+    options = CleaningOptions(maximum_length_ratio=2)
+    assert drop_reason("geh", "one two three four", (1, 2), options) is None
+    assert drop_reason("geh", "one two three four five", (1, 2), options) == "length ratio"
+
+
+@pytest.mark.parametrize(
+    "bad", [{"minimum_length": 9, "maximum_length": 3}, {"maximum_length_ratio": 0.5}, {"sample": 0}]
+)
+def test_options_that_make_no_sense(bad):
+    with pytest.raises(UserError, match="give"):
+        CleaningOptions(**bad)
+
+
+def test_report_adds_up_in_its_table():
+    report = CleaningReport()
+    for corpus, kept in (("a", 1200), ("b", 3)):
+        report.add(corpus, "read", kept + 1)
+        report.add(corpus, "duplicate")
+        report.add(corpus, "kept", kept)
+    lines = [line.split() for line in report.table().splitlines()]
+    assert lines == [
+        ["corpus", "read", "duplicate", "kept"],
+        ["a", "1,201", "1", "1,200"],
+        ["b", "4", "1", "3"],
+        ["total", "1,205", "2", "1,203"],
+    ]
+    assert tuple(report.as_dict()["a"]) == STEPS
+
+
+def test_exclusion_reads_lines_and_columns_of_every_file(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "x.deu").write_text("Das ist ein Test.\n...\n", encoding="utf-8")
+    (tmp_path / "deep" / "pairs.tsv").write_text("Links\tOn the left\n", encoding="utf-8")
+    (tmp_path / "README").write_text("", encoding="utf-8")
+    excluded = load_exclusion([tmp_path])
+    texts = ["DAS IST EIN TEST", "links", "On the left!", "Links\tOn the left", "...", "Ein Test"]
+    assert excluded.contains(sentence_hashes(texts)).tolist() == [True, True, True, True, False, False]
+
+
+def test_exclusion_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        load_exclusion([tmp_path / "none"])
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(UserError, match="without files"):
+        load_exclusion([tmp_path / "sub"])
+    (tmp_path / "sub" / "bad.txt").write_bytes(b"ok\n\xff\n")
+    with pytest.raises(UserError, match=r"bad\.txt:2: invalid UTF-8"):
+        load_exclusion([tmp_path])

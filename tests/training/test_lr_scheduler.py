@@ -1,0 +1,47 @@
+"""Learning rates at points worked out by hand."""
+
+import json
+import math
+
+import pytest
+
+from tests.runs import compose_run
+from xrep.registry import LR_SCHEDULERS
+from xrep.training.run import train
+
+
+def factor(name, step, progress, warmup_end=0.2, **options):
+    schedule = LR_SCHEDULERS.load(name)
+    return schedule(schedule.Config(warmup_steps=4, **options)).factor(step, progress, warmup_end)
+
+
+@pytest.mark.parametrize(
+    ("name", "halfway", "end"),
+    [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("inverse_sqrt", math.sqrt(4 / 12), math.sqrt(4 / 20)), ("constant", 1, 1)],
+)  # fmt: skip
+def test_warm_up_then_decay(name, halfway, end):
+    options = {"min_lr_ratio": 0.1} if name in ("cosine", "linear") else {}
+    warming = [factor(name, step, step / 20, **options) for step in range(4)]
+    assert warming == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    # 20 steps, 4 of them to warm up: step 12 is half of the rest, step 20 (never taken) its end.
+    assert factor(name, 11 if name == "inverse_sqrt" else 12, 12 / 20, **options) == pytest.approx(halfway)
+    assert factor(name, 19, 1.0, **options) == pytest.approx(end)
+    assert factor(name, 30, 1.5, **options) <= factor(name, 19, 1.0, **options)
+
+
+def test_cosine_quarter():
+    assert factor("cosine", 8, 8 / 20) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+
+
+def test_no_warm_up_starts_at_the_peak():
+    for name in ("cosine", "linear", "inverse_sqrt", "constant"):
+        schedule = LR_SCHEDULERS.load(name)
+        assert schedule(schedule.Config(warmup_steps=0)).factor(0, 0.0, 0.0) == pytest.approx(1.0)
+
+
+def test_rates_of_a_run(data_directory, tmp_path):
+    run = compose_run(data_directory, tmp_path / "run", max_steps=10, warmup_steps=2, lr=0.01, lr_scheduler="linear", log_every=1)
+    train(run)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rates = [record["learning_rate"] for record in records if record["kind"] == "train"]
+    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.00875, 0.0075, 0.00625, 0.005, 0.00375, 0.0025, 0.00125])

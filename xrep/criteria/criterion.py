@@ -1,0 +1,51 @@
+"""The contract between an objective and the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass
+class Term:
+    """One summed loss: ``sum`` is a scalar with gradient, ``size`` how many things it sums over."""
+
+    sum: Tensor
+    size: float
+    weight: float = 1.0
+
+
+@dataclass
+class Loss:
+    """The objective is Σ weight · sum / size over the terms, sizes added up over micro-batches and ranks first.
+
+    Attributes:
+        metrics: further numbers to log, each a mean over the batch.
+    """
+
+    terms: dict[str, Term]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Criterion(nn.Module):
+    """An objective and what it throws away after training (momentum encoders, queues, heads).
+
+    Built as ``Criterion(config, model, text)``. It must not keep the model as a submodule: the trainer wraps both
+    side by side.
+    """
+
+    def sizes(self, batch: Any) -> dict[str, float]:
+        """``Term.size`` of each term of this batch: known before the forward pass, as micro-batches share it."""
+        raise NotImplementedError
+
+    def forward(self, model: nn.Module, batch: Any) -> Loss:
+        raise NotImplementedError
+
+    def after_step(self, model: nn.Module) -> None:
+        """Called once after each optimizer step (momentum update, enqueueing)."""
+
+    def warnings(self, training_examples: int) -> list[str]:
+        """What a user should know before training on that many examples."""
+        return []

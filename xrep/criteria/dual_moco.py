@@ -1,0 +1,104 @@
+"""Dual momentum contrast (MoCo-BERT): two momentum encoders and two queues, one for each side of the pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.data.batching import PairBatch, TextSpec
+from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
+from xrep.nn.momentum import MomentumEncoder
+from xrep.nn.queue import Queue
+
+
+class DualMoco(Criterion):
+    """L(x, y) + L(y, x) of equations 1-3 of the paper.
+
+    The positive of a query is its translation's key, from the momentum encoder; the negatives are the queue of the
+    other side alone. The momentum update of step t and the enqueueing of its keys follow the optimizer step, which is
+    the same as updating the momentum encoders before the keys of step t + 1; at the start they equal the base encoders.
+    Queues fill step by step; unfilled rows never count, so the very first step has a loss of 0.
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        queue_size: int = 409600
+        """K: vectors kept of each side. It need not be a multiple of the batch size."""
+        temperature: float = 0.04
+        """tau: similarities are divided by it."""
+        momentum: float = 0.999
+        """m: the momentum encoders keep this share of themselves at each step; 0 is the paper's 'without momentum'."""
+        queue_dtype: Literal["float32", "bfloat16"] = "float32"
+        """Type of the queued vectors; bfloat16 halves their memory."""
+        mask_equal_sentences: bool = False
+        """A queued sentence equal to the query's positive, or a translation of the query's own sentence, is no
+        negative. Off in the paper; turn it on where sentences repeat."""
+        momentum_dropout: bool = True
+        """Whether the momentum encoders keep dropout in training, as MoCo's do (the paper does not say)."""
+
+        def problems(self) -> list[str]:
+            found = []
+            if self.queue_size < 1:
+                found.append(f"queue_size must be at least 1, not {self.queue_size}")
+            if not self.temperature > 0:
+                found.append(f"temperature must be above 0, not {self.temperature}")
+            if not 0 <= self.momentum <= 1:
+                found.append(f"momentum must lie in [0, 1], not {self.momentum}")
+            return found
+
+    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+        super().__init__()
+        self.config = config
+        self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
+        dtype = getattr(torch, config.queue_dtype)
+        self.source_queue = Queue(config.queue_size, model.output_size, dtype)
+        self.target_queue = Queue(config.queue_size, model.output_size, dtype)
+        self._keys: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def sizes(self, batch: PairBatch) -> dict[str, float]:
+        return {"infonce": len(batch)}
+
+    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
+        source_query, target_query = model.encode_pair(batch.source, batch.target)
+        with torch.no_grad():
+            source_key, target_key = self.momentum_encoder.model.encode_pair(batch.source, batch.target)
+        if self.training:
+            self._keys.append((source_key, target_key, batch.ids))
+        to_target = self._contrast(source_query, target_key, self.target_queue, batch.ids)
+        to_source = self._contrast(target_query, source_key, self.source_queue, batch.ids)
+        correct = torch.cat([to_target.correct, to_source.correct]).float().mean()
+        loss = (to_target.loss + to_source.loss).sum()
+        return Loss({"infonce": Term(loss, len(batch))}, {"accuracy": 100 * correct.item()})
+
+    def _contrast(self, query: Tensor, key: Tensor, queue: Queue, ids: Tensor) -> InfoNCE:
+        masked = (ids, queue.ids) if self.config.mask_equal_sentences else (None, None)
+        return queue_infonce(
+            query,
+            key,
+            queue.vectors,
+            self.config.temperature,
+            valid=queue.filled,
+            query_ids=masked[0],
+            queue_ids=masked[1],
+        )
+
+    def after_step(self, model: nn.Module) -> None:
+        self.momentum_encoder.update(model)
+        for source_key, target_key, ids in self._keys:
+            self.source_queue.enqueue(source_key, ids)
+            self.target_queue.enqueue(target_key, ids)
+        self._keys.clear()
+
+    def warnings(self, training_examples: int) -> list[str]:
+        if 2 * self.config.queue_size <= training_examples:
+            return []
+        masked = self.config.mask_equal_sentences
+        consequence = "queued vectors are up to an epoch old" if masked else "sentences meet themselves as negatives"
+        return [
+            f"queue_size {self.config.queue_size} exceeds half of the {training_examples} training pairs: "
+            f"{consequence}; lower --queue-size{'' if masked else ', or set --mask-equal-sentences'}"
+        ]

@@ -1,0 +1,102 @@
+"""Typed batches and the collation that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSpec:
+    """What a model needs to know about the text it reads; saved with every checkpoint."""
+
+    vocabulary_size: int
+    pad_id: int
+    unk_id: int
+    bos_id: int
+    eos_id: int
+    mask_id: int | None
+    max_length: int
+    """Longest sentence in subwords, the two special tokens included; longer ones are cut."""
+    source_languages: list[str] = field(default_factory=list)
+    target_languages: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+@dataclass
+class TokenBatch:
+    """Sentences of one side.
+
+    Attributes:
+        tokens: int64 [B, T], special tokens included, padded at the end.
+        lengths: int64 [B], number of real tokens of each row.
+    """
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """bool [B, T]: True at real tokens."""
+        positions = torch.arange(self.tokens.size(1), device=self.tokens.device)
+        return positions < self.lengths.unsqueeze(1)
+
+    @property
+    def is_padded(self) -> bool:
+        return bool(self.lengths.min() < self.tokens.size(1))
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        return TokenBatch(self.tokens.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True))
+
+    def followed_by(self, other: TokenBatch, pad_id: int) -> TokenBatch:
+        """One batch of both: the rows of ``other`` after these."""
+        width = max(self.tokens.size(1), other.tokens.size(1))
+        sides = [F.pad(b.tokens, (0, width - b.tokens.size(1)), value=pad_id) for b in (self, other)]
+        return TokenBatch(torch.cat(sides), torch.cat([self.lengths, other.lengths]))
+
+    def __len__(self) -> int:
+        return self.tokens.size(0)
+
+
+@dataclass
+class PairBatch:
+    """Sentences and their translations: row i of ``source`` translates row i of ``target``.
+
+    Attributes:
+        ids: int64 [B, 2]; equal numbers in a column mean equal sentences (source in column 0, target in column 1).
+        indices: int64 [B]: which example of its split each row is (for messages and for restoring an order).
+    """
+
+    source: TokenBatch
+    target: TokenBatch
+    ids: torch.Tensor
+    indices: torch.Tensor
+
+    def to(self, device: torch.device | str) -> PairBatch:
+        return PairBatch(self.source.to(device), self.target.to(device), self.ids.to(device), self.indices)
+
+    @property
+    def token_count(self) -> int:
+        return int(self.source.lengths.sum() + self.target.lengths.sum())
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def collate(sentences: Sequence[np.ndarray], text: TextSpec) -> TokenBatch:
+    """Pad subword ids (without special tokens) into one batch, with bos and eos around each sentence."""
+    keep = text.max_length - 2
+    lengths = np.fromiter((min(len(s), keep) + 2 for s in sentences), dtype=np.int64, count=len(sentences))
+    tokens = np.full((len(sentences), int(lengths.max())), text.pad_id, dtype=np.int64)
+    tokens[:, 0] = text.bos_id
+    for row, sentence in enumerate(sentences):
+        end = lengths[row] - 1
+        tokens[row, 1:end] = sentence[:keep]
+        tokens[row, end] = text.eos_id
+    return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths))

@@ -1,0 +1,128 @@
+"""The order of training examples: a function of (seed, epoch) alone.
+
+An epoch is a pseudo-random permutation of examples, read through large windows: a window is sorted by length, cut into
+blocks of 64 examples, and the blocks are shuffled. Batches are cut from that stream at the cursor (examples consumed
+so far), so the order depends neither on the batch size nor on the number of ranks, and a run resumes exactly after
+either changed. The permutation is computed, not stored (a Feistel network with cycle walking), so memory does not grow
+with the corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+BLOCK_SIZE = 64
+WINDOW_SIZE = 65_536
+_ROUNDS = 4
+
+
+def permute(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
+    """Image of ``indices`` (int64, in [0, size)) under a pseudo-random permutation of [0, size) chosen by ``key``."""
+    half_bits = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half_bits) - 1)
+    shift = np.uint64(half_bits)
+    round_keys = np.random.SeedSequence(key).generate_state(_ROUNDS, dtype=np.uint64)
+    out = indices.astype(np.uint64)
+    pending = np.arange(len(out))
+    while len(pending):
+        values = _feistel(out[pending], round_keys, shift, mask)
+        out[pending] = values
+        pending = pending[values >= size]
+    return out.astype(np.int64)
+
+
+def _feistel(values: np.ndarray, round_keys: np.ndarray, shift: np.uint64, mask: np.uint64) -> np.ndarray:
+    left, right = values >> shift, values & mask
+    for key in round_keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << shift) | right
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The splitmix64 finaliser."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def sampling_quotas(sizes: list[int], alpha: float) -> np.ndarray:
+    """Examples of each corpus in one epoch: p_i proportional to n_i ** alpha, summing to the total size.
+
+    Largest remainders are rounded up, so that ``alpha = 1`` gives exactly the sizes.
+    """
+    counts = np.asarray(sizes, dtype=np.float64)
+    weights = counts**alpha
+    exact = weights / weights.sum() * counts.sum()
+    quotas = np.floor(exact + 1e-9).astype(np.int64)
+    missing = int(sum(sizes)) - int(quotas.sum())
+    quotas[np.argsort(quotas - exact, kind="stable")[:missing]] += 1
+    return quotas
+
+
+class ExampleOrder:
+    """Absolute position in training -> (corpus, row).
+
+    Args:
+        sizes: examples of each corpus.
+        alpha: exponent of temperature sampling between corpora. At 1 an epoch holds each example exactly once; below,
+            small corpora are repeated and large ones continue in the next epoch where they stopped in this one.
+        seed: of the run; negative ones count from 2**64, as torch's do.
+        lengths: ``lengths(corpus, rows int64 [n]) -> int64 [n]``, the key by which a window is sorted.
+    """
+
+    def __init__(
+        self, sizes: list[int], alpha: float, seed: int, lengths: Callable[[int, np.ndarray], np.ndarray]
+    ) -> None:
+        self.sizes = sizes
+        self.epoch_size = int(sum(sizes))
+        self._quotas = sampling_quotas(sizes, alpha)
+        self._borders = np.cumsum(self._quotas)
+        self._seed = seed % 2**64
+        self._lengths = lengths
+        self._cached: tuple[tuple[int, int], np.ndarray] | None = None
+
+    def take(self, start: int, stop: int) -> np.ndarray:
+        """int64 [stop - start, 2]: (corpus, row) of the examples at the positions ``start`` to ``stop`` of the run."""
+        parts = []
+        while start < stop:
+            epoch, offset = divmod(start, self.epoch_size)
+            number, skip = divmod(offset, WINDOW_SIZE)
+            window = self._window(epoch, number)
+            part = window[skip : skip + stop - start]
+            parts.append(part)
+            start += len(part)
+        return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int64)
+
+    def _window(self, epoch: int, number: int) -> np.ndarray:
+        if self._cached is None or self._cached[0] != (epoch, number):
+            self._cached = ((epoch, number), self._make_window(epoch, number))
+        return self._cached[1]
+
+    def _make_window(self, epoch: int, number: int) -> np.ndarray:
+        first = number * WINDOW_SIZE
+        positions = np.arange(first, min(first + WINDOW_SIZE, self.epoch_size))
+        drawn = permute(positions, self.epoch_size, (self._seed, epoch, 0))
+        corpora = np.searchsorted(self._borders, drawn, side="right")
+        rows, lengths = np.empty_like(drawn), np.empty_like(drawn)
+        for corpus in np.unique(corpora):
+            here = corpora == corpus
+            quota, size = int(self._quotas[corpus]), self.sizes[corpus]
+            stream = epoch * quota + drawn[here] - (self._borders[corpus] - quota)
+            rows[here] = self._rows(int(corpus), stream, size)
+            lengths[here] = self._lengths(int(corpus), rows[here])
+        by_length = np.argsort(lengths, kind="stable")
+        blocks = np.array_split(by_length, range(BLOCK_SIZE, len(by_length), BLOCK_SIZE))
+        shuffled = np.random.default_rng((self._seed, epoch, number, 1)).permutation(len(blocks))
+        order = np.concatenate([blocks[b] for b in shuffled])
+        return np.stack([corpora[order], rows[order]], axis=1)
+
+    def _rows(self, corpus: int, stream: np.ndarray, size: int) -> np.ndarray:
+        """Rows at positions of a corpus's endless stream, which is one permutation of the corpus after another."""
+        passes, offsets = np.divmod(stream, size)
+        rows = np.empty_like(stream)
+        for number in np.unique(passes):
+            here = passes == number
+            rows[here] = permute(offsets[here], size, (self._seed, int(number), corpus + 2))
+        return rows

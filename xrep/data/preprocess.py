@@ -1,0 +1,352 @@
+"""Raw parallel text in, a data directory out: clean, hold out, train the tokenizer, tokenise, rename into place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from xrep.data import spool, store
+from xrep.data.spool import HELD_OUT, KEPT, Filters, Spool
+from xrep.errors import UserError
+from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet, drop_reason, load_exclusion
+from xrep.text.corpora import xrep_home
+from xrep.text.readers import Bitext, discover_bitext, orient
+from xrep.text.tokenizer import Tokenizer, sample_for_tokenizer, train_tokenizer
+
+_HELD_OUT_SHARE = 0.05  # of a language pair, at most: a small corpus keeps most of its pairs for training
+_RULES_VERSION = 1  # of what preprocessing does: another version makes cached data anew
+_SECONDS_BETWEEN_LINES = 15.0
+
+Log = Callable[[str], None]
+
+
+@dataclass(kw_only=True)
+class PreprocessOptions:
+    """How raw text becomes a data directory."""
+
+    vocabulary_size: int = 16000
+    """Pieces of the SentencePiece vocabulary that is trained, special ones included."""
+    tokenizer: str | None = None
+    """Folder or ``.model`` file of a tokenizer to use; None trains one on the training text."""
+    exclude: list[str] = field(default_factory=list)
+    """Files or folders of evaluation sets: training pairs with a sentence that occurs there are dropped."""
+    cleaning: CleaningOptions = field(default_factory=CleaningOptions)
+    """Which training pairs are kept."""
+    valid_size: int = 1000
+    """Pairs held out of each language pair for validation if no validation text is given (at most 5%; 0: none)."""
+    sampling_exponent: float = 0.5
+    """Languages of n sentences weigh n ** sampling_exponent in the tokenizer's training text."""
+    seed: int = 1
+    """Seed of sampling and of holding out."""
+
+    def __post_init__(self) -> None:
+        if self.vocabulary_size < 8:
+            raise UserError(f"a vocabulary of {self.vocabulary_size} pieces", cure="give a few thousand")
+        if self.valid_size < 0:
+            raise UserError(f"{self.valid_size} validation pairs", cure="give 0 for none")
+
+
+@dataclass(frozen=True)
+class PreprocessReport:
+    """What preprocessing did: the folder it wrote, the counts of cleaning, the manifest, and remarks for the user."""
+
+    path: Path
+    cleaning: CleaningReport
+    manifest: dict[str, Any]
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        kept = ("languages", "splits", "vocabulary_size")
+        facts = {key: self.manifest[key] for key in kept}
+        return {"path": str(self.path), **facts, "cleaning": self.cleaning.as_dict(), "notes": self.notes}
+
+
+def preprocess(
+    splits: dict[str, list[Bitext]],
+    destination: str | Path,
+    options: PreprocessOptions | None = None,
+    log: Log = print,
+    progress: bool = True,
+) -> PreprocessReport:
+    """Write the data directory ``destination`` (layout: ``xrep.data.store``) from raw text.
+
+    Training text is cleaned; validation and test text only loses empty lines, and training pairs with a sentence of
+    theirs on either side are dropped. Without validation text some is held out (see ``xrep.data.spool.hold_out``).
+    Memory does not grow with the text but for the hashes (8-16 bytes a sentence). The folder appears whole or not at
+    all.
+
+    Args:
+        splits: ``{"train": [...], "valid": [...], "test": [...]}``; only train is needed.
+        log: told one line a step.
+        progress: show progress on stderr.
+
+    Raises:
+        UserError: bad text, a destination that is not empty, nothing left to train on, a vocabulary that does not fit.
+    """
+    options = options or PreprocessOptions()
+    destination = Path(destination)
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UserError("exists and is not empty", path=destination, cure="remove it or name another --destdir")
+    if not splits.get("train"):
+        raise UserError("no training text", cure="name some, for example --bitext de-en=deu-eng.tsv")
+    tokenizer = Tokenizer.load(options.tokenizer) if options.tokenizer else None
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.absolute().parent))
+    try:
+        work, output = temporary / "work", temporary / "output"
+        work.mkdir()
+        output.mkdir()
+        run = _Run(options, work, output, log, progress)
+        spools = run.read(splits)
+        run.choose(spools)
+        tokenizer = run.make_tokenizer(spools["train"], tokenizer)
+        manifest = run.write(spools, tokenizer)
+        os.replace(output, destination)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return PreprocessReport(destination, run.report, manifest, run.notes)
+
+
+def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log = print) -> Path:
+    """The data directory for what a user named: a data directory itself, or a folder of raw text.
+
+    Raw text (layouts: ``discover_bitext``) is preprocessed once into ``$XREP_HOME/preprocessed/``; the same files
+    with the same options are found there again.
+
+    Raises:
+        UserError: as ``preprocess`` and ``discover_bitext``.
+    """
+    path, options = Path(path), options or PreprocessOptions()
+    if store.is_data_directory(path):
+        return path
+    splits = discover_bitext(path)
+    cached = xrep_home() / "preprocessed" / _fingerprint(splits, options)
+    if store.is_data_directory(cached):
+        return cached
+    log(f"preprocessing {path} (once; kept in {cached})")
+    try:
+        log(preprocess(splits, cached, options, log).cleaning.table())
+    except OSError:
+        if not store.is_data_directory(cached):  # else another process was faster
+            raise
+    return cached
+
+
+def _fingerprint(splits: dict[str, list[Bitext]], options: PreprocessOptions) -> str:
+    """Changes when the files read (path, size, time), the options or the rules of preprocessing do."""
+    named = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
+    for path in filter(None, [options.tokenizer, *options.exclude]):
+        named += [Path(path), *(file for file in Path(path).rglob("*") if file.is_file())]
+    files = []
+    for file in sorted(set(named)):
+        if not file.exists():
+            raise UserError("no such file", path=file, cure="check the name")
+        files.append((str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns))
+    pairs = {split: [(b.languages, b.paths, b.columns) for b in bitexts] for split, bitexts in splits.items()}
+    facts = json.dumps([_RULES_VERSION, store.SCHEMA, files, pairs, asdict(options)])
+    return hashlib.sha256(facts.encode()).hexdigest()[:24]
+
+
+class _Run:
+    """The steps of one preprocessing run, in the order ``preprocess`` calls them."""
+
+    def __init__(self, options: PreprocessOptions, work: Path, output: Path, log: Log, progress: bool) -> None:
+        self.options, self.work, self.output = options, work, output
+        self.log, self.progress = log, progress
+        self.report, self.notes = CleaningReport(), list[str]()
+
+    def read(self, splits: dict[str, list[Bitext]]) -> dict[str, list[Spool]]:
+        """Clean every corpus into a spool; validation and test first, as training text is held against them."""
+        evaluation = HashSet()
+        lenient = Filters(lambda s, t, hashes: None if s and t else "empty", HashSet(), HashSet(), None)
+        spools: dict[str, list[Spool]] = {}
+        for split in ("valid", "test"):
+            spools[split] = [self._fill(split, bitext, lenient) for bitext in splits.get(split, [])]
+            for corpus in spools[split]:
+                for block in corpus.blocks():
+                    evaluation.add(corpus.hashes[block].ravel())
+        excluded = load_exclusion(self.options.exclude)
+        if self.options.exclude:
+            self.log(f"excluding {len(excluded):,} sentences of {', '.join(self.options.exclude)}")
+        seen: dict[str, HashSet] = {}
+        cleaning = self.options.cleaning
+        spools["train"] = []
+        for bitext in splits["train"]:
+            filters = Filters(
+                lambda s, t, hashes: drop_reason(s, t, hashes, cleaning),
+                excluded,
+                evaluation,
+                seen.setdefault(bitext.name, HashSet()) if cleaning.deduplicate else None,
+            )
+            spools["train"].append(self._fill("train", bitext, filters))
+        return spools
+
+    def _fill(self, split: str, bitext: Bitext, filters: Filters) -> Spool:
+        bitext, note = orient(bitext)
+        if note:
+            self.notes.append(note)
+            self.log(note)
+        name = f"{'' if split == 'train' else split + ' '}{bitext.name} {','.join(Path(p).name for p in bitext.paths)}"
+        if name in self.report.counts:
+            name += f" ({len(self.report.counts)})"
+        corpus = Spool(name, bitext, self.work / str(len(self.report.counts)))
+        with _Progress(f"reading {name}", self.progress) as progress:
+            spool.fill(corpus, filters, self.report, progress.update)
+        return corpus
+
+    def choose(self, spools: dict[str, list[Spool]]) -> None:
+        """Hold out validation pairs where none were given, then sample, and count both."""
+        options = self.options
+        sentences, templates = HashSet(), HashSet()
+        if not spools["valid"]:
+            for corpora in _by_pair(spools["train"]).values():
+                wanted = min(options.valid_size, int(_HELD_OUT_SHARE * sum(corpus.rows for corpus in corpora)))
+                if wanted:
+                    some = spool.hold_out(corpora, wanted, options.seed)
+                    sentences.add(some[0].to_array())
+                    templates.add(some[1].to_array())
+        for number, corpus in enumerate(spools["train"]):
+            held_out = sum(int(np.count_nonzero(corpus.marks[block] == HELD_OUT)) for block in corpus.blocks())
+            near = spool.drop_held_out(corpus, sentences, templates)
+            self.report.add(corpus.name, "held out", held_out)
+            self.report.add(corpus.name, "near held out", near)
+            sampled = 0
+            if options.cleaning.sample is not None:
+                sampled = spool.sample(corpus, options.cleaning.sample, options.seed + number)
+            self.report.add(corpus.name, "sampled away", sampled)
+            self.report.add(corpus.name, "kept", corpus.rows - held_out - near - sampled)
+        for corpus in spools["valid"] + spools["test"]:
+            self.report.add(corpus.name, "kept", corpus.rows)
+        rows = [self.report.counts[corpus.name] for corpus in spools["train"]]
+        if not any(row["kept"] for row in rows):
+            counts = {step: sum(row[step] for row in rows) for step in rows[0]}
+            said = ", ".join(f"{count:,} {step}" for step, count in counts.items() if count)
+            raise UserError(f"no training pair is left ({said})", cure="check the text and the cleaning options")
+
+    def make_tokenizer(self, train: list[Spool], tokenizer: Tokenizer | None) -> Tokenizer:
+        """Save the given tokenizer, or train one on the kept training text, balanced over the languages."""
+        directory = self.output / store.TOKENIZER_DIRECTORY
+        if tokenizer:
+            tokenizer.save(directory)
+            return tokenizer
+        counts: Counter[str] = Counter()
+        for corpus in train:
+            for language in corpus.bitext.languages:
+                counts[language] += self.report.counts[corpus.name]["kept"]
+        self.log(f"training a SentencePiece vocabulary of {self.options.vocabulary_size:,} pieces")
+        sentences = sample_for_tokenizer(_texts(train), counts, exponent=self.options.sampling_exponent)
+        return train_tokenizer(sentences, self.options.vocabulary_size, directory)
+
+    def write(self, spools: dict[str, list[Spool]], tokenizer: Tokenizer) -> dict[str, Any]:
+        """Tokenise every split, write the overlap hashes and, last, the manifest."""
+        sources = {"train": (spools["train"], KEPT), "valid": (spools["valid"], KEPT), "test": (spools["test"], KEPT)}
+        if not spools["valid"]:
+            sources["valid"] = (spools["train"], HELD_OUT)
+        training = HashSet()
+        splits: dict[str, list[dict[str, Any]]] = {}
+        for split, (corpora, mark) in sources.items():
+            for languages, some in _by_pair(corpora).items():
+                with _Progress(f"tokenising {split} {'-'.join(languages)}", self.progress) as progress:
+                    row = self._write_pair(split, languages, some, mark, tokenizer, training, progress)
+                if row["rows"]:
+                    splits.setdefault(split, []).append(row)
+        np.save(self.output / store.TRAINING_HASHES_FILE, training.to_array(), allow_pickle=False)
+        files = sorted(file for file in self.output.rglob("*") if file.is_file())
+        manifest = {
+            "format": store.FORMAT,
+            "schema": store.SCHEMA,
+            "languages": sorted({code for rows in splits.values() for row in rows for code in row["languages"]}),
+            "splits": splits,
+            "vocabulary_size": tokenizer.vocabulary_size,
+            "options": asdict(self.options),
+            "corpora": [{"split": split, **asdict(corpus.bitext)} for split in spools for corpus in spools[split]],
+            "cleaning": self.report.as_dict(),
+            "files": {
+                file.relative_to(self.output).as_posix(): {
+                    "bytes": file.stat().st_size,
+                    "sha256": store.sha256_of(file),
+                }
+                for file in files
+            },
+        }
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        (self.output / store.MANIFEST_FILE).write_text(text, encoding="utf-8")
+        return manifest
+
+    def _write_pair(
+        self,
+        split: str,
+        languages: tuple[str, str],
+        corpora: list[Spool],
+        mark: int,
+        tokenizer: Tokenizer,
+        training: HashSet,
+        progress: _Progress,
+    ) -> dict[str, Any]:
+        stems = [store.column_stem(split, languages, language) for language in languages]
+        size = tokenizer.vocabulary_size
+        with (
+            store.ColumnWriter(self.output, stems[0], size) as source,
+            store.ColumnWriter(self.output, stems[1], size) as target,
+            (self.output / store.hashes_name(split, languages)).open("xb") as hash_file,
+        ):
+            for corpus in corpora:
+                for sources, targets, hashes in corpus.pairs(mark):
+                    source.append(tokenizer.encode(sources))
+                    target.append(tokenizer.encode(targets))
+                    hash_file.write(hashes.astype("<u8").tobytes())
+                    if split == "train":
+                        training.add(hashes.ravel())
+                    progress.update(len(sources))
+        tokens = {languages[0]: source.tokens, languages[1]: target.tokens}
+        dtype = store.token_dtype(size).str
+        return {"languages": list(languages), "rows": source.rows, "tokens": tokens, "dtype": dtype}
+
+
+def _by_pair(spools: Iterable[Spool]) -> dict[tuple[str, str], list[Spool]]:
+    grouped: dict[tuple[str, str], list[Spool]] = {}
+    for corpus in spools:
+        grouped.setdefault(corpus.bitext.languages, []).append(corpus)
+    return grouped
+
+
+def _texts(spools: list[Spool]) -> Iterator[tuple[str, str]]:
+    for corpus in spools:
+        for sources, targets, _ in corpus.pairs(KEPT):
+            for language, texts in zip(corpus.bitext.languages, (sources, targets), strict=True):
+                yield from ((language, text) for text in texts)
+
+
+class _Progress:
+    """Counts pairs on stderr: a bar on a terminal, elsewhere a line every quarter of a minute."""
+
+    def __init__(self, what: str, shown: bool) -> None:
+        self._what, self._count, self._said = what, 0, time.monotonic()
+        self._lines = shown and not sys.stderr.isatty()
+        self._bar = tqdm(desc=what, unit=" pairs", unit_scale=True, leave=False, disable=not shown or self._lines)
+
+    def update(self, pairs: int) -> None:
+        self._bar.update(pairs)
+        self._count += pairs
+        if self._lines and time.monotonic() - self._said > _SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            print(f"{self._what}: {self._count:,} pairs", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()

@@ -1,0 +1,212 @@
+"""What preprocessing keeps on disk between its passes: the cleaned pairs of one corpus, and what becomes of each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from xrep.text.cleaning import NO_KEY, CleaningReport, HashSet, pair_hashes, sentence_hash, template_hash
+from xrep.text.readers import Bitext, read_pairs
+
+DROPPED, KEPT, HELD_OUT = 0, 1, 2
+_CHUNK_LINES = 8192
+_CHUNK_ROWS = 1 << 20
+
+
+@dataclass
+class Spool:
+    """Cleaned pairs of one corpus on disk, in their order.
+
+    Attributes:
+        name: how the report calls the corpus.
+        stem: files ``{stem}.text`` (``source<TAB>target`` lines), ``.hashes``, ``.templates`` and ``.marks``.
+        rows: number of pairs.
+    """
+
+    name: str
+    bitext: Bitext
+    stem: Path
+    rows: int = 0
+
+    @property
+    def hashes(self) -> np.ndarray:
+        """``sentence_hash`` of both sides: uint64 [rows, 2]."""
+        return self._map("hashes", np.uint64, (self.rows, 2), "r")
+
+    @property
+    def templates(self) -> np.ndarray:
+        """``template_hash`` of the target: uint64 [rows]."""
+        return self._map("templates", np.uint64, (self.rows,), "r")
+
+    @property
+    def marks(self) -> np.ndarray:
+        """What becomes of each pair, to be written to: uint8 [rows] of DROPPED, KEPT, HELD_OUT; KEPT at first."""
+        return self._map("marks", np.uint8, (self.rows,), "r+")
+
+    def blocks(self) -> Iterator[slice]:
+        """Ranges of rows to work on at a time."""
+        for start in range(0, self.rows, _CHUNK_ROWS):
+            yield slice(start, min(start + _CHUNK_ROWS, self.rows))
+
+    def pairs(self, mark: int) -> Iterator[tuple[list[str], list[str], np.ndarray]]:
+        """Chunks of the pairs that bear ``mark``: (sources, targets, hashes uint64 [n, 2]), none of them empty."""
+        marks, hashes, start = self.marks, self.hashes, 0
+        with self._file("text").open(encoding="utf-8", newline="\n") as stream:
+            while lines := list(itertools.islice(stream, _CHUNK_LINES)):
+                chosen = np.flatnonzero(marks[start : start + len(lines)] == mark)
+                if len(chosen):
+                    rows = [lines[i].rstrip("\n").split("\t") for i in chosen.tolist()]
+                    yield [row[0] for row in rows], [row[1] for row in rows], hashes[start + chosen]
+                start += len(lines)
+
+    def _file(self, suffix: str) -> Path:
+        return self.stem.with_name(f"{self.stem.name}.{suffix}")
+
+    def _map(self, suffix: str, dtype: type, shape: tuple[int, ...], mode: str) -> np.ndarray:
+        if not self.rows:
+            return np.empty(shape, dtype)  # an empty file cannot be mapped
+        return np.memmap(self._file(suffix), dtype=dtype, mode=mode, shape=shape)
+
+
+@dataclass
+class Filters:
+    """What the pairs of a corpus are held against while they are read.
+
+    Attributes:
+        drop_reason: the first rule on (source, target, hashes) that drops the pair, or None.
+        excluded: sentences of evaluation sets.
+        evaluation: sentences of the validation and test splits.
+        seen: pairs kept so far, to drop repeated ones; None keeps them.
+    """
+
+    drop_reason: Callable[[str, str, tuple[int, int]], str | None]
+    excluded: HashSet
+    evaluation: HashSet
+    seen: HashSet | None
+
+
+def fill(spool: Spool, filters: Filters, report: CleaningReport, advance: Callable[[int], object]) -> None:
+    """Read a corpus, drop and count what the filters do not let through, and write the rest to the spool.
+
+    White space is made one space, so that a sentence holds neither tabs nor line ends.
+    """
+    report.add(spool.name, "read", 0)
+    pairs = ((" ".join(s.split()), " ".join(t.split())) for _, s, t in read_pairs(spool.bitext))
+    with (
+        spool._file("text").open("x", encoding="utf-8", newline="\n") as text,
+        spool._file("hashes").open("xb") as hash_file,
+        spool._file("templates").open("xb") as template_file,
+        spool._file("marks").open("xb") as mark_file,
+    ):
+        while chunk := list(itertools.islice(pairs, _CHUNK_LINES)):
+            report.add(spool.name, "read", len(chunk))
+            kept, hashes = _filter(chunk, spool.name, filters, report)
+            text.writelines(f"{source}\t{target}\n" for source, target in kept)
+            hash_file.write(hashes.tobytes())
+            template_file.write(np.array([template_hash(target) for _, target in kept], dtype=np.uint64).tobytes())
+            mark_file.write(bytes([KEPT]) * len(kept))
+            spool.rows += len(kept)
+            advance(len(chunk))
+
+
+def _filter(
+    chunk: list[tuple[str, str]], corpus: str, filters: Filters, report: CleaningReport
+) -> tuple[list[tuple[str, str]], np.ndarray]:
+    kept: list[tuple[str, str]] = []
+    rows: list[tuple[int, int]] = []
+    for source, target in chunk:
+        hashes = sentence_hash(source), sentence_hash(target)
+        reason = filters.drop_reason(source, target, hashes)
+        if reason:
+            report.add(corpus, reason)
+        else:
+            kept.append((source, target))
+            rows.append(hashes)
+    hashes_kept = np.array(rows, dtype=np.uint64).reshape(len(rows), 2)
+    for step, sentences in (("excluded", filters.excluded), ("in valid/test", filters.evaluation)):
+        free = ~sentences.contains(hashes_kept).any(axis=1)
+        kept, hashes_kept = _select(kept, hashes_kept, free, corpus, step, report)
+    if filters.seen is not None:
+        new = filters.seen.add(pair_hashes(hashes_kept))
+        kept, hashes_kept = _select(kept, hashes_kept, new, corpus, "duplicate", report)
+    return kept, hashes_kept
+
+
+def _select(
+    pairs: list[tuple[str, str]], hashes: np.ndarray, mask: np.ndarray, corpus: str, step: str, report: CleaningReport
+) -> tuple[list[tuple[str, str]], np.ndarray]:
+    report.add(corpus, step, len(mask) - np.count_nonzero(mask))
+    return list(itertools.compress(pairs, mask.tolist())), hashes[mask]
+
+
+def hold_out(spools: list[Spool], wanted: int, seed: int) -> tuple[HashSet, HashSet]:
+    """Mark up to ``wanted`` pairs of one language pair as HELD_OUT: one of a template, each sentence once a side.
+
+    Templates are drawn by their hash alone, so several language pairs hold out the same ones as far as they have them.
+
+    Returns:
+        Sentence hashes of both sides and template hashes of what was held out.
+    """
+    best = np.empty((0, 4), dtype=np.uint64)  # priority, source hash, spool, row
+    for number, spool in enumerate(spools):
+        for block in spool.blocks():
+            templates, sources = spool.templates[block], spool.hashes[block, 0]
+            rows = np.flatnonzero((templates != NO_KEY) & (sources != NO_KEY))
+            new = np.stack([scramble(templates[rows], seed), sources[rows], 0 * sources[rows], sources[rows]], axis=1)
+            new[:, 2], new[:, 3] = number, rows + block.start
+            best = np.concatenate([best, new])
+            # Twice as many templates as wanted: some share their source sentence with another.
+            best = best[np.unique(best[:, 0], return_index=True)[1][: 2 * wanted]]
+    chosen = best[np.sort(np.unique(best[:, 1], return_index=True)[1])[:wanted]]
+    sentences, templates = HashSet(), HashSet()
+    for number, spool in enumerate(spools):
+        rows = chosen[chosen[:, 2] == number, 3].astype(np.int64)
+        if len(rows):
+            spool.marks[rows] = HELD_OUT
+            sentences.add(spool.hashes[rows].ravel())
+            templates.add(spool.templates[rows])
+    return sentences, templates
+
+
+def drop_held_out(spool: Spool, sentences: HashSet, templates: HashSet) -> int:
+    """Mark DROPPED the training pairs that share a sentence or the target's template with a held-out one.
+
+    Returns how many they are.
+    """
+    dropped = 0
+    for block in spool.blocks():
+        marks = spool.marks[block]
+        near = sentences.contains(spool.hashes[block]).any(axis=1) | templates.contains(spool.templates[block])
+        near &= marks == KEPT
+        marks[near] = DROPPED
+        dropped += np.count_nonzero(near)
+    return dropped
+
+
+def sample(spool: Spool, maximum: int, seed: int) -> int:
+    """Mark all but ``maximum`` of the kept pairs DROPPED, drawn uniformly; returns how many that were."""
+    best = np.empty(0, dtype=np.uint64)
+    kept = 0
+    for block in spool.blocks():
+        rows = np.flatnonzero(spool.marks[block] == KEPT) + block.start
+        kept += len(rows)
+        best = np.sort(np.concatenate([best, scramble(rows.astype(np.uint64), seed)]))[:maximum]
+    if kept <= maximum:
+        return 0
+    for block in spool.blocks():
+        marks = spool.marks[block]
+        priority = scramble(np.arange(block.start, block.stop, dtype=np.uint64), seed)
+        marks[(marks == KEPT) & (priority > best[-1])] = DROPPED
+    return kept - maximum
+
+
+def scramble(values: np.ndarray, seed: int) -> np.ndarray:
+    """A pseudo-random order of 64-bit values: splitmix64 (Steele et al. 2014), one-to-one. uint64 [N] -> [N]."""
+    mixed = values + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,124 @@
+"""What an evaluation leaves behind: a table to read, JSON to compute with, vectors to check it by."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.evaluation.tatoeba import GROUPS, PROTOCOL, Pool, Results, average
+from xrep.metrics.retrieval import Accuracy
+from xrep.text.languages import name
+
+
+def table(results: Results) -> str:
+    """One line per language, the averages, the overlap line; percent with two decimals."""
+    header = ["language", "pairs", "xx-en", "en-xx", "mean"] + ["random"] * bool(results.random)
+    rows = []
+    for language in sorted(results.accuracies, key=name):
+        random = [f"{results.random[language].mean:.2f}"] if results.random else []
+        accuracy = _percents(results.accuracies[language])
+        rows.append([f"{name(language)} ({language})", str(results.pairs[language]), *accuracy, *random])
+    averages = [[f"mean of {len(rows)}", str(sum(results.pairs.values())), *_percents(results.mean)]]
+    if results.random:
+        averages[0].append(f"{average(results.random.values()).mean:.2f}")
+    averages += [
+        [f"average of {group}", "", *_percents(accuracy)] for group, accuracy in sorted(results.averages.items())
+    ]
+    widths = [max(len(row[i]) for row in [header, *rows, *averages] if i < len(row)) for i in range(len(header))]
+    rule = ["-" * width for width in widths]
+    lines = [_line(row, widths) for row in [header, rule, *rows, rule, *averages]]
+    return "\n".join([*lines, *_missing(results), results.overlap.line])
+
+
+def _percents(accuracy: Accuracy) -> list[str]:
+    return [f"{value:.2f}" for value in (accuracy.forward, accuracy.backward, accuracy.mean)]
+
+
+def _line(row: list[str], widths: list[int]) -> str:
+    first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=False))
+    return "  ".join([row[0].ljust(len(first)), *rest])
+
+
+def _missing(results: Results) -> list[str]:
+    """One line on the averages that cannot be given."""
+    parts = [f"{group} ({len(missing)} missing)" for group in sorted(GROUPS) if (missing := results.missing(group))]
+    return [f"no average over {', '.join(parts)}: not all their languages were measured"] if parts else []
+
+
+def as_dict(results: Results, path: str | Path) -> dict[str, Any]:
+    """The results for JSON; every accuracy is an unrounded percentage.
+
+    Keys: ``mean`` (over languages and both directions), ``random_mean`` (if measured), ``languages`` (canonical code ->
+    ``xx-en``, ``en-xx``, ``mean``, ``pairs`` and, if measured, ``random_mean``), ``averages`` (``mean`` over what was
+    measured and each group that is complete -> ``xx-en``, ``en-xx``, ``mean``), ``pairs`` (all that were measured),
+    ``overlap`` (``found``: null if unknown, ``total``, ``dropped``), ``path``, ``protocol``.
+    """
+    languages: dict[str, dict[str, float]] = {}
+    for language, accuracy in results.accuracies.items():
+        languages[language] = {**_directions(accuracy), "pairs": results.pairs[language]}
+        if results.random:
+            languages[language]["random_mean"] = results.random[language].mean
+    overlap, averages = results.overlap, {"mean": results.mean, **results.averages}
+    return {
+        "mean": results.mean.mean,
+        **({"random_mean": average(results.random.values()).mean} if results.random else {}),
+        "languages": languages,
+        "averages": {group: _directions(accuracy) for group, accuracy in averages.items()},
+        "pairs": sum(results.pairs.values()),
+        "overlap": {"found": overlap.found, "total": overlap.total, "dropped": overlap.dropped},
+        "path": str(path),
+        "protocol": PROTOCOL,
+    }
+
+
+def _directions(accuracy: Accuracy) -> dict[str, float]:
+    return {"xx-en": accuracy.forward, "en-xx": accuracy.backward, "mean": accuracy.mean}
+
+
+def to_json(values: dict[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def check_output(path: str | Path, *, folder: bool = False) -> None:
+    """Find out before the work whether its result can be written: a file, or a folder that may yet have to be made.
+
+    Raises:
+        UserError: the parent folder is missing or closed to writing, or something of another kind has that name.
+    """
+    path = Path(path)
+    place = path if folder and path.is_dir() else path.absolute().parent
+    if not place.is_dir():
+        raise UserError("no such folder", path=place, cure="make it first, or write elsewhere")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError("no permission to write in this folder", path=place, cure="write elsewhere")
+    if path.exists() and path.is_dir() != folder:
+        kind = "a folder" if path.is_dir() else "a file"
+        raise UserError(f"is {kind} already", path=path, cure="choose another name")
+
+
+@contextmanager
+def write_aside(path: str | Path) -> Iterator[Path]:
+    """A temporary name beside ``path`` to write to; it takes the place of ``path`` if the block ends well."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_embeddings(folder: str | Path, pool: Pool, vectors: np.ndarray, english: np.ndarray) -> None:
+    """Write ``{xxx}.{xxx}.npy`` and ``{xxx}.eng.npy``: float32 [N, D], L2-normalised, rows translate each other."""
+    folder = Path(folder)
+    folder.mkdir(exist_ok=True)
+    for side, array in ((pool.code, vectors), ("eng", english)):
+        with write_aside(folder / f"{pool.code}.{side}.npy") as temporary, temporary.open("wb") as file:
+            np.save(file, array.astype(np.float32, copy=False), allow_pickle=False)

@@ -1,0 +1,94 @@
+"""Retrieval accuracy on the dev split, measured while a model trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from xrep.errors import UserError
+from xrep.metrics.retrieval import mean_cosine, retrieval_accuracy
+from xrep.retrieval.neighbours import normalize_rows
+
+
+class RetrievalValidator:
+    """Does the nearest neighbour of a dev sentence translate it? Asked per language pair, in both directions.
+
+    Args:
+        task: gives ``validation_pools(max_pool_size)``, one pool of pairs per language pair.
+
+    Raises:
+        UserError: there is no pool, or one holds fewer than 2 pairs.
+    """
+
+    metric = "accuracy"
+    maximize = True
+
+    @dataclass(kw_only=True)
+    class Config:
+        max_pool_size: int = 1000
+        """Pairs per language pair among which translations are searched."""
+
+        def problems(self) -> list[str]:
+            return [f"max_pool_size must be at least 2, not {self.max_pool_size}"] if self.max_pool_size < 2 else []
+
+    def __init__(self, config: Config, task: Any) -> None:
+        self.config = config
+        self.pools = task.validation_pools(config.max_pool_size)
+        if not self.pools:
+            raise UserError("no pairs to validate on", cure="give a dev split of at least 2 pairs")
+        for pool in self.pools:
+            pairs = sum(len(batch) for batch in pool.batches())
+            if pairs < 2:
+                raise UserError(
+                    f"the dev split of {pool.name} has {pairs} pair{'s' * (pairs != 1)}, retrieval needs at least 2",
+                    cure="give it more pairs, or leave the language pair out",
+                )
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Measure ``model`` as it is now; its training mode is as before afterwards.
+
+        Returns:
+            ``accuracy_{xx}-{yy}``: mean of both directions, percent; ``accuracy``: their mean over language pairs;
+            ``mean_cosine``: mean cosine of different target sentences, mean over language pairs (near 1: collapsed).
+        """
+        measured, cosines = {}, []
+        with _evaluating(model):
+            for pool in self.pools:
+                source, target = _embed(model, pool)
+                accuracy = retrieval_accuracy(source, target)
+                measured[f"accuracy_{pool.source_language}-{pool.target_language}"] = accuracy.mean
+                cosines.append(mean_cosine(target))
+        return {"accuracy": float(np.mean(list(measured.values()))), **measured, "mean_cosine": float(np.mean(cosines))}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    # Module by module: a frozen part that was in evaluation mode must not come back in training mode.
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, mode in training:
+            module.training = mode
+
+
+def _embed(model: Any, pool: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Unit vectors of both sides, float32 [N, D], row i of one the translation of row i of the other."""
+    device = next(model.parameters()).device
+    towers = model.tower(pool.source_language), model.tower(pool.target_language)
+    batches, rows = [], []
+    for batch in pool.batches():
+        sides = zip(towers, (batch.source, batch.target), strict=True)
+        batches.append([model.encode(tower, tokens.to(device))[0] for tower, tokens in sides])
+        rows.append(batch.indices)
+    order = torch.cat(rows).argsort()
+    source, target = (torch.cat(side).float().cpu()[order].numpy() for side in zip(*batches, strict=True))
+    return normalize_rows(source), normalize_rows(target)

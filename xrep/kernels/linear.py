@@ -1,0 +1,46 @@
+"""The linear map, with the fast float32 product of CPUs in both passes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from xrep.kernels.precision import fast_float32_is_exact, fast_products
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``: ``torch.nn.functional.linear`` in a faster float32 product on CPUs where it is as exact.
+
+    Args:
+        x: [..., D_in].
+        weight: [D_out, D_in].
+        bias: [D_out].
+
+    Returns:
+        [..., D_out]; gradients flow to all three.
+    """
+    plain = x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32
+    if plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or not fast_float32_is_exact():
+        return F.linear(x, weight, bias)
+    return _FastLinear.apply(x, weight, bias)
+
+
+class _FastLinear(torch.autograd.Function):
+    """The precision is switched around the products alone: attention is slower under it."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        with fast_products(x):
+            return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        rows = gradient.reshape(-1, gradient.size(-1))
+        with fast_products(x):
+            of_x = (rows @ weight).view_as(x) if ctx.needs_input_grad[0] else None
+            of_weight = rows.t() @ x.reshape(-1, x.size(-1)) if ctx.needs_input_grad[1] else None
+        of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
+        return of_x, of_weight, of_bias

@@ -1,0 +1,58 @@
+"""How well translations find each other, and whether all vectors have become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from xrep.retrieval.neighbours import nearest, normalize_rows
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Retrieval accuracy in percent: ``forward`` asks with x among y, ``backward`` with y among x."""
+
+    forward: float
+    backward: float
+
+    @property
+    def mean(self) -> float:
+        return (self.forward + self.backward) / 2
+
+
+def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
+    """Percentage of rows whose nearest neighbour on the other side is the row of the same index.
+
+    This is the protocol of the Tatoeba test (Artetxe and Schwenk, 2019, arXiv:1812.10464, section 4.3), whose error
+    rate is 100 minus the accuracy.
+
+    Args:
+        x: [N, D] float, L2-normalised for the cosine; row i translates row i of ``y``.
+        y: [N, D] float.
+
+    Raises:
+        ValueError: the shapes differ or N is 0.
+    """
+    if x.shape != y.shape:
+        raise ValueError(f"aligned vectors must have one shape, got {x.shape} and {y.shape}")
+    xy, yx = nearest(x, y)
+    rows = np.arange(len(x))
+    return Accuracy(forward=100.0 * float(np.mean(xy == rows)), backward=100.0 * float(np.mean(yx == rows)))
+
+
+def mean_cosine(x: np.ndarray) -> float:
+    """Mean cosine over all pairs of different rows of ``x`` [N, D].
+
+    Near 1, every sentence has the same vector: the encoder has collapsed. Exact in O(N D), because the cosines of all
+    pairs, each row with itself included, add up to the squared norm of the sum of the unit vectors.
+
+    Raises:
+        ValueError: N is below 2.
+    """
+    if len(x) < 2:
+        raise ValueError("a mean over pairs needs at least 2 rows")
+    unit_ND = normalize_rows(x.astype(np.float64))
+    total = unit_ND.sum(axis=0)
+    count = len(x)
+    return float((total @ total - np.square(unit_ND).sum()) / (count * (count - 1)))

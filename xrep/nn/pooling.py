@@ -1,0 +1,19 @@
+"""From token vectors to one sentence vector; padding never counts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+Pooling = Literal["mean", "max", "cls"]
+
+
+def pool(tokens: Tensor, mask: Tensor, kind: Pooling) -> Tensor:
+    """[B, T, H] to [B, H], over the positions where ``mask`` (bool [B, T]) is True; ``cls`` takes the first token."""
+    if kind == "cls":
+        return tokens[:, 0]
+    absent = ~mask.unsqueeze(-1)
+    if kind == "max":
+        return tokens.masked_fill(absent, float("-inf")).amax(1)
+    return tokens.masked_fill(absent, 0.0).sum(1) / mask.sum(1, keepdim=True).to(tokens.dtype)

@@ -1,0 +1,186 @@
+"""Names of parts -> where their classes live. A class is imported only when its part is chosen.
+
+Others add parts in two ways, both of which also work under torchrun:
+
+- an entry point in the group ``xrep.plugins`` named ``<kind>.<name>`` whose value is ``module:Class``
+  (``criterion.my_loss = my_package.losses:MyLoss``): nothing is imported until the part is used;
+- ``--plugin package.module``: the module is imported and registers its parts itself::
+
+      from xrep.registry import CRITERIA
+
+      @CRITERIA.register("my_loss")
+      class MyLoss(Criterion): ...
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from xrep.errors import UserError
+
+ENTRY_POINT_GROUP = "xrep.plugins"
+
+
+class Registry:
+    """Parts of one kind: ``name -> "module:Class"``."""
+
+    def __init__(self, kind: str, targets: dict[str, str]) -> None:
+        self.kind = kind
+        self._targets = dict(targets)
+
+    def register(self, name: str, target: str | None = None) -> Callable[[type], type]:
+        """Add a part; as a decorator, or with ``target="module:Class"`` as a plain call.
+
+        Raises:
+            UserError: the name is taken by another class; both places are named.
+        """
+        if target is not None:
+            self._add(name, target)
+
+        def decorate(cls: type) -> type:
+            self._add(name, f"{cls.__module__}:{cls.__qualname__}")
+            return cls
+
+        return decorate
+
+    def _add(self, name: str, target: str) -> None:
+        known = self._targets.get(name)
+        if known is not None and known != target:
+            raise UserError(
+                f"the {self.kind} {name!r} is registered twice: by {known} and by {target}", cure="rename one of them"
+            )
+        self._targets[name] = target
+
+    def names(self) -> list[str]:
+        _register_entry_points()
+        return sorted(self._targets)
+
+    def target(self, name: str) -> str:
+        """``module:Class`` of a part.
+
+        Raises:
+            UserError: no such part; the nearest names are suggested.
+        """
+        if name not in self._targets:
+            names = self.names()
+            if name not in names:
+                raise UserError(f"unknown {self.kind} {name!r}", cure=suggestion(name, names))
+        return self._targets[name]
+
+    def load(self, name: str) -> type:
+        """The class of a part, imported now."""
+        return load_target(self.target(name))
+
+
+def load_target(target: str) -> type:
+    """The object that ``module:Class`` names.
+
+    Raises:
+        UserError: its module cannot be imported or lacks the class.
+    """
+    module, _, attribute = target.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise UserError(f"{target} cannot be loaded: {one_line(error)}", cure="mend or reinstall it") from error
+    return found
+
+
+def class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
+    """The syntax tree of a class, from the source text of its module; None if the text has no such class.
+
+    Raises:
+        UserError: the source text cannot be found or is no Python.
+    """
+    try:
+        spec = importlib.util.find_spec(module)
+        source = spec.loader.get_source(module) if spec is not None and spec.loader is not None else None  # type: ignore[attr-defined]
+        node: Any = ast.parse(source) if source is not None else None
+    except (ImportError, SyntaxError) as error:
+        problem = f"the module {module} cannot be read: {one_line(error)}"
+        raise UserError(problem, cure="mend or reinstall it") from error
+    if node is None:
+        raise UserError(f"the source text of {module} cannot be found", cure="install the package that has it")
+    for name in qualified_name.split("."):
+        node = next((n for n in node.body if isinstance(n, ast.ClassDef) and n.name == name), None)
+        if node is None:
+            break
+    return node
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """The cure for a misspelt name: the nearest one, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
+
+
+def import_plugin(module: str) -> None:
+    """Import a module that registers parts.
+
+    Raises:
+        UserError: it cannot be imported, whatever goes wrong inside it, or takes a name that another part has.
+    """
+    try:
+        importlib.import_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {one_line(error)}{_place_of(error)}"
+        cure = "install it, add its folder to PYTHONPATH, or mend it"
+        raise UserError(f"the plugin {module!r} cannot be imported: {what}", cure=cure) from error
+
+
+def _place_of(error: Exception) -> str:
+    """Where a plugin's own code failed, for messages; empty if it was not even found."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+@functools.cache
+def _register_entry_points() -> None:
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        kind, _, name = entry.name.partition(".")
+        registry = REGISTRIES.get(kind)
+        if registry is None or not name:
+            raise UserError(
+                f"the entry point {entry.name!r} of {entry.value} is not named <kind>.<name>",
+                cure="kinds: " + ", ".join(REGISTRIES),
+            )
+        registry.register(name, entry.value)
+
+
+TASKS = Registry("task", {"bitext": "xrep.tasks.bitext:BitextTask"})
+MODELS = Registry("model", {"dual_encoder": "xrep.models.dual_encoder:DualEncoder"})
+CRITERIA = Registry(
+    "criterion",
+    {
+        "dual_moco": "xrep.criteria.dual_moco:DualMoco",
+        "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
+    },
+)
+OPTIMIZERS = Registry("optimizer", {"adamw": "xrep.training.optim:AdamW"})
+LR_SCHEDULERS = Registry(
+    "lr_scheduler",
+    {
+        "constant": "xrep.training.lr_scheduler:Constant",
+        "cosine": "xrep.training.lr_scheduler:Cosine",
+        "inverse_sqrt": "xrep.training.lr_scheduler:InverseSqrt",
+        "linear": "xrep.training.lr_scheduler:Linear",
+    },
+)
+VALIDATORS = Registry("validation", {"retrieval": "xrep.evaluation.retrieval:RetrievalValidator"})
+REGISTRIES = {r.kind: r for r in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS)}

@@ -1,0 +1,196 @@
+"""Translation pairs: the data of every objective that contrasts sentences with their translations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from xrep.data.batching import PairBatch, TextSpec, collate
+from xrep.data.order import ExampleOrder
+from xrep.data.preprocess import PreprocessOptions, prepare
+from xrep.data.store import DataDirectory, PairSplit
+from xrep.errors import UserError
+from xrep.text.corpora import get_demo
+from xrep.text.tokenizer import Tokenizer
+
+VALIDATION_BATCH_SIZE = 128
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Pairs of one language pair in which translations are looked for; batches come sorted by length."""
+
+    name: str
+    source_language: str
+    target_language: str
+    batches: Callable[[], Iterator[PairBatch]]
+    """``PairBatch.indices`` is the row of each pair in the pool."""
+
+
+class BitextTask:
+    """Pairs of sentences in one or several language pairs, read from a data directory or from raw text.
+
+    Attributes:
+        text: what the model needs to know of the text.
+        examples: training pairs in one epoch.
+
+    Raises:
+        UserError: the data is missing or damaged, or has fewer training pairs than a batch.
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        data: str | None = None
+        """Directory made by xrep-preprocess, or a directory of raw text, which is preprocessed once and cached. It is
+        also the first argument of xrep-train. None: the demo corpus."""
+        batch_size: int = 128
+        """Pairs in a batch; with in-batch negatives, the number each sentence is compared with."""
+        max_length: int = 128
+        """Longest sentence in subwords, special tokens included; longer ones are cut."""
+        sampling_alpha: float = 1.0
+        """Language pairs are drawn with p proportional to n ** sampling_alpha: 1 takes every pair once an epoch, less
+        repeats small corpora."""
+        vocab_size: int = 16000
+        """Raw text only: subwords of the vocabulary that is trained on it."""
+        exclude: list[str] = field(default_factory=list)
+        """Raw text only: files or directories of evaluation sets; training pairs with a sentence that occurs there are
+        dropped."""
+
+        def problems(self) -> list[str]:
+            found = []
+            if self.batch_size < 1:
+                found.append(f"batch_size must be at least 1, not {self.batch_size}")
+            if self.max_length < 3:
+                found.append(f"max_length must be at least 3, not {self.max_length}")
+            if not 0 <= self.sampling_alpha <= 1:
+                found.append(f"sampling_alpha must lie in [0, 1], not {self.sampling_alpha}")
+            return found
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self.config = config
+        self._data = _open(config)
+        self._train = self._pairs("train")
+        self.examples = sum(len(pair) for pair in self._train)
+        if self.examples < config.batch_size:
+            raise UserError(
+                f"{self.examples} training pairs do not fill a batch of {config.batch_size}",
+                path=self._data.path,
+                cure="lower --batch-size or give more text",
+            )
+        self.tokenizer: Tokenizer = self._data.tokenizer
+        self.text = _text_spec(self.tokenizer, self._train, config.max_length)
+        self._order = ExampleOrder([len(pair) for pair in self._train], config.sampling_alpha, seed, self._lengths)
+
+    @property
+    def training_hashes(self) -> Path:
+        """Sorted hashes of every training sentence (uint64 ``.npy``)."""
+        return self._data.training_hashes_path
+
+    def fingerprint(self) -> str:
+        """Changes when the tokens, their order or the vocabulary do: checkpoints of other data are told by it."""
+        return self._data.fingerprint
+
+    def batches(
+        self, split: str, cursor: int = 0, rank: int = 0, world_size: int = 1, stop: int | None = None
+    ) -> Iterator[PairBatch]:
+        """Batches of one rank, from the ``cursor``-th example of the run on.
+
+        Training goes on for ever, or up to example ``stop``; each global batch of ``world_size`` * batch_size
+        consecutive examples is cut into one part a rank. Any other split is read once, in its own order.
+        """
+        size = self.config.batch_size * world_size
+        if split != "train":
+            pairs = self._pairs(split)
+            corpora = [np.full(len(pair), number) for number, pair in enumerate(pairs)]
+            rows = [np.arange(len(pair)) for pair in pairs]
+            everything = np.stack([np.concatenate(corpora), np.concatenate(rows)], axis=1)
+            for start in range(cursor, len(everything), size):
+                yield self._batch(pairs, np.array_split(everything[start : start + size], world_size)[rank])
+            return
+        while stop is None or cursor < stop:
+            end = cursor + size if stop is None else min(cursor + size, stop)
+            examples = self._order.take(cursor, end)
+            yield self._batch(self._train, np.array_split(examples, world_size)[rank])
+            cursor = end
+
+    def describe(self, batch: PairBatch, limit: int = 3) -> str:
+        """The first pairs of a training batch as text, for messages."""
+        starts = np.cumsum([0, *(len(pair) for pair in self._train)])
+        lines = []
+        for index in batch.indices[:limit].tolist():
+            corpus = int(np.searchsorted(starts, index, side="right")) - 1
+            pair, row = self._train[corpus], int(index - starts[corpus])
+            source, target = self.tokenizer.decode(pair.source[row]), self.tokenizer.decode(pair.target[row])
+            lines.append(f"{pair.name} pair {row}: {source!r} ||| {target!r}")
+        return "; ".join(lines)
+
+    def validation_pools(self, max_pool_size: int) -> list[Pool]:
+        """The first ``max_pool_size`` pairs of each language pair of the split ``valid``."""
+        pools = []
+        for pair in self._pairs("valid"):
+            rows = np.arange(min(len(pair), max_pool_size))
+            rows = rows[np.argsort(_pair_lengths(pair, rows), kind="stable")]
+            pools.append(Pool(pair.name, *pair.languages, lambda pair=pair, rows=rows: self._pool_batches(pair, rows)))
+        return pools
+
+    def _pool_batches(self, pair: PairSplit, rows: np.ndarray) -> Iterator[PairBatch]:
+        for start in range(0, len(rows), VALIDATION_BATCH_SIZE):
+            some = rows[start : start + VALIDATION_BATCH_SIZE]
+            yield self._batch([pair], np.stack([np.zeros_like(some), some], axis=1))
+
+    def _pairs(self, split: str) -> list[PairSplit]:
+        pairs = [pair for pair in self._data.splits.get(split, []) if len(pair)]
+        if not pairs:
+            raise UserError(f"has no split {split!r}", path=self._data.path, cure="preprocess the text with that split")
+        return pairs
+
+    def _lengths(self, corpus: int, rows: np.ndarray) -> np.ndarray:
+        return _pair_lengths(self._train[corpus], rows)
+
+    def _batch(self, pairs: list[PairSplit], examples: np.ndarray) -> PairBatch:
+        """Collate (corpus, row) examples; consecutive ones are mostly of one corpus and of similar length."""
+        sources: list[np.ndarray] = [np.empty(0)] * len(examples)
+        targets = list(sources)
+        ids = np.empty((len(examples), 2), dtype=np.uint64)
+        starts = np.cumsum([0, *(len(pair) for pair in pairs)])
+        for corpus in np.unique(examples[:, 0]):
+            where = np.flatnonzero(examples[:, 0] == corpus)
+            rows, pair = examples[where, 1], pairs[corpus]
+            ids[where] = pair.hashes[rows]
+            source, target = (side.gather(rows, self.text.max_length - 2) for side in (pair.source, pair.target))
+            for position, i in enumerate(where.tolist()):
+                sources[i], targets[i] = source[position], target[position]
+        indices = starts[examples[:, 0]] + examples[:, 1]
+        return PairBatch(
+            collate(sources, self.text),
+            collate(targets, self.text),
+            torch.from_numpy(ids.view(np.int64)),
+            torch.from_numpy(indices),
+        )
+
+
+def _open(config: BitextTask.Config) -> DataDirectory:
+    options = PreprocessOptions(vocabulary_size=config.vocab_size, exclude=config.exclude)
+    return DataDirectory.open(prepare(get_demo() if config.data is None else config.data, options))
+
+
+def _text_spec(tokenizer: Tokenizer, pairs: list[PairSplit], max_length: int) -> TextSpec:
+    return TextSpec(
+        vocabulary_size=tokenizer.vocabulary_size,
+        pad_id=tokenizer.pad_id,
+        unk_id=tokenizer.unk_id,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+        mask_id=tokenizer.mask_id,
+        max_length=max_length,
+        source_languages=sorted({pair.languages[0] for pair in pairs}),
+        target_languages=sorted({pair.languages[1] for pair in pairs}),
+    )
+
+
+def _pair_lengths(pair: PairSplit, rows: np.ndarray) -> np.ndarray:
+    return pair.source.lengths(rows) + pair.target.lengths(rows)

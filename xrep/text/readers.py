@@ -1,0 +1,305 @@
+"""Reading raw text: lines, parallel text, and what parallel text lies in a folder.
+
+A pair of languages is (source, target); where English is one of them it is the target (``de-en``), whatever the order
+it was named in.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from io import BufferedReader
+from pathlib import Path
+from typing import NamedTuple
+
+from xrep.errors import UserError
+from xrep.text.languages import canonical
+
+MAXIMUM_WORDS = 10_000
+MAXIMUM_CHARACTERS = 1_000_000
+_MAXIMUM_BYTES = 4 * MAXIMUM_CHARACTERS
+_CODE = r"[A-Za-z]{2,3}(?:[-_][A-Z][a-z]{3})?"  # de, deu, zh-Hans
+_PAIR = re.compile(rf"({_CODE})-({_CODE})")
+_SPEC = re.compile(rf"{_PAIR.pattern}=(.+)")
+_COLUMNS = re.compile(r"(.+):(\d+),(\d+)")
+_SPEC_CURE = "write de-en=FILE.tsv, de-en=FILE.tsv:2,1 (columns of de and en) or de-en=FILE.de,FILE.en"
+_SPLITS = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}
+_NO_LANGUAGE = frozenset(
+    "bak bin bpe bz2 csv gz idx log md npy out png py sgm sh spm src tgt tmp tsv txt xml xz zip".split()
+)
+_LAYOUTS = (
+    "expected train.de-en.de + train.de-en.en, or train.de + train.en, or train.de-en.tsv, or deu-eng.tsv "
+    "(each also .gz; valid.* and test.* likewise)"
+)
+_ENGLISH = frozenset(
+    "the of to and you that it this have not with are they what my do she your his for were at be can from him her "
+    "there would when we i is".split()
+)
+
+
+@dataclass(frozen=True)
+class Bitext:
+    """Parallel text of one language pair: two line-aligned files, or two columns of one TSV file.
+
+    Attributes:
+        languages: (source, target), canonical codes.
+        paths: source file and target file, or one TSV file.
+        columns: TSV columns of source and target, counted from 0; None for two files.
+        columns_given: the user named the columns, so ``orient`` leaves them.
+    """
+
+    languages: tuple[str, str]
+    paths: tuple[str, ...]
+    columns: tuple[int, int] | None = None
+    columns_given: bool = False
+
+    @property
+    def name(self) -> str:
+        """The language pair, ``de-en``."""
+        return "-".join(self.languages)
+
+
+def read_lines(path: str | Path, *, allow_empty: bool = False) -> Iterator[tuple[int, str]]:
+    r"""Lines of a UTF-8 text file, numbered from 1, without their ends.
+
+    Gzip is known by its content, a byte order mark is dropped, only ``\n`` and ``\r\n`` end a line. Memory does not
+    grow with the file.
+
+    Raises:
+        UserError: a missing file, a folder, an empty file (unless ``allow_empty``), damaged gzip, invalid UTF-8, or a
+            line over 10,000 words or 1,000,000 characters, each with file and line.
+    """
+    number = 0
+    with _open(path) as file:
+        # What GzipFile wraps it does not close.
+        stream = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+        while line := _next_line(stream, path, number + 1):
+            number += 1
+            yield number, _decode(line, path, number)
+    if number == 0 and not allow_empty:
+        raise UserError("the file is empty", path=path, cure="give a file with text")
+
+
+def _open(path: str | Path) -> BufferedReader:
+    try:
+        return open(path, "rb")
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError("no such file", path=path, cure="check the name") from None
+    except IsADirectoryError:
+        raise UserError("a folder, not a file", path=path, cure="name a file in it") from None
+
+
+def _next_line(stream: BufferedReader | gzip.GzipFile, path: str | Path, number: int) -> bytes:
+    try:
+        line = stream.readline(_MAXIMUM_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise UserError("damaged or truncated gzip file", path=path, line=number, cure="fetch it again") from None
+    if len(line) > _MAXIMUM_BYTES:
+        raise _too_long(f"more than {MAXIMUM_CHARACTERS:,} characters", path, number)
+    return line
+
+
+def _decode(line: bytes, path: str | Path, number: int) -> str:
+    try:
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"invalid UTF-8 (byte {error.start + 1} of the line)",
+            path=path,
+            line=number,
+            cure="convert the file, for example: iconv -f latin1 -t utf-8",
+        ) from None
+    text = text[:-1] if text.endswith("\n") else text
+    text = text[:-1] if text.endswith("\r") else text
+    if len(text) > MAXIMUM_CHARACTERS:
+        raise _too_long(f"{len(text):,} characters", path, number)
+    if len(text) > 2 * MAXIMUM_WORDS and (words := len(text.split())) > MAXIMUM_WORDS:
+        raise _too_long(f"{words:,} words", path, number)
+    return text
+
+
+def _too_long(size: str, path: str | Path, number: int) -> UserError:
+    cure = "put one sentence on a line, or remove the line"
+    return UserError(f"a line of {size}, too long for a sentence", path=path, line=number, cure=cure)
+
+
+def parse_bitext(spec: str) -> Bitext:
+    """Read the command line's way to name parallel text.
+
+    ``de-en=deu-eng.tsv``, ``de-en=x.tsv:2,1`` (1-based columns of de and en), ``fr-en=train.fr,train.en``. A pair
+    named with English first is turned round. No file is opened.
+
+    Raises:
+        UserError: another form, or twice the same language.
+
+    >>> parse_bitext("en-de=x.tsv:1,2")
+    Bitext(languages=('de', 'en'), paths=('x.tsv',), columns=(1, 0))
+    """
+    match = _SPEC.fullmatch(spec)
+    if not match:
+        raise UserError(f"cannot read the parallel text {spec!r}", cure=_SPEC_CURE)
+    languages = canonical(match[1]), canonical(match[2])
+    if languages[0] == languages[1]:
+        raise UserError(f"{spec!r} names {languages[0]} twice", cure=_SPEC_CURE)
+    if columns := _COLUMNS.fullmatch(match[3]):
+        first, second = int(columns[2]) - 1, int(columns[3]) - 1
+        if first == second or min(first, second) < 0:
+            raise UserError(f"{spec!r} needs two different columns, counted from 1", cure=_SPEC_CURE)
+        return _english_last(Bitext(languages, (columns[1],), (first, second), columns_given=True))
+    paths = tuple(match[3].split(","))
+    if len(paths) > 2 or not all(paths):
+        raise UserError(f"{spec!r} names {len(paths)} files", cure=_SPEC_CURE)
+    return _english_last(Bitext(languages, paths, (0, 1) if len(paths) == 1 else None))
+
+
+def _english_last(bitext: Bitext) -> Bitext:
+    if bitext.languages[0] != "en":
+        return bitext
+    paths = bitext.paths[::-1] if len(bitext.paths) == 2 else bitext.paths
+    columns = bitext.columns and (bitext.columns[1], bitext.columns[0])
+    return replace(bitext, languages=bitext.languages[::-1], paths=paths, columns=columns)
+
+
+def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
+    """Look whether the columns of a TSV file stand the other way round than its pair is named.
+
+    ``deu-eng.tsv`` of manythings.org holds English first. Where one language is English and the first 1,000 rows show
+    clearly which column is, that decides; columns given by the user stay.
+
+    Returns:
+        The bitext to read, and one line for the user if it was turned round.
+    """
+    if bitext.columns is None or bitext.columns_given or bitext.languages[1] != "en":
+        return bitext, None
+    rows = list(itertools.islice(read_pairs(bitext), 1000))
+    source, target = (_english_words([row[side] for row in rows]) for side in (1, 2))
+    if source.hits < 3 or source.rate < 0.1 or source.rate < 4 * target.rate:
+        return bitext, None
+    english, other = bitext.columns[0] + 1, bitext.columns[1] + 1
+    turned = replace(bitext, columns=(bitext.columns[1], bitext.columns[0]))
+    note = f"{bitext.paths[0]}: column {english} is English, so column {other} is read as {bitext.languages[0]}"
+    return turned, note
+
+
+class _Words(NamedTuple):
+    hits: int
+    rate: float
+
+
+def _english_words(texts: list[str]) -> _Words:
+    """How many of the words are English function words that no other language's text is full of."""
+    words = [word for text in texts for word in re.findall(r"[^\W\d]+", text.lower())]
+    hits = sum(word in _ENGLISH for word in words)
+    return _Words(hits, hits / max(1, len(words)))
+
+
+def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
+    """``(line, source, target)`` of each pair, as written; a blank line of a TSV file is a pair of empty sides.
+
+    Raises:
+        UserError: as ``read_lines``, and for a TSV row with too few columns and for files with unequal line counts.
+    """
+    if bitext.columns is None:
+        yield from _read_files(*bitext.paths)
+        return
+    path, (source, target) = bitext.paths[0], bitext.columns
+    for number, line in read_lines(path):
+        row = line.split("\t")
+        if len(row) <= max(source, target):
+            if line.strip():
+                need = "two columns" if max(source, target) == 1 else f"{max(source, target) + 1} columns"
+                have = f"{len(row)} column{'s' if len(row) > 1 else ''}"
+                cure = "separate source and target by a tab"
+                raise UserError(f"{have} where {need} are needed", path=path, line=number, cure=cure)
+            row = [""] * (max(source, target) + 1)
+        yield number, row[source], row[target]
+
+
+def _read_files(source_path: str, target_path: str) -> Iterator[tuple[int, str, str]]:
+    sources, targets = read_lines(source_path), read_lines(target_path)
+    lines = itertools.zip_longest(sources, targets)
+    for count, (source, target) in enumerate(lines):
+        if source is None or target is None:
+            rest = 1 + sum(1 for _ in lines)
+            counts = (count, count + rest) if source is None else (count + rest, count)
+            raise UserError(
+                f"{counts[0]:,} lines, but {target_path} has {counts[1]:,}",
+                path=source_path,
+                cure="align the two files line by line",
+            )
+        yield source[0], source[1], target[1]
+
+
+def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
+    """Parallel text in a folder by the names of its files: ``{"train": [...], "valid": [...], "test": [...]}``.
+
+    Understood, each also with ``.gz``, with two- or three-letter codes, ``val`` and ``dev`` meaning valid:
+    ``{split}.{xx}-{yy}.{xx}`` beside ``.{yy}``; ``{split}.{xx}`` beside ``{split}.en`` (every language paired with
+    English; without English just two languages); ``{split}.{xx}-{yy}.tsv``; and any other ``*{xx}-{yy}*.tsv``, which is
+    training text unless a part of its name is one of the splits. Splits without text are left out.
+
+    Raises:
+        UserError: no training text (the cure names the layouts), one side missing, one side twice.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise UserError("no such folder", path=directory, cure="check the name")
+    splits: dict[str, list[Bitext]] = {split: [] for split in ("train", "valid", "test")}
+    sides: dict[tuple[str, tuple[str, str] | None], dict[str, str]] = {}
+    for file in sorted(directory.iterdir()):
+        parts = file.name.removesuffix(".gz").split(".")
+        if file.name.startswith(".") or not file.is_file() or len(parts) < 2:
+            continue
+        languages = _pair_of(parts[:-1])
+        if parts[-1] == "tsv" and languages:
+            splits[_split_of(parts)].append(_english_last(Bitext(languages, (str(file),), (0, 1))))
+        elif parts[0] in _SPLITS and len(parts) == (3 if languages else 2) and _is_language(parts[-1]):
+            _add_side(sides.setdefault((_SPLITS[parts[0]], languages), {}), canonical(parts[-1]), file)
+    for (split, languages), files in sides.items():
+        splits[split] += _pair_sides(directory, split, languages, files)
+    if not splits["train"]:
+        raise UserError("no parallel training text found", path=directory, cure=_LAYOUTS)
+    return {split: bitexts for split, bitexts in splits.items() if bitexts}
+
+
+def _pair_of(parts: list[str]) -> tuple[str, str] | None:
+    """The first part that names two languages (``dev-de`` names a split and one)."""
+    for pair in filter(None, map(_PAIR.fullmatch, parts)):
+        languages = canonical(pair[1]), canonical(pair[2])
+        if languages[0] != languages[1] and pair[1] not in _SPLITS:
+            return languages
+    return None
+
+
+def _is_language(code: str) -> bool:
+    return re.fullmatch(_CODE, code) is not None and code.lower() not in _NO_LANGUAGE
+
+
+def _split_of(parts: list[str]) -> str:
+    """The split a file name speaks of: ``news_test2016.de-en.tsv`` is no training text."""
+    words = re.findall(r"[a-z]+", " ".join(parts).lower())
+    return next((_SPLITS[word] for word in words if word in _SPLITS), "train")
+
+
+def _add_side(files: dict[str, str], language: str, file: Path) -> None:
+    if language in files:
+        raise UserError(f"a second {language} side beside {files[language]}", path=file, cure="remove one of the two")
+    files[language] = str(file)
+
+
+def _pair_sides(
+    directory: Path, split: str, languages: tuple[str, str] | None, files: dict[str, str]
+) -> list[Bitext]:
+    """Pairs among the sides of one split: the one they are named for, or every language with English."""
+    if languages is None and "en" in files and len(files) > 1:
+        return [Bitext((other, "en"), (files[other], files["en"])) for other in files if other != "en"]
+    wanted = languages or tuple(files)
+    if set(files) != set(wanted) or len(wanted) != 2:
+        raise UserError(
+            f"{split} has {', '.join(sorted(files))}, which makes no pairs", path=directory, cure=_LAYOUTS
+        )
+    return [_english_last(Bitext((wanted[0], wanted[1]), (files[wanted[0]], files[wanted[1]])))]

@@ -1,0 +1,131 @@
+"""What a run tells while it trains: a progress line, metrics.jsonl, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from xrep.errors import naming
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """Writes the averages of every ``log_every`` steps to ``metrics.jsonl`` and TensorBoard, and a line to stderr.
+
+    On a terminal the line is rewritten in place; elsewhere (a log file) a new one comes every ten seconds.
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        log_every: int = 50
+        """Steps between records of metrics.jsonl and TensorBoard."""
+        tensorboard: bool = True
+        """Write TensorBoard events below SAVE_DIR/tensorboard."""
+
+        def problems(self) -> list[str]:
+            return [] if self.log_every >= 1 else [f"log_every must be at least 1, not {self.log_every}"]
+
+    def __init__(self, config: Config, directory: Path, resumed_step: int, stream: IO[str] | None = None) -> None:
+        self.config = config
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._last_line = 0.0
+        self._width = 0
+        self._path = directory / "metrics.jsonl"
+        with naming(directory):
+            _drop_records_after(self._path, resumed_step)
+            self._file = open(self._path, "a", encoding="utf-8")
+            self._board = _TensorBoard(directory / "tensorboard", resumed_step) if config.tensorboard else None
+
+    def record(self, step: int, values: dict[str, Any], kind: str) -> None:
+        """Append one record; ``kind`` is train or valid."""
+        with naming(self._path):
+            self._file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+            self._file.flush()
+        if self._board is not None:
+            with naming(self._board.path):
+                self._board.record(step, {f"{kind}/{name}": value for name, value in values.items()})
+
+    def line(self, text: str) -> None:
+        """Show the state of training, not more often than people can read."""
+        now = time.monotonic()
+        if self._terminal:
+            if now - self._last_line >= 0.2:
+                self._stream.write("\r" + text.ljust(self._width))
+                self._stream.flush()
+                self._width, self._last_line = len(text), now
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self.say(text)
+            self._last_line = now
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        if self._terminal and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._width = 0
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        with naming(self._path):
+            self._file.close()
+
+
+def duration(seconds: float) -> str:
+    """``h:mm:ss`` or ``m:ss``."""
+    minutes, secs = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+
+
+def _drop_records_after(path: Path, step: int) -> None:
+    """A resumed run repeats the steps after its checkpoint, so their first records go."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        try:
+            if line and json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except ValueError:
+            continue  # cut short when the run was killed
+    aside = path.with_name(".metrics.jsonl.new")
+    try:
+        aside.write_text("".join(kept), encoding="utf-8")
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+class _TensorBoard:
+    """An event file of TensorBoard, written in this thread.
+
+    ``SummaryWriter`` writes in a thread of its own, where a full disk is a traceback on the screen.
+    """
+
+    def __init__(self, directory: Path, resumed_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._event, self._summary = Event, Summary
+        directory.mkdir(exist_ok=True)
+        self.path = directory / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        self._write(file_version="brain.Event:2")
+        if resumed_step:  # what an interrupted run wrote after its checkpoint is not shown
+            self._write(step=resumed_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def record(self, step: int, values: dict[str, float]) -> None:
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step=step, summary=self._summary(value=scalars))
+
+    def _write(self, **event: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        with open(self.path, "ab") as file:
+            RecordWriter(file).write(self._event(wall_time=time.time(), **event).SerializeToString())

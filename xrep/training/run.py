@@ -1,0 +1,186 @@
+"""From a resolved configuration to a trained model: the parts are built, a run found in its directory goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from xrep.config import RunConfig
+from xrep.criteria.criterion import Criterion
+from xrep.errors import UserError, naming
+from xrep.models.directory import (
+    CONFIG,
+    CRITERION,
+    MODEL,
+    TOKENIZER,
+    Checkpoint,
+    load_matching,
+    open_checkpoint,
+    read_saved_config,
+)
+from xrep.training.checkpoint import PREFIX, Checkpoints, check_same_run
+from xrep.training.progress import Progress, duration
+from xrep.training.trainer import Trainer, TrainingState
+
+HASHES = "training_hashes.npy"
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended: ``directory`` holds ``best`` and ``last``."""
+
+    directory: Path
+    state: TrainingState
+
+
+def train(run: RunConfig) -> Summary:
+    """Train, or go on training, as ``run`` says.
+
+    Raises:
+        UserError: bad data, a directory of another run, a checkpoint of other data.
+        TrainingError: a loss or gradient is not finite.
+    """
+    directory = run_directory(run)
+    _check_directory(directory, run)
+    torch.manual_seed(run.seed)
+    task = run.classes["task"](run.configs["task"], run.seed)
+    model = run.classes["model"](run.configs["model"], task.text)
+    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+    validate = run.classes["validation"](run.configs["validation"], task)
+    checkpoints = Checkpoints(run.configs["checkpoint"], directory)
+    latest = checkpoints.latest()
+    saved = _saved_state(latest, task) if latest is not None else {}
+    notes = _start_from(run.init, model, criterion, task) if run.init and latest is None else []
+    _prepare_directory(directory, run, task)
+    progress = Progress(run.configs["logging"], directory, latest.step if latest else 0)
+    try:
+        trainer = Trainer(run, task, model, criterion, checkpoints, progress, validate)
+        if latest is not None:
+            trainer.resume(latest, saved)
+            checkpoints.point(latest.step, trainer.state.best_step)  # a run that was killed may not have come to it
+            notes = [_resumed(latest, trainer.finished)]
+        for note in [*_introduction(run, task, model, trainer), *notes, *_warnings(criterion, task)]:
+            progress.say(note)
+        state = trainer.train()
+    finally:
+        progress.close()
+    _finish(directory, state, trainer)
+    return Summary(directory, state)
+
+
+def run_directory(run: RunConfig) -> Path:
+    """Where a run's files go."""
+    named = run.configs["checkpoint"].save_dir
+    return Path(named or f"runs/{run.values['task']['name']}-{run.values['criterion']['name']}")
+
+
+def _check_directory(directory: Path, run: RunConfig) -> None:
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError("is a file, not a directory", path=existing, cure="choose another --save-dir")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError("cannot be written to", path=existing, cure="choose another --save-dir")
+    if not directory.exists() or not any(directory.iterdir()):
+        return
+    if not (directory / CONFIG).exists():
+        raise UserError("is not empty and holds no run", path=directory, cure="choose another --save-dir")
+    check_same_run(read_saved_config(directory / CONFIG), run.values, directory)
+
+
+def _saved_state(latest: Checkpoint, task: Any) -> dict[str, Any]:
+    saved = latest.training_state()
+    if saved["data"] != task.fingerprint():
+        raise UserError(
+            "this run was trained on other data",
+            path=latest.path,
+            cure="choose another --save-dir, and --init to start from its weights",
+        )
+    return saved
+
+
+def _resumed(latest: Checkpoint, finished: bool) -> str:
+    if finished:
+        return f"this run is finished: {latest.path}; raise --max-steps, --max-epochs or --max-minutes to go on"
+    return f"going on from {latest.path} (step {latest.step})"
+
+
+def _start_from(init: str, model: nn.Module, criterion: Criterion, task: Any) -> list[str]:
+    checkpoint = open_checkpoint(init)
+    notes = []
+    for kind, module, name in (("model", model, MODEL), ("criterion", criterion, CRITERION)):
+        new = load_matching(module, checkpoint.tensors(name))
+        total = len(module.state_dict())
+        listed = f"; new: {', '.join(new)}" if new else ""
+        notes.append(f"init: {total - len(new)} of {total} {kind} tensors from {init}{listed}")
+        if kind == "model" and len(new) == total:
+            cure = "give the model the same sizes"
+            raise UserError("no tensor of the model fits this configuration", path=init, cure=cure)
+    if not _same_tokenizer(checkpoint, task):
+        notes.append(f"warning: {init} has another vocabulary than this data, so its embeddings are of other subwords")
+    return notes
+
+
+def _same_tokenizer(checkpoint: Checkpoint, task: Any) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        task.tokenizer.save(Path(folder))
+        ours = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+    return ours == {file.name: file.read_bytes() for file in (checkpoint.path / TOKENIZER).iterdir()}
+
+
+def _prepare_directory(directory: Path, run: RunConfig, task: Any) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for partial in directory.glob(f".{PREFIX}*"):  # of a run that was killed while it saved
+        shutil.rmtree(partial)
+    _write(directory / CONFIG, run.to_yaml())
+    _replace(directory / HASHES, lambda aside: shutil.copyfile(task.training_hashes, aside))
+
+
+def _introduction(run: RunConfig, task: Any, model: nn.Module, trainer: Trainer) -> list[str]:
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    data = run.values["task"]["data"] or "the demo corpus (no data was named)"
+    return [
+        f"{run.values['task']['name']}: {task.examples:,} training pairs of {data}",
+        f"{run.values['model']['name']}: {millions:.1f}M parameters on {trainer.device}, "
+        f"{torch.get_num_threads()} threads",
+    ]
+
+
+def _warnings(criterion: Criterion, task: Any) -> list[str]:
+    return [f"warning: {warning}" for warning in criterion.warnings(task.examples)]
+
+
+def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
+    summary = {
+        "steps": state.step,
+        "examples": state.examples,
+        "train_seconds": state.seconds,
+        "best": {"metric": getattr(trainer.validate, "metric", None), "value": state.best},
+    }
+    _write(directory / SUMMARY, json.dumps(summary, indent=1) + "\n")
+    encoder = f"the encoder: {directory / 'best'} (last: {directory / 'last'})"
+    print(f"{state.step} steps in {duration(state.seconds)}; {encoder}", file=sys.stderr)
+
+
+def _write(path: Path, text: str) -> None:
+    _replace(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    aside = path.with_name(f".{path.name}.new")
+    try:
+        with naming(path):
+            write(aside)
+            os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

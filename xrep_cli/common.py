@@ -1,0 +1,57 @@
+"""What every console script shares: one way to end, whatever goes wrong."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from xrep.errors import TrainingError, UserError
+
+
+def console_script(function: Callable[[Sequence[str]], None]) -> Callable[[Sequence[str] | None], int]:
+    """Turn ``function(argv)`` into an entry point that returns an exit code.
+
+    ``UserError`` and file-system errors (a full disk, no permission) are one line on stderr and exit code 2;
+    ``TrainingError`` is one line and exit code 1; Ctrl-C is exit code 130; a closed pipe (``| head``) is 141. Anything
+    else is a bug and keeps its traceback.
+    """
+
+    @functools.wraps(function)
+    def main(argv: Sequence[str] | None = None) -> int:
+        program = os.path.basename(sys.argv[0]) if argv is None else "xrep"
+        try:
+            function(sys.argv[1:] if argv is None else list(argv))
+        except UserError as error:
+            return _fail(program, str(error), 2)
+        except TrainingError as error:
+            return _fail(program, str(error), 1)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except OSError as error:
+            return _fail(program, _describe(error), 2)
+        except KeyboardInterrupt:
+            return _fail(program, "interrupted", 130)
+        return 0
+
+    return main
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the examples of a description as they are and prints each default."""
+
+
+def _describe(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    cures = {errno.ENOSPC: "; free some space and run the command again", errno.EDQUOT: "; your quota is used up"}
+    return f"{where}{error.strerror or error}{cures.get(error.errno or 0, '')}"
+
+
+def _fail(program: str, message: str, code: int) -> int:
+    for line in message.splitlines():
+        print(f"{program}: error: {line}", file=sys.stderr)
+    return code
