@@ -1,4 +1,4 @@
-"""A small German-English corpus for tests: every combination of a few words, so that translations can be learnt from it."""
+"""A small German-English corpus for tests: combinations of a few words, so that translations can be learnt from it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,41 @@ import random
 from pathlib import Path
 
 SUBJECTS = {
-    "der alte Mann": "the old man", "die kleine Katze": "the small cat", "unser Nachbar": "our neighbour",
-    "meine Schwester": "my sister", "das fremde Kind": "the strange child", "ihr Lehrer": "her teacher",
-    "der müde Arzt": "the tired doctor", "die junge Frau": "the young woman",
-}  # fmt: skip
+    "der alte Mann": "the old man",
+    "die kleine Katze": "the small cat",
+    "unser Nachbar": "our neighbour",
+    "meine Schwester": "my sister",
+    "das fremde Kind": "the strange child",
+    "ihr Lehrer": "her teacher",
+    "der müde Arzt": "the tired doctor",
+    "die junge Frau": "the young woman",
+}
 VERBS = {
-    "sieht": "sees", "kauft": "buys", "malt": "paints", "vergisst": "forgets", "sucht": "looks for",
-    "bewundert": "admires", "versteckt": "hides", "findet": "finds",
-}  # fmt: skip
+    "sieht": "sees",
+    "kauft": "buys",
+    "malt": "paints",
+    "vergisst": "forgets",
+    "sucht": "looks for",
+    "bewundert": "admires",
+    "versteckt": "hides",
+    "findet": "finds",
+}
 OBJECTS = {
-    "ein rotes Haus": "a red house", "das schwere Buch": "the heavy book", "einen gelben Vogel": "a yellow bird",
-    "die lange Brücke": "the long bridge", "einen runden Tisch": "a round table", "das offene Fenster": "the open window",
-    "den kalten Fluss": "the cold river", "eine leere Flasche": "an empty bottle",
-}  # fmt: skip
-TIMES = {"am Morgen": "in the morning", "jeden Tag": "every day", "im Winter": "in winter", "nach der Arbeit": "after work"}
+    "ein rotes Haus": "a red house",
+    "das schwere Buch": "the heavy book",
+    "einen gelben Vogel": "a yellow bird",
+    "die lange Brücke": "the long bridge",
+    "einen runden Tisch": "a round table",
+    "das offene Fenster": "the open window",
+    "den kalten Fluss": "the cold river",
+    "eine leere Flasche": "an empty bottle",
+}
+TIMES = {
+    "am Morgen": "in the morning",
+    "jeden Tag": "every day",
+    "im Winter": "in winter",
+    "nach der Arbeit": "after work",
+}
 
 
 def sentence_pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:

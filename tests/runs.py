@@ -59,21 +59,13 @@ def make_trainer(run: RunConfig, directory: Path, validate: Callable[..., dict[s
     return Trainer(run, task, model, criterion, checkpoints, progress, validate)
 
 
-def xrep_train(
-    *arguments: object, path: Path | None = None, before: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """Run ``xrep-train`` in a process of its own.
-
-    Args:
-        path: a folder to add to the module search path.
-        before: a shell command that runs first, in a mount namespace of its own.
-    """
-    return subprocess.run(command(*arguments, before=before), capture_output=True, text=True, env=environment(path))
+def xrep_train(*arguments: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``xrep-train`` in a process of its own, ``path`` added to the module search path."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(path))
 
 
-def command(*arguments: object, before: str = "") -> list[str]:
-    line = [sys.executable, "-m", "xrep_cli.train", *map(str, arguments)]
-    return ["unshare", "-rm", "sh", "-c", f'{before} && exec "$@"', "sh", *line] if before else line
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "xrep_cli.train", *map(str, arguments)]
 
 
 def environment(path: Path | None = None) -> dict[str, str]:
@@ -127,7 +119,7 @@ class TwoTerms(Criterion):
         if self.config.poisoned in TwoTerms.seen[-1]:
             distance = distance * torch.nan
         tokens = (source_tokens - 1).square().sum() + (target_tokens + 1).square().sum()
-        terms = {"pairs": Term(distance, len(batch)), "tokens": Term(tokens, batch.token_count, weight=0.25)}
+        terms = {"pairs": Term(distance), "tokens": Term(tokens, weight=0.25)}
         return Loss(terms)
 
 

@@ -6,8 +6,6 @@ any other exception is a bug and keeps its traceback.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -37,15 +35,6 @@ class ConfigError(UserError):
     def __init__(self, problems: list[str]) -> None:
         self.problems = list(problems)
         super().__init__("\n".join(self.problems))
-
-
-@contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Let a failed write (a full disk, a quota) name the file or folder it was for: Python often does not."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 class TrainingError(Exception):

@@ -76,7 +76,10 @@ class SentenceEncoder:
 
         Raises:
             UserError: the encoder has no tower for the language.
+            TypeError: ``sentences`` is one string.
         """
+        if isinstance(sentences, str):
+            raise TypeError("encode takes a list of sentences, not one string")
         tower = self.model.tower(lang)  # type: ignore[operator]
         tokens: list[np.ndarray] = []
         for start in range(0, len(sentences), TOKENIZE_CHUNK):

@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from xrep.errors import TrainingError, UserError
 
@@ -22,7 +23,7 @@ def console_script(function: Callable[[Sequence[str]], None]) -> Callable[[Seque
 
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
-        program = os.path.basename(sys.argv[0]) if argv is None else "xrep"
+        program = f"xrep-{function.__module__.rpartition('.')[2]}" if argv is not None else _program()
         try:
             function(sys.argv[1:] if argv is None else list(argv))
         except UserError as error:
@@ -42,7 +43,16 @@ def console_script(function: Callable[[Sequence[str]], None]) -> Callable[[Seque
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the examples of a description as they are and prints each default."""
+    """Keeps the examples of a description as they are and prints each default that says something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False, []) else super()._get_help_string(action)
+
+
+def _program() -> str:
+    """Name of the command as it was typed; ``python -m xrep_cli.train`` is xrep-train."""
+    path = Path(sys.argv[0])
+    return f"xrep-{path.stem}" if path.suffix == ".py" else path.name
 
 
 def _describe(error: OSError) -> str:

@@ -37,6 +37,7 @@ def _tatoeba_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--path", required=True, metavar="DIR", help="the encoder: a checkpoint directory")
     add("--data", required=True, metavar="DIR", help="folder of the test files")
+    add("--plugin", metavar="MODULE", action="append", help="import a Python module that has the encoder's model")
     add("--langs", default="all", help="language codes (de,fr or deu,fra), or 14, 28, 36 or 11, or all that are there")
     add("--json", metavar="FILE", help="write the results as JSON; - prints JSON alone on stdout")
     add("--plot", metavar="FILE", help="draw the results as a PNG file (needs the extra 'plot')")
@@ -51,7 +52,11 @@ def _tatoeba_options(parser: argparse.ArgumentParser) -> None:
 
 def _tatoeba(options: argparse.Namespace) -> None:
     from xrep.evaluation import plots, report, tatoeba
+    from xrep.files import write_aside
+    from xrep.registry import import_plugin
 
+    for plugin in options.plugin or []:
+        import_plugin(plugin)
     if options.json not in (None, "-"):
         report.check_output(options.json)
     if options.plot is not None:
@@ -74,7 +79,7 @@ def _tatoeba(options: argparse.Namespace) -> None:
     values = report.to_json(report.as_dict(results, options.path))
     print(values if options.json == "-" else report.table(results) + "\n", end="")
     if options.json not in (None, "-"):
-        with report.write_aside(options.json) as temporary:
+        with write_aside(options.json) as temporary:
             temporary.write_text(values, encoding="utf-8")
     if options.plot is not None:
         plots.plot_tatoeba(results, options.plot)
@@ -107,3 +112,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> None:
     options = _parser(argv[0] if argv else None).parse_args(argv)
     EVALUATIONS[options.evaluation].run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

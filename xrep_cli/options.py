@@ -82,7 +82,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
         values["plugins"] = list(dict.fromkeys(plugins))
     merged = merge(merged, values)
     if names["task"] == "bitext" and not files["config"] and not merged.get("task", {}).get("data"):
-        line.layers.insert(0, (str(demo_recipe()), read_yaml(demo_recipe())))
+        line.layers.append((str(demo_recipe()), read_yaml(demo_recipe())))
     line.layers.append(("command line", values))
     return line
 
@@ -246,7 +246,7 @@ def help_text(line: CommandLine) -> str:
     for spec in line.fields:
         if spec.section != section:
             section = spec.section
-            out.append(f"\n{_title(section, line.names.get(section))}")
+            out.append("\n" + textwrap.fill(_title(section, line.names.get(section)), width, subsequent_indent="  "))
         names = [other.name for other in line.fields].count(spec.name)
         shown = option_name(spec) if names == 1 else f"{spec.key}="
         default = "required" if spec.default is dataclasses.MISSING else f"default: {_show(spec.default)}"

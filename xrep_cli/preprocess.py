@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from xrep.data.preprocess import PreprocessOptions, PreprocessReport, preprocess
 from xrep.errors import UserError
+from xrep.files import write_aside
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
 from xrep_cli.common import HelpFormatter, console_script
@@ -140,12 +140,8 @@ def _check_folder(path: str | None) -> None:
 
 
 def _write_json(path: Path, report: PreprocessReport) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with write_aside(path) as temporary:
         temporary.write_text(json.dumps(report.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 main = console_script(_main)

@@ -10,6 +10,7 @@ import pytest
 from xrep.errors import UserError
 from xrep.evaluation import plots, report, tatoeba
 from xrep.evaluation.overlap import Overlap
+from xrep.files import write_aside
 from xrep.metrics.retrieval import Accuracy
 
 
@@ -67,7 +68,7 @@ def test_saved_embeddings_are_the_vectors_and_replace_older_ones(tmp_path: Path)
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_text("old")
-    with pytest.raises(OSError, match="No space left"), report.write_aside(path) as temporary:
+    with pytest.raises(OSError, match="No space left"), write_aside(path) as temporary:
         temporary.write_text("half")
         raise OSError(28, "No space left on device")
     assert os.listdir(tmp_path) == ["out.json"] and path.read_text() == "old"

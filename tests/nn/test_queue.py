@@ -40,10 +40,3 @@ def test_the_oldest_are_replaced_first_and_a_copy_goes_on_alike() -> None:
     for one in (queue, copy):
         one.enqueue(torch.tensor([[4.0], [5.0], [6.0]]), torch.ones(3, 2, dtype=torch.int64))
         assert one.vectors.flatten().tolist() == [6, 2, 3, 4, 5] and one.ids[:, 0].tolist() == [1, 0, 0, 1, 1]
-
-
-def test_started_from_a_queue_of_another_size_it_is_empty() -> None:
-    old, new = Queue(5, 1), Queue(7, 1)
-    old.enqueue(torch.ones(5, 1), torch.ones(5, 2, dtype=torch.int64))
-    new.load_state_dict({"count": old.count}, strict=False)
-    assert new.filled == 0

@@ -28,6 +28,7 @@ FLOORS = {
     "xrep.kernels": 1,
     "xrep.retrieval": 1,
     "xrep.metrics": 1,
+    "xrep.files": 1,
     "xrep.errors": 0,  # below the first floor: any room may raise them
 }
 # Rooms of one floor do not know each other, but for these, each in one direction.

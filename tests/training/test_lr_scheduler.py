@@ -17,8 +17,13 @@ def factor(name, step, progress, warmup_end=0.2, **options):
 
 @pytest.mark.parametrize(
     ("name", "halfway", "end"),
-    [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("inverse_sqrt", math.sqrt(4 / 12), math.sqrt(4 / 20)), ("constant", 1, 1)],
-)  # fmt: skip
+    [
+        ("cosine", 0.55, 0.1),
+        ("linear", 0.55, 0.1),
+        ("inverse_sqrt", math.sqrt(4 / 12), math.sqrt(4 / 20)),
+        ("constant", 1, 1),
+    ],
+)
 def test_warm_up_then_decay(name, halfway, end):
     options = {"min_lr_ratio": 0.1} if name in ("cosine", "linear") else {}
     warming = [factor(name, step, step / 20, **options) for step in range(4)]
@@ -40,7 +45,9 @@ def test_no_warm_up_starts_at_the_peak():
 
 
 def test_rates_of_a_run(data_directory, tmp_path):
-    run = compose_run(data_directory, tmp_path / "run", max_steps=10, warmup_steps=2, lr=0.01, lr_scheduler="linear", log_every=1)
+    run = compose_run(
+        data_directory, tmp_path / "run", max_steps=10, warmup_steps=2, lr=0.01, lr_scheduler="linear", log_every=1
+    )
     train(run)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rates = [record["learning_rate"] for record in records if record["kind"] == "train"]

@@ -38,7 +38,7 @@ def double():
 
 
 def test_accumulated_batches_equal_one_large_batch(data_directory, two_terms, double, tmp_path):
-    """Each term is divided by its own size, summed over the batches of the step: pairs are as many in both, tokens are not."""
+    """Each term is divided by its own size, summed over the batches of a step: equal for pairs, not for tokens."""
     exact = {"criterion": "two_terms", "dropout": 0, "attention_dropout": 0, "max_steps": 4}
     large = make_trainer(compose_run(data_directory, tmp_path / "a", batch_size=80, **exact), tmp_path / "a")
     large.train()

@@ -10,16 +10,15 @@ from torch import Tensor, nn
 
 @dataclass
 class Term:
-    """One summed loss: ``sum`` is a scalar with gradient, ``size`` how many things it sums over."""
+    """One loss, summed over the things that ``Criterion.sizes`` counts: ``sum`` is a scalar with gradient."""
 
     sum: Tensor
-    size: float
     weight: float = 1.0
 
 
 @dataclass
 class Loss:
-    """The objective is Σ weight · sum / size over the terms, sizes added up over micro-batches and ranks first.
+    """The objective is Σ weight · sum / size over the terms, their sizes added up over micro-batches and ranks first.
 
     Attributes:
         metrics: further numbers to log, each a mean over the batch.
@@ -37,7 +36,11 @@ class Criterion(nn.Module):
     """
 
     def sizes(self, batch: Any) -> dict[str, float]:
-        """``Term.size`` of each term of this batch: known before the forward pass, as micro-batches share it."""
+        """How many things each term sums over in this batch (pairs, masked tokens).
+
+        It is told by the batch alone, before the forward pass, because the gradients of the first micro-batch of a step
+        are already divided by the sizes of all of them.
+        """
         raise NotImplementedError
 
     def forward(self, model: nn.Module, batch: Any) -> Loss:

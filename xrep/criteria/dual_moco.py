@@ -72,7 +72,7 @@ class DualMoco(Criterion):
         to_source = self._contrast(target_query, source_key, self.source_queue, batch.ids)
         correct = torch.cat([to_target.correct, to_source.correct]).float().mean()
         loss = (to_target.loss + to_source.loss).sum()
-        return Loss({"infonce": Term(loss, len(batch))}, {"accuracy": 100 * correct.item()})
+        return Loss({"infonce": Term(loss)}, {"accuracy": 100 * correct.item()})
 
     def _contrast(self, query: Tensor, key: Tensor, queue: Queue, ids: Tensor) -> InfoNCE:
         masked = (ids, queue.ids) if self.config.mask_equal_sentences else (None, None)

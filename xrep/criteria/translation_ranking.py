@@ -37,4 +37,4 @@ class TranslationRanking(Criterion):
         result = inbatch_infonce(source, target, self.config.temperature, ids=ids)
         correct = (result.forward_correct.float() + result.backward_correct.float()).mean() / 2
         loss = (result.forward + result.backward).sum()
-        return Loss({"translation_ranking": Term(loss, len(batch))}, {"accuracy": 100 * correct.item()})
+        return Loss({"translation_ranking": Term(loss)}, {"accuracy": 100 * correct.item()})

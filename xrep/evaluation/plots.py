@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.report import write_aside
 from xrep.evaluation.tatoeba import Results
+from xrep.files import write_aside
 from xrep.text.languages import name
 
 if TYPE_CHECKING:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.tatoeba import GROUPS, PROTOCOL, Pool, Results, average
+from xrep.files import write_aside
 from xrep.metrics.retrieval import Accuracy
 from xrep.text.languages import name
 
@@ -101,18 +100,6 @@ def check_output(path: str | Path, *, folder: bool = False) -> None:
     if path.exists() and path.is_dir() != folder:
         kind = "a folder" if path.is_dir() else "a file"
         raise UserError(f"is {kind} already", path=path, cure="choose another name")
-
-
-@contextmanager
-def write_aside(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` to write to; it takes the place of ``path`` if the block ends well."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def save_embeddings(folder: str | Path, pool: Pool, vectors: np.ndarray, english: np.ndarray) -> None:

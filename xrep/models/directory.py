@@ -32,7 +32,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec
-from xrep.errors import UserError, naming
+from xrep.errors import UserError
+from xrep.files import naming
 from xrep.registry import MODELS
 
 SCHEMA = 1

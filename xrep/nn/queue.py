@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -30,12 +28,6 @@ class Queue(nn.Module):
     def filled(self) -> int:
         """Number of rows that hold a vector."""
         return min(int(self.count), len(self.vectors))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
-        if prefix + "vectors" not in state_dict:  # of another size: without its vectors the count would vouch for zeros
-            for name in ("ids", "count"):
-                state_dict.pop(prefix + name, None)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @torch.no_grad()
     def enqueue(self, vectors: Tensor, ids: Tensor) -> None:

@@ -291,15 +291,11 @@ def _add_side(files: dict[str, str], language: str, file: Path) -> None:
     files[language] = str(file)
 
 
-def _pair_sides(
-    directory: Path, split: str, languages: tuple[str, str] | None, files: dict[str, str]
-) -> list[Bitext]:
+def _pair_sides(directory: Path, split: str, languages: tuple[str, str] | None, files: dict[str, str]) -> list[Bitext]:
     """Pairs among the sides of one split: the one they are named for, or every language with English."""
     if languages is None and "en" in files and len(files) > 1:
         return [Bitext((other, "en"), (files[other], files["en"])) for other in files if other != "en"]
     wanted = languages or tuple(files)
     if set(files) != set(wanted) or len(wanted) != 2:
-        raise UserError(
-            f"{split} has {', '.join(sorted(files))}, which makes no pairs", path=directory, cure=_LAYOUTS
-        )
+        raise UserError(f"{split} has {', '.join(sorted(files))}, which makes no pairs", path=directory, cure=_LAYOUTS)
     return [_english_last(Bitext((wanted[0], wanted[1]), (files[wanted[0]], files[wanted[1]])))]

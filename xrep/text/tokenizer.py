@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 import sentencepiece
 
 from xrep.errors import UserError
+from xrep.files import write_aside
 
 CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "sentencepiece.model"
@@ -131,8 +131,10 @@ class SentencePieceTokenizer(Tokenizer):
         directory.mkdir(parents=True, exist_ok=True)
         config = {"schema": 1, "kind": self.kind, "vocabulary_size": self.vocabulary_size}
         # The config names the kind, so it comes last: a folder that has it is whole.
-        _write_aside(directory / SENTENCEPIECE_FILE, self._model)
-        _write_aside(directory / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
+        with write_aside(directory / SENTENCEPIECE_FILE) as temporary:
+            temporary.write_bytes(self._model)
+        with write_aside(directory / CONFIG_FILE) as temporary:
+            temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 _KINDS: dict[str, type[Tokenizer]] = {SentencePieceTokenizer.kind: SentencePieceTokenizer}
@@ -243,12 +245,3 @@ def _read_model(path: Path) -> bytes:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise UserError("no such tokenizer", path=path, cure="give a tokenizer folder or a .model file") from None
-
-
-def _write_aside(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from xrep.errors import naming
+from xrep.files import naming, write_aside
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -95,12 +95,8 @@ def _drop_records_after(path: Path, step: int) -> None:
                 kept.append(line + "\n")
         except ValueError:
             continue  # cut short when the run was killed
-    aside = path.with_name(".metrics.jsonl.new")
-    try:
+    with write_aside(path) as aside:
         aside.write_text("".join(kept), encoding="utf-8")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 class _TensorBoard:

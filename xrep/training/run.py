@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from torch import nn
 
 from xrep.config import RunConfig
 from xrep.criteria.criterion import Criterion
-from xrep.errors import UserError, naming
+from xrep.errors import UserError
+from xrep.files import write_aside
 from xrep.models.directory import (
     CONFIG,
     CRITERION,
@@ -56,12 +56,15 @@ def train(run: RunConfig) -> Summary:
     torch.manual_seed(run.seed)
     task = run.classes["task"](run.configs["task"], run.seed)
     model = run.classes["model"](run.configs["model"], task.text)
-    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
-    validate = run.classes["validation"](run.configs["validation"], task)
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
     latest = checkpoints.latest()
     saved = _saved_state(latest, task) if latest is not None else {}
-    notes = _start_from(run.init, model, criterion, task) if run.init and latest is None else []
+    initial = open_checkpoint(run.init) if run.init and latest is None else None
+    # The model comes first: a criterion may copy it (momentum encoders, heads).
+    notes = _init_model(initial, model, task) if initial else []
+    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+    notes += [_load(initial, CRITERION, "criterion", criterion)[1]] if initial else []
+    validate = run.classes["validation"](run.configs["validation"], task)
     _prepare_directory(directory, run, task)
     progress = Progress(run.configs["logging"], directory, latest.step if latest else 0)
     try:
@@ -115,20 +118,22 @@ def _resumed(latest: Checkpoint, finished: bool) -> str:
     return f"going on from {latest.path} (step {latest.step})"
 
 
-def _start_from(init: str, model: nn.Module, criterion: Criterion, task: Any) -> list[str]:
-    checkpoint = open_checkpoint(init)
-    notes = []
-    for kind, module, name in (("model", model, MODEL), ("criterion", criterion, CRITERION)):
-        new = load_matching(module, checkpoint.tensors(name))
-        total = len(module.state_dict())
-        listed = f"; new: {', '.join(new)}" if new else ""
-        notes.append(f"init: {total - len(new)} of {total} {kind} tensors from {init}{listed}")
-        if kind == "model" and len(new) == total:
-            cure = "give the model the same sizes"
-            raise UserError("no tensor of the model fits this configuration", path=init, cure=cure)
-    if not _same_tokenizer(checkpoint, task):
-        notes.append(f"warning: {init} has another vocabulary than this data, so its embeddings are of other subwords")
-    return notes
+def _init_model(initial: Checkpoint, model: nn.Module, task: Any) -> list[str]:
+    new, note = _load(initial, MODEL, "model", model)
+    if len(new) == len(model.state_dict()):
+        cure = "give the model the same sizes"
+        raise UserError("no tensor of the model fits this configuration", path=initial.path, cure=cure)
+    if _same_tokenizer(initial, task):
+        return [note]
+    warning = f"warning: {initial.path} has another vocabulary than this data, so its embeddings are of other subwords"
+    return [note, warning]
+
+
+def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple[list[str], str]:
+    """Copy the tensors that fit; returns the names of those that keep their fresh values, and a line that says so."""
+    new, total = load_matching(module, initial.tensors(file)), len(module.state_dict())
+    listed = f"; new: {', '.join(new)}" if new else ""
+    return new, f"init: {total - len(new)} of {total} {kind} tensors from {initial.path}{listed}"
 
 
 def _same_tokenizer(checkpoint: Checkpoint, task: Any) -> bool:
@@ -143,7 +148,8 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Any) -> None:
     for partial in directory.glob(f".{PREFIX}*"):  # of a run that was killed while it saved
         shutil.rmtree(partial)
     _write(directory / CONFIG, run.to_yaml())
-    _replace(directory / HASHES, lambda aside: shutil.copyfile(task.training_hashes, aside))
+    with write_aside(directory / HASHES) as aside:
+        shutil.copyfile(task.training_hashes, aside)
 
 
 def _introduction(run: RunConfig, task: Any, model: nn.Module, trainer: Trainer) -> list[str]:
@@ -173,14 +179,5 @@ def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    _replace(path, lambda aside: aside.write_text(text, encoding="utf-8"))
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    aside = path.with_name(f".{path.name}.new")
-    try:
-        with naming(path):
-            write(aside)
-            os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with write_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")

@@ -109,7 +109,7 @@ class Trainer:
         if self.config.max_steps is None and self.config.max_minutes is None and self.max_epochs is None:
             self.max_epochs = 15.0
         self._meters: dict[str, list[float]] = defaultdict(list)
-        self._since = (0, 0, 0.0)
+        self._recent: dict[str, float] = {}
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Trainer:
         groups = self._groups()
         finished = self.finished
         while not finished:
-            self._step(next(groups))
+            self._step(next(groups), time.monotonic())
             finished = self._progress() >= 1.0
             best = self._validate() if finished or self._due(self.config.validate_every) else False
             # One checkpoint a step, written after its validation: what is on disk never waits for another one.
@@ -162,7 +162,7 @@ class Trainer:
             shares.append(seconds / 60 / self.config.max_minutes)
         return shares
 
-    def _step(self, group: list[Any]) -> None:
+    def _step(self, group: list[Any], started: float) -> None:
         sizes: Counter[str] = Counter()
         for batch in group:
             sizes.update(self.module.criterion.sizes(batch))
@@ -171,14 +171,16 @@ class Trainer:
         total = 0.0
         for batch in group:
             loss = self.module(batch.to(self.device))
-            objective = sum(term.weight * term.sum / sizes[name] for name, term in loss.terms.items())
+            parts = {name: term.weight * term.sum / max(sizes[name], 1) for name, term in loss.terms.items()}
+            objective = sum(parts.values())
             value = float(objective.detach())
             if not math.isfinite(value):
                 self._stop_at(f"the loss is {value}", batch)
             objective.backward()
             total += value
-            for name, metric in loss.metrics.items():
-                self._meters[name].append(metric)
+            self._measure(loss.metrics)
+            if len(parts) > 1:
+                self._measure({f"loss_{name}": float(part.detach()) * len(group) for name, part in parts.items()})
         limit = self.config.clip_norm or math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit, error_if_nonfinite=False))
         if not math.isfinite(norm):
@@ -187,7 +189,11 @@ class Trainer:
         self.module.criterion.after_step(self.module.model)
         self.state.step += 1
         self.state.examples += sum(len(batch) for batch in group)
-        self._log(total, norm, rate, sum(batch.token_count for batch in group))
+        self._measure({"loss": total, "gradient_norm": norm, "tokens": sum(batch.token_count for batch in group)})
+        self._measure({"pairs": sum(len(batch) for batch in group), "busy_seconds": time.monotonic() - started})
+        if self._due(self.progress.config.log_every):
+            self._record(rate)
+        self.progress.line(self._line(rate))
 
     def _set_learning_rate(self, examples: int) -> float:
         schedule = self.schedule.config
@@ -208,37 +214,27 @@ class Trainer:
 
     # -- what it tells ------------------------------------------------------------------------------------------------
 
-    def _log(self, loss: float, norm: float, rate: float, tokens: int) -> None:
-        self._meters["loss"].append(loss)
-        self._meters["gradient_norm"].append(norm)
-        self._meters["tokens"].append(tokens)
-        if self._due(self.config_log_every):
-            self._record(rate)
-        self.progress.line(self._line(rate))
-
-    @property
-    def config_log_every(self) -> int:
-        return self.progress.config.log_every
+    def _measure(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._meters[name].append(value)
 
     def _record(self, rate: float) -> None:
-        step, examples, seconds = self._since
-        elapsed = max(self.state.seconds - seconds, 1e-9)
-        tokens = sum(self._meters.pop("tokens"))
+        """Log the means since the last record; speed is that of training alone, without validation and saving."""
+        busy, pairs, tokens = (sum(self._meters.pop(name)) for name in ("busy_seconds", "pairs", "tokens"))
         values = {name: sum(numbers) / len(numbers) for name, numbers in self._meters.items()}
         values |= {
             "learning_rate": rate,
             "epoch": self.state.examples / self.task.examples,
-            "pairs_per_second": (self.state.examples - examples) / elapsed,
-            "tokens_per_second": tokens / elapsed,
+            "pairs_per_second": pairs / busy,
+            "tokens_per_second": tokens / busy,
             "seconds": self.state.seconds,
         }
         self.progress.record(self.state.step, values, "train")
         self._recent = values
         self._meters.clear()
-        self._since = (self.state.step, self.state.examples, self.state.seconds)
 
     def _line(self, rate: float) -> str:
-        recent = getattr(self, "_recent", None) or {k: v[-1] for k, v in self._meters.items() if v}
+        recent = self._recent or {name: numbers[-1] for name, numbers in self._meters.items()}
         spent = self._progress()
         left = self.state.seconds * (1 - spent) / spent if spent else 0.0
         parts = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
@@ -296,7 +292,6 @@ class Trainer:
         if self.device.type == "cuda" and saved["random_cuda"]:
             torch.cuda.set_rng_state_all(saved["random_cuda"])
         self.state = TrainingState(**{name: saved[name] for name in vars(self.state)})
-        self._since = (self.state.step, self.state.examples, self.state.seconds)
 
     @property
     def finished(self) -> bool:

@@ -1,0 +1,132 @@
+"""The command line of xrep-train."""
+
+import pytest
+import yaml
+
+from xrep.config import compose
+from xrep.errors import ConfigError
+from xrep.registry import CRITERIA
+from xrep_cli.options import help_text, parse
+from xrep_cli.train import main
+
+CHOSEN = ["--task", "bitext", "--criterion", "dual_moco"]
+
+
+def values(*arguments):
+    line = parse(arguments)
+    return compose(line.layers, line.problems).values
+
+
+def problems(*arguments):
+    line = parse(arguments)
+    with pytest.raises(ConfigError) as error:
+        compose(line.layers, line.problems)
+    return error.value.problems
+
+
+def test_three_spellings(tmp_path):
+    (tmp_path / "c.yaml").write_text("task: bitext\ncriterion: {name: dual_moco, queue_size: 512}\n")
+    given = [
+        ["data/", *CHOSEN, "--queue-size", "512"],
+        ["data/", *CHOSEN, "--queue_size=512"],
+        ["task.data=data/", *CHOSEN, "criterion.queue_size=512"],
+        ["--data", "data/", "task=bitext", "criterion=dual_moco", "--criterion.queue-size", "512"],
+        ["data/", "task.name=bitext", "criterion.name=dual_moco", "--queue-size=512"],
+        ["--config", str(tmp_path / "c.yaml"), "data/"],
+        [f"--config={tmp_path / 'c.yaml'}", "--data=data/", "--queue-size", "512"],
+    ]
+    first, *others = [values(*arguments) for arguments in given]
+    assert first["criterion"]["queue_size"] == 512 and first["task"]["data"] == "data/"
+    assert all(other == first for other in others)
+
+
+def test_defaults_then_files_then_command_line(tmp_path):
+    (tmp_path / "a.yaml").write_text("task: bitext\ncriterion: dual_moco\noptimizer: {lr: 0.5}\nseed: 8\n")
+    (tmp_path / "b.yaml").write_text("seed: 9\ncriterion: {momentum: 0.5}\n")
+    files = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
+    merged = values(*files, "--momentum", "0.25", "data/")
+    assert (merged["optimizer"]["lr"], merged["seed"], merged["criterion"]["momentum"]) == (0.5, 9, 0.25)
+    assert merged["criterion"]["queue_size"] == 409600
+    other = values(*files, "data/", "--criterion", "translation_ranking")
+    assert other["criterion"] == {"name": "translation_ranking", "temperature": 0.05, "mask_equal_sentences": False}
+
+
+def test_without_data_the_demo_recipe_applies(tmp_path):
+    demo = values(*CHOSEN, "--lr", "0.1")
+    assert (demo["model"]["hidden_size"], demo["optimizer"]["lr"], demo["task"]["data"]) == (192, 0.1, None)
+    assert values(*CHOSEN, "data/")["model"]["hidden_size"] == 512
+    (tmp_path / "c.yaml").write_text("task: bitext\ncriterion: dual_moco\n")
+    assert values("--config", str(tmp_path / "c.yaml"))["model"]["hidden_size"] == 512
+    ranking = values("--task", "bitext", "--criterion", "translation_ranking")
+    assert ranking["model"]["hidden_size"] == 192 and "queue_size" not in ranking["criterion"]
+
+
+def test_flags_and_lists():
+    given = ["data/", *CHOSEN, "--no-tensorboard", "--mask-equal-sentences", "--exclude", "a", "--exclude=b,c"]
+    merged = values(*given, "optimizer.betas=[0.9, 0.98]", "--norm", "pre", "--normalize", "false")
+    assert (merged["logging"]["tensorboard"], merged["criterion"]["mask_equal_sentences"]) == (False, True)
+    assert (merged["task"]["exclude"], merged["optimizer"]["betas"]) == (["a", "b", "c"], [0.9, 0.98])
+    assert (merged["model"]["norm"], merged["model"]["normalize"], merged["task"]["data"]) == ("pre", False, "data/")
+    assert values("./x=1/", *CHOSEN)["task"]["data"] == "./x=1/"
+
+
+def test_what_is_wrong_is_listed():
+    assert problems(
+        "data/", *CHOSEN, "--queue-sise", "5", "--lr", "--mommentum=1", "lr=3", "more/", "model.layer=2"
+    ) == [
+        "unknown option --queue-sise; did you mean '--queue-size'?",
+        "--lr needs a value",
+        "unknown option --mommentum; did you mean '--momentum'?",
+        "unknown key lr; write optimizer.lr=...",
+        "'more/': data is named twice",
+        "unknown key model.layer; did you mean 'layers'?",
+    ]
+    # The options of a part that is misspelt cannot be judged; all others are.
+    assert problems("data/", "--task", "bitext", "--criterion", "dual_moko", "--queue-size", "5", "--seed", "x") == [
+        "unknown criterion 'dual_moko'; did you mean 'dual_moco'?",
+        "seed must be int, not 'x'",
+    ]
+    assert problems()[0] == "no task chosen; name one: --task (bitext)"
+
+
+def test_a_name_of_two_parts(tmp_path, monkeypatch):
+    """``layers`` of the model and of a plugin's criterion: each is named by its key."""
+    (tmp_path / "layered_criterion.py").write_text(
+        "from dataclasses import dataclass\n\nfrom xrep.registry import CRITERIA\n\n\n"
+        "class Layered:\n    @dataclass(kw_only=True)\n    class Config:\n"
+        '        layers: int = 3\n        """Layers."""\n\n\n'
+        "CRITERIA.register('layered', 'layered_criterion:Layered')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(CRITERIA, "_targets", dict(CRITERIA._targets))
+    given = ["data/", "--task", "bitext", "--criterion", "layered", "--plugin", "layered_criterion"]
+    assert problems(*given, "--layers", "4") == [
+        "--layers is an option of several parts; write model.layers=... or criterion.layers=..."
+    ]
+    merged = values(*given, "--model.layers", "4", "criterion.layers=5")
+    assert (merged["model"]["layers"], merged["criterion"]["layers"]) == (4, 5)
+    assert "criterion.layers= INT" in help_text(parse(given))
+
+
+def test_printed_configuration_gives_itself_again(tmp_path, capsys):
+    given = [*CHOSEN, "--lr", "1e-5", "--save-dir", "1e3", "--exclude", "a,b", "--init", "x y", "--queue-size", "7"]
+    assert main([*given, "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "c.yaml").write_text(printed)
+    assert main(["--config", str(tmp_path / "c.yaml"), "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+    read = yaml.safe_load(printed)
+    assert (read["optimizer"]["lr"], read["checkpoint"]["save_dir"], read["init"]) == (1e-5, "1e3", "x y")
+
+
+def test_help_shows_every_option_with_type_default_and_help():
+    line = parse([*CHOSEN, "--help"])
+    shown = " ".join(help_text(line).split())
+    for spec in line.fields:
+        name = f"--{spec.name.replace('_', '-')} "
+        assert name in shown and spec.help[:40] in shown, spec.key
+    assert "--queue-size INT K: vectors kept of each side. It need not be a multiple" in shown
+    assert "(default: 409600)" in shown and "--norm {post,pre}" in shown
+    assert "criterion dual_moco: L(x, y) + L(y, x)" in shown
+    assert max(map(len, help_text(line).splitlines())) <= 120
+    assert "--queue-size INT" not in help_text(parse(["--help"]))

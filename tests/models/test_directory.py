@@ -1,0 +1,184 @@
+"""Checkpoint directories: whole or not there, refused when damaged, unable to run code."""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runs import contents
+from xrep.config import to_yaml
+from xrep.errors import UserError
+from xrep.models.directory import load_matching, load_model, open_checkpoint, write_checkpoint
+from xrep.models.dual_encoder import DualEncoder
+
+SHAPE = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 16, "max_positions": 48}
+CONFIG = {
+    "model": {"name": "dual_encoder", **SHAPE},
+    "task": {"data": "${oc.env:HOME}/x", "name": "bitext"},
+    "checkpoint": {"save_dir": "runs/${"},
+    "plugins": ["somewhere.plugin"],
+}
+
+
+@pytest.fixture
+def write(text, tokenizer):
+    def write_to(path, **given):
+        torch.manual_seed(3)
+        model = DualEncoder(DualEncoder.Config(**SHAPE), text)
+        facts = {
+            "step": 7, "config_yaml": to_yaml(CONFIG), "text": text, "save_tokenizer": tokenizer.save, "model": model,
+            "criterion": nn.Linear(2, 2), "training_state": {"step": 7, "tensor": torch.ones(3)},
+        }  # fmt: skip
+        write_checkpoint(path, **{**facts, **given})
+        return path
+
+    return write_to
+
+
+def test_what_is_written_is_read_back(write, text, tmp_path):
+    checkpoint = open_checkpoint(write(tmp_path / "c"))
+    torch.manual_seed(3)
+    model = DualEncoder(DualEncoder.Config(**SHAPE), text)
+    assert (checkpoint.step, checkpoint.text) == (7, text)
+    assert checkpoint.config == CONFIG  # interpolations are text
+    assert checkpoint.training_state()["tensor"].tolist() == [1, 1, 1]
+    loaded = load_model(checkpoint)
+    assert not loaded.training
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    assert sorted(os.listdir(tmp_path)) == ["c"]
+    modes = {path.stat().st_mode & 0o777 for path in checkpoint.path.iterdir() if path.is_file()}
+    assert modes == {0o666 & ~_umask()}
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_flipped_byte_in_any_file_is_refused_and_named(write, tmp_path):
+    checkpoint = write(tmp_path / "c")
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    assert len(files) == 7
+    for path in files:
+        whole = path.read_bytes()
+        for position in (0, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+            with pytest.raises(UserError) as error:
+                open_checkpoint(checkpoint)
+            assert path.name in str(error.value)
+        path.write_bytes(whole[:-1])
+        with pytest.raises(UserError, match=path.name):
+            open_checkpoint(checkpoint)
+        path.write_bytes(whole)
+    open_checkpoint(checkpoint)
+
+
+def test_a_changed_fact_of_the_manifest_is_refused(write, tmp_path):
+    manifest = write(tmp_path / "c") / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"step": 7', '"step": 9'))
+    with pytest.raises(UserError, match=r"manifest\.json: damaged checkpoint"):
+        open_checkpoint(manifest.parent)
+    manifest.write_text("[]")
+    with pytest.raises(UserError, match=r"not a checkpoint \(no valid manifest\.json\)"):
+        open_checkpoint(manifest.parent)
+
+
+def test_a_failed_write_leaves_what_was_there(write, tmp_path):
+    write(tmp_path / "c")
+    before = contents(tmp_path)
+
+    def fail(directory):
+        directory.mkdir()
+        (directory / "half").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as error:
+        write(tmp_path / "c", save_tokenizer=fail)
+    assert error.value.filename == str(tmp_path / "c")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("large", ["criterion", "training_state"])
+def test_a_file_that_finds_no_room_leaves_what_was_there(write, tmp_path, large):
+    """A file may have 64 KiB: the operating system refuses the rest, as it does on a full disk."""
+    resource = pytest.importorskip("resource")
+    write(tmp_path / "c")
+    before = contents(tmp_path)
+    given = {"criterion": nn.Linear(200, 200), "training_state": {"tensor": torch.ones(50_000)}}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, limits[1]))
+        with pytest.raises(OSError, match="File too large") as error:
+            write(tmp_path / "c", **{large: given[large]}, save_tokenizer=lambda folder: folder.mkdir())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.filename == str(tmp_path / "c")
+    assert contents(tmp_path) == before
+
+
+class Harmful:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_training_state_cannot_run_code(write, tmp_path):
+    """Not even one whose checksums were made to fit."""
+    checkpoint = write(tmp_path / "c")
+    state, manifest = checkpoint / "training_state.pt", checkpoint / "manifest.json"
+    harmful = Harmful(tmp_path / "owned")
+    for save in (lambda: state.write_bytes(pickle.dumps(harmful)), lambda: torch.save(harmful, state)):
+        save()
+        facts = json.loads(manifest.read_text())
+        facts["files"][state.name] = {
+            "sha256": hashlib.sha256(state.read_bytes()).hexdigest(), "bytes": state.stat().st_size,
+        }  # fmt: skip
+        del facts["sha256"]
+        facts["sha256"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        manifest.write_text(json.dumps(facts))
+        with pytest.raises(UserError, match="not a training state that is safe to read"):
+            open_checkpoint(checkpoint).training_state()
+        assert not (tmp_path / "owned").exists()
+    torch.load(state, weights_only=False)  # the trap does work
+    assert (tmp_path / "owned").exists()
+
+
+def test_a_model_of_a_plugin_names_the_plugin(write, tmp_path):
+    config = to_yaml({**CONFIG, "model": {"name": "octopus"}})
+    with pytest.raises(UserError, match="model 'octopus' is not known here; import the plugin somewhere.plugin first"):
+        load_model(open_checkpoint(write(tmp_path / "c", config_yaml=config)))
+
+
+def test_wrong_places(write, tmp_path):
+    with pytest.raises(UserError, match="no such checkpoint"):
+        open_checkpoint(tmp_path / "nothing")
+    shutil.copytree(write(tmp_path / "c"), tmp_path / "run" / "last")
+    with pytest.raises(UserError, match="did you mean .*run/last"):
+        open_checkpoint(tmp_path / "run")
+
+
+def test_matching_tensors_are_copied_and_new_ones_named():
+    class Memory(nn.Module):
+        def __init__(self, rows):
+            super().__init__()
+            self.linear = nn.Linear(2, 3)
+            self.register_buffer("rows", torch.zeros(rows, 2))
+            self.register_buffer("count", torch.zeros(()))
+
+    small, same, large = Memory(2), Memory(2), Memory(4)
+    small.rows.fill_(5)
+    small.count.fill_(9)
+    assert load_matching(same, {**small.state_dict(), "unknown": torch.ones(1)}) == []
+    assert load_matching(large, small.state_dict()) == ["rows", "count"]
+    assert torch.equal(large.linear.weight, small.linear.weight) and float(large.count) == 0
+    assert torch.equal(same.rows, small.rows) and float(same.count) == 9
+    assert load_matching(small, {"linear.weight": torch.ones(3, 3)}) == [*small.state_dict()]

@@ -1,0 +1,186 @@
+"""Options: read from source text as they are in Python, converted, merged, composed, all problems told at once."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from xrep.config import (
+    FIXED_SECTIONS,
+    SECTIONS,
+    TOP_LEVEL,
+    compose,
+    convert,
+    merge,
+    part_target,
+    read_fields,
+    read_yaml,
+    to_yaml,
+)  # fmt: skip
+from xrep.errors import ConfigError, UserError
+from xrep.registry import REGISTRIES, load_target
+
+CHOSEN = ("file", {"task": {"name": "bitext"}, "criterion": {"name": "dual_moco"}})
+PARTS = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry.names()]
+PARTS += [(section, None) for section in FIXED_SECTIONS]
+
+
+@pytest.mark.parametrize(("section", "name"), PARTS)
+def test_options_read_from_source_are_those_of_the_dataclass(section, name):
+    target = part_target(section, name)
+    read = {spec.name: spec for spec in read_fields(section, target)}
+    fields = {field.name: field for field in dataclasses.fields(load_target(target).Config)}
+    assert list(read) == list(fields)
+    for spec in read.values():
+        field = fields[spec.name]
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        assert spec.default == default and type(spec.default) is type(default)
+        assert ast.unparse(ast.parse(spec.annotation)) == ast.unparse(ast.parse(field.type))
+        assert spec.help.endswith(".") and len(spec.help) > 10, f"{spec.key} has no help"
+        if default is not dataclasses.MISSING:
+            assert convert(default, spec.annotation) == default
+
+
+def test_top_level_options_have_help():
+    assert all(help_text.endswith(".") and len(help_text) > 10 for _, _, help_text in TOP_LEVEL.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        ("65536", "int", 65536), ("1e5", "int", 100_000), (3.0, "int", 3), ("-5", "int", -5),
+        ("9007199254740993", "int", 9007199254740993), ("2e-5", "float", 2e-5),
+        (1, "float", 1.0), ("yes", "bool", True), ("off", "bool", False),
+        (0, "bool", False), ("none", "int | None", None), (None, "str | None", None), ("7", "int | None", 7),
+        ("a,b", "list[str]", ["a", "b"]),
+        (["a,b"], "list[str]", ["a,b"]), ("[0.9, 0.98]", "list[float]", [0.9, 0.98]),
+        ("", "list[str]", []), ("cuda", "Literal['auto', 'cuda']", "cuda"), ("2", "Literal[1, 2]", 2),
+        (12, "str", "12"),
+    ],
+)  # fmt: skip
+def test_conversion(value, annotation, expected):
+    converted = convert(value, annotation)
+    assert converted == expected and type(converted) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        ("abc", "int"), ("1.5", "int"), (True, "int"), ("inf", "int"), ("nan", "int | None"), ([1], "int"),
+        ({}, "float"),
+        ("maybe", "bool"), (None, "int"), ("tpu", "Literal['auto', 'cuda']"), (5, "list[int]"), ("1,x", "list[int]"),
+        ({"a": 1}, "str"), ({}, "list[str]"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_is_refused(value, annotation):
+    with pytest.raises(ValueError, match="must be"):
+        convert(value, annotation)
+
+
+def test_a_part_of_another_name_forgets_the_options_of_the_old_one():
+    lower = {"criterion": {"name": "dual_moco", "queue_size": 8}, "seed": 1}
+    assert merge(lower, {"criterion": {"queue_size": 9}})["criterion"] == {"name": "dual_moco", "queue_size": 9}
+    assert merge(lower, {"criterion": {"name": "dual_moco", "momentum": 0}})["criterion"]["queue_size"] == 8
+    assert merge(lower, {"criterion": {"name": "translation_ranking"}}) == {
+        "criterion": {"name": "translation_ranking"}, "seed": 1,
+    }  # fmt: skip
+    assert lower["criterion"] == {"name": "dual_moco", "queue_size": 8}
+
+
+def test_later_layers_win():
+    layers = [
+        ("a.yaml", {"criterion": {"name": "dual_moco", "queue_size": 8, "momentum": 0.5}, "task": {"name": "bitext"}}),
+        ("b.yaml", {"criterion": {"queue_size": 9}, "seed": 5}),
+        ("command line", {"criterion": {"queue_size": "10"}, "optimizer": {"lr": "1e-3"}}),
+    ]
+    run = compose(layers)
+    assert (run.configs["criterion"].queue_size, run.configs["criterion"].momentum) == (10, 0.5)
+    assert (run.seed, run.configs["optimizer"].lr, run.configs["optimizer"].weight_decay) == (5, 1e-3, 1e-4)
+    assert list(run.values) == [*SECTIONS, *TOP_LEVEL]
+
+
+def test_all_problems_are_told_together():
+    wrong = {
+        "criterion": {"queue_size": -5, "temperature": "hot", "momentun": 0.9},
+        "trainer": {"max_steps": [1], "clip_norm": -1, "name": "x"},
+        "optimiser": {"lr": 1},
+        "lr_scheduler": {"name": "cosin"},
+        "model": "nonsense",
+        "optimizer": {"lr": "nan", "adam_eps": -1},
+        "seed": -1,
+        "plugins": {"a": 1},
+    }
+    with pytest.raises(ConfigError) as error:
+        compose([CHOSEN, ("my.yaml", wrong)], ["unknown option --foo"])
+    assert error.value.problems == [
+        "unknown option --foo",
+        "my.yaml: unknown section 'optimiser'; did you mean 'optimizer'?",
+        "my.yaml: model must hold options, not 'nonsense'",
+        "unknown key criterion.momentun; did you mean 'momentum'?",
+        "criterion.temperature must be float, not 'hot'",
+        "unknown lr_scheduler 'cosin'; did you mean 'cosine'?",
+        error.value.problems[6],
+        "trainer.max_steps must be int | None, not [1]",
+        "plugins must be list[str], not {'a': 1}",
+        "seed must lie in [0, 2**63), not -1",
+        "criterion.queue_size must be at least 1, not -5",
+        "optimizer.lr must be a number of at least 0, not nan",
+        "optimizer.adam_eps must be a number of at least 0, not -1.0",
+        "trainer.clip_norm must be at least 0, not -1.0",
+    ]
+    assert error.value.problems[6].startswith("unknown key trainer.name; known: max_steps, ")
+
+
+def test_a_part_that_is_not_chosen():
+    with pytest.raises(ConfigError) as error:
+        compose([("file", {"criterion": {"queue_size": 5}})])
+    assert error.value.problems == [
+        "no task chosen; name one: --task (bitext)",
+        "no criterion chosen; name one: --criterion (dual_moco, translation_ranking)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1e3", ".5", "0x1f", "1_000", "yes", "null", "~", "-", "2024-01-01", "a: b", "ü #x", "${x", "'", "+3", ".inf"],
+)  # fmt: skip
+def test_text_stays_text_in_saved_yaml(text, tmp_path):
+    (tmp_path / "c.yaml").write_text(to_yaml({"checkpoint": {"save_dir": text}}), encoding="utf-8")
+    if "${" in text:
+        with pytest.raises(UserError, match="not a valid configuration"):
+            read_yaml(tmp_path / "c.yaml")
+    else:
+        assert read_yaml(tmp_path / "c.yaml") == {"checkpoint": {"save_dir": text}}
+
+
+@pytest.mark.parametrize("number", [1e-5, 3e-4, 1e16, 2**62, 0.1 + 0.2, 5.0])
+def test_numbers_stay_numbers_in_saved_yaml(number, tmp_path):
+    (tmp_path / "c.yaml").write_text(to_yaml({"optimizer": {"lr": number}}), encoding="utf-8")
+    read = read_yaml(tmp_path / "c.yaml")["optimizer"]["lr"]
+    assert read == number and type(read) is type(number)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"task: [", "not a valid configuration"), (b"- a\n- b\n", "holds no mapping of sections"),
+        (b"seed: 1\nseed: 2\n", "not a valid configuration"), (b"\xff\xfe\xff", "not a valid configuration"),
+        (b"a: ${nowhere}", "not a valid configuration"), (b"x: !!python/object/apply:os.getcwd []", "not a valid"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_configuration(content, message, tmp_path):
+    (tmp_path / "c.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        read_yaml(tmp_path / "c.yaml")
+    assert str(error.value).startswith(f"{tmp_path / 'c.yaml'}: ") and "\n" not in str(error.value)
+
+
+def test_a_missing_file_and_a_short_one(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        read_yaml(Path("nowhere.yaml"))
+    (tmp_path / "c.yaml").write_text("task: bitext\ntrainer: {max_steps: 1e4}\n")
+    assert read_yaml(tmp_path / "c.yaml") == {"task": {"name": "bitext"}, "trainer": {"max_steps": 1e4}}
+    (tmp_path / "c.yaml").write_text("")
+    assert read_yaml(tmp_path / "c.yaml") == {}

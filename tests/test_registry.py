@@ -1,0 +1,191 @@
+"""Parts by name: imported when chosen, never two of one name, plugins and broken modules."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.fixtures import data_directory
+from tests.runs import environment, refusal, xrep_train
+from xrep.errors import UserError
+from xrep.registry import CRITERIA, REGISTRIES, Registry, import_plugin
+
+__all__ = ["data_directory"]
+CRITERION = '''
+"""A criterion of somebody else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.registry import CRITERIA
+from xrep.criteria.translation_ranking import TranslationRanking
+
+
+@CRITERIA.register("pull")
+class Pull(Criterion):
+    """Pulls translations together."""
+
+    @dataclass(kw_only=True)
+    class Config:
+        strength: float = 1.0
+        """Weight of the loss."""
+
+        def problems(self) -> list[str]:
+            return [] if self.strength > 0 else [f"strength must be above 0, not {self.strength}"]
+
+    def __init__(self, config, model, text):
+        super().__init__()
+        self.config = config
+
+    def sizes(self, batch):
+        return {"pull": len(batch)}
+
+    def forward(self, model, batch):
+        source, target = (model.encode("shared", side)[0] for side in (batch.source, batch.target))
+        return Loss({"pull": Term((source - target).square().sum(), self.config.strength)})
+
+
+@CRITERIA.register("warm_ranking")
+class WarmRanking(TranslationRanking):
+    """Inherits its options and adds one."""
+
+    @dataclass(kw_only=True)
+    class Config(TranslationRanking.Config):
+        warmth: int = 3
+        """How warm."""
+'''
+
+
+def run_python(code, path=None):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(path))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--task", "bitext", "--criterion", "dual_moco", "--help"]])
+def test_help_does_not_wait_for_torch(arguments):
+    code = f"import sys; from xrep_cli.train import main; code = main({arguments}); print(code, 'torch' in sys.modules)"
+    finished = run_python(code)
+    assert finished.stdout.splitlines()[-1] == "0 False", finished.stderr
+    assert ("--queue-size INT" in finished.stdout) == (len(arguments) > 1)
+
+
+def test_a_name_is_registered_once():
+    registry = Registry("criterion", {"mine": "some.where:Mine"})
+    registry.register("mine", "some.where:Mine")
+    with pytest.raises(UserError) as error:
+        registry.register("mine")(Registry)
+    assert str(error.value) == (
+        "the criterion 'mine' is registered twice: by some.where:Mine and by xrep.registry:Registry; rename one of them"
+    )
+    assert registry.target("mine") == "some.where:Mine"
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    with pytest.raises(UserError, match="unknown criterion 'dual_moko'; did you mean 'dual_moco'"):
+        CRITERIA.load("dual_moko")
+    with pytest.raises(UserError, match="unknown criterion 'xyz'; known: dual_moco, translation_ranking"):
+        CRITERIA.load("xyz")
+
+
+def test_every_builtin_loads():
+    for registry in REGISTRIES.values():
+        for name in registry.names():
+            assert registry.load(name).Config is not None
+
+
+def test_a_plugin_trains(tmp_path, data_directory):  # noqa: F811
+    (tmp_path / "their_losses.py").write_text(CRITERION)
+    run = tmp_path / "run"
+    small = "--towers shared --layers 1 --hidden-size 16 --heads 2 --feedforward-size 16 --batch-size 20 --max-steps 3"
+    words = ["--task", "bitext", "--criterion", "pull", "--strength", "2", "--device", "cpu", *small.split()]
+    finished = xrep_train(data_directory, "--plugin", "their_losses", *words, "--save-dir", run, path=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert (run / "last" / "model.safetensors").exists()
+    saved = (run / "last" / "config.yaml").read_text()
+    assert "name: pull\n  strength: 2.0" in saved and "plugins:\n- their_losses" in saved
+    # The saved configuration alone names the plugin, too; what the plugin refuses is reported like anything else.
+    again = xrep_train("--config", run / "config.yaml", "--strength=-1", "--lr=x", path=tmp_path)
+    assert [line.split("error: ")[1] for line in again.stderr.splitlines()] == [
+        "optimizer.lr must be float, not 'x'", "criterion.strength must be above 0, not -1.0",
+    ]  # fmt: skip
+
+
+def test_a_part_may_inherit_its_options(tmp_path):
+    (tmp_path / "their_losses.py").write_text(CRITERION)
+    words = ["--task", "bitext", "--criterion", "warm_ranking", "--plugin", "their_losses"]
+    finished = xrep_train(*words, "--temperature", "0.2", "--warmth=4", "--print-config", path=tmp_path)
+    expected = "criterion:\n  name: warm_ranking\n  temperature: 0.2\n  mask_equal_sentences: false\n  warmth: 4\n"
+    assert expected in finished.stdout, finished.stderr
+    shown = xrep_train(*words, "--help", path=tmp_path).stdout
+    assert "--warmth INT" in shown and "How warm. (default: 3)" in shown and "--temperature FLOAT" in shown
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "ModuleNotFoundError: No module named 'their_losses'; install it"),
+        ("def broken(:", "SyntaxError: invalid syntax (their_losses.py, line 1)"),
+        ("x = 1\nx / 0\n", "ZeroDivisionError: division by zero ({path}:2)"),
+        (
+            CRITERION.replace('"pull"', '"dual_moco"'),
+            "registered twice: by xrep.criteria.dual_moco:DualMoco and by their",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_one_line(tmp_path, source, message):
+    if source is not None:
+        (tmp_path / "their_losses.py").write_text(source)
+    line = refusal(xrep_train("--plugin", "their_losses", "--help", path=tmp_path))
+    assert message.format(path=tmp_path / "their_losses.py") in line
+
+
+def test_entry_points(tmp_path):
+    """One plugin that works and one that does not, both installed: nothing is imported before it is used."""
+    metadata = tmp_path / "their_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+    points = (
+        "criterion.pull = their_losses:Pull\ncriterion.gone = their_package.gone:Gone\nmodel.bad = bad_module:Bad\n"
+    )
+    (metadata / "entry_points.txt").write_text("[xrep.plugins]\n" + points)
+    (tmp_path / "their_losses.py").write_text(CRITERION)
+    (tmp_path / "bad_module.py").write_text("class Bad(:\n")
+    shown = xrep_train("--task", "bitext", "--criterion", "pull", "--help", path=tmp_path)
+    assert "dual_moco, gone, pull, translation_ranking (chosen: pull)" in " ".join(shown.stdout.split())
+    assert "Weight of the loss. (default: 1.0)" in shown.stdout
+    config = xrep_train("--task", "bitext", "--criterion", "pull", "--print-config", path=tmp_path)
+    assert "criterion:\n  name: pull\n  strength: 1.0\n" in config.stdout, config.stderr
+    gone = refusal(xrep_train("--task", "bitext", "--criterion", "gone", path=tmp_path))
+    assert gone.startswith("the module their_package.gone cannot be read: No module named 'their_package'")
+    bad = refusal(xrep_train("--task", "bitext", "--criterion", "pull", "--model", "bad", path=tmp_path))
+    assert bad.startswith("the module bad_module cannot be read: invalid syntax")
+
+
+def test_a_taken_name_among_entry_points(tmp_path):
+    metadata = tmp_path / "their_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[xrep.plugins]\ncriterion.dual_moco = theirs:Moco\n")
+    line = refusal(xrep_train("--help", path=tmp_path))
+    assert "'dual_moco' is registered twice: by xrep.criteria.dual_moco:DualMoco and by theirs:Moco" in line
+
+
+def test_a_broken_builtin_breaks_nothing_else():
+    code = (
+        "from xrep.registry import CRITERIA\nfrom xrep_cli.train import main\n"
+        "CRITERIA.register('broken', 'xrep.criteria.not_there:Broken')\n"
+        "words = ['--task', 'bitext', '--print-config', '--criterion']\n"
+        "print(main([*words, 'dual_moco']), main([*words, 'broken']))"
+    )
+    finished = run_python(code)
+    assert finished.stdout.splitlines()[-1] == "0 2"
+    assert finished.stderr.startswith("xrep-train: error: the source text of xrep.criteria.not_there cannot be found")
+    assert len(finished.stderr.splitlines()) == 1
+
+
+def test_a_plugin_is_imported_from_anywhere_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unique_plugin_name.py").write_text("raise RuntimeError('two\\nlines')\n")
+    with pytest.raises(UserError, match=r"RuntimeError: two lines \(.*unique_plugin_name\.py:1\)"):
+        import_plugin("unique_plugin_name")
