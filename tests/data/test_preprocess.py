@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,6 +86,15 @@ def test_every_step_is_counted(tmp_path):
     assert len(set(kept)) == len(kept) == 100 and set(kept) <= set(rows)
     assert not {PAIRS[0], PAIRS[33]} & set(kept)
     assert texts(report.path, "valid")["de-en"] == valid[:1]
+
+
+def test_a_corpus_may_have_a_sample_of_its_own(tmp_path):
+    first, second = (tsv(tmp_path / name, rows) for name, rows in (("x.tsv", PAIRS[:90]), ("y.tsv", PAIRS[90:])))
+    few = replace(first, sample=20)
+    report = run(tmp_path, {"train": [few, second]}, cleaning=CleaningOptions(sample=50))
+    assert [row["kept"] for row in report.cleaning.as_dict().values()] == [20, 50]
+    with pytest.raises(UserError, match=r"x\.tsv: only training text is sampled; leave out @20"):
+        run(tmp_path / "other", {"train": [second], "valid": [few]})
 
 
 def test_without_cleaning_everything_is_kept(tmp_path):

@@ -70,6 +70,8 @@ def test_missing_file_and_folder(tmp_path):
         ("deu-eng=x.tsv:2,1", Bitext(("de", "en"), ("x.tsv",), (1, 0), True)),
         ("en-zh-Hans=x.tsv:1,4", Bitext(("zh", "en"), ("x.tsv",), (3, 0), True)),
         ("de-fr=a.de,b.fr", Bitext(("de", "fr"), ("a.de", "b.fr"))),
+        ("de-fr=a.de,b.fr@70", Bitext(("de", "fr"), ("a.de", "b.fr"), sample=70)),
+        ("en-de=x.tsv:1,2@9", Bitext(("de", "en"), ("x.tsv",), (1, 0), True, 9)),
     ],
 )
 def test_parse_bitext(spec, expected):

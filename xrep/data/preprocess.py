@@ -102,6 +102,9 @@ def preprocess(
         raise UserError("exists and is not empty", path=destination, cure="remove it or name another --destdir")
     if not splits.get("train"):
         raise UserError("no training text", cure="name some, for example --bitext de-en=deu-eng.tsv")
+    for bitext in [*splits.get("valid", []), *splits.get("test", [])]:
+        if bitext.sample is not None:
+            raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
     tokenizer = Tokenizer.load(options.tokenizer) if options.tokenizer else None
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.absolute().parent))
@@ -224,8 +227,9 @@ class _Run:
             self.report.add(corpus.name, "held out", held_out)
             self.report.add(corpus.name, "near held out", near)
             sampled = 0
-            if options.cleaning.sample is not None:
-                sampled = spool.sample(corpus, options.cleaning.sample, options.seed + number)
+            maximum = options.cleaning.sample if corpus.bitext.sample is None else corpus.bitext.sample
+            if maximum is not None:
+                sampled = spool.sample(corpus, maximum, options.seed + number)
             self.report.add(corpus.name, "sampled away", sampled)
             self.report.add(corpus.name, "kept", corpus.rows - held_out - near - sampled)
         for corpus in spools["valid"] + spools["test"]:

@@ -53,7 +53,7 @@ _PAIR_LAYOUT = "two line-aligned UTF-8 files, one sentence a line"
 
 
 def _paper_corpus(name: str, what: str, origin: str, sample: int | None = None) -> Corpus:
-    sampling = f" --sample {sample}" if sample else ""
+    sampling = f"@{sample}" if sample else ""
     return Corpus(
         name=name,
         what=f"{what}; {_PAPER}",

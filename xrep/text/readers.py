@@ -24,7 +24,7 @@ MAXIMUM_CHARACTERS = 1_000_000
 _MAXIMUM_BYTES = 4 * MAXIMUM_CHARACTERS
 _CODE = r"[A-Za-z]{2,3}(?:[-_][A-Z][a-z]{3})?"  # de, deu, zh-Hans
 _PAIR = re.compile(rf"({_CODE})-({_CODE})")
-_SPEC = re.compile(rf"{_PAIR.pattern}=(.+)")
+_SPEC = re.compile(rf"{_PAIR.pattern}=(.+?)(?:@(\d+))?")
 _COLUMNS = re.compile(r"(.+):(\d+),(\d+)")
 _SPEC_CURE = "write de-en=FILE.tsv, de-en=FILE.tsv:2,1 (columns of de and en) or de-en=FILE.de,FILE.en"
 _SPLITS = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}
@@ -50,12 +50,14 @@ class Bitext:
         paths: source file and target file, or one TSV file.
         columns: TSV columns of source and target, counted from 0; None for two files.
         columns_given: the user named the columns, so ``orient`` leaves them.
+        sample: keep at most this many of its pairs; None leaves it to the cleaning options.
     """
 
     languages: tuple[str, str]
     paths: tuple[str, ...]
     columns: tuple[int, int] | None = None
     columns_given: bool = False
+    sample: int | None = None
 
     @property
     def name(self) -> str:
@@ -130,8 +132,8 @@ def _too_long(size: str, path: str | Path, number: int) -> UserError:
 def parse_bitext(spec: str) -> Bitext:
     """Read the command line's way to name parallel text.
 
-    ``de-en=deu-eng.tsv``, ``de-en=x.tsv:2,1`` (1-based columns of de and en), ``fr-en=train.fr,train.en``. A pair
-    named with English first is turned round. No file is opened.
+    ``de-en=deu-eng.tsv``, ``de-en=x.tsv:2,1`` (1-based columns of de and en), ``fr-en=train.fr,train.en``; ``@N``
+    behind the files samples N of their pairs. A pair named with English first is turned round. No file is opened.
 
     Raises:
         UserError: another form, or twice the same language.
@@ -145,15 +147,18 @@ def parse_bitext(spec: str) -> Bitext:
     languages = canonical(match[1]), canonical(match[2])
     if languages[0] == languages[1]:
         raise UserError(f"{spec!r} names {languages[0]} twice", cure=_SPEC_CURE)
+    sample = int(match[4]) if match[4] else None
+    if sample == 0:
+        raise UserError(f"{spec!r} asks for a sample of 0 pairs", cure="give at least 1, or leave @N out")
     if columns := _COLUMNS.fullmatch(match[3]):
         first, second = int(columns[2]) - 1, int(columns[3]) - 1
         if first == second or min(first, second) < 0:
             raise UserError(f"{spec!r} needs two different columns, counted from 1", cure=_SPEC_CURE)
-        return _english_last(Bitext(languages, (columns[1],), (first, second), columns_given=True))
+        return _english_last(Bitext(languages, (columns[1],), (first, second), columns_given=True, sample=sample))
     paths = tuple(match[3].split(","))
     if len(paths) > 2 or not all(paths):
         raise UserError(f"{spec!r} names {len(paths)} files", cure=_SPEC_CURE)
-    return _english_last(Bitext(languages, paths, (0, 1) if len(paths) == 1 else None))
+    return _english_last(Bitext(languages, paths, (0, 1) if len(paths) == 1 else None, sample=sample))
 
 
 def _english_last(bitext: Bitext) -> Bitext:
