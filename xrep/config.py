@@ -138,7 +138,7 @@ def _fields_of(section: str, node: ast.ClassDef) -> list[FieldSpec]:
             and isinstance(following.value, ast.Constant)
             and isinstance(following.value.value, str)
         )
-        text = " ".join(following.value.value.split()) if documented else ""  # type: ignore[union-attr]
+        text = " ".join(following.value.value.split()) if documented else ""
         name = statement.target.id
         try:
             default = _default_of(statement.value)
@@ -377,7 +377,7 @@ def _instantiate(
         fields = {k: v for k, v in resolved[section].items() if k != "name"}
         if any(value is dataclasses.MISSING for value in fields.values()):
             continue
-        configs[section] = classes[section].Config(**fields)  # type: ignore[attr-defined]
+        configs[section] = classes[section].Config(**fields)
         check = getattr(configs[section], "problems", None)
         unsure = [key.removeprefix(f"{section}.") for key in doubtful if key.startswith(f"{section}.")]
         refused = [problem for problem in (check() if check else []) if not any(name in problem for name in unsure)]

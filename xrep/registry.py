@@ -104,7 +104,7 @@ def class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
     """
     try:
         spec = importlib.util.find_spec(module)
-        source = spec.loader.get_source(module) if spec is not None and spec.loader is not None else None  # type: ignore[attr-defined]
+        source = spec.loader.get_source(module) if spec is not None and spec.loader is not None else None
         node: Any = ast.parse(source) if source is not None else None
     except (ImportError, SyntaxError) as error:
         problem = f"the module {module} cannot be read: {one_line(error)}"

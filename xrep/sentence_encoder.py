@@ -34,7 +34,7 @@ class SentenceEncoder:
     ) -> None:
         self.model, self.tokenizer, self.text = model.eval(), tokenizer, text
         self.training_hashes = training_hashes
-        self.languages: list[str] = model.languages  # type: ignore[assignment]
+        self.languages: list[str] = model.languages
 
     @classmethod
     def load(cls, path: str | Path, *, device: str | None = None, random_weights: bool = False) -> SentenceEncoder:
@@ -80,17 +80,17 @@ class SentenceEncoder:
         """
         if isinstance(sentences, str):
             raise TypeError("encode takes a list of sentences, not one string")
-        tower = self.model.tower(lang)  # type: ignore[operator]
+        tower = self.model.tower(lang)
         tokens: list[np.ndarray] = []
         for start in range(0, len(sentences), TOKENIZE_CHUNK):
             ids = self.tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK]))
             tokens += [np.asarray(sentence[: self.text.max_length], dtype=np.int64) for sentence in ids]
-        vectors = np.empty((len(sentences), self.model.output_size), dtype=np.float32)  # type: ignore[arg-type]
+        vectors = np.empty((len(sentences), self.model.output_size), dtype=np.float32)
         device = next(self.model.parameters()).device
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
             for rows in self._batches(tokens, batch_tokens):
                 batch = collate([tokens[row] for row in rows], self.text).to(device)
-                vectors[rows] = self.model.encode(tower, batch)[0].float().cpu().numpy()  # type: ignore[operator]
+                vectors[rows] = self.model.encode(tower, batch)[0].float().cpu().numpy()
                 bar.update(len(rows))
         return vectors
 

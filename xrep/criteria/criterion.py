@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,23 +29,24 @@ class Loss:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class Criterion(nn.Module):
+class Criterion(nn.Module, ABC):
     """An objective and what it throws away after training (momentum encoders, queues, heads).
 
     Built as ``Criterion(config, model, text)``. It must not keep the model as a submodule: the trainer wraps both
     side by side.
     """
 
+    @abstractmethod
     def sizes(self, batch: Any) -> dict[str, float]:
         """How many things each term sums over in this batch (pairs, masked tokens).
 
         It is told by the batch alone, before the forward pass, because the gradients of the first micro-batch of a step
         are already divided by the sizes of all of them.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, model: nn.Module, batch: Any) -> Loss:
-        raise NotImplementedError
+        """The loss of one batch, with gradient towards the model (and towards what the criterion trains itself)."""
 
     def after_step(self, model: nn.Module) -> None:
         """Called once after each optimizer step (momentum update, enqueueing)."""

@@ -7,10 +7,11 @@ a cosine reaches its end whether a run is bounded by ``--max-steps`` or by ``--m
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 
-class _Schedule:
+class _Schedule(ABC):
     """Factor of the peak learning rate at a step."""
 
     def __init__(self, config) -> None:
@@ -28,8 +29,9 @@ class _Schedule:
         rest = (progress - warmup_end) / max(1.0 - warmup_end, 1e-9)
         return self.decay(step, min(max(rest, 0.0), 1.0))
 
+    @abstractmethod
     def decay(self, step: int, rest: float) -> float:
-        raise NotImplementedError
+        """Factor after warm-up, at the share ``rest`` in [0, 1] of what remains of the budget."""
 
 
 def _problems(warmup_steps: int, min_lr_ratio: float = 0.0) -> list[str]:
@@ -39,8 +41,8 @@ def _problems(warmup_steps: int, min_lr_ratio: float = 0.0) -> list[str]:
     return found
 
 
-class Cosine(_Schedule):
-    """Half a cosine from the peak to ``min_lr_ratio`` of it."""
+class _Decaying(_Schedule):
+    """A schedule that falls to a share of the peak."""
 
     @dataclass(kw_only=True)
     class Config:
@@ -51,24 +53,18 @@ class Cosine(_Schedule):
 
         def problems(self) -> list[str]:
             return _problems(self.warmup_steps, self.min_lr_ratio)
+
+
+class Cosine(_Decaying):
+    """Half a cosine from the peak to ``min_lr_ratio`` of it."""
 
     def decay(self, step: int, rest: float) -> float:
         low = self.config.min_lr_ratio
         return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * rest))
 
 
-class Linear(_Schedule):
+class Linear(_Decaying):
     """A straight line from the peak to ``min_lr_ratio`` of it."""
-
-    @dataclass(kw_only=True)
-    class Config:
-        warmup_steps: int = 400
-        """Steps of linear warm-up."""
-        min_lr_ratio: float = 0.0
-        """Share of the peak rate that is left at the end."""
-
-        def problems(self) -> list[str]:
-            return _problems(self.warmup_steps, self.min_lr_ratio)
 
     def decay(self, step: int, rest: float) -> float:
         return 1 - (1 - self.config.min_lr_ratio) * rest

@@ -102,7 +102,7 @@ class Trainer:
         self.device = torch.device(pick_device(self.config.device))
         self.module = TrainingModule(model, criterion).to(self.device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.optimizer = run.classes["optimizer"].build(run.configs["optimizer"], self.parameters)  # type: ignore[attr-defined]
+        self.optimizer = run.classes["optimizer"].build(run.configs["optimizer"], self.parameters)
         self.schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         self.state = TrainingState()
         self.max_epochs = self.config.max_epochs
@@ -253,7 +253,7 @@ class Trainer:
             return True
         metrics = self.validate(self.module.model)
         self.progress.record(self.state.step, metrics, "valid")
-        value, maximize = metrics[self.validate.metric], self.validate.maximize  # type: ignore[attr-defined]
+        value, maximize = metrics[self.validate.metric], self.validate.maximize
         better = self.state.best is None or (value > self.state.best if maximize else value < self.state.best)
         if better:
             self.state.best, self.state.best_step = value, self.state.step
