@@ -110,15 +110,16 @@ def test_best_last_and_recent_checkpoints_are_kept(data_directory, two_terms, tm
     run = compose_run(
         data_directory, tmp_path, criterion="two_terms", max_steps=12, validate_every=2, save_every=3, keep_last=2
     )
-    trainer = make_trainer(run, tmp_path, Scripted(10, 30, 20, 25, 30, 29))
+    trainer = make_trainer(run, tmp_path, Scripted(10, 30, 20, 30, 25, 29))
     state = trainer.train()
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
-        "checkpoint-00000004", "checkpoint-00000009", "checkpoint-00000012",
+        "checkpoint-00000008", "checkpoint-00000009", "checkpoint-00000012",
     ]  # fmt: skip
-    assert (tmp_path / "best").resolve().name == "checkpoint-00000004"
+    # Of equal scores the later is the best.
+    assert (tmp_path / "best").resolve().name == "checkpoint-00000008"
     assert (tmp_path / "last").resolve().name == "checkpoint-00000012"
-    assert (state.best, state.best_step) == (30, 4)
-    assert [record["score"] for record in records(tmp_path, "valid")] == [10, 30, 20, 25, 30, 29]
+    assert (state.best, state.best_step) == (30, 8)
+    assert [record["score"] for record in records(tmp_path, "valid")] == [10, 30, 20, 30, 25, 29]
 
 
 def test_a_lower_value_may_be_better(data_directory, two_terms, tmp_path):

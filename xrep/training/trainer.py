@@ -254,7 +254,8 @@ class Trainer:
         metrics = self.validate(self.module.model)
         self.progress.record(self.state.step, metrics, "valid")
         value, maximize = metrics[self.validate.metric], self.validate.maximize
-        better = self.state.best is None or (value > self.state.best if maximize else value < self.state.best)
+        # Of equal values the later counts: its learning rate is further down.
+        better = self.state.best is None or (value >= self.state.best if maximize else value <= self.state.best)
         if better:
             self.state.best, self.state.best_step = value, self.state.step
         shown = ", ".join(f"{name} {metrics[name]:.2f}" for name in metrics if "-" not in name)
