@@ -79,7 +79,7 @@ def corrupt(path: Path, line: int, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("damage", "arguments", "message"),
     [
-        (lambda f: lines(f / "train.fr", FRENCH[:-3]), "", "train.fr: 177 lines, but train.en has 180; align"),
+        (lambda f: lines(f / "train.fr", FRENCH[:-3]), "", "train.fr:178: 177 lines, but train.en has 180; align"),
         (lambda f: corrupt(f / "train.fr", 7, b"caf\xe9"), "", "train.fr:7: invalid UTF-8"),
         (lambda f: corrupt(f / "train.en", 9, b"word " * 100_000), "", "train.en:9: a line of 100,000 words"),
         (lambda f: (f / "train.fr").write_bytes(b""), "", "train.fr: the file is empty"),

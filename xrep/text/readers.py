@@ -234,6 +234,7 @@ def _read_files(source_path: str, target_path: str) -> Iterator[tuple[int, str, 
             raise UserError(
                 f"{counts[0]:,} lines, but {target_path} has {counts[1]:,}",
                 path=source_path,
+                line=count + 1,
                 cure="align the two files line by line",
             )
         yield source[0], source[1], target[1]

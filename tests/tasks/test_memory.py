@@ -1,0 +1,60 @@
+"""Memory of reading batches does not grow with the corpus: peak of a process of its own, without mapped file pages."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from xrep.data.store import MANIFEST_FILE
+
+READ = """
+import sys
+from xrep.tasks.bitext import BitextTask
+
+def anonymous():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+task = BitextTask(BitextTask.Config(data=sys.argv[1], batch_size=64), seed=1)
+batches, peak = task.batches("train"), 0
+for _ in range(1100):  # into the second window
+    next(batches)
+    peak = max(peak, anonymous())
+print(peak)
+"""
+
+
+def write_large(directory: Path, small: Path, rows: int) -> Path:
+    """A data directory of ``rows`` pairs of random tokens, with the tokenizer and the other pairs of a small one."""
+    shutil.copytree(small, directory)
+    manifest = json.loads((directory / MANIFEST_FILE).read_text())
+    pair = next(pair for pair in manifest["splits"]["train"] if pair["languages"] == ["de", "en"])
+    generator = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum(generator.integers(3, 20, rows))]).astype("<i8")
+    hashes = generator.integers(1, 2**63, (rows, 2)).astype("<u8")
+    arrays = {"train.de-en.hashes": hashes}
+    for language in pair["languages"]:
+        arrays[f"train.de-en.{language}.offsets"] = offsets
+        arrays[f"train.de-en.{language}.tokens"] = generator.integers(5, 100, offsets[-1]).astype(pair["dtype"])
+        pair["tokens"][language] = int(offsets[-1])
+    pair["rows"] = rows
+    for name, array in arrays.items():
+        array.tofile(directory / name)
+        manifest["files"][name]["bytes"] = array.nbytes
+    (directory / MANIFEST_FILE).write_text(json.dumps(manifest))
+    return directory
+
+
+def peak_kilobytes(directory: Path) -> int:
+    finished = subprocess.run([sys.executable, "-c", READ, directory], capture_output=True, text=True, check=True)
+    return int(finished.stdout)
+
+
+def test_memory_does_not_grow_with_the_corpus(data_directory, tmp_path):
+    small = write_large(tmp_path / "small", data_directory, 70_000)
+    large = write_large(tmp_path / "large", data_directory, 2_000_000)
+    assert sum(file.stat().st_size for file in large.iterdir() if file.is_file()) > 150_000_000
+    assert peak_kilobytes(large) - peak_kilobytes(small) < 10_000
