@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from xrep.data.batching import TextSpec, collate
 from xrep.models.directory import TOKENIZER, load_model, open_checkpoint
+from xrep.text.languages import canonical
 from xrep.text.tokenizer import Tokenizer
 
 TOKENIZE_CHUNK = 4096
@@ -71,7 +72,7 @@ class SentenceEncoder:
         A sentence's vector does not depend on the other sentences (to about 1e-6).
 
         Args:
-            lang: language of the sentences; needed where the encoder has a tower for each side.
+            lang: language of the sentences (``de``, ``deu``); needed where the encoder has a tower for each side.
             batch_tokens: subwords, padding included, that go through the encoder at once.
 
         Raises:
@@ -80,7 +81,7 @@ class SentenceEncoder:
         """
         if isinstance(sentences, str):
             raise TypeError("encode takes a list of sentences, not one string")
-        tower = self.model.tower(lang)
+        tower = self.model.tower(lang and canonical(lang))
         tokens: list[np.ndarray] = []
         for start in range(0, len(sentences), TOKENIZE_CHUNK):
             ids = self.tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK]))
