@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from xrep.config import compose, read_yaml
+from xrep.training.run import run_directory
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted([*ROOT.glob("examples/*/*.yaml"), *ROOT.glob("xrep/recipes/*.yaml")])
@@ -28,3 +29,9 @@ def test_the_paper_recipe_has_the_values_of_table_9():
     assert (optimizer.lr, optimizer.weight_decay, run.configs["lr_scheduler"].warmup_steps) == (4e-5, 1e-4, 400)
     assert (trainer.max_epochs, trainer.clip_norm, run.configs["task"].batch_size) == (15, 10, 1024)
     assert (run.configs["model"].dropout, run.configs["model"].pooling) == (0.1, "mean")
+
+
+def test_recipes_do_not_share_a_directory():
+    """One after the other, none is refused because another's run is in its way."""
+    directories = [run_directory(compose([(str(path), read_yaml(path))])) for path in RECIPES]
+    assert len(set(directories)) == len(directories)
