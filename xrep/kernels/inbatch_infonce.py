@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.kernels.linear import linear
+from xrep.kernels.gather import gather_rows, rank_sizes
+from xrep.kernels.pairwise import negatives
+from xrep.kernels.precision import accumulation_dtype
 
 
 class InBatchInfoNCE(NamedTuple):
-    """Per pair: float32 losses [B] (nats) of finding y by x and x by y, and whether each was found (bool [B])."""
+    """Per pair: losses [B] (nats) of finding y by x and x by y, and whether each beat every negative (bool [B])."""
 
     forward: Tensor
     backward: Tensor
@@ -21,28 +24,70 @@ class InBatchInfoNCE(NamedTuple):
 
 
 def inbatch_infonce(
-    x: Tensor, y: Tensor, temperature: float | Tensor, *, margin: float = 0.0, ids: Tensor | None = None
+    x: Tensor,
+    y: Tensor,
+    temperature: float | Tensor,
+    *,
+    margin: float = 0.0,
+    ids: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> InBatchInfoNCE:
     """-log softmax of each pair's similarity within its row and within its column of the batch's similarities.
 
+    Both directions come from one sweep over the similarities, which are held whole only while they are few. Sums are
+    kept in float32 (float64 for float64 inputs) whatever the type of the inputs, under autocast too.
+
     Args:
         x, y: [B, D]; row i of ``y`` is the positive of row i of ``x``.
-        temperature: divides all similarities; may be a learnable tensor.
+        temperature: divides all similarities; a float or a tensor of one element, which may be learnable.
         margin: subtracted from the similarity of each positive before the temperature (additive margin softmax).
-        ids: int64 [B, C]: two pairs that are equal in any column are not each other's negatives.
+        ids: int64 [B, I]: two pairs that are equal in any column are not each other's negatives.
+        group: processes whose pairs are negatives too; every one of them must make the same call (batches may differ in
+            size). Results are of this rank's own pairs. With every rank differentiating the sum of its losses, each
+            gets the gradient that one process would get from all pairs, for its own vectors; that of ``temperature`` is
+            a rank's share, to be summed.
+
+    Raises:
+        ValueError: shapes that do not fit.
     """
-    with torch.autocast(x.device.type, enabled=False):  # similarities are float32 whatever else is rounded
-        similarities = linear(x.float(), y.float())
-    if margin:
-        similarities = similarities - margin * torch.eye(len(x), device=x.device)
-    logits = similarities / temperature
-    if ids is not None:
-        same = (ids.unsqueeze(0) == ids.unsqueeze(1)).any(-1)
-        logits = logits.masked_fill(same & ~torch.eye(len(x), dtype=torch.bool, device=x.device), float("-inf"))
-    gold = torch.arange(len(x), device=x.device)
+    if x.dim() != 2 or x.shape != y.shape:
+        raise ValueError(f"x and y must be [B, D] both, not {list(x.shape)} and {list(y.shape)}")
+    if ids is not None and len(ids) != len(x):
+        raise ValueError(f"there are {len(ids)} ids for {len(x)} pairs")
+    accumulate = accumulation_dtype(x, y)
+    tau = torch.as_tensor(temperature, dtype=accumulate, device=x.device).reshape(())
+    with torch.autocast(x.device.type, enabled=False):
+        positive = ((x.to(accumulate) * y.to(accumulate)).sum(1) - margin) / tau
+    own = torch.arange(len(x), device=x.device)
+    shift = positive.detach()
+    if group is None:
+        found = negatives(
+            x, y, tau, row_shift=shift, column_shift=shift, excluded=own.unsqueeze(1), row_ids=ids, column_ids=ids
+        )
+        columns, column_best = found.columns, found.column_best
+    else:
+        sizes = rank_sizes(len(x), x.device, group)
+        start = sum(sizes[: dist.get_rank(group)])
+        found = negatives(
+            x,
+            gather_rows(y, sizes, group),
+            tau,
+            row_shift=shift,
+            column_shift=gather_rows(shift, sizes, group),
+            excluded=own.unsqueeze(1) + start,
+            row_ids=ids,
+            column_ids=None if ids is None else gather_rows(ids, sizes, group),
+        )
+        # A rank has seen its own rows of every column: what it has of another's columns goes there.
+        mine = slice(start, start + len(x))
+        world = [1] * len(sizes)
+        lowest = torch.finfo(accumulate).min  # logsumexp has no gradient where all are -inf
+        columns = gather_rows(found.columns.clamp(min=lowest).unsqueeze(0), world, group)[:, mine].logsumexp(0)
+        column_best = gather_rows(found.column_best.unsqueeze(0), world, group)[:, mine].amax(0)
+    own_shift = shift - positive  # 0: carries the gradient of the positive
     return InBatchInfoNCE(
-        F.cross_entropy(logits, gold, reduction="none"),
-        F.cross_entropy(logits.t(), gold, reduction="none"),
-        logits.argmax(1) == gold,
-        logits.argmax(0) == gold,
+        F.softplus(found.rows + own_shift),
+        F.softplus(columns + own_shift),
+        found.row_best < 0,
+        column_best < 0,
     )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.kernels.precision import fast_float32_is_exact, fast_products
+from xrep.kernels.precision import fast_products, takes_fast_product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -20,8 +20,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         [..., D_out]; gradients flow to all three.
     """
-    plain = x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32
-    if plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or not fast_float32_is_exact():
+    traced = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
+    if traced or weight.dtype != torch.float32 or not takes_fast_product(x):
         return F.linear(x, weight, bias)
     return _FastLinear.apply(x, weight, bias)
 

@@ -1,4 +1,8 @@
-"""The fast float32 product of CPUs, where it is as exact as the default one."""
+"""Which precision matrix products have: the policy that the encoder and the kernels share.
+
+Products read the type of their operands and add up in float32 at least. On some CPUs torch has a faster float32 product
+than its default; it is taken where a probe finds it as exact, and only around products (attention is slower under it).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 
 _PROBE_TOLERANCE = 1e-5
+_fast_allowed = True
 
 
 @functools.cache
@@ -36,10 +42,53 @@ def _medium_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def fast_products(tensor: torch.Tensor):
-    """Context in which products of float32 CPU tensors like ``tensor`` are fast; elsewhere it changes nothing.
+@contextmanager
+def default_float32_products() -> Iterator[None]:
+    """Context in which float32 products on CPUs are torch's default ones, to compare or to rule the fast ones out."""
+    global _fast_allowed
+    before, _fast_allowed = _fast_allowed, False
+    try:
+        yield
+    finally:
+        _fast_allowed = before
 
-    Wrap the linear products alone: attention is slower under it.
+
+def takes_fast_product(tensor: Tensor) -> bool:
+    """Whether products of tensors like this one take the fast float32 product."""
+    return _fast_allowed and tensor.device.type == "cpu" and tensor.dtype == torch.float32 and fast_float32_is_exact()
+
+
+def fast_products(tensor: Tensor):
+    """Context in which products of float32 CPU tensors like ``tensor`` are fast; elsewhere it changes nothing."""
+    return _medium_precision() if takes_fast_product(tensor) else nullcontext()
+
+
+def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
+    """The type in which sums over such tensors are kept: float32 for all types but float64."""
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+def operand_dtype(tensor: Tensor) -> torch.dtype:
+    """The type in which a product reads such a tensor.
+
+    CUDA multiplies half-precision operands into a float32 result. CPUs would round the result as well, so there the
+    operands are converted first.
     """
-    wanted = tensor.device.type == "cpu" and tensor.dtype == torch.float32
-    return _medium_precision() if wanted and fast_float32_is_exact() else nullcontext()
+    return tensor.dtype if tensor.is_cuda else accumulation_dtype(tensor)
+
+
+def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """``a @ b`` [R, C] of operands of one type (``operand_dtype``), in its accumulation type, into ``out`` if given."""
+    if a.dtype == accumulation_dtype(a):
+        with fast_products(a):
+            return torch.mm(a, b, out=out)
+    return torch.mm(a, b, out_dtype=torch.float32, out=out)
+
+
+def multiply_add(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """``total += a @ b`` in place, ``total`` being of the accumulation type."""
+    if a.dtype == accumulation_dtype(a):
+        with fast_products(a):
+            total.addmm_(a, b)
+    else:
+        total.add_(torch.mm(a, b, out_dtype=torch.float32))

@@ -10,16 +10,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from xrep.kernels.precision import fast_products
-
-BLOCK_SIZE = 4096
-"""Rows of the queue per step of the sweep: small enough to stay in cache."""
+from xrep.kernels import reference
+from xrep.kernels.blocks import QueueSoftmax
+from xrep.kernels.paths import path_for, steps_for
+from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
 
 
 class InfoNCE(NamedTuple):
-    """Per-query results: ``loss`` float32 [B] (nats), ``correct`` bool [B] (the positive beats every negative)."""
+    """Per-query results: ``loss`` [B] (nats), ``correct`` bool [B] (the positive beats every negative)."""
 
     loss: Tensor
     correct: Tensor
@@ -31,17 +30,19 @@ def queue_infonce(
     queue: Tensor,
     temperature: float | Tensor,
     *,
-    valid: int | None = None,
+    valid: int | Tensor | None = None,
     query_ids: Tensor | None = None,
     queue_ids: Tensor | None = None,
     margin: float = 0.0,
 ) -> InfoNCE:
     """-log softmax of the positive among itself and the queue (dual momentum contrast, eq. 2).
 
+    Sums are kept in float32 (float64 for float64 inputs) whatever the type of the inputs, under autocast too.
+
     Args:
         query: h_x [B, D].
         positive: h_y [B, D], the key of each query.
-        queue: h_{y_i} [K, D]; may have another dtype than the queries. Never receives gradient.
+        queue: h_{y_i} [K, D]; may have another type than the queries. Never receives gradient.
         temperature: tau, a float or a tensor of one element, which may be learnable.
         valid: number of filled rows at the start of the queue; the rest is masked. Default: all.
         query_ids, queue_ids: int64 [B, C] and [K, C], both or neither: a row of the queue that equals the query in any
@@ -49,73 +50,142 @@ def queue_infonce(
         margin: m, subtracted from the positive's similarity before the temperature.
 
     Returns:
-        Loss and correctness of each query. Gradients flow to ``query``, ``positive`` and ``temperature``.
+        Loss (float32) and correctness of each query. Gradients flow to ``query``, ``positive`` and ``temperature``.
 
     Raises:
-        ValueError: ids of the queries without ids of the queue, or the reverse.
+        ValueError: shapes that do not fit; ids of the queries without ids of the queue, or the reverse.
     """
-    queue = queue.detach() if valid is None else queue[:valid].detach()
-    if (query_ids is None) != (queue_ids is None):
-        raise ValueError("query_ids and queue_ids mask together: give both or neither")
-    ids = None if query_ids is None or queue_ids is None else (query_ids, queue_ids[: len(queue)])
-    tau = torch.as_tensor(temperature, dtype=torch.float32, device=query.device)
-    with torch.autocast(query.device.type, enabled=False):  # similarities are float32 whatever else is rounded
-        loss, correct = _QueueInfoNCE.apply(query, positive, queue, tau, ids, margin)
+    _check(query, positive, queue, query_ids, queue_ids)
+    tau = torch.as_tensor(temperature, dtype=accumulation_dtype(query), device=query.device)
+    filled = torch.as_tensor(len(queue) if valid is None else valid)
+    queue = queue.detach()
+    if path_for(query.device) == "reference":
+        return _reference(query, positive, queue, tau, filled, query_ids, queue_ids, margin)
+    differentiable = torch.is_grad_enabled() and (query.requires_grad or positive.requires_grad or tau.requires_grad)
+    loss, correct, *_ = _sweep(query, positive, queue, tau, filled, query_ids, queue_ids, margin, differentiable)
     return InfoNCE(loss, correct)
 
 
-class _QueueInfoNCE(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, query, positive, queue, tau, ids, margin):
-        q, k = query.float(), positive.float()
-        positive_dot = (q * k).sum(-1) - margin
-        # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
-        maximum = positive_dot / tau
-        total = torch.ones_like(maximum)
-        mixture = torch.zeros_like(q)
-        hardest = torch.full_like(maximum, float("-inf"))
-        needs_mixture = any(ctx.needs_input_grad[i] for i in (0, 1, 3))
-        for start in range(0, len(queue), BLOCK_SIZE):
-            block = queue[start : start + BLOCK_SIZE].float()
-            with fast_products(q):
-                scores = q @ block.t()
-            scores /= tau
-            if ids is not None:
-                same = (ids[0].unsqueeze(1) == ids[1][start : start + BLOCK_SIZE].unsqueeze(0)).any(-1)
-                scores.masked_fill_(same, float("-inf"))
-            block_maximum = scores.amax(1)
-            hardest = torch.maximum(hardest, block_maximum)
-            raised = torch.maximum(maximum, block_maximum)
-            shrink = (maximum - raised).exp()
-            weights = scores.sub_(raised.unsqueeze(1)).exp_()
-            total = total * shrink + weights.sum(1)
-            if needs_mixture:
-                with fast_products(q):
-                    mixture = torch.addmm(mixture * shrink.unsqueeze(1), weights, block)
-            maximum = raised
-        scaled = positive_dot / tau
-        # In this order: the maximum may be so large that a small log would be rounded away beside it.
-        loss = (maximum - scaled) + total.log()
-        # softmax-weighted sum of the negatives, Σ_j p_j k_j, and the negatives' share of the softmax, 1 - p⁺
-        mixture /= total.unsqueeze(1)
-        share = -torch.expm1(-loss)
-        ctx.save_for_backward(query, positive, tau, mixture, share, positive_dot)
-        correct = scaled > hardest
-        ctx.mark_non_differentiable(correct)
-        return loss, correct
+def _check(query: Tensor, positive: Tensor, queue: Tensor, query_ids: Tensor | None, queue_ids: Tensor | None) -> None:
+    if query.dim() != 2 or positive.shape != query.shape or queue.dim() != 2 or queue.size(1) != query.size(1):
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in (query, positive, queue))
+        raise ValueError(f"query, positive and queue must be [B, D], [B, D] and [K, D], not {shapes}")
+    if (query_ids is None) != (queue_ids is None):
+        raise ValueError("query_ids and queue_ids mask together: give both or neither")
+    if query_ids is not None and queue_ids is not None and (len(query_ids), len(queue_ids)) != (len(query), len(queue)):
+        raise ValueError(f"there are ids of {len(query_ids)} queries and {len(queue_ids)} rows of the queue")
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient, _):
-        query, positive, tau, mixture, share, positive_dot = ctx.saved_tensors
-        q, k = query.float(), positive.float()
-        of_query = of_positive = of_tau = None
-        scale = (gradient / tau).unsqueeze(1)
-        if ctx.needs_input_grad[0]:
-            of_query = (scale * (mixture - share.unsqueeze(1) * k)).to(query.dtype)
-        if ctx.needs_input_grad[1]:
-            of_positive = (-scale * share.unsqueeze(1) * q).to(positive.dtype)
-        if ctx.needs_input_grad[3]:
-            per_query = (share * positive_dot - (q * mixture).sum(-1)) / tau**2
-            of_tau = (gradient * per_query).sum().view_as(tau)
-        return of_query, of_positive, None, of_tau, None, None
+
+def _reference(query, positive, queue, tau, filled, query_ids, queue_ids, margin) -> InfoNCE:
+    same = torch.zeros(len(query), int(filled), dtype=torch.bool, device=query.device)
+    if query_ids is not None:
+        same = reference.equal(query_ids, queue_ids[: int(filled)])
+    loss, correct = reference.queue_infonce(query, positive, queue[: int(filled)], tau, same, margin)
+    return InfoNCE(loss.to(tau.dtype), correct)
+
+
+@torch.library.custom_op("xrep::queue_infonce", mutates_args=())
+def _sweep(
+    query: Tensor,
+    positive: Tensor,
+    queue: Tensor,
+    tau: Tensor,
+    filled: Tensor,
+    query_ids: Tensor | None,
+    queue_ids: Tensor | None,
+    margin: float,
+    differentiable: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Loss, correctness, and for the gradient: Σ_j p_j k_j over the negatives, 1 - p⁺, the positive's similarity."""
+    with torch.autocast(query.device.type, enabled=False):
+        steps = steps_for(query.device)
+        accumulate = accumulation_dtype(query)
+        operand = steps.operand_dtype(queue)
+        if operand != accumulate and query.dtype == torch.float64:
+            operand = accumulate
+        similarity = (query.to(accumulate) * positive.to(accumulate)).sum(1) - margin
+        scaled = similarity / tau
+        # A scaled query saves a pass over the scores, but would be rounded once more in half precision.
+        folded = operand == accumulate
+        rows = (query.to(accumulate) / tau if folded else query).to(operand)
+        # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
+        state = QueueSoftmax(
+            scale=None if folded else 1 / tau,
+            maximum=scaled.clone(),
+            total=torch.ones_like(scaled),
+            hardest=torch.full_like(scaled, float("-inf")),
+            mixture=torch.zeros(query.shape, dtype=accumulate, device=query.device) if differentiable else None,
+            operand=operand,
+        )
+        _sweep_blocks(rows, queue[: int(filled)], query_ids, queue_ids, state, steps)
+        # In this order: the maximum may be so large that a small log would be rounded away beside it.
+        loss = (state.maximum - scaled) + state.total.log()
+        mixture = query.new_empty(0) if state.mixture is None else state.mixture.div_(state.total.unsqueeze(1))
+        return loss, scaled > state.hardest, mixture, -torch.expm1(-loss), similarity
+
+
+def _sweep_blocks(rows: Tensor, queue: Tensor, query_ids, queue_ids, state: QueueSoftmax, steps) -> None:
+    if not len(rows) or not len(queue):
+        return
+    scores = torch.empty(len(rows), min(steps.QUEUE_ROWS, len(queue)), dtype=state.maximum.dtype, device=rows.device)
+    for start in range(0, len(queue), steps.QUEUE_ROWS):
+        block = queue[start : start + steps.QUEUE_ROWS].to(state.operand)
+        found = (
+            scores if len(block) == scores.size(1) else scores.flatten()[: len(rows) * len(block)].view(len(rows), -1)
+        )
+        multiply(rows, block.t(), out=found)
+        ids = None if query_ids is None else (query_ids, queue_ids[start : start + len(block)])
+        weights = steps.absorb(found, state, ids)
+        if state.mixture is not None:
+            multiply_add(state.mixture, weights, block)
+
+
+@_sweep.register_fake
+def _(query, positive, queue, tau, filled, query_ids, queue_ids, margin, differentiable):
+    rows = tau.new_empty(len(query))
+    mixture = tau.new_empty(query.shape) if differentiable else query.new_empty(0)
+    return rows, rows.new_empty(len(query), dtype=torch.bool), mixture, torch.empty_like(rows), torch.empty_like(rows)
+
+
+@torch.library.custom_op("xrep::queue_infonce_backward", mutates_args=())
+def _gradients(
+    gradient: Tensor,
+    query: Tensor,
+    positive: Tensor,
+    tau: Tensor,
+    mixture: Tensor,
+    share: Tensor,
+    similarity: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """∂L/∂q = (o - (1 - p⁺) k⁺)/τ with o = Σ_j p_j k_j, ∂L/∂k⁺ = -(1 - p⁺) q/τ, ∂L/∂τ = ((1 - p⁺) s⁺ - q·o)/τ²."""
+    q, k = query.to(tau.dtype), positive.to(tau.dtype)
+    scale, share = (gradient / tau).unsqueeze(1), share.unsqueeze(1)
+    of_tau = (gradient * (share.squeeze(1) * similarity - (q * mixture).sum(1))).sum() / tau**2
+    return (
+        (scale * (mixture - share * k)).to(query.dtype),
+        (-scale * share * q).to(positive.dtype),
+        of_tau.view_as(tau),
+    )
+
+
+@_gradients.register_fake
+def _(gradient, query, positive, tau, mixture, share, similarity):
+    return torch.empty_like(query), torch.empty_like(positive), torch.empty_like(tau)
+
+
+def _keep(ctx, inputs, output) -> None:
+    query, positive, _, tau, *_ = inputs
+    _, correct, mixture, share, similarity = output
+    ctx.save_for_backward(query, positive, tau, mixture, share, similarity)
+    ctx.mark_non_differentiable(correct, mixture, share, similarity)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, gradient, *_):
+    if gradient is None:
+        return (None,) * 9
+    query, positive, tau = _gradients(gradient, *ctx.saved_tensors)
+    return query, positive, None, tau, None, None, None, None, None
+
+
+_sweep.register_autograd(_backward, setup_context=_keep)

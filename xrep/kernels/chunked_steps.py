@@ -1,0 +1,181 @@
+"""The work on one block of similarities, in plain torch; ``triton_steps`` has the same functions as fused kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xrep.kernels.blocks import SMALLEST_SQUARE, PairGradient, Pairs, PairStatistics, QueueSoftmax
+from xrep.kernels.precision import accumulation_dtype
+
+NOTHING = float("-inf")
+"""The logit of what is not compared."""
+
+QUEUE_ROWS = 4096
+"""Rows of the queue in a block: few enough to stay in cache between the two products."""
+
+TILE = (1024, 2048)
+"""Rows and columns of a tile of pairs."""
+
+KEPT_PAIRS = 2**26
+"""Similarities kept from the forward to the backward pass; where there are more, they are computed again."""
+
+VOCABULARY_LOGITS = 2**25
+"""Logits of a block of the vocabulary loss, whose rows are whole."""
+
+
+def operand_dtype(tensor: Tensor) -> torch.dtype:
+    """The type in which products read such a tensor: float32 at least, as CPUs round a product to its operands'."""
+    return accumulation_dtype(tensor)
+
+
+def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Take a block of the queue into the running softmax of each query.
+
+    Args:
+        scores: [B, n] similarities; overwritten.
+        state: updated in place; its mixture is made ready for adding the block's rows by the weights returned.
+        ids: those of the queries [B, C] and of the block [n, C]; equal in any column: no negative.
+
+    Returns:
+        exp(logit - maximum) [B, n], the weights of the block's rows, in the type ``state.operand``.
+    """
+    if ids is not None:
+        scores.masked_fill_(_equal(*ids), NOTHING)
+    highest = scores.amax(1)
+    torch.maximum(state.hardest, highest, out=state.hardest)
+    raised = torch.maximum(state.maximum, highest)
+    shrink = (state.maximum - raised).exp_()
+    weights = scores.sub_(raised.unsqueeze(1)).exp_()
+    state.total.mul_(shrink).add_(weights.sum(1))
+    if state.mixture is not None:
+        state.mixture *= shrink.unsqueeze(1)
+    state.maximum.copy_(raised)
+    return weights
+
+
+def collect(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, found: PairStatistics) -> None:
+    """Take a tile of similarities [r, c] into the running statistics; plain ones are masked in place."""
+    if pairs.exponent is None:
+        logits = _mask(similarities, pairs, rows, columns, NOTHING)
+    else:
+        excluded = _excluded(pairs, rows, columns)
+        cosine, interpolation = _harden(similarities, pairs, rows, columns)[:2]
+        norms = pairs.row_squares[rows].rsqrt().unsqueeze(1) * pairs.column_squares[columns].rsqrt()
+        plain = norms.mul_(similarities).masked_fill_(excluded, NOTHING).amax(1) * pairs.scale
+        torch.maximum(found.row_best[rows], plain, out=found.row_best[rows])
+        found.interpolation[rows] += interpolation.masked_fill_(excluded, 0).sum(1)
+        found.compared[rows] += excluded.size(1) - excluded.sum(1)
+        logits = cosine.mul_(pairs.scale).masked_fill_(excluded, NOTHING)
+    _update(found.row_maximum[rows], found.row_total[rows], logits, 1)
+    if found.column_maximum is not None:
+        _update(found.column_maximum[columns], found.column_total[columns], logits, 0)
+
+
+def _update(maximum: Tensor, total: Tensor, logits: Tensor, dim: int) -> None:
+    raised = torch.maximum(maximum, logits.amax(dim))
+    finite = raised.masked_fill(raised == NOTHING, 0)
+    total.mul_((maximum - finite).exp_()).add_((logits - finite.unsqueeze(dim)).exp_().sum(dim))
+    maximum.copy_(raised)
+
+
+def differentiate(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient) -> Tensor:
+    """The gradient towards a tile of similarities [r, c], but for the factor 1 / temperature.
+
+    With hard negatives the sums of ``wanted`` are added to in place.
+    """
+    row_offset, row_weight = wanted.row_offset[rows].unsqueeze(1), wanted.row_weight[rows].unsqueeze(1)
+    if pairs.exponent is None:
+        result = (similarities - row_offset).exp_().mul_(row_weight)
+        if wanted.column_offset is not None:
+            other = (similarities - wanted.column_offset[columns]).exp_()
+            result.addcmul_(other, wanted.column_weight[columns])
+        return _mask(result, pairs, rows, columns, 0.0)
+    cosine, interpolation, square = _harden(similarities, pairs, rows, columns)
+    weight = (cosine * pairs.scale).sub_(row_offset).exp_().mul_(row_weight)
+    weight.masked_fill_(_excluded(pairs, rows, columns), 0)
+    wanted.of_scale[rows] += (weight * cosine).sum(1)
+    # With a = |q|², b = |k|², u = q·k and N = |k̂|²: cosine = ((1 - λ) a + λ u) / √(a N), differentiated by a, b and u.
+    a, rest = pairs.row_squares[rows].unsqueeze(1), 1 - interpolation
+    inverse = (a * square).rsqrt_()
+    per_square = cosine / square
+    of_a = rest * inverse - cosine / (2 * a) - per_square * rest.square() / 2
+    wanted.of_row_squares[rows] += (weight * of_a).sum(1)
+    wanted.of_column_squares[columns] -= (weight * per_square * interpolation.square()).sum(0) / 2
+    return weight.mul_(interpolation * (inverse - per_square * rest))
+
+
+def vocabulary_softmax(
+    logits: Tensor, target: Tensor, smoothing: float, ignored: Tensor, operand: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Loss, negative log-likelihood, correctness [n] and gradient [n, V] of rows of logits [n, V] (overwritten).
+
+    Args:
+        target: int64 [n].
+        smoothing: the target distribution is (1 - smoothing) · onehot + smoothing / V.
+        ignored: bool [n], rows whose loss and gradient are 0.
+        operand: type of the gradient; None if it is not wanted (what is returned for it then means nothing).
+    """
+    index = target.masked_fill(ignored, 0).unsqueeze(1)
+    maximum = logits.amax(1)
+    at_target = logits.gather(1, index).squeeze(1)
+    mean = logits.mean(1) if smoothing else at_target
+    weights = logits.sub_(maximum.unsqueeze(1)).exp_()
+    total = weights.sum(1)
+    nll = (maximum - at_target) + total.log()
+    loss = nll + smoothing * (at_target - mean)
+    correct = (at_target == maximum) & ~ignored
+    if operand is not None:
+        weights *= total.reciprocal_().masked_fill_(ignored, 0).unsqueeze(1)
+        counted = (~ignored).to(weights.dtype).unsqueeze(1)
+        if smoothing:
+            weights -= counted * (smoothing / logits.size(1))
+        weights.scatter_add_(1, index, counted * (smoothing - 1))
+    return loss.masked_fill_(ignored, 0), nll.masked_fill_(ignored, 0), correct, weights
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    """Whether rows of ``a`` [r, I] and ``b`` [c, I] are equal in any column: bool [r, c]."""
+    result = a[:, :1] == b[:, 0]
+    for column in range(1, a.size(1)):
+        result |= a[:, column : column + 1] == b[:, column]
+    return result
+
+
+def _excluded_places(pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+    """Where in the tile the pairs that ``pairs.excluded`` lists are."""
+    listed = pairs.excluded[rows]
+    row, which = ((listed >= columns.start) & (listed < columns.stop)).nonzero(as_tuple=True)
+    return row, listed[row, which] - columns.start
+
+
+def _excluded(pairs: Pairs, rows: slice, columns: slice) -> Tensor:
+    if pairs.row_ids is not None:
+        result = _equal(pairs.row_ids[rows], pairs.column_ids[columns])
+    else:
+        size = (rows.stop - rows.start, columns.stop - columns.start)
+        result = torch.zeros(size, dtype=torch.bool, device=pairs.excluded.device)
+    result[_excluded_places(pairs, rows, columns)] = True
+    return result
+
+
+def _mask(tile: Tensor, pairs: Pairs, rows: slice, columns: slice, value: float) -> Tensor:
+    """In place: ``value`` for the pairs that are not compared."""
+    if pairs.row_ids is not None:
+        tile.masked_fill_(_equal(pairs.row_ids[rows], pairs.column_ids[columns]), value)
+    tile[_excluded_places(pairs, rows, columns)] = value
+    return tile
+
+
+def _harden(dot: Tensor, pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """cos(q, k̂), λ and |k̂|² [r, c] of the harder negative k̂ = q + λ(k - q) (HiCTL, equations 5 and 6)."""
+    a, b = pairs.row_squares[rows].unsqueeze(1), pairs.column_squares[columns]
+    positive = pairs.row_distance[rows].unsqueeze(1)
+    distance = (a + b).sub_(dot, alpha=2).clamp_(min=0)
+    farther = distance > positive
+    interpolation = torch.where(farther, positive / distance, 1.0).pow_(pairs.exponent / 2)
+    rest = 1 - interpolation
+    square = rest.square().mul_(a) + interpolation.square().mul_(b) + (2 * interpolation * rest).mul_(dot)
+    square.clamp_(min=SMALLEST_SQUARE)
+    cosine = (rest * a).addcmul_(interpolation, dot).mul_((a * square).rsqrt_())
+    return cosine, interpolation, square

@@ -1,0 +1,49 @@
+"""Rows of all ranks, with the gradient that flows back to each."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def rank_sizes(count: int, device: torch.device, group: dist.ProcessGroup) -> list[int]:
+    """How many rows each rank of the group has: ranks may differ (the last batch of an epoch)."""
+    counts = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
+    counts[dist.get_rank(group)] = count
+    dist.all_reduce(counts, group=group)
+    return counts.tolist()
+
+
+def gather_rows(rows: Tensor, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Rows [N_rank, ...] of all ranks, in the order of the ranks [Σ N, ...].
+
+    Every rank must call this, and take part in the backward pass: the gradient of a rank's rows is the sum of what all
+    ranks have for them, as if one process had computed the sum of all ranks' losses.
+
+    Args:
+        sizes: rows of each rank (``rank_sizes``).
+    """
+    return _GatherRows.apply(rows, sizes, group)
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, sizes, group):
+        ctx.sizes, ctx.group = sizes, group
+        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded, group=group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        rank = dist.get_rank(ctx.group)
+        # Summed in float32: half precision would round once for each rank.
+        total = gradient.contiguous() if gradient.dtype == torch.float64 else gradient.float().contiguous()
+        if total is gradient:
+            total = total.clone()
+        dist.all_reduce(total, group=ctx.group)
+        start = sum(ctx.sizes[:rank])
+        return total[start : start + ctx.sizes[rank]].to(gradient.dtype), None, None

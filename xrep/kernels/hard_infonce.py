@@ -1,0 +1,89 @@
+"""HiCTL's sentence-level contrast: negatives of both sides of the batch, made harder the better the model is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from xrep.kernels.gather import gather_rows, rank_sizes
+from xrep.kernels.pairwise import negatives
+from xrep.kernels.precision import accumulation_dtype
+
+
+class HardInfoNCE(NamedTuple):
+    """Per pair: losses [B] (nats) of x and of y as the query, whether each beat every negative of the batch as it was
+    before it was made harder (bool [B]), and the mean λ of each query's negatives (1: as they were)."""
+
+    forward: Tensor
+    backward: Tensor
+    forward_correct: Tensor
+    backward_correct: Tensor
+    forward_interpolation: Tensor
+    backward_interpolation: Tensor
+
+
+def hard_infonce(
+    x: Tensor,
+    y: Tensor,
+    temperature: float | Tensor,
+    *,
+    exponent: float | Tensor,
+    normalize: bool = False,
+    ids: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> HardInfoNCE:
+    """-log softmax of the positive's cosine among itself and 2B - 2 hardened negatives (HiCTL, eq. 2, 3, 5 and 6).
+
+    A negative k of a query q whose positive is k⁺ is replaced by k̂ = q + λ (k - q), λ = (d⁺/d⁻)^exponent, where it is
+    farther from the query (d⁻) than the positive is (d⁺); λ carries no gradient. The cosine of q and k̂ follows from q·k
+    and the norms, so no k̂ is ever built: with a = |q|², b = |k|², u = q·k it is
+    ((1-λ) a + λ u) / √(a ((1-λ)² a + λ² b + 2 λ (1-λ) u)).
+
+    Args:
+        x, y: [B, D], of any length; row i of ``y`` is the positive of row i of ``x``.
+        temperature: divides all cosines; a float or a tensor of one element, which may be learnable. The paper has 1.
+        exponent: ζ · p⁺ in eq. 6: 0.9 times the mean of exp(-loss) over the last 100 batches. 0 leaves negatives as
+            they are.
+        normalize: bring the vectors to length 1 first. The paper does not.
+        ids: int64 [B, I]: two pairs that are equal in any column are not each other's negatives.
+        group: processes whose pairs are negatives too, as in ``inbatch_infonce``.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    if x.dim() != 2 or x.shape != y.shape:
+        raise ValueError(f"x and y must be [B, D] both, not {list(x.shape)} and {list(y.shape)}")
+    if ids is not None and len(ids) != len(x):
+        raise ValueError(f"there are {len(ids)} ids for {len(x)} pairs")
+    accumulate = accumulation_dtype(x, y)
+    tau = torch.as_tensor(temperature, dtype=accumulate, device=x.device).reshape(())
+    exponent = torch.as_tensor(exponent, dtype=accumulate, device=x.device).detach().reshape(())
+    with torch.autocast(x.device.type, enabled=False):
+        if normalize:
+            x, y = F.normalize(x, dim=1), F.normalize(y, dim=1)
+        positive = F.cosine_similarity(x.to(accumulate), y.to(accumulate), dim=1) / tau
+    size, start, total, everyone = len(x), 0, len(x), (x, y, ids)
+    if group is not None:
+        sizes = rank_sizes(size, x.device, group)
+        start, total = sum(sizes[: dist.get_rank(group)]), sum(sizes)
+        everyone = tuple(None if rows is None else gather_rows(rows, sizes, group) for rows in everyone)
+    pair = torch.arange(start, start + size, device=x.device).repeat(2)
+    shift = positive.detach()
+    found = negatives(
+        torch.cat([x, y]),
+        torch.cat(everyone[:2]),
+        tau,
+        row_shift=shift.repeat(2),
+        column_shift=None,
+        excluded=torch.stack([pair, pair + total], 1),  # itself and its positive
+        row_ids=None if ids is None else ids.repeat(2, 1),
+        column_ids=None if ids is None else everyone[2].repeat(2, 1),
+        row_positive=torch.cat([y, x]),
+        exponent=exponent,
+    )
+    losses = F.softplus(found.rows + (shift - positive).repeat(2))  # 0: carries the gradient of the positive
+    return HardInfoNCE(*losses.split(size), *(found.row_best < 0).split(size), *found.interpolation.split(size))

@@ -1,0 +1,272 @@
+"""Log-sum-exp over the negatives of every row, and of every column, of a matrix of similarities.
+
+Both sides carry gradient, so the final sums of rows and columns must be known before any gradient is: one sweep over
+tiles forward, one backward. The similarities are kept between the two while they are few, else computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from xrep.kernels import reference
+from xrep.kernels.blocks import SMALLEST_SQUARE, PairGradient, Pairs, PairStatistics
+from xrep.kernels.paths import path_for, steps_for
+from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
+
+NOTHING = float("-inf")
+
+
+class Negatives(NamedTuple):
+    """What a positive is compared with.
+
+    Attributes:
+        rows, columns: [R], [C], log Σ exp(logit - shift) over the negatives; -inf where there is none. ``columns`` is
+            empty unless asked for. Gradients flow through these two.
+        row_best, column_best: [R], [C], the largest logit of a negative, less the shift.
+        interpolation: [R], mean λ of the row's negatives; empty without hard negatives.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    row_best: Tensor
+    column_best: Tensor
+    interpolation: Tensor
+
+
+def negatives(
+    rows: Tensor,
+    columns: Tensor,
+    tau: Tensor,
+    *,
+    row_shift: Tensor,
+    column_shift: Tensor | None,
+    excluded: Tensor,
+    row_ids: Tensor | None = None,
+    column_ids: Tensor | None = None,
+    row_positive: Tensor | None = None,
+    exponent: Tensor | None = None,
+) -> Negatives:
+    """Compare all rows with all columns but the excluded ones.
+
+    Args:
+        rows: [R, D].
+        columns: [C, D].
+        tau: 0-d temperature, of the accumulation type.
+        row_shift, column_shift: [R], [C], subtracted from the log-sum-exp; without ``column_shift`` columns are not
+            normalised.
+        excluded: int64 [R, M], columns that are no negatives of a row.
+        row_ids, column_ids: int64 [R, I], [C, I], both or neither: rows and columns equal in any of the I are no
+            negatives of each other.
+        row_positive, exponent: [R, D] and 0-d, both or neither: cosines with negatives made harder (HiCTL, eq. 5 and 6)
+            instead of dot products; only rows are normalised then.
+    """
+    if path_for(rows.device) == "reference":
+        return _reference(
+            rows, columns, tau, row_shift, column_shift, excluded, row_ids, column_ids, row_positive, exponent
+        )
+    ids = [] if row_ids is None else [row_ids, column_ids]
+    hard = [] if row_positive is None else _hardness(rows, columns, row_positive, exponent)
+    differentiable = torch.is_grad_enabled() and (rows.requires_grad or columns.requires_grad or tau.requires_grad)
+    keep = differentiable and len(rows) * len(columns) <= steps_for(rows.device).KEPT_PAIRS
+    return Negatives(*_sweep(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, keep)[:5])
+
+
+def _hardness(rows: Tensor, columns: Tensor, row_positive: Tensor, exponent: Tensor) -> list[Tensor]:
+    """Squared norms of rows and columns, squared distance of rows from their positives, exponent."""
+    accumulate = accumulation_dtype(rows)
+    distance = (rows.detach().to(accumulate) - row_positive.detach().to(accumulate)).square().sum(1)
+    squares = [side.to(accumulate).square().sum(1).clamp(min=SMALLEST_SQUARE) for side in (rows, columns)]
+    return [*squares, distance, exponent]
+
+
+def _reference(
+    rows, columns, tau, row_shift, column_shift, excluded, row_ids, column_ids, row_positive, exponent
+) -> Negatives:
+    masked = torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
+    masked.scatter_(1, excluded, True)
+    if row_ids is not None:
+        masked |= reference.equal(row_ids, column_ids)
+    empty = row_shift.new_empty(0)
+    interpolation = empty
+    if row_positive is None:
+        logits = reference.negatives(rows, columns, tau, masked)
+        best = logits.detach()
+    else:
+        logits, mixed = reference.hard_negatives(rows, columns, tau, masked, row_positive, exponent)
+        best, _ = reference.hard_negatives(rows, columns, tau, masked, row_positive, torch.zeros(()))
+        interpolation = mixed.masked_fill(masked, 0).sum(1) / (~masked).sum(1).clamp(min=1)
+    dtype = row_shift.dtype
+    row_lse = (logits - row_shift.double().unsqueeze(1)).logsumexp(1)
+    row_best = best.amax(1) - row_shift
+    if column_shift is None:
+        return Negatives(row_lse.to(dtype), empty, row_best.to(dtype), empty, interpolation.to(dtype))
+    column_lse = (logits - column_shift.double()).logsumexp(0)
+    column_best = best.amax(0) - column_shift
+    return Negatives(row_lse.to(dtype), column_lse.to(dtype), row_best.to(dtype), column_best.to(dtype), empty)
+
+
+def _pairs(
+    rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor, ids: Sequence[Tensor], hard: Sequence[Tensor]
+) -> tuple[Pairs, Tensor, Tensor]:
+    """What the steps have to know, and the operands of the product."""
+    operand = steps_for(rows.device).operand_dtype(rows)
+    # Scaled rows save a pass over the similarities, but would be rounded once more in half precision.
+    folded = operand == tau.dtype and not hard
+    left = (rows.to(tau.dtype) / tau if folded else rows).to(operand)
+    scale = None if folded else 1 / tau
+    pairs = Pairs(scale, excluded, *(ids or (None, None)), *(hard or (None,) * 4), operand)
+    return pairs, left, columns.to(operand)
+
+
+def _tiles(rows: int, columns: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
+    for start in range(0, rows, shape[0]):
+        for begin in range(0, columns, shape[1]):
+            yield slice(start, min(start + shape[0], rows)), slice(begin, min(begin + shape[1], columns))
+
+
+@torch.library.custom_op("xrep::negatives", mutates_args=())
+def _sweep(
+    rows: Tensor,
+    columns: Tensor,
+    tau: Tensor,
+    row_shift: Tensor,
+    column_shift: Tensor | None,
+    excluded: Tensor,
+    ids: Sequence[Tensor],
+    hard: Sequence[Tensor],
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The fields of ``Negatives``, the maximum and total of rows and of columns, the similarities if to be kept."""
+    with torch.autocast(rows.device.type, enabled=False):
+        steps = steps_for(rows.device)
+        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard)
+        found = _nothing_seen(row_shift, column_shift, bool(hard))
+        kept = tau.new_empty(len(left), len(right)) if keep else tau.new_empty(0)
+        for i, j in _tiles(len(left), len(right), steps.TILE):
+            similarities = multiply(left[i], right[j].t(), out=kept[i, j] if keep else None)
+            steps.collect(similarities, pairs, i, j, found)
+        # In this order: the maximum may be so large that a small log would be rounded away beside it.
+        row_lse = (found.row_maximum - row_shift) + found.row_total.log()
+        row_best = (found.row_best if hard else found.row_maximum) - row_shift
+        interpolation = found.interpolation / found.compared.clamp(min=1) if hard else tau.new_empty(0)
+        if column_shift is None:
+            column_lse, column_best, *column = (tau.new_empty(0) for _ in range(4))
+        else:
+            column = [found.column_maximum, found.column_total]
+            column_best = column[0] - column_shift
+            column_lse = column_best + column[1].log()
+        row = [found.row_maximum, found.row_total]
+        return row_lse, column_lse, row_best, column_best, interpolation, *row, *column, kept
+
+
+def _nothing_seen(row_shift: Tensor, column_shift: Tensor | None, hard: bool) -> PairStatistics:
+    return PairStatistics(
+        row_maximum=torch.full_like(row_shift, NOTHING),
+        row_total=torch.zeros_like(row_shift),
+        column_maximum=None if column_shift is None else torch.full_like(column_shift, NOTHING),
+        column_total=None if column_shift is None else torch.zeros_like(column_shift),
+        row_best=torch.full_like(row_shift, NOTHING) if hard else None,
+        interpolation=torch.zeros_like(row_shift) if hard else None,
+        compared=torch.zeros_like(row_shift) if hard else None,
+    )
+
+
+@_sweep.register_fake
+def _(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, keep):
+    row = [torch.empty_like(row_shift) for _ in range(4)]
+    column = [tau.new_empty(0 if column_shift is None else len(columns)) for _ in range(4)]
+    interpolation = tau.new_empty(len(rows) if hard else 0)
+    kept = tau.new_empty(len(rows), len(columns)) if keep else tau.new_empty(0)
+    return row[0], column[0], row[1], column[1], interpolation, *row[2:], *column[2:], kept
+
+
+@torch.library.custom_op("xrep::negatives_backward", mutates_args=())
+def _gradients(
+    of_rows: Tensor,
+    of_columns: Tensor,
+    statistics: Sequence[Tensor],
+    rows: Tensor,
+    columns: Tensor,
+    tau: Tensor,
+    excluded: Tensor,
+    ids: Sequence[Tensor],
+    hard: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients towards rows, columns, temperature and the squared norms of both (empty without hard negatives)."""
+    with torch.autocast(rows.device.type, enabled=False):
+        steps = steps_for(rows.device)
+        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard)
+        wanted, unit = _wanted(of_rows, of_columns, statistics, hard)
+        kept = statistics[-1]
+        for_rows = torch.zeros(rows.shape, dtype=tau.dtype, device=rows.device)
+        for_columns = torch.zeros(columns.shape, dtype=tau.dtype, device=rows.device)
+        factor = rows.to(pairs.operand)
+        for i, j in _tiles(len(left), len(right), steps.TILE):
+            similarities = kept[i, j] if kept.numel() else multiply(left[i], right[j].t())
+            weights = steps.differentiate(similarities, pairs, i, j, wanted)
+            multiply_add(for_rows[i], weights, right[j])
+            multiply_add(for_columns[j], weights.t(), factor[i])
+        scale = unit / tau
+        for_rows *= scale
+        for_columns *= scale
+        if hard:
+            for_tau = -(wanted.of_scale.sum() * scale) / tau
+            squares = (wanted.of_row_squares * scale, wanted.of_column_squares * scale)
+        else:
+            for_tau = -(for_rows * rows).sum() / tau  # Σ gradient · similarity, summed over the columns first
+            squares = (tau.new_empty(0), tau.new_empty(0))
+        return for_rows.to(rows.dtype), for_columns.to(columns.dtype), for_tau, *squares
+
+
+def _wanted(
+    of_rows: Tensor, of_columns: Tensor, statistics: Sequence[Tensor], hard: Sequence[Tensor]
+) -> tuple[PairGradient, Tensor]:
+    """How a logit's gradient is computed, and the unit it is given in.
+
+    A unit of about the largest weight keeps half-precision products away from what the type cannot hold. The maximum is
+    itself a logit, so the difference to it is exact where it matters; a log-sum-exp would have been rounded.
+    """
+    row_maximum, row_total, column_maximum, column_total, _ = statistics
+    both = len(column_total) > 0
+    unit = torch.cat([of_rows, of_columns if both else of_rows, of_rows.new_zeros(1)]).abs().amax()
+    unit = torch.where(unit > 0, unit, 1.0)
+    wanted = PairGradient(
+        row_offset=row_maximum.masked_fill(row_total == 0, -NOTHING),
+        row_weight=of_rows / (unit * row_total.clamp(min=1)),
+        column_offset=column_maximum.masked_fill(column_total == 0, -NOTHING) if both else None,
+        column_weight=of_columns / (unit * column_total.clamp(min=1)) if both else None,
+        of_row_squares=torch.zeros_like(hard[0]) if hard else None,
+        of_column_squares=torch.zeros_like(hard[1]) if hard else None,
+        of_scale=torch.zeros_like(row_total) if hard else None,
+    )
+    return wanted, unit
+
+
+@_gradients.register_fake
+def _(of_rows, of_columns, statistics, rows, columns, tau, excluded, ids, hard):
+    squares = (torch.empty_like(tensor) for tensor in (hard[:2] or (tau.new_empty(0), tau.new_empty(0))))
+    return torch.empty_like(rows), torch.empty_like(columns), torch.empty_like(tau), *squares
+
+
+def _keep(ctx, inputs, output) -> None:
+    rows, columns, tau, _, _, excluded, ids, hard, _ = inputs
+    ctx.counts = (len(ids), len(hard))
+    ctx.save_for_backward(*output[5:], rows, columns, tau, excluded, *ids, *hard)
+    ctx.mark_non_differentiable(*output[2:])
+
+
+def _backward(ctx, of_rows, of_columns, *_):
+    statistics, (rows, columns, tau, excluded) = ctx.saved_tensors[:5], ctx.saved_tensors[5:9]
+    ids, hard = ctx.saved_tensors[9 : 9 + ctx.counts[0]], ctx.saved_tensors[9 + ctx.counts[0] :]
+    *three, of_row_squares, of_column_squares = _gradients(
+        of_rows, of_columns, list(statistics), rows, columns, tau, excluded, list(ids), list(hard)
+    )
+    for_hard = [of_row_squares, of_column_squares, None, None] if hard else []
+    return *three, None, None, None, [None] * len(ids), for_hard, None
+
+
+_sweep.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,91 @@
+"""Which implementation of the kernels runs: chosen by the device, switchable."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+
+PATHS = ("auto", "reference", "chunked", "triton")
+"""``reference``: the formulas as they are written, in float64, with everything materialised. ``chunked``: blockwise in
+plain torch, on any device. ``triton``: blockwise with fused CUDA kernels. ``auto``: triton on CUDA, else chunked."""
+
+_chosen = "auto"
+
+
+def set_path(path: str) -> None:
+    """Choose the implementation for the rest of the process.
+
+    Raises:
+        ValueError: unknown, or not available here.
+    """
+    global _chosen
+    if path not in PATHS:
+        raise ValueError(f"no kernel path {path!r}; there are {', '.join(PATHS)}")
+    if path == "triton" and (problem := triton_problem()):
+        raise ValueError(f"the triton path cannot run here: {problem}")
+    _chosen = path
+
+
+@contextmanager
+def use_path(path: str) -> Iterator[None]:
+    """Context in which one implementation is chosen (``set_path``)."""
+    before = _chosen
+    set_path(path)
+    try:
+        yield
+    finally:
+        set_path(before)
+
+
+@functools.cache
+def triton_problem() -> str | None:
+    """Why fused kernels cannot run on this machine; None if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not torch.cuda.is_available() and not interpreting():
+        return "there is no CUDA GPU"
+    return None
+
+
+def interpreting() -> bool:
+    """Whether Triton interprets its kernels on the CPU (for tests; it is very slow)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def path_for(device: torch.device) -> str:
+    """``reference``, ``chunked`` or ``triton``: what runs for tensors on this device."""
+    if _chosen == "auto":
+        return "triton" if device.type == "cuda" and triton_problem() is None else "chunked"
+    if _chosen == "triton" and device.type != "cuda" and not interpreting():
+        raise ValueError(f"the triton path needs tensors on a GPU, not on {device}")
+    return _chosen
+
+
+def steps_for(device: torch.device) -> ModuleType:
+    """The module with the work on one block of similarities, for tensors on this device."""
+    if path_for(device) == "triton":
+        from xrep.kernels import triton_steps
+
+        return triton_steps
+    from xrep.kernels import chunked_steps
+
+    return chunked_steps
+
+
+def describe(device: torch.device) -> str:
+    """One line for logs: the path, and why it is not the fastest where it is not."""
+    from xrep.kernels.precision import takes_fast_product
+
+    path = path_for(device)
+    if path == "chunked" and device.type == "cuda" and triton_problem():
+        return f"{path} ({triton_problem()})"
+    if path == "chunked" and device.type == "cpu":
+        fast = takes_fast_product(torch.empty(0))
+        return f"{path}, {'fast' if fast else 'default'} float32 products"
+    return path

@@ -1,0 +1,58 @@
+"""The formulas as they are written, in float64 with everything materialised: slow, and what the kernels are held to."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NOTHING = float("-inf")
+
+
+def equal(a: Tensor, b: Tensor) -> Tensor:
+    """Whether rows of ``a`` [R, I] and ``b`` [C, I] are equal in any column: bool [R, C]."""
+    return (a.unsqueeze(1) == b.unsqueeze(0)).any(-1)
+
+
+def infonce(positive: Tensor, negatives: Tensor) -> Tensor:
+    """-log softmax of the positive logit [R] among itself and the negative ones [R, C]: [R]."""
+    return -torch.cat([positive.unsqueeze(1), negatives], 1).log_softmax(1)[:, 0]
+
+
+def queue_infonce(query: Tensor, positive: Tensor, queue: Tensor, tau: Tensor, same: Tensor, margin: float):
+    """Dual momentum contrast, eq. 2; ``same`` [B, K]: no negative. Loss and correctness [B]."""
+    query, positive, queue, tau = (tensor.double() for tensor in (query, positive, queue, tau))
+    positives = ((query * positive).sum(1) - margin) / tau
+    negatives = (query @ queue.t() / tau).masked_fill(same, NOTHING)
+    return infonce(positives, negatives), (positives.unsqueeze(1) > negatives).all(1)
+
+
+def negatives(rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor) -> Tensor:
+    """Logits [R, C] of the pairs that are compared, -inf elsewhere."""
+    rows, columns, tau = rows.double(), columns.double(), tau.double()
+    return (rows @ columns.t() / tau).masked_fill(excluded, NOTHING)
+
+
+def hard_negatives(
+    rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor, positive: Tensor, exponent: Tensor
+) -> tuple[Tensor, Tensor]:
+    """HiCTL, eq. 5 and 6: cos(q, k̂) / τ and λ [R, C], for queries [R, D] with their positives [R, D]."""
+    q, k, positive, tau = (tensor.double() for tensor in (rows, columns, positive, tau))
+    to_positive = (positive - q).norm(dim=1, keepdim=True).detach()
+    to_negative = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist").detach()
+    interpolation = torch.where(to_negative > to_positive, (to_positive / to_negative) ** exponent.double(), 1.0)
+    q, k = q.unsqueeze(1), k.unsqueeze(0)
+    harder = q + interpolation.unsqueeze(2) * (k - q)
+    cosine = F.cosine_similarity(q, harder, dim=2)
+    return (cosine / tau).masked_fill(excluded, NOTHING), interpolation
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, smoothing: float, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed loss, negative log-likelihood [N] and correctness [N]."""
+    logits = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    options = {"ignore_index": ignore_index, "reduction": "none"}
+    nll = F.cross_entropy(logits, target, **options)
+    loss = F.cross_entropy(logits, target, label_smoothing=smoothing, **options).sum()
+    return loss, nll.detach(), logits.argmax(1) == target
