@@ -7,7 +7,8 @@ from setuptools import find_packages, setup
 PLOT = ["matplotlib>=3.8", "scikit-learn>=1.4"]
 SENTEVAL = ["scikit-learn>=1.4"]
 HUB = ["huggingface_hub>=0.24"]
-TEST = ["matplotlib>=3.8", "pytest>=8.2", "pytest-timeout>=2.3", "ruff>=0.12"]
+TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
+TEST = ["hypothesis>=6.100", "matplotlib>=3.8", "pytest>=8.2", "pytest-timeout>=2.3", "ruff>=0.12", TRITON]
 
 setup(
     name="xrep",
@@ -28,7 +29,7 @@ setup(
     packages=find_packages(include=["xrep", "xrep.*", "xrep_cli", "xrep_cli.*"]),
     package_data={"xrep": ["recipes/*.yaml"]},
     install_requires=[
-        "torch>=2.6,<3",
+        "torch>=2.8,<3",
         "sentencepiece>=0.2",
         "numpy>=1.26",
         "faiss-cpu>=1.8",

@@ -1,11 +1,14 @@
-"""What every test may rely on: a cache of its own, and one thread unless OMP_NUM_THREADS says otherwise."""
+"""What every test may rely on: a cache of its own, one thread unless OMP_NUM_THREADS says otherwise, Triton kernels
+interpreted on the CPU where there is no GPU."""
 
 import os
 
 import pytest
 
-# Before torch is imported anywhere; programs that tests start inherit it.
+# Before torch and triton are imported anywhere; programs that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

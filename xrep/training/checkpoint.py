@@ -16,7 +16,7 @@ from xrep.models.directory import Checkpoint, open_checkpoint
 PREFIX = "checkpoint-"
 MAY_CHANGE = {
     "task": {"data", "batch_size"},
-    "trainer": {"max_steps", "max_epochs", "max_minutes", "update_freq", "validate_every", "device"},
+    "trainer": {"max_steps", "max_epochs", "max_minutes", "update_freq", "validate_every", "device", "kernels"},
     "checkpoint": {"save_dir", "save_every", "keep_last"},
     "logging": {"log_every", "tensorboard"},
     "plugins": set(),

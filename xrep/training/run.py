@@ -18,6 +18,7 @@ from xrep.config import RunConfig
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.files import write_aside
+from xrep.kernels.paths import describe, use_path
 from xrep.models.directory import (
     CONFIG,
     CRITERION,
@@ -75,7 +76,9 @@ def train(run: RunConfig) -> Summary:
             notes = [_resumed(latest, trainer.finished)]
         for note in [*_introduction(run, task, model, trainer), *notes, *_warnings(criterion, task)]:
             progress.say(note)
-        state = trainer.train()
+        with use_path(trainer.config.kernels):
+            progress.say(f"kernels: {describe(trainer.device)}")
+            state = trainer.train()
     finally:
         progress.close()
     _finish(directory, state, trainer)

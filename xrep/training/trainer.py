@@ -16,6 +16,7 @@ from torch import nn
 from xrep.config import RunConfig
 from xrep.criteria.criterion import Criterion, Loss
 from xrep.errors import TrainingError
+from xrep.kernels.paths import triton_problem
 from xrep.models.directory import CRITERION, Checkpoint, write_checkpoint
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.progress import Progress, duration
@@ -72,6 +73,9 @@ class Trainer:
         """Steps between validations; 0 validates only at the end."""
         device: Literal["auto", "cpu", "cuda"] = "auto"
         """Where to train; auto takes a GPU if there is one."""
+        kernels: Literal["auto", "reference", "chunked", "triton"] = "auto"
+        """Implementation of the losses. auto: fused Triton kernels on a GPU, blockwise torch elsewhere; reference:
+        everything written out in float64, to check the others."""
 
         def problems(self) -> list[str]:
             found = []
@@ -84,6 +88,8 @@ class Trainer:
                     found.append(f"{name} must be at least {low}, not {getattr(self, name)}")
             if self.device == "cuda" and not torch.cuda.is_available():
                 found.append("device is cuda, but there is no GPU here")
+            if self.kernels == "triton" and (triton_problem() or self.device == "cpu"):
+                found.append(f"kernels is triton, but {triton_problem() or 'device is cpu'}")
             return found
 
     def __init__(

@@ -1,0 +1,96 @@
+"""Compiles every Triton kernel, in the variants in use, to machine code for Hopper GPUs: no GPU is needed for that.
+
+Run with ``--resources`` it prints what each needs (registers, stack: what did not fit into them).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from xrep.kernels import triton_kernels
+
+TARGET = GPUTarget("cuda", 90, 32)
+FLOAT, IDS, INTEGER = "*fp32", "*i64", "i32"
+Variant = tuple[Any, dict[str, str | None], dict[str, int | bool], int]
+
+
+def variants() -> Iterator[Variant]:
+    """Kernel, types of its arguments (None: not given), constants, warps."""
+    for half, ids, mixed in (("*bf16", 0, True), ("*fp16", 2, True), (FLOAT, 1, True), (FLOAT, 0, False)):
+        scaled = half != FLOAT
+        per_query = {"maximum": FLOAT, "total": FLOAT, "hardest": FLOAT, "mixture": FLOAT if mixed else None}
+        block = {"query_ids": IDS if ids else None, "block_ids": IDS if ids else None}
+        sizes = dict.fromkeys(("stride", "weights_stride", "columns", "dimension"), INTEGER)
+        types = {"scores": FLOAT, "weights": half, "scale": FLOAT if scaled else None, **per_query, **block, **sizes}
+        constants = {"IDS": ids, "SCALED": scaled, "MIXED": mixed, "BLOCK": 8192, "BLOCK_D": 1024}
+        yield triton_kernels.absorb_row, types, constants, 8
+    for hard, ids, half in ((False, 0, FLOAT), (False, 2, "*bf16"), (True, 0, FLOAT), (True, 1, "*fp16")):
+        yield from pair_variants(hard, ids, half)
+    for half in (FLOAT, "*bf16", "*fp16"):
+        types = {"logits": FLOAT, "gradient": half, "target": IDS, "ignored": "*i1", "correct": "*i1"}
+        types |= {"loss": FLOAT, "nll": FLOAT, "columns": INTEGER, "smoothing": "fp32"}
+        yield triton_kernels.vocabulary_row, types, {"WANTED": True, "BLOCK": 4096}, 8
+
+
+def pair_variants(hard: bool, ids: int, half: str) -> Iterator[Variant]:
+    scaled = hard or half != FLOAT
+    only_hard, only_plain = FLOAT if hard else None, None if hard else FLOAT
+    shared = {"similarities": FLOAT, "scale": FLOAT if scaled else None, "excluded": IDS}
+    shared |= dict.fromkeys(("row_ids", "column_ids"), IDS if ids else None)
+    shared |= dict.fromkeys(("stride", "rows", "columns", "first_column"), INTEGER)
+    hardness = dict.fromkeys(("row_squares", "column_squares", "row_distance", "exponent"), only_hard)
+    flags = {"LISTED": 2 if hard else 1, "IDS": ids, "SCALED": scaled}
+    found = {"maximum": FLOAT, "total": FLOAT}
+    types = {**shared, **hardness, **found, **dict.fromkeys(("best", "interpolated", "compared"), only_hard)}
+    yield triton_kernels.collect_rows, types, {**flags, "HARD": hard, "BLOCK_R": 1, "BLOCK_C": 2048}, 8
+    if not hard:
+        yield triton_kernels.collect_columns, {**shared, **found}, {**flags, "BLOCK_R": 128, "BLOCK_C": 32}, 4
+    types = {**shared, **hardness, "weights": half, "row_offset": FLOAT, "row_weight": FLOAT}
+    types |= dict.fromkeys(("column_offset", "column_weight"), only_plain)
+    types |= dict.fromkeys(("of_row", "of_column"), only_hard)
+    constants = {**flags, "HARD": hard, "BOTH": not hard, "BLOCK_R": 16, "BLOCK_C": 128}
+    yield triton_kernels.differentiate_tile, types, constants, 4
+
+
+def compiled(kernel: Any, types: dict[str, str | None], constants: dict[str, int | bool], warps: int) -> bytes:
+    """Machine code."""
+    absent = {name: None for name, kind in types.items() if kind is None}
+    fixed = {**constants, **absent}
+    signature = {name: "constexpr" if name in fixed else types[name] for name in kernel.arg_names}
+    source = ASTSource(kernel, signature=signature, constexprs=fixed)
+    return triton.compile(source, target=TARGET, options={"num_warps": warps}).asm["cubin"]
+
+
+def resources(code: bytes) -> str:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        listing = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+    found = re.search(r"REG:\d+ STACK:\d+", listing)
+    return found.group() if found else listing
+
+
+def main() -> None:
+    count = 0
+    for kernel, types, constants, warps in variants():
+        code = compiled(kernel, types, constants, warps)
+        assert len(code) > 1000, kernel
+        count += 1
+        if "--resources" in sys.argv:
+            print(f"{kernel.__name__:20} {resources(code):20} {constants}")
+    print(count, "kernels compiled")
+
+
+if __name__ == "__main__":
+    main()
