@@ -11,7 +11,7 @@ from xrep.kernels.linear import linear
 from xrep.kernels.precision import fast_float32_is_exact, fast_products
 
 
-@pytest.mark.parametrize("shape", [(31, 70), (5, 9, 70), (70,)], ids=str)
+@pytest.mark.parametrize("shape", [(31, 70), (5, 9, 70), (70,), (0, 70)], ids=str)
 @pytest.mark.parametrize("frozen", [(), ("weight",), ("bias",), ("x",), ("weight", "bias"), ("no bias",)], ids=str)
 def test_equals_torch_in_float64(shape: tuple[int, ...], frozen: tuple[str, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -36,6 +36,20 @@ def test_equals_torch_in_float64(shape: tuple[int, ...], frozen: tuple[str, ...]
             torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(not fast_float32_is_exact(), reason="torch's own linear is taken here")
+def test_rows_may_lie_apart_and_there_is_a_second_derivative() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(6, 9, generator=generator).t(), torch.randn(6, 4, generator=generator).t()
+
+    def run(function, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        leaves = [tensor.to(dtype).detach().requires_grad_() for tensor in (x, weight)]
+        gradients = torch.autograd.grad(function(*leaves).tanh().sum(), leaves, create_graph=True)
+        return gradients + torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), leaves)
+
+    for found, exact in zip(run(linear, torch.float32), run(F.linear, torch.float64), strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)
+
+
 def test_other_types_and_autocast_are_torchs() -> None:
     x, weight = torch.randn(4, 8), torch.randn(3, 8)
     assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
@@ -44,7 +58,8 @@ def test_other_types_and_autocast_are_torchs() -> None:
 
 
 def test_precision_is_switched_for_float32_cpu_products_alone_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_float32_matmul_precision()
+    before = "highest"
+    assert torch.get_float32_matmul_precision() == before  # torch's default; every test before this one restored it
     seen = []
     for exact in (True, False):
         monkeypatch.setattr(precision, "fast_float32_is_exact", lambda exact=exact: exact)

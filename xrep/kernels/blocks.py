@@ -17,7 +17,8 @@ class QueueSoftmax:
 
     Attributes:
         scale: 0-d, multiplies similarities (1 / temperature); None if the queries are already multiplied by it.
-        maximum, total: [B], the largest logit and Σ exp(logit - maximum), the positive included.
+        maximum: [B], the largest logit, the positive included.
+        total: [B], Σ exp(logit - maximum) over the negatives.
         hardest: [B], the largest logit of a negative.
         mixture: [B, D], Σ exp(logit - maximum) · key over the negatives; None if no gradient is wanted.
         operand: type in which the weights multiply the block.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,9 @@ QUEUE_ROWS = 4096
 
 TILE = (1024, 2048)
 """Rows and columns of a tile of pairs."""
+
+STRIP = 2**16
+"""Pairs of a tile that all steps after the product are done for before the next ones."""
 
 KEPT_PAIRS = 2**26
 """Similarities kept from the forward to the backward pass; where there are more, they are computed again."""
@@ -56,6 +61,19 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
 
 def collect(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, found: PairStatistics) -> None:
     """Take a tile of similarities [r, c] into the running statistics; plain ones are masked in place."""
+    for part, strip in _strips(rows, columns):
+        _collect_strip(similarities[part], pairs, strip, columns, found)
+
+
+def _strips(rows: slice, columns: slice) -> Iterator[tuple[slice, slice]]:
+    """Rows of a tile that fit the fastest cache, counted from the tile's first row and from the first of all."""
+    size = max(1, STRIP // (columns.stop - columns.start))
+    for start in range(rows.start, rows.stop, size):
+        stop = min(start + size, rows.stop)
+        yield slice(start - rows.start, stop - rows.start), slice(start, stop)
+
+
+def _collect_strip(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, found: PairStatistics) -> None:
     if pairs.exponent is None:
         logits = _mask(similarities, pairs, rows, columns, NOTHING)
     else:
@@ -79,30 +97,46 @@ def _update(maximum: Tensor, total: Tensor, logits: Tensor, dim: int) -> None:
     maximum.copy_(raised)
 
 
-def differentiate(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient) -> Tensor:
-    """The gradient towards a tile of similarities [r, c], but for the factor 1 / temperature.
+def differentiate(
+    similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient, out: Tensor
+) -> None:
+    """Into ``out`` the gradient towards a tile of similarities [r, c], but for the factor 1 / temperature.
 
     With hard negatives the sums of ``wanted`` are added to in place.
     """
-    row_offset, row_weight = wanted.row_offset[rows].unsqueeze(1), wanted.row_weight[rows].unsqueeze(1)
-    if pairs.exponent is None:
-        result = (similarities - row_offset).exp_().mul_(row_weight)
-        if wanted.column_offset is not None:
-            other = (similarities - wanted.column_offset[columns]).exp_()
-            result.addcmul_(other, wanted.column_weight[columns])
-        return _mask(result, pairs, rows, columns, 0.0)
+    for part, strip in _strips(rows, columns):
+        if pairs.exponent is None:
+            _differentiate_plain(similarities[part], pairs, strip, columns, wanted, out[part])
+        else:
+            _differentiate_hard(similarities[part], pairs, strip, columns, wanted, out[part])
+
+
+def _differentiate_plain(
+    similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient, out: Tensor
+) -> None:
+    torch.sub(similarities, wanted.row_offset[rows].unsqueeze(1), out=out)
+    out.exp_().mul_(wanted.row_weight[rows].unsqueeze(1))
+    if wanted.column_offset is not None:
+        other = (similarities - wanted.column_offset[columns]).exp_()
+        out.addcmul_(other, wanted.column_weight[columns])
+    _mask(out, pairs, rows, columns, 0.0)
+
+
+def _differentiate_hard(
+    similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient, out: Tensor
+) -> None:
     cosine, interpolation, square = _harden(similarities, pairs, rows, columns)
-    weight = (cosine * pairs.scale).sub_(row_offset).exp_().mul_(row_weight)
-    weight.masked_fill_(_excluded(pairs, rows, columns), 0)
+    weight = (cosine * pairs.scale).sub_(wanted.row_offset[rows].unsqueeze(1)).exp_()
+    weight.mul_(wanted.row_weight[rows].unsqueeze(1)).masked_fill_(_excluded(pairs, rows, columns), 0)
     wanted.of_scale[rows] += (weight * cosine).sum(1)
     # With a = |q|², b = |k|², u = q·k and N = |k̂|²: cosine = ((1 - λ) a + λ u) / √(a N), differentiated by a, b and u.
     a, rest = pairs.row_squares[rows].unsqueeze(1), 1 - interpolation
     inverse = (a * square).rsqrt_()
     per_square = cosine / square
-    of_a = rest * inverse - cosine / (2 * a) - per_square * rest.square() / 2
-    wanted.of_row_squares[rows] += (weight * of_a).sum(1)
-    wanted.of_column_squares[columns] -= (weight * per_square * interpolation.square()).sum(0) / 2
-    return weight.mul_(interpolation * (inverse - per_square * rest))
+    of_a = (rest * inverse).sub_(cosine / (2 * a)).sub_(per_square * rest.square(), alpha=0.5)
+    wanted.of_row_squares[rows] += of_a.mul_(weight).sum(1)
+    wanted.of_column_squares[columns] -= (weight * per_square).mul_(interpolation.square()).sum(0) / 2
+    torch.mul(weight, inverse.sub_(per_square.mul_(rest)).mul_(interpolation), out=out)
 
 
 def vocabulary_softmax(

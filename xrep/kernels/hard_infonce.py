@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels.gather import gather_rows, rank_sizes
-from xrep.kernels.pairwise import negatives
+from xrep.kernels.pairwise import beaten, negatives
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -57,14 +57,14 @@ def hard_infonce(
     """
     if x.dim() != 2 or x.shape != y.shape:
         raise ValueError(f"x and y must be [B, D] both, not {list(x.shape)} and {list(y.shape)}")
-    if ids is not None and len(ids) != len(x):
-        raise ValueError(f"there are {len(ids)} ids for {len(x)} pairs")
+    if ids is not None and (ids.dim() != 2 or len(ids) != len(x)):
+        raise ValueError(f"ids must be [{len(x)}, I] for {len(x)} pairs, not {list(ids.shape)}")
     accumulate = accumulation_dtype(x, y)
     tau = torch.as_tensor(temperature, dtype=accumulate, device=x.device).reshape(())
     exponent = torch.as_tensor(exponent, dtype=accumulate, device=x.device).detach().reshape(())
     with torch.autocast(x.device.type, enabled=False):
         if normalize:
-            x, y = F.normalize(x, dim=1), F.normalize(y, dim=1)
+            x, y = (F.normalize(side.to(accumulate), dim=1).to(side.dtype) for side in (x, y))
         positive = F.cosine_similarity(x.to(accumulate), y.to(accumulate), dim=1) / tau
     size, start, total, everyone = len(x), 0, len(x), (x, y, ids)
     if group is not None:
@@ -85,5 +85,7 @@ def hard_infonce(
         row_positive=torch.cat([y, x]),
         exponent=exponent,
     )
-    losses = F.softplus(found.rows + (shift - positive).repeat(2))  # 0: carries the gradient of the positive
-    return HardInfoNCE(*losses.split(size), *(found.row_best < 0).split(size), *found.interpolation.split(size))
+    # The difference is 0: it carries the gradient of the positive. The threshold keeps float64 losses exact.
+    losses = F.softplus(found.rows + (shift - positive).repeat(2), threshold=40)
+    fields = (losses, beaten(found.row_best, shift.repeat(2)), found.interpolation)
+    return HardInfoNCE(*(half for field in fields for half in field.unflatten(0, (2, size))))

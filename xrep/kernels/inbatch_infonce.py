@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels.gather import gather_rows, rank_sizes
-from xrep.kernels.pairwise import negatives
+from xrep.kernels.pairwise import beaten, negatives
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -52,8 +52,8 @@ def inbatch_infonce(
     """
     if x.dim() != 2 or x.shape != y.shape:
         raise ValueError(f"x and y must be [B, D] both, not {list(x.shape)} and {list(y.shape)}")
-    if ids is not None and len(ids) != len(x):
-        raise ValueError(f"there are {len(ids)} ids for {len(x)} pairs")
+    if ids is not None and (ids.dim() != 2 or len(ids) != len(x)):
+        raise ValueError(f"ids must be [{len(x)}, I] for {len(x)} pairs, not {list(ids.shape)}")
     accumulate = accumulation_dtype(x, y)
     tau = torch.as_tensor(temperature, dtype=accumulate, device=x.device).reshape(())
     with torch.autocast(x.device.type, enabled=False):
@@ -85,9 +85,10 @@ def inbatch_infonce(
         columns = gather_rows(found.columns.clamp(min=lowest).unsqueeze(0), world, group)[:, mine].logsumexp(0)
         column_best = gather_rows(found.column_best.unsqueeze(0), world, group)[:, mine].amax(0)
     own_shift = shift - positive  # 0: carries the gradient of the positive
+    # The threshold of softplus, above which it is the identity, keeps float64 losses exact.
     return InBatchInfoNCE(
-        F.softplus(found.rows + own_shift),
-        F.softplus(columns + own_shift),
-        found.row_best < 0,
-        column_best < 0,
+        F.softplus(found.rows + own_shift, threshold=40),
+        F.softplus(columns + own_shift, threshold=40),
+        beaten(found.row_best, shift),
+        beaten(column_best, shift),
     )

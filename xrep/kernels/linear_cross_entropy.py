@@ -46,13 +46,15 @@ def linear_cross_entropy(
         ignore_index: tokens of this target have loss and gradient 0.
 
     Raises:
-        ValueError: shapes that do not fit, smoothing outside [0, 1].
+        ValueError: shapes that do not fit, smoothing outside [0, 1], a target outside [0, V) (on CPUs; GPUs would have
+            to wait for the answer).
     """
     _check(hidden, weight, target, bias, label_smoothing)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
-        hidden, weight = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (hidden, weight))
+        hidden, weight = (_autocast(tensor) for tensor in (hidden, weight))
     if path_for(hidden.device) == "reference":
+        _check_target(target, len(weight), ignore_index)
         loss, nll, correct = reference.linear_cross_entropy(hidden, weight, target, bias, label_smoothing, ignore_index)
         dtype = accumulation_dtype(hidden)
         return CrossEntropy(loss.to(dtype), nll.to(dtype), correct)
@@ -72,6 +74,19 @@ def _check(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, 
         raise ValueError(f"label_smoothing must lie in [0, 1], not {smoothing}")
 
 
+def _check_target(target: Tensor, words: int, ignore_index: int) -> None:
+    if target.device.type != "cpu":
+        return
+    wrong = target[((target < 0) | (target >= words)) & (target != ignore_index)]
+    if len(wrong):
+        raise ValueError(f"target {int(wrong[0])} is neither in [0, {words}) nor the ignore_index {ignore_index}")
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """What autocast makes of an operand: float64 stays."""
+    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
 @torch.library.custom_op("xrep::linear_cross_entropy", mutates_args=())
 def _sweep(
     hidden: Tensor,
@@ -85,6 +100,7 @@ def _sweep(
     of_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, nll, correctness and the gradients that are wanted, empty where not."""
+    _check_target(target, len(weight), ignore_index)
     with torch.autocast(hidden.device.type, enabled=False):
         steps = steps_for(hidden.device)
         differentiable = of_hidden or of_weight or of_bias
@@ -93,13 +109,14 @@ def _sweep(
         nll = torch.zeros(len(hidden), dtype=accumulate, device=hidden.device)
         correct = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
-        for_hidden = torch.empty_like(rows, dtype=accumulate) if of_hidden else nll.new_empty(0)
-        for_weight = torch.zeros_like(columns, dtype=accumulate) if of_weight else nll.new_empty(0)
-        for_bias = torch.zeros_like(bias, dtype=accumulate) if of_bias else nll.new_empty(0)
-        count = max(128, steps.VOCABULARY_LOGITS // max(1, len(weight)))
+        for_hidden = nll.new_empty(rows.shape if of_hidden else 0)
+        for_weight = (nll.new_empty if len(hidden) else nll.new_zeros)(columns.shape if of_weight else 0)
+        for_bias = nll.new_zeros(len(weight) if of_bias else 0)
+        count = max(128, steps.VOCABULARY_LOGITS // max(1, len(weight)) // 128 * 128)
+        room = nll.new_empty(min(count, len(hidden)), len(weight))
         for start in range(0, len(hidden), count):
-            block = slice(start, start + count)
-            logits = multiply(rows[block], columns.t())
+            block = slice(start, min(start + count, len(hidden)))
+            logits = multiply(rows[block], columns.t(), out=room[: block.stop - start])
             if bias is not None:
                 logits += bias
             ignored = target[block] == ignore_index
@@ -110,7 +127,9 @@ def _sweep(
             nll[block], correct[block], gradient = found[1:]
             if of_hidden:
                 multiply(gradient, columns, out=for_hidden[block])
-            if of_weight:
+            if of_weight and start == 0:
+                multiply(gradient.t(), rows[block], out=for_weight)
+            elif of_weight:
                 multiply_add(for_weight, gradient.t(), rows[block])
             if of_bias:
                 for_bias += gradient.sum(0, dtype=accumulate)
@@ -119,14 +138,14 @@ def _sweep(
 
 @_sweep.register_fake
 def _(hidden, weight, target, bias, smoothing, ignore_index, of_hidden, of_weight, of_bias):
-    tokens = hidden.new_empty(len(hidden), dtype=accumulation_dtype(hidden))
+    tokens = hidden.new_empty(hidden.size(0), dtype=accumulation_dtype(hidden))
     return (
         tokens.new_empty(()),
         tokens,
-        tokens.new_empty(len(hidden), dtype=torch.bool),
+        torch.empty_like(tokens, dtype=torch.bool),
         tokens.new_empty(hidden.shape if of_hidden else 0),
         tokens.new_empty(weight.shape if of_weight else 0),
-        tokens.new_empty(len(weight) if of_bias else 0),
+        tokens.new_empty(weight.size(0) if of_bias else 0),
     )
 
 
@@ -138,7 +157,7 @@ def _scale(gradient: Tensor, of_loss: Tensor, like: Tensor) -> Tensor:
 
 @_scale.register_fake
 def _(gradient, of_loss, like):
-    return torch.empty_like(like)
+    return torch.empty_like(gradient, dtype=like.dtype)
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -148,9 +167,12 @@ def _keep(ctx, inputs, output) -> None:
     ctx.wanted = (of_hidden, of_weight, of_bias)
     ctx.save_for_backward(*(tensor for wanted, gradient, like in pairs if wanted for tensor in (gradient, like)))
     ctx.mark_non_differentiable(nll, correct, *gradients)
+    ctx.set_materialize_grads(False)  # zeros as large as the weight, say
 
 
 def _backward(ctx, of_loss, *_):
+    if of_loss is None:
+        return (None,) * 9
     saved = iter(ctx.saved_tensors)
     hidden, weight, bias = (_scale(next(saved), of_loss, next(saved)) if wanted else None for wanted in ctx.wanted)
     return hidden, weight, None, bias, None, None, None, None, None

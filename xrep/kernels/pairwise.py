@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels import reference
@@ -19,6 +20,9 @@ from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
 
 NOTHING = float("-inf")
 
+ROUNDINGS = 64
+"""Logits that differ by fewer units in the last place may be equal: they come from different products."""
+
 
 class Negatives(NamedTuple):
     """What a positive is compared with.
@@ -27,7 +31,7 @@ class Negatives(NamedTuple):
         rows, columns: [R], [C], log Σ exp(logit - shift) over the negatives; -inf where there is none. ``columns`` is
             empty unless asked for. Gradients flow through these two.
         row_best, column_best: [R], [C], the largest logit of a negative, less the shift.
-        interpolation: [R], mean λ of the row's negatives; empty without hard negatives.
+        interpolation: [R], mean λ of the row's negatives, 1 where there is none; empty without hard negatives.
     """
 
     rows: Tensor
@@ -75,6 +79,14 @@ def negatives(
     return Negatives(*_sweep(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, keep)[:5])
 
 
+def beaten(best: Tensor, positive: Tensor) -> Tensor:
+    """Whether positives beat the largest logit of a negative, given less the positive's (bool).
+
+    By more than rounding: a tie is no success, least of all where an encoder maps every sentence to one vector.
+    """
+    return best < -ROUNDINGS * torch.finfo(positive.dtype).eps * positive.abs()
+
+
 def _hardness(rows: Tensor, columns: Tensor, row_positive: Tensor, exponent: Tensor) -> list[Tensor]:
     """Squared norms of rows and columns, squared distance of rows from their positives, exponent."""
     accumulate = accumulation_dtype(rows)
@@ -94,26 +106,33 @@ def _reference(
     interpolation = empty
     if row_positive is None:
         logits = reference.negatives(rows, columns, tau, masked)
-        best = logits.detach()
+        best = logits
     else:
         logits, mixed = reference.hard_negatives(rows, columns, tau, masked, row_positive, exponent)
         best, _ = reference.hard_negatives(rows, columns, tau, masked, row_positive, torch.zeros(()))
-        interpolation = mixed.masked_fill(masked, 0).sum(1) / (~masked).sum(1).clamp(min=1)
-    dtype = row_shift.dtype
+        interpolation = _mean(mixed.masked_fill(masked, 0).sum(1), (~masked).sum(1))
+    # A largest of nothing is an error, so there is something to choose from.
+    best, dtype = F.pad(best.detach(), (0, 1, 0, 1), value=NOTHING), row_shift.dtype
     row_lse = (logits - row_shift.double().unsqueeze(1)).logsumexp(1)
-    row_best = best.amax(1) - row_shift
+    row_best = best.amax(1)[:-1] - row_shift
     if column_shift is None:
         return Negatives(row_lse.to(dtype), empty, row_best.to(dtype), empty, interpolation.to(dtype))
     column_lse = (logits - column_shift.double()).logsumexp(0)
-    column_best = best.amax(0) - column_shift
+    column_best = best.amax(0)[:-1] - column_shift
     return Negatives(row_lse.to(dtype), column_lse.to(dtype), row_best.to(dtype), column_best.to(dtype), empty)
+
+
+def _mean(total: Tensor, count: Tensor) -> Tensor:
+    """1 where there is nothing: no negative was made harder."""
+    return torch.where(count > 0, total / count, 1.0)
 
 
 def _pairs(
     rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor, ids: Sequence[Tensor], hard: Sequence[Tensor]
 ) -> tuple[Pairs, Tensor, Tensor]:
     """What the steps have to know, and the operands of the product."""
-    operand = steps_for(rows.device).operand_dtype(rows)
+    # Sides of different types meet in the wider one that sums are kept in.
+    operand = steps_for(rows.device).operand_dtype(rows) if rows.dtype == columns.dtype else tau.dtype
     # Scaled rows save a pass over the similarities, but would be rounded once more in half precision.
     folded = operand == tau.dtype and not hard
     left = (rows.to(tau.dtype) / tau if folded else rows).to(operand)
@@ -126,6 +145,16 @@ def _tiles(rows: int, columns: int, shape: tuple[int, int]) -> Iterator[tuple[sl
     for start in range(0, rows, shape[0]):
         for begin in range(0, columns, shape[1]):
             yield slice(start, min(start + shape[0], rows)), slice(begin, min(begin + shape[1], columns))
+
+
+def _room(rows: int, columns: int, tile: tuple[int, int], like: Tensor) -> Tensor:
+    """Memory for one tile: a fresh one for each would cost as much as what is done with it."""
+    return like.new_empty(min(rows, tile[0]) * min(columns, tile[1]))
+
+
+def _part(room: Tensor, rows: slice, columns: slice) -> Tensor:
+    size = (rows.stop - rows.start, columns.stop - columns.start)
+    return room[: size[0] * size[1]].view(size)
 
 
 @torch.library.custom_op("xrep::negatives", mutates_args=())
@@ -146,13 +175,14 @@ def _sweep(
         pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard)
         found = _nothing_seen(row_shift, column_shift, bool(hard))
         kept = tau.new_empty(len(left), len(right)) if keep else tau.new_empty(0)
+        room = _room(0 if keep else len(left), len(right), steps.TILE, tau)
         for i, j in _tiles(len(left), len(right), steps.TILE):
-            similarities = multiply(left[i], right[j].t(), out=kept[i, j] if keep else None)
-            steps.collect(similarities, pairs, i, j, found)
+            similarities = kept[i, j] if keep else _part(room, i, j)
+            steps.collect(multiply(left[i], right[j].t(), out=similarities), pairs, i, j, found)
         # In this order: the maximum may be so large that a small log would be rounded away beside it.
         row_lse = (found.row_maximum - row_shift) + found.row_total.log()
         row_best = (found.row_best if hard else found.row_maximum) - row_shift
-        interpolation = found.interpolation / found.compared.clamp(min=1) if hard else tau.new_empty(0)
+        interpolation = _mean(found.interpolation, found.compared) if hard else tau.new_empty(0)
         if column_shift is None:
             column_lse, column_best, *column = (tau.new_empty(0) for _ in range(4))
         else:
@@ -178,9 +208,9 @@ def _nothing_seen(row_shift: Tensor, column_shift: Tensor | None, hard: bool) ->
 @_sweep.register_fake
 def _(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, keep):
     row = [torch.empty_like(row_shift) for _ in range(4)]
-    column = [tau.new_empty(0 if column_shift is None else len(columns)) for _ in range(4)]
-    interpolation = tau.new_empty(len(rows) if hard else 0)
-    kept = tau.new_empty(len(rows), len(columns)) if keep else tau.new_empty(0)
+    column = [tau.new_empty(0 if column_shift is None else columns.size(0)) for _ in range(4)]
+    interpolation = tau.new_empty(rows.size(0) if hard else 0)
+    kept = tau.new_empty(rows.size(0), columns.size(0)) if keep else tau.new_empty(0)
     return row[0], column[0], row[1], column[1], interpolation, *row[2:], *column[2:], kept
 
 
@@ -205,9 +235,15 @@ def _gradients(
         for_rows = torch.zeros(rows.shape, dtype=tau.dtype, device=rows.device)
         for_columns = torch.zeros(columns.shape, dtype=tau.dtype, device=rows.device)
         factor = rows.to(pairs.operand)
+        weights_room = _room(len(left), len(right), steps.TILE, left)
+        room = _room(0 if kept.numel() else len(left), len(right), steps.TILE, tau)
         for i, j in _tiles(len(left), len(right), steps.TILE):
-            similarities = kept[i, j] if kept.numel() else multiply(left[i], right[j].t())
-            weights = steps.differentiate(similarities, pairs, i, j, wanted)
+            if kept.numel():
+                similarities = kept[i, j]
+            else:
+                similarities = multiply(left[i], right[j].t(), out=_part(room, i, j))
+            weights = _part(weights_room, i, j)
+            steps.differentiate(similarities, pairs, i, j, wanted, weights)
             multiply_add(for_rows[i], weights, right[j])
             multiply_add(for_columns[j], weights.t(), factor[i])
         scale = unit / tau
@@ -249,21 +285,27 @@ def _wanted(
 @_gradients.register_fake
 def _(of_rows, of_columns, statistics, rows, columns, tau, excluded, ids, hard):
     squares = (torch.empty_like(tensor) for tensor in (hard[:2] or (tau.new_empty(0), tau.new_empty(0))))
-    return torch.empty_like(rows), torch.empty_like(columns), torch.empty_like(tau), *squares
+    return rows.new_empty(rows.shape), columns.new_empty(columns.shape), torch.empty_like(tau), *squares
 
 
 def _keep(ctx, inputs, output) -> None:
     rows, columns, tau, _, _, excluded, ids, hard, _ = inputs
-    ctx.counts = (len(ids), len(hard))
+    ctx.counts, ctx.path = (len(ids), len(hard)), path_for(rows.device)
     ctx.save_for_backward(*output[5:], rows, columns, tau, excluded, *ids, *hard)
     ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)  # zeros for the kept similarities, say
 
 
 def _backward(ctx, of_rows, of_columns, *_):
-    statistics, (rows, columns, tau, excluded) = ctx.saved_tensors[:5], ctx.saved_tensors[5:9]
+    *statistics, kept = ctx.saved_tensors[:5]
+    rows, columns, tau, excluded = ctx.saved_tensors[5:9]
+    of_rows = torch.zeros_like(statistics[1]) if of_rows is None else of_rows
+    of_columns = torch.zeros_like(statistics[3]) if of_columns is None else of_columns
+    if ctx.path != path_for(rows.device):  # another path keeps them in another form
+        kept = kept.new_empty(0)
     ids, hard = ctx.saved_tensors[9 : 9 + ctx.counts[0]], ctx.saved_tensors[9 + ctx.counts[0] :]
     *three, of_row_squares, of_column_squares = _gradients(
-        of_rows, of_columns, list(statistics), rows, columns, tau, excluded, list(ids), list(hard)
+        of_rows, of_columns, [*statistics, kept], rows, columns, tau, excluded, list(ids), list(hard)
     )
     for_hard = [of_row_squares, of_column_squares, None, None] if hard else []
     return *three, None, None, None, [None] * len(ids), for_hard, None

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from xrep.kernels import reference
 from xrep.kernels.blocks import QueueSoftmax
+from xrep.kernels.pairwise import beaten
 from xrep.kernels.paths import path_for, steps_for
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
 
 
 class InfoNCE(NamedTuple):
-    """Per-query results: ``loss`` [B] (nats), ``correct`` bool [B] (the positive beats every negative)."""
+    """Per-query results: ``loss`` [B] (nats), ``correct`` bool [B] (the positive beats every negative; ties lose)."""
 
     loss: Tensor
     correct: Tensor
@@ -53,10 +54,14 @@ def queue_infonce(
         Loss (float32) and correctness of each query. Gradients flow to ``query``, ``positive`` and ``temperature``.
 
     Raises:
-        ValueError: shapes that do not fit; ids of the queries without ids of the queue, or the reverse.
+        ValueError: shapes that do not fit; ids of the queries without ids of the queue, or the reverse; ``valid``
+            outside of the queue.
     """
     _check(query, positive, queue, query_ids, queue_ids)
     tau = torch.as_tensor(temperature, dtype=accumulation_dtype(query), device=query.device)
+    if tau.numel() != 1:
+        raise ValueError(f"the temperature must be one number, not {list(tau.shape)}")
+    tau = tau.reshape(())
     filled = torch.as_tensor(len(queue) if valid is None else valid)
     queue = queue.detach()
     if path_for(query.device) == "reference":
@@ -72,16 +77,27 @@ def _check(query: Tensor, positive: Tensor, queue: Tensor, query_ids: Tensor | N
         raise ValueError(f"query, positive and queue must be [B, D], [B, D] and [K, D], not {shapes}")
     if (query_ids is None) != (queue_ids is None):
         raise ValueError("query_ids and queue_ids mask together: give both or neither")
-    if query_ids is not None and queue_ids is not None and (len(query_ids), len(queue_ids)) != (len(query), len(queue)):
-        raise ValueError(f"there are ids of {len(query_ids)} queries and {len(queue_ids)} rows of the queue")
+    if query_ids is not None and queue_ids is not None:
+        fits = query_ids.dim() == queue_ids.dim() == 2 and query_ids.shape[1:] == queue_ids.shape[1:]
+        if not fits or (len(query_ids), len(queue_ids)) != (len(query), len(queue)):
+            shapes = f"{list(query_ids.shape)} and {list(queue_ids.shape)}"
+            raise ValueError(f"query_ids and queue_ids must be [{len(query)}, C] and [{len(queue)}, C], not {shapes}")
+
+
+def _filled(queue: Tensor, filled: Tensor) -> Tensor:
+    count = int(filled)
+    if not 0 <= count <= len(queue):
+        raise ValueError(f"valid must lie in [0, {len(queue)}], not be {count}")
+    return queue[:count]
 
 
 def _reference(query, positive, queue, tau, filled, query_ids, queue_ids, margin) -> InfoNCE:
-    same = torch.zeros(len(query), int(filled), dtype=torch.bool, device=query.device)
+    queue = _filled(queue, filled)
+    same = torch.zeros(len(query), len(queue), dtype=torch.bool, device=query.device)
     if query_ids is not None:
-        same = reference.equal(query_ids, queue_ids[: int(filled)])
-    loss, correct = reference.queue_infonce(query, positive, queue[: int(filled)], tau, same, margin)
-    return InfoNCE(loss.to(tau.dtype), correct)
+        same = reference.equal(query_ids, queue_ids[: len(queue)])
+    loss, positives, best = reference.queue_infonce(query, positive, queue, tau, same, margin)
+    return InfoNCE(loss.to(tau.dtype), beaten((best - positives).to(tau.dtype), positives.to(tau.dtype)))
 
 
 @torch.library.custom_op("xrep::queue_infonce", mutates_args=())
@@ -101,7 +117,7 @@ def _sweep(
         steps = steps_for(query.device)
         accumulate = accumulation_dtype(query)
         operand = steps.operand_dtype(queue)
-        if operand != accumulate and query.dtype == torch.float64:
+        if torch.float64 in (operand, accumulate):
             operand = accumulate
         similarity = (query.to(accumulate) * positive.to(accumulate)).sum(1) - margin
         scaled = similarity / tau
@@ -112,16 +128,18 @@ def _sweep(
         state = QueueSoftmax(
             scale=None if folded else 1 / tau,
             maximum=scaled.clone(),
-            total=torch.ones_like(scaled),
+            total=torch.zeros_like(scaled),
             hardest=torch.full_like(scaled, float("-inf")),
             mixture=torch.zeros(query.shape, dtype=accumulate, device=query.device) if differentiable else None,
             operand=operand,
         )
-        _sweep_blocks(rows, queue[: int(filled)], query_ids, queue_ids, state, steps)
-        # In this order: the maximum may be so large that a small log would be rounded away beside it.
-        loss = (state.maximum - scaled) + state.total.log()
-        mixture = query.new_empty(0) if state.mixture is None else state.mixture.div_(state.total.unsqueeze(1))
-        return loss, scaled > state.hardest, mixture, -torch.expm1(-loss), similarity
+        _sweep_blocks(rows, _filled(queue, filled), query_ids, queue_ids, state, steps)
+        # The positive's share is added last, so that many small negatives are not rounded away beside it one by one.
+        gap = state.maximum - scaled
+        total = state.total + torch.exp(-gap)
+        loss = torch.where(gap > 0, gap + total.log(), state.total.log1p())
+        mixture = query.new_empty(0) if state.mixture is None else state.mixture.div_(total.unsqueeze(1))
+        return loss, beaten(state.hardest - scaled, scaled), mixture, state.total / total, similarity
 
 
 def _sweep_blocks(rows: Tensor, queue: Tensor, query_ids, queue_ids, state: QueueSoftmax, steps) -> None:
@@ -142,9 +160,9 @@ def _sweep_blocks(rows: Tensor, queue: Tensor, query_ids, queue_ids, state: Queu
 
 @_sweep.register_fake
 def _(query, positive, queue, tau, filled, query_ids, queue_ids, margin, differentiable):
-    rows = tau.new_empty(len(query))
+    rows = tau.new_empty(query.size(0))
     mixture = tau.new_empty(query.shape) if differentiable else query.new_empty(0)
-    return rows, rows.new_empty(len(query), dtype=torch.bool), mixture, torch.empty_like(rows), torch.empty_like(rows)
+    return rows, torch.empty_like(rows, dtype=torch.bool), mixture, torch.empty_like(rows), torch.empty_like(rows)
 
 
 @torch.library.custom_op("xrep::queue_infonce_backward", mutates_args=())
@@ -162,15 +180,15 @@ def _gradients(
     scale, share = (gradient / tau).unsqueeze(1), share.unsqueeze(1)
     of_tau = (gradient * (share.squeeze(1) * similarity - (q * mixture).sum(1))).sum() / tau**2
     return (
-        (scale * (mixture - share * k)).to(query.dtype),
-        (-scale * share * q).to(positive.dtype),
+        (scale * (mixture - share * k)).to(query.dtype).contiguous(),
+        (-scale * share * q).to(positive.dtype).contiguous(),
         of_tau.view_as(tau),
     )
 
 
 @_gradients.register_fake
 def _(gradient, query, positive, tau, mixture, share, similarity):
-    return torch.empty_like(query), torch.empty_like(positive), torch.empty_like(tau)
+    return query.new_empty(query.shape), positive.new_empty(positive.shape), torch.empty_like(tau)
 
 
 def _keep(ctx, inputs, output) -> None:

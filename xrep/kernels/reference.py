@@ -20,11 +20,11 @@ def infonce(positive: Tensor, negatives: Tensor) -> Tensor:
 
 
 def queue_infonce(query: Tensor, positive: Tensor, queue: Tensor, tau: Tensor, same: Tensor, margin: float):
-    """Dual momentum contrast, eq. 2; ``same`` [B, K]: no negative. Loss and correctness [B]."""
+    """Dual momentum contrast, eq. 2, without what is ``same`` [B, K]. Loss, the positive's logit, the best other."""
     query, positive, queue, tau = (tensor.double() for tensor in (query, positive, queue, tau))
     positives = ((query * positive).sum(1) - margin) / tau
     negatives = (query @ queue.t() / tau).masked_fill(same, NOTHING)
-    return infonce(positives, negatives), (positives.unsqueeze(1) > negatives).all(1)
+    return infonce(positives, negatives), positives.detach(), F.pad(negatives.detach(), (0, 1), value=NOTHING).amax(1)
 
 
 def negatives(rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor) -> Tensor:
@@ -55,4 +55,6 @@ def linear_cross_entropy(
     options = {"ignore_index": ignore_index, "reduction": "none"}
     nll = F.cross_entropy(logits, target, **options)
     loss = F.cross_entropy(logits, target, label_smoothing=smoothing, **options).sum()
-    return loss, nll.detach(), logits.argmax(1) == target
+    counted = target != ignore_index
+    at_target = logits.gather(1, target.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)
+    return loss, nll.detach(), (at_target == logits.amax(1)) & counted

@@ -16,7 +16,7 @@ from xrep.kernels.precision import accumulation_dtype
 QUEUE_ROWS = 8192
 """Rows of the queue in a block: a query's scores are held in the registers of one program."""
 
-TILE = (2048, 8192)
+TILE = (1024, 8192)
 
 KEPT_PAIRS = 2**28
 
@@ -101,18 +101,19 @@ def collect(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, fou
     )
 
 
-def differentiate(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient) -> Tensor:
+def differentiate(
+    similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient, out: Tensor
+) -> None:
     hard, both = pairs.exponent is not None, wanted.column_offset is not None
     count, width = similarities.shape
     block_rows, block_columns = 16, 128  # twice the rows spill registers with hard negatives
     tiles = (triton.cdiv(count, block_rows), triton.cdiv(width, block_columns))
-    weights = torch.empty(count, width, dtype=pairs.operand, device=similarities.device)
     of_row = similarities.new_empty(2, count, tiles[1]) if hard else None
     of_column = similarities.new_empty(tiles[0], width) if hard else None
     triton_kernels.differentiate_tile[tiles](
         similarities,
         similarities.stride(0),
-        weights,
+        out,
         *_masks(pairs, rows, columns),
         *_hardness(pairs, rows, columns),
         wanted.row_offset[rows],
@@ -136,7 +137,6 @@ def differentiate(similarities: Tensor, pairs: Pairs, rows: slice, columns: slic
         wanted.of_scale[rows] += of_scale
         wanted.of_row_squares[rows] += of_squares
         wanted.of_column_squares[columns] += of_column.sum(0)
-    return weights
 
 
 def vocabulary_softmax(

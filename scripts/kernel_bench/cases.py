@@ -1,0 +1,53 @@
+"""The cases of the benchmark and their sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Size = tuple[int, int, int]
+"""Rows, columns and width: queries, negatives and dimension, say."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One loss at one size.
+
+    Attributes:
+        kind: which loss (``contestants.KINDS``).
+        cpu, cuda: size on each kind of device.
+        summary: for --help.
+        usual: devices on which it is measured unasked.
+        once: a pass takes a minute: one round, no warm-up, and nobody who writes all similarities out.
+        queue_dtype: type of the queue, if not that of the queries; they are float32 then.
+        learn_temperature: whether the temperature gets gradient, too.
+    """
+
+    kind: str
+    cpu: Size
+    cuda: Size
+    summary: str
+    usual: tuple[str, ...] = ("cpu", "cuda")
+    once: bool = False
+    queue_dtype: str | None = None
+    learn_temperature: bool = False
+
+    def size(self, device: str, scale: float) -> Size:
+        """The size there, with ``scale`` times as many rows and columns."""
+        rows, columns, width = self.cpu if device == "cpu" else self.cuda
+        return max(16, round(rows * scale)), max(64, round(columns * scale)), width
+
+
+_QUEUE, _FEW, _SHORT = (1024, 409600, 768), (64, 65536, 768), (1024, 65536, 768)
+_LARGE, _WIDE = (1024, 2**22, 768), (65536, 65536, 768)
+
+CASES = {
+    "queue": Case("queue", _QUEUE, _QUEUE, "the batch and the queue of dual momentum contrast"),
+    "queue-bfloat16": Case("queue", _QUEUE, _QUEUE, "the same, kept in bfloat16", ("cpu",), queue_dtype="bfloat16"),
+    "queue-small": Case("queue", _FEW, _FEW, "few queries: ours must not lose to plain torch"),
+    "queue-temperature": Case("queue", _SHORT, _SHORT, "with a learnable temperature", learn_temperature=True),
+    "queue-large": Case("queue", _LARGE, _LARGE, "four million negatives", ("cuda",)),
+    "inbatch": Case("inbatch", (4096, 4096, 768), (8192, 8192, 768), "both directions of a batch"),
+    "inbatch-large": Case("inbatch", _WIDE, _WIDE, "similarities too many to keep", (), once=True),
+    "hard": Case("hard", (2048, 2048, 768), (4096, 4096, 768), "hard negatives of HiCTL, both sides of a batch"),
+    "vocabulary": Case("vocabulary", (4096, 32000, 768), (32768, 250002, 1024), "cross-entropy of a language model"),
+}

@@ -1,0 +1,78 @@
+"""What kernels are compared with: their formulas in plain torch, with everything materialised, in any precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.profiler import profile
+
+Results = dict[str, Tensor]
+
+TOLERANCES = {torch.float32: 5e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+"""How much larger an error may be than that of plain torch in the same type."""
+
+
+def queue_infonce(query: Tensor, positive: Tensor, queue: Tensor, tau: Tensor, same: Tensor, margin: float) -> Tensor:
+    """-log exp((q·k⁺ - m)/τ) / Σ exp(.), [B], in the type of its inputs; ``same`` (bool [B, K]) is no negative."""
+    negatives = (query @ queue.T / tau).masked_fill(same, float("-inf"))
+    positives = ((query * positive).sum(1, keepdim=True) - margin) / tau
+    return -torch.cat([positives, negatives], 1).log_softmax(1)[:, 0]
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, smoothing: float, ignore_index: int
+) -> Tensor:
+    """Summed over the tokens."""
+    logits = F.linear(hidden, weight, bias)
+    return F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing, ignore_index=ignore_index)
+
+
+def differentiate(
+    function: Callable[..., Tensor], inputs: Mapping[str, Tensor], factor: Tensor, frozen: Collection[str] = ()
+) -> Results:
+    """The loss, and the gradients of Σ factor · loss towards the inputs that are not frozen."""
+    leaves = {name: tensor.clone().requires_grad_(name not in frozen) for name, tensor in inputs.items()}
+    loss = function(**leaves)
+    (loss * factor.to(loss.dtype)).sum().backward()
+    assert all(leaves[name].grad is None for name in frozen)
+    return {"loss": loss.detach(), **{name: leaf.grad for name, leaf in leaves.items() if name not in frozen}}
+
+
+def in_type(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> Results:
+    return {name: tensor.to(dtype) for name, tensor in inputs.items()}
+
+
+def error(found: Tensor, exact: Tensor, smallest: float = 1e-3) -> float:
+    """Largest difference, in units of the largest exact entry (of ``smallest``, if that is less)."""
+    assert found.shape == exact.shape
+    if not exact.numel():
+        return 0.0
+    return float((found.detach().double() - exact).abs().max() / exact.abs().max().clamp(min=smallest))
+
+
+def assert_as_exact(
+    found: Results, same_type: Results, single: Results, exact: Results, smallest: Mapping[str, float] | None = None
+) -> None:
+    """Errors are those of torch: in the same type plus a tolerance, and 1.5 times those in float32 plus 5e-6.
+
+    What was rounded to half precision at the end may be off by that rounding, too.
+
+    Args:
+        smallest: what ``error`` divides by at least, where it is not 1e-3: sums of large terms may cancel.
+    """
+    for name, truth in exact.items():
+        units, dtype = (smallest or {}).get(name, 1e-3), found[name].dtype
+        mine, plain, sharp = (error(results[name], truth, units) for results in (found, same_type, single))
+        sharp = 1.5 * sharp + 5e-6 + (0 if dtype == torch.float32 else torch.finfo(dtype).eps / 2)
+        assert mine <= sharp, f"{name}: {mine} > {sharp}"
+        assert not plain < float("inf") or mine <= plain + TOLERANCES[dtype], f"{name}: {mine} > {plain}"
+
+
+def largest_allocation(function: Callable[[], object]) -> int:
+    """Bytes of the largest tensor that is made, inside of custom operators too."""
+    with profile(profile_memory=True) as profiler:
+        function()
+    return max(event.self_cpu_memory_usage for event in profiler.events())

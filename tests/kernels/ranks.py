@@ -1,0 +1,204 @@
+"""Processes that compute the losses between two sides of a batch together, and the cases that they compute."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.kernels.pairs import make_ids, tiles
+from xrep.kernels.gather import gather_rows, rank_sizes
+from xrep.kernels.hard_infonce import hard_infonce
+from xrep.kernels.inbatch_infonce import inbatch_infonce
+
+SECONDS = 100
+"""After which processes that wait for each other are given up."""
+
+Results = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A call of a loss.
+
+    Attributes:
+        sizes: pairs of each rank.
+        hard: whether it is ``hard_infonce``.
+        options: of the loss.
+        sentences: of how many different ones the ids are; None: no ids.
+        learning: whether x, y and the temperature are differentiated by.
+        directions: weights of the two directions' losses.
+        members: the ranks of each group.
+    """
+
+    sizes: tuple[int, ...]
+    hard: bool = False
+    options: tuple[tuple[str, object], ...] = ()
+    sentences: int | None = None
+    dtype: torch.dtype = torch.float64
+    learning: tuple[bool, bool, bool] = (True, True, True)
+    directions: tuple[float, float] = (1.0, 1.0)
+    tile: tuple[int, int] = (3, 4)
+    kept: bool = True
+    members: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        return self.members or (tuple(range(len(self.sizes))),)
+
+    def rows(self, rank: int) -> slice:
+        """Which of all pairs are a rank's."""
+        start = sum(self.sizes[:rank])
+        return slice(start, start + self.sizes[rank])
+
+    def data(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """x, y [N, D] and random weights [2, N] of all ranks' losses, ids [N, 2]."""
+        generator = torch.Generator().manual_seed(sum(self.sizes))
+        count = sum(self.sizes)
+        x, noise = torch.randn(2, count, 6, generator=generator, dtype=torch.float64) / 2
+        weights = torch.randn(2, count, generator=generator, dtype=torch.float64)
+        weights *= torch.tensor(self.directions).unsqueeze(1)
+        ids = None if self.sentences is None else make_ids(count, 2, self.sentences, generator)
+        return x.to(self.dtype), (x + 0.7 * noise).to(self.dtype), weights, ids
+
+    def run(self, rows: Tensor | slice, group: dist.ProcessGroup | None) -> Results:
+        """All that comes out of the loss of these pairs, and the gradients of the weighted sum."""
+        x, y, weights, ids = self.data()
+        tau = torch.tensor(0.3, dtype=torch.float64)
+        inputs = zip((x[rows], y[rows], tau), self.learning, strict=True)
+        leaves = [tensor.clone().requires_grad_(wanted) for tensor, wanted in inputs]
+        function = hard_infonce if self.hard else inbatch_infonce
+        with tiles(self.tile, self.kept):
+            result = function(*leaves, ids=None if ids is None else ids[rows], group=group, **dict(self.options))
+            (result.forward * weights[0, rows] + result.backward * weights[1, rows]).sum().backward()
+        found = {name: field.detach() for name, field in result._asdict().items()}
+        gradients = zip(("x", "y", "tau"), leaves, strict=True)
+        return found | {name: leaf.grad for name, leaf in gradients if leaf.grad is not None}
+
+
+SIZES = {2: {"equal": (5, 5), "unequal": (7, 3), "one empty": (0, 6)},
+         4: {"equal": (3, 3, 3, 3), "unequal": (1, 6, 2, 4), "one empty": (5, 4, 0, 2)}}  # fmt: skip
+
+
+def cases(world: int) -> dict[str, Case]:
+    sizes = SIZES[world]
+    margin, hard = (("margin", 0.2),), (("exponent", 0.7),)
+    found = {}
+    for name, counts in sizes.items():
+        found[f"in-batch, {name}"] = Case(sizes=counts, options=margin, kept=name != "equal")
+        found[f"in-batch, ids, {name}"] = Case(sizes=counts, options=margin, sentences=9)
+        found[f"hard, {name}"] = Case(sizes=counts, hard=True, options=hard, kept=name != "equal")
+        found[f"hard, ids, {name}"] = Case(sizes=counts, hard=True, options=hard, sentences=9)
+    counts = sizes["unequal"]
+    found["in-batch, all one sentence"] = Case(sizes=counts, sentences=1)
+    found["in-batch, untiled"] = Case(sizes=counts, tile=(64, 64))
+    found["hard, normalised"] = Case(sizes=counts, hard=True, options=(("exponent", 0.9), ("normalize", True)))
+    for kind, options in (("in-batch", margin), ("hard", hard)):
+        common = {"sizes": counts, "hard": kind == "hard", "options": options}
+        found[f"{kind}, float32"] = Case(**common, dtype=torch.float32)
+        found[f"{kind}, bfloat16"] = Case(**common, dtype=torch.bfloat16)
+        found[f"{kind}, forward alone"] = Case(**common, directions=(1.0, 0.0))
+        found[f"{kind}, x alone"] = Case(**common, learning=(True, False, False))
+        found[f"{kind}, y alone"] = Case(**common, learning=(False, True, False))
+        found[f"{kind}, temperature alone"] = Case(**common, learning=(False, False, True))
+        found[f"{kind}, two groups"] = Case(**common, members=((0, 2), (1, 3)) if world == 4 else ((0,), (1,)))
+    return found
+
+
+KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
+
+
+def shapes(rank: int) -> list[tuple[int, ...]]:
+    """Of the rows that a rank hands to ``gather_rows``."""
+    return [(3 - rank % 3, 2), (rank, 2, 3), (2,), (0, 5)]
+
+
+def rows_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(rank)) * 5
+    return values > 0 if dtype == torch.bool else values.to(dtype)
+
+
+def weights_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """By which a rank multiplies all rows: exact in bfloat16, and their sums in float32 but not in half precision."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    return (
+        torch.randint(64, 128, shape, generator=generator) * 2.0 ** torch.randint(-6, 7, shape, generator=generator)
+    ).to(dtype)
+
+
+def gather(rank: int) -> Results:
+    """What ``gather_rows`` makes of rows that ranks have different numbers of, and its gradient of a weighted sum."""
+    group, found = dist.group.WORLD, {}
+    for number, shape in enumerate(shapes(rank)):
+        sizes = rank_sizes(shape[0], torch.device("cpu"), group)
+        found[f"sizes {number}"] = torch.tensor(sizes)
+        for dtype in KINDS:
+            rows = rows_of(rank, shape, dtype).requires_grad_(dtype.is_floating_point)
+            everyone = gather_rows(rows, sizes, group)
+            found[f"rows {number} {dtype}"] = everyone.detach()
+            if dtype.is_floating_point:
+                weights = weights_of(rank, everyone.shape, dtype)
+                # The gradient of the rows is not contiguous on some ranks, and it is that of ``other`` as well.
+                other = torch.zeros_like(everyone, requires_grad=True)
+                factor = weights.movedim(0, -1) if rank % 2 else weights.movedim(0, -1).contiguous()
+                turned = (everyone + other).movedim(0, -1) * factor
+                gradients = torch.autograd.grad(turned.sum(), (rows, other))
+                found |= dict(zip((f"gradient {number} {dtype}", f"other {number} {dtype}"), gradients, strict=True))
+    return found
+
+
+def work(rank: int, world: int, folder: Path) -> None:
+    """One process: everything it finds goes to a file."""
+    try:
+        torch.set_num_threads(1)
+        store, limit = f"file://{folder / 'store'}", datetime.timedelta(seconds=SECONDS / 2)
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
+        found = {"gather": gather(rank)}
+        groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {tuple(range(world)): dist.group.WORLD}
+        for name, case in cases(world).items():
+            for members in case.groups:
+                if members not in groups:
+                    groups[members] = dist.new_group(members)  # by the others, too
+            mine = next(members for members in case.groups if rank in members)
+            found[name] = case.run(case.rows(rank), groups[mine])
+        torch.save(found, folder / f"{rank}.pt")
+        dist.destroy_process_group()
+    except BaseException:
+        (folder / f"{rank}.txt").write_text(traceback.format_exc())
+        raise
+
+
+def run_ranks(world: int, folder: Path) -> list[dict[str, Results]]:
+    """What each of ``world`` processes finds.
+
+    Raises:
+        RuntimeError: one failed, or they did not end in time.
+    """
+    # A fresh process imports what operators need once, and the ranks are forked from it.
+    start = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(start)
+    if start == "forkserver":
+        context.set_forkserver_preload(["torch._dynamo", __name__])
+    processes = [context.Process(target=work, args=(rank, world, folder), daemon=True) for rank in range(world)]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + SECONDS
+    while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
+        if any(process.exitcode for process in processes):
+            break
+        time.sleep(0.05)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    if any(code != 0 for code in codes):
+        traces = "\n".join(path.read_text() for path in sorted(folder.glob("*.txt")))
+        raise RuntimeError(f"{world} processes ended with {codes} (None: never)\n{traces}")
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
