@@ -8,7 +8,8 @@ PLOT = ["matplotlib>=3.8", "scikit-learn>=1.4"]
 SENTEVAL = ["scikit-learn>=1.4"]
 HUB = ["huggingface_hub>=0.24"]
 TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
-TEST = ["hypothesis>=6.100", "matplotlib>=3.8", "pytest>=8.2", "pytest-timeout>=2.3", "ruff>=0.12", TRITON]
+BENCH = ["sentence-transformers>=3"]  # the peers, which the tests of what goes in and out need too
+TEST = ["hypothesis>=6.100", "matplotlib>=3.8", "pytest>=8.2", "pytest-timeout>=2.3", "ruff>=0.12", TRITON, *BENCH]
 
 setup(
     name="xrep",
@@ -38,7 +39,7 @@ setup(
         "tensorboard>=2.14",
         "omegaconf>=2.3",
         "safetensors>=0.4.3",
-        "tokenizers>=0.19",
+        "tokenizers>=0.20.1",
         "tqdm>=4.65",
     ],
     extras_require={
@@ -46,7 +47,7 @@ setup(
         "senteval": SENTEVAL,
         "hub": HUB,
         "test": TEST,
-        "bench": ["sentence-transformers>=3"],
+        "bench": BENCH,
         "dev": [*PLOT, *HUB, *TEST, "uv>=0.5"],
     },
     entry_points={
@@ -55,6 +56,8 @@ setup(
             "xrep-eval=xrep_cli.eval:main",
             "xrep-preprocess=xrep_cli.preprocess:main",
             "xrep-data=xrep_cli.data:main",
+            "xrep-export=xrep_cli.export:main",
+            "xrep-encode=xrep_cli.encode:main",
         ]
     },
 )

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from xrep.data.batching import TokenBatch
-from xrep.nn.encoder import TransformerEncoder
+from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.tasks.bitext import BitextTask
 
 SIZES = {"hidden_size": 192, "layers": 2, "heads": 4, "feedforward_size": 768}
@@ -54,15 +54,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=40)
     options = parser.parse_args()
     task = BitextTask(BitextTask.Config(batch_size=128, max_length=64, vocab_size=12000), seed=1)
-    encoder = TransformerEncoder(
-        vocabulary_size=task.text.vocabulary_size,
-        pad_id=task.text.pad_id,
-        max_positions=64,
-        dropout=0.0,
-        attention_dropout=0.0,
-        norm="post",
-        **SIZES,
-    )
+    vocabulary = task.text.vocabulary("shared")
+    shape = EncoderShape(vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id, max_positions=64, **SIZES)
+    encoder = TransformerEncoder(shape, dropout=0.0, attention_dropout=0.0)
     peer = peer_of(encoder)
     batches = [batch.source for batch, _ in zip(task.batches("train"), range(options.batches), strict=False)]
     with torch.no_grad():

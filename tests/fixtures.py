@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.corpus import write_corpus
-from xrep.data.batching import PairBatch, TextSpec, collate
+from xrep.data.batching import PairBatch, TextSpec, Vocabulary, collate
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.data.store import DataDirectory
 from xrep.text.cleaning import sentence_hashes
@@ -47,18 +47,13 @@ def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer(data_directory: Path) -> Tokenizer:
-    return DataDirectory.open(data_directory).tokenizer
+    return DataDirectory.open(data_directory).tokenizers["shared"]
 
 
 @pytest.fixture(scope="session")
 def text(tokenizer: Tokenizer) -> TextSpec:
     return TextSpec(
-        vocabulary_size=tokenizer.vocabulary_size,
-        pad_id=tokenizer.pad_id,
-        unk_id=tokenizer.unk_id,
-        bos_id=tokenizer.bos_id,
-        eos_id=tokenizer.eos_id,
-        mask_id=tokenizer.mask_id,
+        vocabularies={"shared": Vocabulary.of(tokenizer)},
         max_length=48,
         source_languages=["de"],
         target_languages=["en"],
@@ -73,7 +68,9 @@ def make_batch(tokenizer: Tokenizer, text: TextSpec) -> Callable[[Sequence[tuple
         source, target = ([np.array(ids) for ids in tokenizer.encode(list(side))] for side in zip(*pairs, strict=True))
         ids = np.stack([sentence_hashes(side) for side in zip(*pairs, strict=True)], axis=1)
         return PairBatch(
-            collate(source, text), collate(target, text), torch.from_numpy(ids.view(np.int64)), torch.arange(len(pairs))
+            *(collate(side, text.vocabulary("shared"), text.max_length) for side in (source, target)),
+            torch.from_numpy(ids.view(np.int64)),
+            torch.arange(len(pairs)),
         )
 
     return make

@@ -42,16 +42,16 @@ def test_one_vector_a_sentence_whatever_its_company(encoder):
 
 
 def test_same_as_the_model(encoder):
-    tokens = [np.asarray(ids) for ids in encoder.tokenizer.encode(GERMAN[:8])]
+    tokens = [np.asarray(ids) for ids in encoder.tokenizers["shared"].encode(GERMAN[:8])]
     with torch.no_grad():
-        expected = encoder.model.encode("shared", collate(tokens, encoder.text))[0].numpy()
+        expected = encoder.model.encode("shared", collate(tokens, encoder.text.vocabulary("shared"), 32))[0].numpy()
     np.testing.assert_allclose(encoder.encode(GERMAN[:8]), expected, atol=1e-6)
 
 
 def test_a_long_sentence_is_cut(encoder):
-    subwords = encoder.tokenizer.encode(["ein " * 500])[0]
+    subwords = encoder.tokenizers["shared"].encode(["ein " * 500])[0]
     assert len(subwords) > encoder.text.max_length == 32
-    cut = encoder.tokenizer.decode(subwords[:30])
+    cut = encoder.tokenizers["shared"].decode(subwords[:30])
     np.testing.assert_allclose(*encoder.encode(["ein " * 500, cut]), atol=1e-5)
 
 

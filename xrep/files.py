@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from xrep.errors import UserError
+
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
@@ -28,3 +30,20 @@ def write_aside(path: str | Path) -> Iterator[Path]:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_output(path: str | Path, *, folder: bool = False) -> None:
+    """Find out before the work whether its result can be written: a file, or a folder that may yet have to be made.
+
+    Raises:
+        UserError: the parent folder is missing or closed to writing, or something of another kind has that name.
+    """
+    path = Path(path)
+    place = path if folder and path.is_dir() else path.absolute().parent
+    if not place.is_dir():
+        raise UserError("no such folder", path=place, cure="make it first, or write elsewhere")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError("no permission to write in this folder", path=place, cure="write elsewhere")
+    if path.exists() and path.is_dir() != folder:
+        kind = "a folder" if path.is_dir() else "a file"
+        raise UserError(f"is {kind} already", path=path, cure="choose another name")

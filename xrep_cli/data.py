@@ -1,4 +1,4 @@
-"""xrep-data: the known data sets, and how to get them."""
+"""xrep-data: the known corpora and pretrained encoders, and how to get them."""
 
 from __future__ import annotations
 
@@ -6,36 +6,40 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from xrep.text.corpora import CORPORA, Corpus, find_corpus
+from xrep.text.corpora import RESOURCES, Resource, find_resource
 from xrep_cli.common import HelpFormatter, console_script
 
 DESCRIPTION = """\
-Known data sets: what they are, their licence and layout, where they come from.
+Known corpora and pretrained encoders: what they are, their licence and layout, where they come from.
 
 examples:
   xrep-data list
   xrep-data get demo                 fetch and check the demo corpus, say where it lies
   xrep-data get demo --print-path    the same, but print its folder alone, for scripts
+  xrep-data get minilm               fetch and check a pretrained encoder
   xrep-data get un                   explain where to find it and what to do with it
 """
+HEADINGS = {"corpus": "Corpora", "encoder": "Pretrained encoders"}
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("xrep-data", description=DESCRIPTION, formatter_class=HelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="list the known data sets", formatter_class=HelpFormatter)
+    listing = commands.add_parser(
+        "list", help="list the known corpora and pretrained encoders", formatter_class=HelpFormatter
+    )
     listing.add_argument("--json", action="store_true", help="print JSON")
     get = commands.add_parser(
         "get",
-        help="fetch a data set, or explain how to",
-        description="Fetch a data set into $XREP_HOME. One that xrep cannot fetch is explained; with --print-path, "
-        "which needs a folder, that is an error (exit code 2).",
+        help="fetch a corpus or a pretrained encoder, or explain how to",
+        description="Fetch a corpus or a pretrained encoder into $XREP_HOME. One that xrep cannot fetch is "
+        "explained; with --print-path, which needs a folder, that is an error (exit code 2).",
         formatter_class=HelpFormatter,
     )
-    get.add_argument("name", metavar="NAME", help="name of the data set: " + ", ".join(c.name for c in CORPORA))
+    get.add_argument("name", metavar="NAME", help="one of: " + ", ".join(r.name for r in RESOURCES))
     get.add_argument("--print-path", action="store_true", help="print nothing but the folder on standard output")
     return parser
 
@@ -43,35 +47,42 @@ def build_parser() -> argparse.ArgumentParser:
 def _main(argv: Sequence[str]) -> None:
     arguments = build_parser().parse_args(argv)
     if arguments.command == "get":
-        _get(find_corpus(arguments.name), arguments.print_path)
+        _get(find_resource(arguments.name), arguments.print_path)
     elif arguments.json:
-        print(json.dumps([asdict(corpus) for corpus in CORPORA], indent=2, ensure_ascii=False))
+        print(json.dumps([asdict(resource) for resource in RESOURCES], indent=2, ensure_ascii=False))
     else:
-        print("\n\n".join(map(_describe, CORPORA)))
+        print("\n\n".join(_sections()))
 
 
-def _get(corpus: Corpus, print_path: bool) -> None:
-    if corpus.fetch is None and not print_path:
-        print(_describe(corpus))
+def _get(resource: Resource, print_path: bool) -> None:
+    if resource.fetch is None and not print_path:
+        print(_describe(resource))
         return
-    path = corpus.get(functools.partial(print, file=sys.stderr, flush=True))
+    path = resource.get(functools.partial(print, file=sys.stderr, flush=True))
     if print_path:
         print(path)
     else:
-        print(f"{_describe(corpus)}\n  lies in    {path}")
+        print(f"{_describe(resource)}\n  lies in    {path}")
 
 
-def _describe(corpus: Corpus) -> str:
+def _sections() -> Iterator[str]:
+    """The headings, and under each what is known of its kind."""
+    for kind, heading in HEADINGS.items():
+        yield f"{heading}\n{len(heading) * '='}"
+        yield from (_describe(resource) for resource in RESOURCES if resource.kind == kind)
+
+
+def _describe(resource: Resource) -> str:
     facts = {
-        "languages": corpus.languages,
-        "licence": corpus.licence,
-        "layout": corpus.layout,
-        "from": corpus.origin,
-        "sha256": corpus.sha256,
-        "use": corpus.instructions,
+        "languages": resource.languages,
+        "licence": resource.licence,
+        "layout": resource.layout,
+        "from": resource.origin,
+        "sha256": resource.sha256,
+        "use": resource.instructions,
     }
     return "\n".join(
-        [f"{corpus.name}: {corpus.what}", *(f"  {key:<10} {value}" for key, value in facts.items() if value)]
+        [f"{resource.name}: {resource.what}", *(f"  {key:<10} {value}" for key, value in facts.items() if value)]
     )
 
 

@@ -52,18 +52,18 @@ def _tatoeba_options(parser: argparse.ArgumentParser) -> None:
 
 def _tatoeba(options: argparse.Namespace) -> None:
     from xrep.evaluation import plots, report, tatoeba
-    from xrep.files import write_aside
+    from xrep.files import check_output, write_aside
     from xrep.registry import import_plugin
 
     for plugin in options.plugin or []:
         import_plugin(plugin)
     if options.json not in (None, "-"):
-        report.check_output(options.json)
+        check_output(options.json)
     if options.plot is not None:
         plots.check_matplotlib()
-        report.check_output(options.plot)
+        check_output(options.plot)
     if options.save_embeddings is not None:
-        report.check_output(options.save_embeddings, folder=True)
+        check_output(options.save_embeddings, folder=True)
     pools = [tatoeba.read_pool(options.data, code) for code in tatoeba.select(options.langs, options.data)]
 
     from xrep.sentence_encoder import SentenceEncoder

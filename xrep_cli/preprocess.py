@@ -57,7 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
 
     words = parser.add_argument_group("vocabulary")
     words.add_argument("--vocab-size", type=int, default=options.vocabulary_size, help="pieces of the vocabulary")
-    words.add_argument("--tokenizer", metavar="PATH", help="use this tokenizer folder or .model file, train none")
+    words.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="use this tokenizer (folder, .model file, directory of a pretrained encoder), train none",
+    )
+    words.add_argument("--source-tokenizer", metavar="PATH", help="the same for the first side of each pair alone")
+    words.add_argument("--target-tokenizer", metavar="PATH", help="the same for the second side alone")
     words.add_argument(
         "--sampling-exponent",
         type=float,
@@ -113,9 +119,14 @@ def _options(arguments: argparse.Namespace) -> PreprocessOptions:
         drop_identical=not arguments.keep_identical,
         sample=arguments.sample,
     )
+    tokenizers = {
+        "shared": arguments.tokenizer,
+        "source": arguments.source_tokenizer,
+        "target": arguments.target_tokenizer,
+    }
     return PreprocessOptions(
         vocabulary_size=arguments.vocab_size,
-        tokenizer=arguments.tokenizer,
+        tokenizers={side: path for side, path in tokenizers.items() if path},
         exclude=arguments.exclude,
         cleaning=cleaning,
         valid_size=arguments.valid_size,
@@ -130,7 +141,8 @@ def _summary(report: PreprocessReport) -> str:
         counts = ", ".join(f"{'-'.join(row['languages'])} {row['rows']:,}" for row in rows)
         tokens = sum(sum(row["tokens"].values()) for row in rows)
         lines.append(f"{split}: {counts} pairs, {tokens:,} tokens")
-    lines.append(f"vocabulary: {report.manifest['vocabulary_size']:,} pieces")
+    for side, size in report.manifest["vocabularies"].items():
+        lines.append(f"vocabulary{'' if side == 'shared' else f' ({side})'}: {size:,} pieces")
     lines.append(f"written to {report.path}")
     return "\n".join(lines)
 

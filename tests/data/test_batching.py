@@ -5,30 +5,33 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, collate
+from xrep.data.batching import PairBatch, TokenBatch, Vocabulary, collate
 
-TEXT = TextSpec(vocabulary_size=20, pad_id=9, unk_id=0, bos_id=1, eos_id=2, mask_id=None, max_length=6)
+VOCABULARY = Vocabulary(size=20, pad_id=9, unk_id=0, bos_id=1, eos_id=2, mask_id=None)
 
 
 def test_collate_pads_and_cuts() -> None:
     sentences = [np.array([11, 12], dtype=np.uint16), np.array([], dtype=np.uint16), np.arange(10, 19, dtype=np.uint16)]
-    batch = collate(sentences, TEXT)
+    batch = collate(sentences, VOCABULARY, 6)
     assert batch.tokens.dtype == batch.lengths.dtype == torch.int64
     assert batch.tokens.tolist() == [[1, 11, 12, 2, 9, 9], [1, 2, 9, 9, 9, 9], [1, 10, 11, 12, 13, 2]]
     assert batch.lengths.tolist() == [4, 2, 6] and len(batch) == 3 and batch.is_padded
     assert batch.mask.tolist() == [[True] * 4 + [False] * 2, [True] * 2 + [False] * 4, [True] * 6]
-    assert not collate(sentences[2:], TEXT).is_padded
+    assert not collate(sentences[2:], VOCABULARY, 6).is_padded
 
 
 def test_followed_by() -> None:
-    short, long = (collate([np.arange(10, 10 + n)], TEXT) for n in (1, 3))
+    short, long = (collate([np.arange(10, 10 + n)], VOCABULARY, 6) for n in (1, 3))
     for both, rows in ((short.followed_by(long, 9), [0, 1]), (long.followed_by(short, 9), [1, 0])):
         expected = [[[1, 10, 2, 9, 9], [1, 10, 11, 12, 2]][row] for row in rows]
         assert both.tokens.tolist() == expected and both.lengths.tolist() == [[3, 5][row] for row in rows]
 
 
 def test_pairs() -> None:
-    source, target = collate([np.array([5]), np.array([5, 6])], TEXT), collate([np.array([7])] * 2, TEXT)
+    source, target = (
+        collate([np.array([5]), np.array([5, 6])], VOCABULARY, 6),
+        collate([np.array([7])] * 2, VOCABULARY, 6),
+    )
     batch = PairBatch(source, target, torch.zeros(2, 2, dtype=torch.int64), torch.arange(2))
     assert len(batch) == 2 and batch.token_count == 3 + 4 + 3 + 3
     moved = batch.to("meta")

@@ -38,7 +38,8 @@ def texts(path, split):
     data = DataDirectory.open(path)
     return {
         pair.name: [
-            (data.tokenizer.decode(pair.source[i]), data.tokenizer.decode(pair.target[i])) for i in range(len(pair))
+            (data.tokenizers["shared"].decode(pair.source[i]), data.tokenizers["shared"].decode(pair.target[i]))
+            for i in range(len(pair))
         ]
         for pair in data.splits[split]
     }
@@ -171,7 +172,7 @@ def test_a_given_tokenizer_is_used(tmp_path):
     first = run(tmp_path, {"train": [tsv(tmp_path / "x.tsv", PAIRS)]})
     (tmp_path / "second").mkdir()
     splits = {"train": [tsv(tmp_path / "y.tsv", PAIRS[:60])]}
-    second = run(tmp_path / "second", splits, tokenizer=str(first.path / "tokenizer"))
+    second = run(tmp_path / "second", splits, tokenizers={"shared": str(first.path / "tokenizer")})
     models = [(report.path / "tokenizer" / "sentencepiece.model").read_bytes() for report in (first, second)]
     assert models[0] == models[1]
     assert texts(second.path, "train")["de-en"] == PAIRS[:60]
@@ -198,7 +199,7 @@ BAD_ROWS = b"".join(f"{a}\t{b}\n".encode() for a, b in PAIRS * 60)
         (b"", {}, r"x\.tsv: the file is empty"),
         (BAD_ROWS, {"vocabulary_size": 6200}, "too large for this text"),
         (BAD_ROWS, {"exclude": ["/nowhere/at/all"]}, "/nowhere/at/all: no such file"),
-        (BAD_ROWS, {"tokenizer": "/nowhere/at/all"}, "no such tokenizer"),
+        (BAD_ROWS, {"tokenizers": {"shared": "/nowhere/at/all"}}, "no such tokenizer"),
         (b"a\ta\n", {}, r"no training pair is left \(1 read, 1 identical\)"),
     ],
 )

@@ -38,7 +38,10 @@ def test_sentences_come_back_with_their_hashes(folder):
     data = DataDirectory.open(folder)
     decoded = {}
     for split, (pair,) in data.splits.items():
-        sides = [[data.tokenizer.decode(column[i]) for i in range(len(pair))] for column in (pair.source, pair.target)]
+        sides = [
+            [data.tokenizers["shared"].decode(column[i]) for i in range(len(pair))]
+            for column in (pair.source, pair.target)
+        ]
         decoded[split] = list(zip(*sides, strict=True))
         assert pair.name == "de-en" and len(pair.hashes) == len(pair)
         for side in (0, 1):
@@ -110,7 +113,7 @@ def edit_manifest(folder, **changes):
         (lambda f: truncate(f, "manifest.json"), "the manifest is no JSON"),
         (lambda f: (f / "manifest.json").write_text("[]"), "is not of an xrep data directory"),
         (lambda f: edit_manifest(f, format="other"), "is not of an xrep data directory"),
-        (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 1; run xrep-preprocess again"),
+        (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 2; run xrep-preprocess again"),
         (lambda f: edit_manifest(f, splits={"train": [{"rows": 3}]}), "lacks 'languages'"),
         (lambda f: (f / "manifest.json").unlink(), "not a data directory"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from xrep.errors import UserError
 from xrep.evaluation import plots, report, tatoeba
 from xrep.evaluation.overlap import Overlap
-from xrep.files import write_aside
+from xrep.files import check_output, write_aside
 from xrep.metrics.retrieval import Accuracy
 
 
@@ -76,9 +76,9 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 
 def test_places_that_cannot_be_written_are_found_beforehand(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    report.check_output(tmp_path / "out.json")
-    report.check_output(tmp_path / "vectors", folder=True)
-    report.check_output(tmp_path, folder=True)
+    check_output(tmp_path / "out.json")
+    check_output(tmp_path / "vectors", folder=True)
+    check_output(tmp_path, folder=True)
     for path, folder, message in (
         (tmp_path / "absent" / "out.json", False, "absent: no such folder; make it first"),
         (tmp_path, False, "is a folder already"),
@@ -86,7 +86,7 @@ def test_places_that_cannot_be_written_are_found_beforehand(tmp_path: Path) -> N
         (tmp_path / "file" / "out.json", False, "no such folder"),
     ):
         with pytest.raises(UserError, match=message):
-            report.check_output(path, folder=folder)
+            check_output(path, folder=folder)
 
 
 @pytest.mark.parametrize(("count", "random"), [(1, False), (9, True), (31, True), (112, True)])

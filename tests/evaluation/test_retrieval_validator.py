@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, collate
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, collate
 from xrep.errors import UserError
 from xrep.evaluation.retrieval import RetrievalValidator
 from xrep.tasks.bitext import Pool
 
-TEXT = TextSpec(vocabulary_size=60, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4, max_length=32)
+VOCABULARY = Vocabulary(size=60, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
+TEXT = TextSpec(vocabularies={"shared": VOCABULARY}, max_length=32)
 
 
 class BagOfSubwords(nn.Module):
@@ -45,7 +46,7 @@ def _pool(source: list[np.ndarray], target: list[np.ndarray], languages: tuple[s
     def batches() -> Iterator[PairBatch]:
         for start in range(0, len(order), size):
             rows = order[start : start + size]
-            sides = (collate([side[row] for row in rows], TEXT) for side in (source, target))
+            sides = (collate([side[row] for row in rows], VOCABULARY, 32) for side in (source, target))
             yield PairBatch(*sides, ids=torch.zeros(len(rows), 2, dtype=torch.int64), indices=torch.from_numpy(rows))
 
     return Pool("-".join(languages), *languages, batches)
@@ -68,7 +69,7 @@ def test_translations_are_found_again_whatever_the_batches() -> None:
 
 
 def _mean_cosine(sentences: list[np.ndarray]) -> float:
-    vectors, _ = BagOfSubwords(["shared"]).eval().encode("shared", collate(sentences, TEXT))
+    vectors, _ = BagOfSubwords(["shared"]).eval().encode("shared", collate(sentences, VOCABULARY, 32))
     unit = nn.functional.normalize(vectors, dim=1).detach().numpy()
     return float((unit @ unit.T)[~np.eye(len(unit), dtype=bool)].mean())
 

@@ -31,7 +31,7 @@ def write(text, tokenizer):
         torch.manual_seed(3)
         model = DualEncoder(DualEncoder.Config(**SHAPE), text)
         facts = {
-            "step": 7, "config_yaml": to_yaml(CONFIG), "text": text, "save_tokenizer": tokenizer.save, "model": model,
+            "step": 7, "config_yaml": to_yaml(CONFIG), "text": text, "save_tokenizers": tokenizer.save, "model": model,
             "criterion": nn.Linear(2, 2), "training_state": {"step": 7, "tensor": torch.ones(3)},
         }  # fmt: skip
         write_checkpoint(path, **{**facts, **given})
@@ -99,7 +99,7 @@ def test_a_failed_write_leaves_what_was_there(write, tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left") as error:
-        write(tmp_path / "c", save_tokenizer=fail)
+        write(tmp_path / "c", save_tokenizers=fail)
     assert error.value.filename == str(tmp_path / "c")
     assert contents(tmp_path) == before
 
@@ -115,7 +115,7 @@ def test_a_file_that_finds_no_room_leaves_what_was_there(write, tmp_path, large)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, limits[1]))
         with pytest.raises(OSError, match="File too large") as error:
-            write(tmp_path / "c", **{large: given[large]}, save_tokenizer=lambda folder: folder.mkdir())
+            write(tmp_path / "c", **{large: given[large]}, save_tokenizers=lambda folder: folder.mkdir())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert error.value.filename == str(tmp_path / "c")

@@ -33,7 +33,7 @@ def test_a_vector_does_not_depend_on_the_batch(text, make_batch, pooling: str, n
         together, tokens = model.encode(tower, side)
         assert together.shape == (9, 20) and tokens.shape == (9, side.tokens.size(1), 32)
         torch.testing.assert_close(together.norm(dim=1), torch.ones(9))
-        garbage = torch.where(side.mask, side.tokens, torch.randint_like(side.tokens, text.vocabulary_size))
+        garbage = torch.where(side.mask, side.tokens, torch.randint_like(side.tokens, text.vocabulary("shared").size))
         wider = TokenBatch(F.pad(garbage.flip(0), (0, 7), value=3), side.lengths.flip(0))
         torch.testing.assert_close(model.encode(tower, wider)[0].flip(0), together, rtol=0, atol=1e-5)
         for row, length in enumerate(side.lengths.tolist()):

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from xrep.data.batching import TokenBatch
-from xrep.nn.encoder import TransformerEncoder
+from xrep.nn.encoder import EncoderShape, TransformerEncoder
 
 HIDDEN, HEADS, LAYERS, VOCABULARY, PAD = 24, 3, 2, 50, 1
 LENGTHS = torch.tensor([5, 11, 1, 8])
 
 
-def make_encoder(norm: str) -> TransformerEncoder:
+SHAPE = EncoderShape(
+    vocabulary_size=VOCABULARY, pad_id=PAD, hidden_size=HIDDEN, layers=LAYERS, heads=HEADS, feedforward_size=40,
+    max_positions=16,
+)  # fmt: skip
+SHAPES = {
+    "post": SHAPE,
+    "pre": replace(SHAPE, norm="pre"),
+    "bert": replace(SHAPE, type_vocabulary_size=2, norm_epsilon=1e-2),
+    "roberta": replace(SHAPE, position_offset=PAD + 1, type_vocabulary_size=1, norm_epsilon=1e-2, max_positions=11),
+    "tanh": replace(SHAPE, activation="gelu_tanh", norm="pre", position_offset=3),
+    "relu": replace(SHAPE, activation="relu"),
+}
+ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu}
+
+
+def make_encoder(shape: EncoderShape) -> TransformerEncoder:
     torch.manual_seed(0)
-    encoder = TransformerEncoder(
-        vocabulary_size=VOCABULARY,
-        pad_id=PAD,
-        max_positions=16,
-        hidden_size=HIDDEN,
-        layers=LAYERS,
-        heads=HEADS,
-        feedforward_size=40,
-        dropout=0.1,
-        attention_dropout=0.1,
-        norm=norm,
-        initializer_range=0.3,
-    )
+    encoder = TransformerEncoder(shape, dropout=0.1, attention_dropout=0.1, initializer_range=0.3)
     with torch.no_grad():  # so that no bias and no normalisation goes unnoticed
         for parameter in encoder.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
@@ -42,10 +50,11 @@ def make_batch() -> TokenBatch:
     return batch
 
 
-def copy_to_torch(encoder: TransformerEncoder, norm: str) -> nn.TransformerEncoder:
-    options = {"activation": "gelu", "layer_norm_eps": 1e-12, "batch_first": True, "norm_first": norm == "pre"}
-    layer = nn.TransformerEncoderLayer(HIDDEN, HEADS, 40, **options)
-    final = nn.LayerNorm(HIDDEN, eps=1e-12) if norm == "pre" else None
+def copy_to_torch(encoder: TransformerEncoder) -> nn.TransformerEncoder:
+    shape, epsilon = encoder.shape, encoder.shape.norm_epsilon
+    options = {"layer_norm_eps": epsilon, "batch_first": True, "norm_first": shape.norm == "pre"}
+    layer = nn.TransformerEncoderLayer(HIDDEN, HEADS, 40, activation=ACTIVATIONS[shape.activation], **options)
+    final = nn.LayerNorm(HIDDEN, eps=epsilon) if shape.norm == "pre" else None
     stack = nn.TransformerEncoder(layer, LAYERS, norm=final, enable_nested_tensor=False)
     for ours, theirs in zip(encoder.layers, stack.layers, strict=True):
         theirs.self_attn.in_proj_weight.data = ours.attention.qkv.weight.data
@@ -58,24 +67,62 @@ def copy_to_torch(encoder: TransformerEncoder, norm: str) -> nn.TransformerEncod
     return stack.eval()
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_equals_torchs_encoder(norm: str) -> None:
-    encoder, batch = make_encoder(norm), make_batch()
+@pytest.mark.parametrize("name", SHAPES)
+def test_equals_torchs_encoder(name: str) -> None:
+    encoder, batch = make_encoder(SHAPES[name]), make_batch()
     fast = encoder(batch)
     encoder.double()
-    embedded = encoder.token_embedding(batch.tokens) + encoder.position_embedding(torch.arange(11))
-    if norm == "post":
+    positions = torch.arange(11) + encoder.shape.position_offset
+    embedded = encoder.token_embedding(batch.tokens) + encoder.position_embedding(positions)
+    if encoder.shape.type_vocabulary_size:
+        embedded = embedded + encoder.type_embedding(torch.zeros_like(batch.tokens))
+    if encoder.shape.norm == "post":
         embedded = encoder.norm(embedded)
-    expected = copy_to_torch(encoder, norm)(embedded, src_key_padding_mask=~batch.mask)
-    expected = expected * batch.mask.unsqueeze(-1)  # ours has zeros at padding
+    stack = copy_to_torch(encoder)
+    # Ours has zeros at padding.
+    expected = stack(embedded, src_key_padding_mask=~batch.mask) * batch.mask.unsqueeze(-1)
     torch.testing.assert_close(encoder(batch), expected, rtol=0, atol=1e-11)
     torch.testing.assert_close(fast.double(), expected, rtol=0, atol=1e-5)
+
+    hidden = embedded
+    for number, layer in enumerate([None, *stack.layers]):
+        if layer is not None:
+            hidden = layer(hidden, src_key_padding_mask=~batch.mask)
+        if number < LAYERS:  # a final normalisation follows the last
+            of_layer = encoder(batch, hidden_layer=number)
+            torch.testing.assert_close(of_layer, hidden * batch.mask.unsqueeze(-1), rtol=0, atol=1e-11)
+    assert torch.equal(encoder(batch, hidden_layer=LAYERS), encoder(batch))
+
+
+def test_layers_above_are_not_computed() -> None:
+    encoder, batch = make_encoder(SHAPE), make_batch()
+    calls: list[int] = []
+    for number, layer in enumerate(encoder.layers, start=1):
+        layer.register_forward_hook(lambda *_, number=number: calls.append(number))
+    for wanted, run in ((0, []), (1, [1]), (2, [1, 2]), (None, [1, 2])):
+        encoder(batch, wanted)
+        assert calls == run
+        calls.clear()
+    for wrong in (-1, LAYERS + 1):
+        with pytest.raises(ValueError, match=r"hidden_layer must lie in \[0, 2\], not"):
+            encoder(batch, wrong)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_says_all(name: str) -> None:
+    shape = SHAPES[name]
+    assert EncoderShape(**json.loads(json.dumps(shape.as_dict()))) == shape
+    state = make_encoder(shape).state_dict()
+    assert len(state["position_embedding.weight"]) == shape.max_positions + shape.position_offset
+    types = state.get("type_embedding.weight")
+    assert shape.type_vocabulary_size == (0 if types is None else len(types))
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 2e-5)], ids=str)
 def test_gradient_of_a_padded_batch_is_that_of_its_sentences(norm: str, dtype: torch.dtype, tolerance: float) -> None:
-    encoder, batch = make_encoder(norm).to(dtype), make_batch()
+    shape = replace(SHAPE, norm=norm, type_vocabulary_size=1, position_offset=2)
+    encoder, batch = make_encoder(shape).to(dtype), make_batch()
     direction = torch.randn(4, 11, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
 
     (encoder(batch) * direction).sum().backward()
@@ -91,7 +138,7 @@ def test_gradient_of_a_padded_batch_is_that_of_its_sentences(norm: str, dtype: t
 
 
 def test_dropout_only_in_training() -> None:
-    encoder, batch = make_encoder("post"), make_batch()
+    encoder, batch = make_encoder(SHAPE), make_batch()
     assert torch.equal(encoder(batch), encoder(batch))
     encoder.train()
     assert not torch.equal(encoder(batch), encoder(batch))
@@ -103,10 +150,11 @@ def test_dropout_only_in_training() -> None:
 
 
 def test_initialisation_is_berts() -> None:
-    encoder = TransformerEncoder(
-        vocabulary_size=4000, pad_id=PAD, max_positions=300, hidden_size=128, layers=1, heads=2, feedforward_size=512,
-        dropout=0.0, attention_dropout=0.0, norm="post",
+    shape = replace(
+        SHAPE, vocabulary_size=4000, max_positions=300, hidden_size=128, layers=1, heads=2, feedforward_size=512,
+        type_vocabulary_size=50,
     )  # fmt: skip
+    encoder = TransformerEncoder(shape, dropout=0.0, attention_dropout=0.0)
     assert not encoder.token_embedding.weight[PAD].any()
     for name, parameter in encoder.named_parameters():
         if parameter.ndim == 2:

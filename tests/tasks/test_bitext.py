@@ -28,7 +28,7 @@ def make(data: Path, seed: int = 1, **options) -> BitextTask:
 
 def sentences(task: BitextTask, side: TokenBatch) -> list[str]:
     rows = zip(side.tokens.tolist(), side.lengths.tolist(), strict=True)
-    return [task.tokenizer.decode(ids[1 : length - 1]) for ids, length in rows]
+    return [task.tokenizers["shared"].decode(ids[1 : length - 1]) for ids, length in rows]
 
 
 def pairs(task: BitextTask, batch: PairBatch) -> list[tuple[str, str]]:
@@ -46,10 +46,16 @@ def test_an_epoch_is_the_training_text(data_directory: Path) -> None:
         for (german, english), ids in zip(pairs(task, batch), batch.ids.tolist(), strict=True):
             assert [number % 2**64 for number in ids] == [sentence_hash(german), sentence_hash(english)]
     spec = task.text
-    assert spec.source_languages == ["de", "es"] and spec.target_languages == ["en"] and spec.vocabulary_size == 150
+    assert (
+        spec.source_languages == ["de", "es"]
+        and spec.target_languages == ["en"]
+        and spec.vocabulary("target").size == 150
+    )
     first = batches[0].source
-    assert set(first.tokens[:, 0].tolist()) == {spec.bos_id} and bool((first.tokens[~first.mask] == spec.pad_id).all())
-    assert all(row[n - 1] == spec.eos_id for row, n in zip(first.tokens, first.lengths, strict=True))
+    vocabulary = spec.vocabulary("source")
+    assert set(first.tokens[:, 0].tolist()) == {vocabulary.bos_id}
+    assert bool((first.tokens[~first.mask] == vocabulary.pad_id).all())
+    assert all(row[n - 1] == vocabulary.eos_id for row, n in zip(first.tokens, first.lengths, strict=True))
 
 
 @pytest.mark.parametrize("start, stop", [(0, 256), (100, 500), (600, 1301)])
@@ -105,7 +111,7 @@ def test_validation_pools(data_directory: Path) -> None:
 def test_long_sentences_are_cut(data_directory: Path) -> None:
     whole, cut = (next(make(data_directory, max_length=n).batches("train", stop=100)) for n in (128, 9))
     assert int(whole.source.lengths.max()) > 9
-    eos = make(data_directory).text.eos_id
+    eos = make(data_directory).text.vocabulary("target").eos_id
     for long, short in ((whole.source, cut.source), (whole.target, cut.target)):
         assert torch.equal(short.lengths, long.lengths.clamp(max=9)) and short.tokens.size(1) == 9
         assert bool((short.tokens.gather(1, short.lengths[:, None] - 1) == eos).all())
@@ -131,7 +137,7 @@ def test_fingerprint_and_hashes(data_directory: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
     raw = write_corpus(tmp_path / "raw", train=120)
     from_raw = make(raw, vocab_size=130, batch_size=20)
-    assert from_raw.text.vocabulary_size == 130 and from_raw.examples == 120
+    assert from_raw.text.vocabulary("source").size == 130 and from_raw.examples == 120
     assert from_raw.fingerprint() != task.fingerprint()
     (cached,) = (tmp_path / "home" / "preprocessed").iterdir()
     before = (cached / "manifest.json").stat()

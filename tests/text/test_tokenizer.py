@@ -80,7 +80,10 @@ def foreign_model() -> bytes:
         ("sentencepiece.model", b"", "empty SentencePiece model"),
         ("sentencepiece.model", None, "has no pad piece"),
         ("tokenizer_config.json", b'{"kind": "wordpiece"}', "kind 'wordpiece'"),
+        ("tokenizer_config.json", b'{"kind": ["sentencepiece"]}', "kind"),
         ("tokenizer_config.json", b'{"model_max_length": 5', "not a tokenizer config of xrep"),
+        ("tokenizer_config.json", b'{"model_max_length": 5}', "no such tokenizer"),
+        ("tokenizer_config.json", b"[]", "not a tokenizer config of xrep"),
     ],
 )
 def test_bad_tokenizers(tmp_path, name, content, problem):

@@ -4,29 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+from xrep.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """The ids that a tower reads."""
+
+    size: int
+    pad_id: int
+    unk_id: int
+    bos_id: int
+    eos_id: int
+    mask_id: int | None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+        special = {f"{name}_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "unk", "bos", "eos", "mask")}
+        return cls(size=tokenizer.vocabulary_size, **special)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSpec:
     """What a model needs to know about the text it reads; saved with every checkpoint."""
 
-    vocabulary_size: int
-    pad_id: int
-    unk_id: int
-    bos_id: int
-    eos_id: int
-    mask_id: int | None
+    vocabularies: dict[str, Vocabulary]
+    """``shared``, or ``source`` and ``target`` where the sides of pairs have tokenizers of their own."""
     max_length: int
     """Longest sentence in subwords, the two special tokens included; longer ones are cut."""
     source_languages: list[str] = field(default_factory=list)
     target_languages: list[str] = field(default_factory=list)
 
-    def as_dict(self) -> dict:
+    def vocabulary(self, side: str) -> Vocabulary:
+        """That of ``source``, ``target`` or ``shared``: what both sides share serves each of them."""
+        return self.vocabularies.get(side) or self.vocabularies["shared"]
+
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TextSpec:
+        sides = {side: Vocabulary(**vocabulary) for side, vocabulary in values["vocabularies"].items()}
+        return cls(**{**values, "vocabularies": sides})
 
 
 @dataclass
@@ -89,14 +114,18 @@ class PairBatch:
         return len(self.source)
 
 
-def collate(sentences: Sequence[np.ndarray], text: TextSpec) -> TokenBatch:
-    """Pad subword ids (without special tokens) into one batch, with bos and eos around each sentence."""
-    keep = text.max_length - 2
+def collate(sentences: Sequence[np.ndarray], vocabulary: Vocabulary, max_length: int) -> TokenBatch:
+    """Pad subword ids (without special tokens) into one batch, with bos and eos around each sentence.
+
+    Args:
+        max_length: longest row, the two special tokens included; longer sentences are cut.
+    """
+    keep = max_length - 2
     lengths = np.fromiter((min(len(s), keep) + 2 for s in sentences), dtype=np.int64, count=len(sentences))
-    tokens = np.full((len(sentences), int(lengths.max())), text.pad_id, dtype=np.int64)
-    tokens[:, 0] = text.bos_id
+    tokens = np.full((len(sentences), int(lengths.max())), vocabulary.pad_id, dtype=np.int64)
+    tokens[:, 0] = vocabulary.bos_id
     for row, sentence in enumerate(sentences):
         end = lengths[row] - 1
         tokens[row, 1:end] = sentence[:keep]
-        tokens[row, end] = text.eos_id
+        tokens[row, end] = vocabulary.eos_id
     return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths))

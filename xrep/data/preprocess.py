@@ -24,7 +24,8 @@ from xrep.errors import UserError
 from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet, drop_reason, load_exclusion
 from xrep.text.corpora import xrep_home
 from xrep.text.readers import Bitext, discover_bitext, orient
-from xrep.text.tokenizer import Tokenizer, sample_for_tokenizer, train_tokenizer
+from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, save_tokenizers, tokenizer_of
+from xrep.text.tokenizer import sample_for_tokenizer, train_tokenizer
 
 _HELD_OUT_SHARE = 0.05  # of a language pair, at most: a small corpus keeps most of its pairs for training
 _RULES_VERSION = 1  # of what preprocessing does: another version makes cached data anew
@@ -39,8 +40,9 @@ class PreprocessOptions:
 
     vocabulary_size: int = 16000
     """Pieces of the SentencePiece vocabulary that is trained, special ones included."""
-    tokenizer: str | None = None
-    """Folder or ``.model`` file of a tokenizer to use; None trains one on the training text."""
+    tokenizers: dict[str, str] = field(default_factory=dict)
+    """Tokenizers to use (folders, ``.model`` files, directories of pretrained encoders): ``shared``, or ``source`` and
+    ``target``. Without any, one is trained on the training text."""
     exclude: list[str] = field(default_factory=list)
     """Files or folders of evaluation sets: training pairs with a sentence that occurs there are dropped."""
     cleaning: CleaningOptions = field(default_factory=CleaningOptions)
@@ -69,7 +71,7 @@ class PreprocessReport:
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        kept = ("languages", "splits", "vocabulary_size")
+        kept = ("languages", "splits", "vocabularies")
         facts = {key: self.manifest[key] for key in kept}
         return {"path": str(self.path), **facts, "cleaning": self.cleaning.as_dict(), "notes": self.notes}
 
@@ -105,7 +107,7 @@ def preprocess(
     for bitext in [*splits.get("valid", []), *splits.get("test", [])]:
         if bitext.sample is not None:
             raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
-    tokenizer = Tokenizer.load(options.tokenizer) if options.tokenizer else None
+    given = load_tokenizers(options.tokenizers) if options.tokenizers else None
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.absolute().parent))
     try:
@@ -115,8 +117,8 @@ def preprocess(
         run = _Run(options, work, output, log, progress)
         spools = run.read(splits)
         run.choose(spools)
-        tokenizer = run.make_tokenizer(spools["train"], tokenizer)
-        manifest = run.write(spools, tokenizer)
+        tokenizers = run.make_tokenizers(spools["train"], given)
+        manifest = run.write(spools, tokenizers)
         os.replace(output, destination)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -151,7 +153,7 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
 def _fingerprint(splits: dict[str, list[Bitext]], options: PreprocessOptions) -> str:
     """Changes when the files read (path, size, time), the options or the rules of preprocessing do."""
     named = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
-    for path in filter(None, [options.tokenizer, *options.exclude]):
+    for path in [*options.tokenizers.values(), *options.exclude]:
         named += [Path(path), *(file for file in Path(path).rglob("*") if file.is_file())]
     files = []
     for file in sorted(set(named)):
@@ -240,21 +242,21 @@ class _Run:
             said = ", ".join(f"{count:,} {step}" for step, count in counts.items() if count)
             raise UserError(f"no training pair is left ({said})", cure="check the text and the cleaning options")
 
-    def make_tokenizer(self, train: list[Spool], tokenizer: Tokenizer | None) -> Tokenizer:
-        """Save the given tokenizer, or train one on the kept training text, balanced over the languages."""
+    def make_tokenizers(self, train: list[Spool], given: Tokenizers | None) -> Tokenizers:
+        """Save the given tokenizers, or train one on the kept training text, balanced over the languages."""
         directory = self.output / store.TOKENIZER_DIRECTORY
-        if tokenizer:
-            tokenizer.save(directory)
-            return tokenizer
+        if given:
+            save_tokenizers(given, directory)
+            return given
         counts: Counter[str] = Counter()
         for corpus in train:
             for language in corpus.bitext.languages:
                 counts[language] += self.report.counts[corpus.name]["kept"]
         self.log(f"training a SentencePiece vocabulary of {self.options.vocabulary_size:,} pieces")
         sentences = sample_for_tokenizer(_texts(train), counts, exponent=self.options.sampling_exponent)
-        return train_tokenizer(sentences, self.options.vocabulary_size, directory)
+        return {SHARED: train_tokenizer(sentences, self.options.vocabulary_size, directory)}
 
-    def write(self, spools: dict[str, list[Spool]], tokenizer: Tokenizer) -> dict[str, Any]:
+    def write(self, spools: dict[str, list[Spool]], tokenizers: Tokenizers) -> dict[str, Any]:
         """Tokenise every split, write the overlap hashes and, last, the manifest."""
         sources = {"train": (spools["train"], KEPT), "valid": (spools["valid"], KEPT), "test": (spools["test"], KEPT)}
         if not spools["valid"]:
@@ -264,7 +266,7 @@ class _Run:
         for split, (corpora, mark) in sources.items():
             for languages, some in _by_pair(corpora).items():
                 with _Progress(f"tokenising {split} {'-'.join(languages)}", self.progress) as progress:
-                    row = self._write_pair(split, languages, some, mark, tokenizer, training, progress)
+                    row = self._write_pair(split, languages, some, mark, tokenizers, training, progress)
                 if row["rows"]:
                     splits.setdefault(split, []).append(row)
         np.save(self.output / store.TRAINING_HASHES_FILE, training.to_array(), allow_pickle=False)
@@ -274,7 +276,7 @@ class _Run:
             "schema": store.SCHEMA,
             "languages": sorted({code for rows in splits.values() for row in rows for code in row["languages"]}),
             "splits": splits,
-            "vocabulary_size": tokenizer.vocabulary_size,
+            "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
             "options": asdict(self.options),
             "corpora": [{"split": split, **asdict(corpus.bitext)} for split in spools for corpus in spools[split]],
             "cleaning": self.report.as_dict(),
@@ -296,12 +298,13 @@ class _Run:
         languages: tuple[str, str],
         corpora: list[Spool],
         mark: int,
-        tokenizer: Tokenizer,
+        tokenizers: Tokenizers,
         training: HashSet,
         progress: _Progress,
     ) -> dict[str, Any]:
         stems = [store.column_stem(split, languages, language) for language in languages]
-        size = tokenizer.vocabulary_size
+        size = max(tokenizer.vocabulary_size for tokenizer in tokenizers.values())
+        encode = [tokenizer_of(tokenizers, side).encode for side in SIDES]
         with (
             store.ColumnWriter(self.output, stems[0], size) as source,
             store.ColumnWriter(self.output, stems[1], size) as target,
@@ -309,8 +312,8 @@ class _Run:
         ):
             for corpus in corpora:
                 for sources, targets, hashes in corpus.pairs(mark):
-                    source.append(tokenizer.encode(sources))
-                    target.append(tokenizer.encode(targets))
+                    source.append(encode[0](sources))
+                    target.append(encode[1](targets))
                     hash_file.write(hashes.astype("<u8").tobytes())
                     if split == "train":
                         training.add(hashes.ravel())

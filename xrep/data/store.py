@@ -3,7 +3,7 @@
 Layout of a data directory::
 
     manifest.json                                schema version, splits, counts, options, sha256 of every file
-    tokenizer/                                   see xrep.text.tokenizer
+    tokenizer/                                   see xrep.text.sides
     {split}.{xx}-{yy}.{lang}.tokens              uint16 or uint32, little-endian, sentences end to end, no special ids
     {split}.{xx}-{yy}.{lang}.offsets             int64 [n + 1], in tokens
     {split}.{xx}-{yy}.hashes                     uint64 [n, 2], xrep.text.cleaning.sentence_hash of both sides
@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.sides import Tokenizers, open_tokenizers
 
-FORMAT, SCHEMA = "xrep-data", 1
+FORMAT, SCHEMA = "xrep-data", 2
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 TRAINING_HASHES_FILE = "training_hashes.npy"
@@ -87,7 +87,7 @@ class DataDirectory:
     """A data directory opened for reading.
 
     Attributes: ``path``, ``manifest`` (the parsed JSON), ``splits`` (``{"train": [PairSplit, ...], ...}``),
-    ``tokenizer``, ``training_hashes_path``.
+    ``tokenizers``, ``training_hashes_path``.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any], splits: dict[str, list[PairSplit]]) -> None:
@@ -116,8 +116,9 @@ class DataDirectory:
         return directory
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.path / TOKENIZER_DIRECTORY)
+    def tokenizers(self) -> Tokenizers:
+        """By side: ``shared``, or ``source`` and ``target``."""
+        return open_tokenizers(self.path / TOKENIZER_DIRECTORY)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from xrep.errors import UserError
 from xrep.evaluation.tatoeba import GROUPS, PROTOCOL, Pool, Results, average
 from xrep.files import write_aside
 from xrep.metrics.retrieval import Accuracy
@@ -83,23 +81,6 @@ def _directions(accuracy: Accuracy) -> dict[str, float]:
 
 def to_json(values: dict[str, Any]) -> str:
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-
-
-def check_output(path: str | Path, *, folder: bool = False) -> None:
-    """Find out before the work whether its result can be written: a file, or a folder that may yet have to be made.
-
-    Raises:
-        UserError: the parent folder is missing or closed to writing, or something of another kind has that name.
-    """
-    path = Path(path)
-    place = path if folder and path.is_dir() else path.absolute().parent
-    if not place.is_dir():
-        raise UserError("no such folder", path=place, cure="make it first, or write elsewhere")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UserError("no permission to write in this folder", path=place, cure="write elsewhere")
-    if path.exists() and path.is_dir() != folder:
-        kind = "a folder" if path.is_dir() else "a file"
-        raise UserError(f"is {kind} already", path=path, cure="choose another name")
 
 
 def save_embeddings(folder: str | Path, pool: Pool, vectors: np.ndarray, english: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 Layout::
 
-    manifest.json           schema version, step, facts about the text, sha256 and size of every other file
+    manifest.json           schema version, step, facts about text and model, sha256 and size of every other file
     config.yaml             the resolved configuration of the run
     model.safetensors       what is kept: the encoder
     tokenizer/              so that the directory alone is a usable encoder
@@ -36,7 +36,7 @@ from xrep.errors import UserError
 from xrep.files import naming
 from xrep.registry import MODELS
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST, CONFIG, MODEL, CRITERION, STATE = (
     "manifest.json",
     "config.yaml",
@@ -60,7 +60,7 @@ class Checkpoint:
 
     @property
     def text(self) -> TextSpec:
-        return TextSpec(**self.manifest["text"])
+        return TextSpec.from_dict(self.manifest["text"])
 
     @property
     def config(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def write_checkpoint(
     step: int,
     config_yaml: str,
     text: TextSpec,
-    save_tokenizer: Callable[[Path], None],
+    save_tokenizers: Callable[[Path], None],
     model: nn.Module,
     criterion: nn.Module,
     training_state: dict[str, Any],
@@ -123,9 +123,10 @@ def write_checkpoint(
             _save_tensors(model.state_dict(), aside / MODEL)
             _save_tensors(criterion.state_dict(), aside / CRITERION)
             _save_state(training_state, aside / STATE)
-            save_tokenizer(aside / TOKENIZER)
+            save_tokenizers(aside / TOKENIZER)
             files = {name: _describe(aside / name) for name in _files_below(aside)}
-            manifest = {"schema": SCHEMA, "step": step, "text": text.as_dict(), "files": files}
+            facts = {"text": text.as_dict(), "architecture": model.architecture()}
+            manifest = {"schema": SCHEMA, "step": step, **facts, "files": files}
             manifest["sha256"] = _digest_of(manifest)
             (aside / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             for name in [*files, MANIFEST]:
@@ -179,7 +180,7 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> nn.Modul
         cure = f"import the plugin {', '.join(plugins)} first"
         raise UserError(f"its model {name!r} is not known here", path=checkpoint.path, cure=cure)
     model_class = MODELS.load(name)
-    model = model_class(model_class.Config(**values), checkpoint.text)
+    model = model_class(model_class.Config(**values), checkpoint.text, checkpoint.manifest["architecture"])
     if not random_weights:
         model.load_state_dict(checkpoint.tensors(), strict=True)
     return model.eval()

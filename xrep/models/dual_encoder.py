@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.data.batching import TextSpec, TokenBatch
+from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import UserError
-from xrep.nn.encoder import TransformerEncoder
-from xrep.nn.layers import Linear
+from xrep.models.projection import Projection, ProjectionShape
+from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.nn.pooling import pool
+from xrep.nn.pretrained import Pretrained, encoder_state, find_pretrained, read_pretrained
+
+SHARED, SIDES = "shared", ("source", "target")
 
 
 class DualEncoder(nn.Module):
@@ -20,18 +23,36 @@ class DualEncoder(nn.Module):
 
     With ``towers: separate`` every source language shares the tower ``source`` and every target language the tower
     ``target`` (dual momentum contrast has one BERT for each of two languages); with ``towers: shared`` all languages,
-    also ones never seen in training, go through one tower.
+    also ones never seen in training, go through one tower. Towers start from random weights or from directories of
+    pretrained encoders, each with a vocabulary and a width of its own.
+
+    Args:
+        architecture: what ``architecture`` of a saved model said, to build it again without its pretrained directories;
+            None: as the configuration says, with the weights of those directories.
+
+    Attributes:
+        notes: what a user should know of the pretrained weights.
 
     Raises:
-        UserError: sentences may be longer than the position table; a language is on both sides of separate towers.
+        UserError: sentences may be longer than the position table; a language is on both sides of separate towers; a
+            pretrained directory cannot be read or does not fit the text.
     """
 
     @dataclass(kw_only=True)
     class Config:
         towers: Literal["shared", "separate"] = "separate"
         """One encoder for all languages, or one for the source and one for the target languages."""
+        encoder: str | None = None
+        """Pretrained encoder that the towers start from: a directory of Hugging Face or sentence-transformers (BERT,
+        RoBERTa, XLM-R), or a name in the local Hugging Face cache. Its sizes and its tokenizer are taken over."""
+        source_encoder: str | None = None
+        """The same for the source tower alone."""
+        target_encoder: str | None = None
+        """The same for the target tower alone."""
+        pretrained_layers: int | None = None
+        """First layers of pretrained encoders to take; none: all."""
         layers: int = 6
-        """Transformer layers."""
+        """Transformer layers (of towers that are not pretrained, as the sizes below)."""
         hidden_size: int = 512
         """Width of the token vectors."""
         heads: int = 8
@@ -46,10 +67,15 @@ class DualEncoder(nn.Module):
         """Layer normalisation after each sublayer (BERT) or before it."""
         max_positions: int = 512
         """Longest sentence in subwords, special tokens included."""
-        pooling: Literal["mean", "max", "cls"] = "mean"
-        """How token vectors become a sentence vector; padding never counts."""
+        pooling: Literal["auto", "mean", "max", "cls"] = "auto"
+        """How token vectors become a sentence vector; padding never counts. auto: as a sentence-transformers directory
+        says, else mean."""
+        pooled_layer: int | None = None
+        """Layer whose token vectors are pooled: 0 is the embeddings; none: the last."""
         projection_size: int | None = None
-        """Width of a linear projection after pooling; none: the pooled vector is the sentence vector."""
+        """Width of a linear projection after pooling. none: that of a sentence-transformers directory, if it has one;
+        else the pooled vector is the sentence vector, and if the towers differ in width, a projection brings the target
+        tower's vectors to the source tower's."""
         normalize: bool = True
         """L2-normalise sentence vectors, so that dot product is cosine."""
 
@@ -60,28 +86,74 @@ class DualEncoder(nn.Module):
             if not found and self.hidden_size % self.heads:
                 found.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
             rates = {name: getattr(self, name) for name in ("dropout", "attention_dropout")}
-            return found + [f"{name} must lie in [0, 1), not {x}" for name, x in rates.items() if not 0 <= x < 1]
+            found += [f"{name} must lie in [0, 1), not {x}" for name, x in rates.items() if not 0 <= x < 1]
+            if self.pretrained_layers is not None and self.pretrained_layers < 1:
+                found.append(f"pretrained_layers must be at least 1, not {self.pretrained_layers}")
+            if self.pooled_layer is not None and self.pooled_layer < 0:
+                found.append(f"pooled_layer must be at least 0, not {self.pooled_layer}")
+            of_sides = [side for side in SIDES if getattr(self, f"{side}_encoder")]
+            if self.towers == "shared" and of_sides:
+                found.append(f"{of_sides[0]}_encoder needs towers: separate; a shared tower has --encoder")
+            if self.towers == "separate" and len(of_sides) == 1 and not self.encoder:
+                other = SIDES[1 - SIDES.index(of_sides[0])]
+                found.append(f"{of_sides[0]}_encoder alone: name {other}_encoder too")
+            return found
 
-    def __init__(self, config: Config, text: TextSpec) -> None:
+        def pretrained(self) -> dict[str, str]:
+            """Directory or name of each tower's pretrained encoder; empty if there is none."""
+            names = (SHARED,) if self.towers == "shared" else SIDES
+            named = {name: getattr(self, f"{name}_encoder", None) or self.encoder for name in names}
+            return {name: path for name, path in named.items() if path}
+
+        def tokenizers(self) -> dict[str, str]:
+            """Folders of the tokenizers that the towers bring, by side; empty if the text has its own.
+
+            Raises:
+                UserError: a pretrained encoder is not there.
+            """
+            named = self.pretrained().items()
+            return {name: str(read_pretrained(find_pretrained(path)).path) for name, path in named}
+
+    def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
-        if text.max_length > config.max_positions:
-            raise UserError(
-                f"sentences may have {text.max_length} subwords, the model has {config.max_positions} positions",
-                cure="lower --max-length or raise --max-positions",
-            )
-        self.config, self._text = config, text
+        self.config, self._text, self.notes = config, text, list[str]()
         both = sorted(set(text.source_languages) & set(text.target_languages))
         if config.towers == "separate" and both:
             raise UserError(f"{', '.join(both)}: both a source and a target language", cure="use --towers shared")
-        names = ["shared"] if config.towers == "shared" else ["source", "target"]
-        self.encoders = nn.ModuleDict({name: _encoder(config, text) for name in names})
-        size = config.projection_size
-        self.projections = nn.ModuleDict({name: Linear(config.hidden_size, size) for name in names} if size else {})
-
-    @property
-    def output_size(self) -> int:
+        if config.towers == "shared" and SHARED not in text.vocabularies:
+            raise UserError("the sides of this text have vocabularies of their own", cure="use --towers separate")
+        fresh = architecture is None
+        pretrained = (
+            {name: read_pretrained(find_pretrained(p)) for name, p in config.pretrained().items()} if fresh else {}
+        )
+        if architecture is None:
+            architecture = _architecture(config, text, pretrained)
+        self.pooling = architecture["pooling"]
+        shapes = {name: EncoderShape(**values) for name, values in architecture["towers"].items()}
+        for name, shape in shapes.items():
+            _check(name, shape, text.vocabulary(name), text.max_length, config)
+        rates = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
+        self.encoders = nn.ModuleDict({name: TransformerEncoder(shape, **rates) for name, shape in shapes.items()})
+        projections = {name: ProjectionShape(**values) for name, values in architecture["projections"].items()}
+        self.projections = nn.ModuleDict({name: Projection(shape) for name, shape in projections.items()})
+        self._architecture = architecture
+        first = next(iter(shapes))
+        self.output_size = projections[first].output_size if first in projections else shapes[first].hidden_size
         """D, the width of sentence vectors."""
-        return self.config.projection_size or self.config.hidden_size
+        for name, source in pretrained.items():
+            self._load(name, source)
+
+    def architecture(self) -> dict[str, Any]:
+        """Sizes of towers and projections, and pooling, as plain data: saved beside the weights."""
+        return self._architecture
+
+    def _load(self, name: str, source: Pretrained) -> None:
+        state, unused = encoder_state(source, self.config.pretrained_layers)
+        self.encoders[name].load_state_dict(state)
+        kept = f"tower {name}: {len(state)} tensors of {source.path}"
+        self.notes.append(f"{kept}; not used: {_listed(unused)}" if unused else kept)
+        if source.projection is not None and self.config.projection_size is None:
+            self.projections[name].load(source.projection)
 
     @property
     def languages(self) -> list[str]:
@@ -94,7 +166,7 @@ class DualEncoder(nn.Module):
             UserError: towers are separate and the language was not trained, or none is given.
         """
         if self.config.towers == "shared":
-            return "shared"
+            return SHARED
         if language in self._text.source_languages:
             return "source"
         if language in self._text.target_languages:
@@ -107,10 +179,10 @@ class DualEncoder(nn.Module):
         )
 
     def encode(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Sentence vectors [B, D] (of length 1 if ``normalize``) and token vectors [B, T, H]."""
-        tokens = self.encoders[tower](batch)
-        sentence = pool(tokens, batch.mask, self.config.pooling)
-        if self.projections:
+        """Sentence vectors [B, D] (of length 1 if ``normalize``) and token vectors [B, T, H] of the pooled layer."""
+        tokens = self.encoders[tower](batch, self.config.pooled_layer)
+        sentence = pool(tokens, batch.mask, self.pooling)
+        if tower in self.projections:
             sentence = self.projections[tower](sentence)
         if self.config.normalize:
             sentence = F.normalize(sentence, dim=-1)
@@ -120,20 +192,95 @@ class DualEncoder(nn.Module):
         """Sentence vectors of both sides of pairs, [B, D] each; a shared tower reads both in one pass."""
         if self.config.towers == "separate":
             return self.encode("source", source)[0], self.encode("target", target)[0]
-        both = self.encode("shared", source.followed_by(target, self._text.pad_id))[0]
+        both = self.encode(SHARED, source.followed_by(target, self._text.vocabulary(SHARED).pad_id))[0]
         return both[: len(source)], both[len(source) :]
 
 
-def _encoder(config: DualEncoder.Config, text: TextSpec) -> TransformerEncoder:
-    return TransformerEncoder(
-        vocabulary_size=text.vocabulary_size,
-        pad_id=text.pad_id,
+def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[str, Pretrained]) -> dict[str, Any]:
+    names = (SHARED,) if config.towers == "shared" else SIDES
+    shapes = {
+        name: _pretrained_shape(pretrained[name], config)
+        if name in pretrained
+        else _shape(config, text.vocabulary(name))
+        for name in names
+    }
+    given = {source.pooling for source in pretrained.values()} - {None}
+    pooling = config.pooling
+    if pooling == "auto":
+        if len(given) > 1:
+            raise UserError(f"the towers pool differently ({', '.join(sorted(given))})", cure="choose with --pooling")
+        pooling = given.pop() if given else "mean"
+    return {
+        "towers": {name: shape.as_dict() for name, shape in shapes.items()},
+        "pooling": pooling,
+        "projections": {name: shape.as_dict() for name, shape in _projections(config, shapes, pretrained).items()},
+    }
+
+
+def _projections(
+    config: DualEncoder.Config, shapes: dict[str, EncoderShape], pretrained: dict[str, Pretrained]
+) -> dict[str, ProjectionShape]:
+    widths = {name: shape.hidden_size for name, shape in shapes.items()}
+    if config.projection_size is not None:
+        return {
+            name: ProjectionShape(input_size=width, output_size=config.projection_size)
+            for name, width in widths.items()
+        }
+    found = {
+        name: ProjectionShape.of(source.projection)
+        for name, source in pretrained.items()
+        if source.projection is not None
+    }
+    outputs = {name: found[name].output_size if name in found else width for name, width in widths.items()}
+    if len(set(outputs.values())) == 1:
+        return found
+    if "target" in found:
+        raise UserError(f"the towers give vectors of {outputs}", cure="choose a --projection-size for both")
+    return {**found, "target": ProjectionShape(input_size=widths["target"], output_size=outputs["source"])}
+
+
+def _pretrained_shape(source: Pretrained, config: DualEncoder.Config) -> EncoderShape:
+    layers = config.pretrained_layers
+    if layers is None:
+        return source.shape
+    if layers > source.shape.layers:
+        raise UserError(
+            f"has {source.shape.layers} layers, not {layers}", path=source.path, cure="lower --pretrained-layers"
+        )
+    return EncoderShape(**{**source.shape.as_dict(), "layers": layers})
+
+
+def _shape(config: DualEncoder.Config, vocabulary: Vocabulary) -> EncoderShape:
+    return EncoderShape(
+        vocabulary_size=vocabulary.size,
+        pad_id=vocabulary.pad_id,
         max_positions=config.max_positions,
         hidden_size=config.hidden_size,
         layers=config.layers,
         heads=config.heads,
         feedforward_size=config.feedforward_size,
-        dropout=config.dropout,
-        attention_dropout=config.attention_dropout,
         norm=config.norm,
     )
+
+
+def _check(name: str, shape: EncoderShape, vocabulary: Vocabulary, max_length: int, config: DualEncoder.Config) -> None:
+    if max_length > shape.max_positions:
+        raise UserError(
+            f"sentences may have {max_length} subwords, the model has {shape.max_positions} positions",
+            cure="lower --max-length" if config.pretrained() else "lower --max-length or raise --max-positions",
+        )
+    if vocabulary.size > shape.vocabulary_size or vocabulary.pad_id != shape.pad_id:
+        raise UserError(
+            f"the tokenizer of the {name} tower has {vocabulary.size} subwords and pad id {vocabulary.pad_id}, its "
+            f"embeddings {shape.vocabulary_size} and pad id {shape.pad_id}",
+            cure="use the tokenizer that belongs to the encoder",
+        )
+    if config.pooled_layer is not None and config.pooled_layer > shape.layers:
+        raise UserError(
+            f"the {name} tower has {shape.layers} layers", cure=f"lower --pooled-layer {config.pooled_layer}"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    """A few names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,14 +1,44 @@
-"""A transformer encoder from scratch: token and learned position embeddings, then layers."""
+"""A transformer encoder: token, position and type embeddings, then layers."""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from xrep.data.batching import TokenBatch
-from xrep.nn.layers import EncoderLayer, Packing
+from xrep.nn.layers import Activation, EncoderLayer, Layout, Masking, Packing
+
+PACKED_BELOW = 0.9
+"""Share of real tokens in a batch below which they are packed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderShape:
+    """Everything that fixes the tensors of an encoder and what it computes from them (but for dropout)."""
+
+    vocabulary_size: int
+    pad_id: int
+    hidden_size: int
+    layers: int
+    heads: int
+    feedforward_size: int
+    max_positions: int
+    """Longest sequence in tokens."""
+    position_offset: int = 0
+    """Row of the position table that the first token reads: RoBERTa's and XLM-R's first is pad id + 1, that is 2. The
+    table has ``max_positions + position_offset`` rows."""
+    type_vocabulary_size: int = 0
+    """Rows of BERT's table of segments; 0: no table. A single sentence is of type 0."""
+    norm: Literal["post", "pre"] = "post"
+    norm_epsilon: float = 1e-12
+    activation: Activation = "gelu"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class TransformerEncoder(nn.Module):
@@ -18,51 +48,70 @@ class TransformerEncoder(nn.Module):
     final output instead.
 
     Args:
-        max_positions: longest sequence in tokens.
         initializer_range: standard deviation of the normal initialisation of all matrices.
     """
 
     def __init__(
-        self,
-        *,
-        vocabulary_size: int,
-        pad_id: int,
-        max_positions: int,
-        hidden_size: int,
-        layers: int,
-        heads: int,
-        feedforward_size: int,
-        dropout: float,
-        attention_dropout: float,
-        norm: Literal["post", "pre"],
-        norm_epsilon: float = 1e-12,
-        initializer_range: float = 0.02,
+        self, shape: EncoderShape, *, dropout: float, attention_dropout: float, initializer_range: float = 0.02
     ) -> None:
         super().__init__()
-        self.token_embedding = nn.Embedding(vocabulary_size, hidden_size, padding_idx=pad_id)
-        self.position_embedding = nn.Embedding(max_positions, hidden_size)
-        self.norm = nn.LayerNorm(hidden_size, eps=norm_epsilon)
+        self.shape = shape
+        hidden_size, epsilon = shape.hidden_size, shape.norm_epsilon
+        self.token_embedding = nn.Embedding(shape.vocabulary_size, hidden_size, padding_idx=shape.pad_id)
+        self.position_embedding = nn.Embedding(shape.max_positions + shape.position_offset, hidden_size)
+        types = shape.type_vocabulary_size
+        self.type_embedding = nn.Embedding(types, hidden_size) if types else None
+        self.norm = nn.LayerNorm(hidden_size, eps=epsilon)
         self.dropout = nn.Dropout(dropout)
+        sizes = (hidden_size, shape.heads, shape.feedforward_size)
         self.layers = nn.ModuleList(
-            EncoderLayer(hidden_size, heads, feedforward_size, dropout, attention_dropout, norm, norm_epsilon)
-            for _ in range(layers)
+            EncoderLayer(*sizes, dropout, attention_dropout, shape.norm, epsilon, shape.activation)
+            for _ in range(shape.layers)
         )
-        self.norm_first = norm == "pre"
+        self.norm_first = shape.norm == "pre"
         self.apply(lambda module: _initialise(module, initializer_range))
 
-    def forward(self, batch: TokenBatch) -> Tensor:
-        """Hidden states of the last layer, [B, T, H]; zeros at padding."""
-        packing = Packing(batch.mask) if batch.is_padded else None
+    def forward(self, batch: TokenBatch, hidden_layer: int | None = None) -> Tensor:
+        """Hidden states of a layer, [B, T, H]; zeros at padding.
+
+        Args:
+            hidden_layer: k in [0, layers]: the output of layer k, of the embeddings for 0 (a post-norm encoder
+                normalises them; a pre-norm one normalises the output of its last layer alone). None: the last layer.
+                The layers above are not computed.
+
+        Raises:
+            ValueError: there is no such layer.
+        """
+        last = len(self.layers)
+        count = last if hidden_layer is None else hidden_layer
+        if not 0 <= count <= last:
+            raise ValueError(f"hidden_layer must lie in [0, {last}], not {hidden_layer}")
+        layout = _layout(batch)
         positions = torch.arange(batch.tokens.size(1), device=batch.tokens.device).expand_as(batch.tokens)
         tokens = batch.tokens
-        if packing is not None:
-            tokens, positions = packing.pack(tokens), packing.pack(positions)
-        x = self.token_embedding(tokens) + self.position_embedding(positions)
-        x = self.dropout(x if self.norm_first else self.norm(x))
-        for layer in self.layers:
-            x = layer(x, packing)
-        x = self.norm(x) if self.norm_first else x
-        return x if packing is None else packing.pad(x)
+        if layout is not None:
+            tokens, positions = layout.pack(tokens), layout.pack(positions)
+        x = self._embed(tokens, positions)
+        for layer in islice(self.layers, count):
+            x = layer(x, layout)
+        x = self.norm(x) if self.norm_first and count == last else x
+        if isinstance(layout, Masking):
+            return x.masked_fill(~batch.mask.unsqueeze(-1), 0.0)
+        return x if layout is None else layout.pad(x)
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x = self.token_embedding(tokens)
+        if self.type_embedding is not None:
+            x = x + self.type_embedding.weight[0]
+        x = x + self.position_embedding(positions + self.shape.position_offset)
+        return self.dropout(x if self.norm_first else self.norm(x))
+
+
+def _layout(batch: TokenBatch) -> Layout:
+    real, all_positions = int(batch.lengths.sum()), batch.tokens.numel()
+    if real == all_positions:
+        return None
+    return Packing(batch.mask) if real < PACKED_BELOW * all_positions else Masking(batch.mask)
 
 
 def _initialise(module: nn.Module, initializer_range: float) -> None:

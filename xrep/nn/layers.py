@@ -10,12 +10,21 @@ from torch import Tensor, nn
 
 from xrep.kernels.linear import linear
 
+Activation = Literal["gelu", "gelu_tanh", "relu"]
+
 
 class Linear(nn.Linear):
     """``nn.Linear`` that takes the faster float32 product on CPUs where it is as exact."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """The function between the two products of a feed-forward network; gelu_tanh is GELU's tanh approximation."""
+    if activation == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 class Packing:
@@ -47,8 +56,29 @@ class Packing:
         return flat.index_copy(0, self.rows, packed[: len(self.rows)]).unflatten(0, (self.batch, self.length))
 
 
+class Masking:
+    """A padded batch whose padding is so little that moving the tokens would cost more than what it computes there.
+
+    Args:
+        mask: bool [B, T], True at real tokens.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        self.attention_mask = mask[:, None, None, :]
+
+    def pack(self, padded: Tensor) -> Tensor:
+        return padded
+
+    def pad(self, packed: Tensor) -> Tensor:
+        return packed
+
+
+Layout = Packing | Masking | None
+"""How a batch lies in memory; None: it has no padding."""
+
+
 class SelfAttention(nn.Module):
-    """Multi-head self-attention over [B, T, H], or over packed tokens [N, H] with their ``packing``."""
+    """Multi-head self-attention over [B, T, H], or over tokens in another ``layout``."""
 
     def __init__(self, hidden_size: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -56,17 +86,17 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(hidden_size, 3 * hidden_size)
         self.output = Linear(hidden_size, hidden_size)
 
-    def forward(self, x: Tensor, packing: Packing | None) -> Tensor:
-        qkv = self.qkv(x) if packing is None else packing.pad(self.qkv(x))
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        qkv = self.qkv(x) if layout is None else layout.pad(self.qkv(x))
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mask = None if packing is None else packing.attention_mask
+        mask = None if layout is None else layout.attention_mask
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).transpose(1, 2).flatten(2)
-        return self.output(mixed if packing is None else packing.pack(mixed))
+        return self.output(mixed if layout is None else layout.pack(mixed))
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a GELU feed-forward network, each with a residual connection and layer normalisation."""
+    """Self-attention and a feed-forward network, each with a residual connection and layer normalisation."""
 
     def __init__(
         self,
@@ -77,6 +107,7 @@ class EncoderLayer(nn.Module):
         attention_dropout: float,
         norm: Literal["post", "pre"],
         norm_epsilon: float,
+        activation: Activation,
     ) -> None:
         super().__init__()
         self.attention = SelfAttention(hidden_size, heads, attention_dropout)
@@ -86,13 +117,14 @@ class EncoderLayer(nn.Module):
         self.feedforward_norm = nn.LayerNorm(hidden_size, eps=norm_epsilon)
         self.dropout = nn.Dropout(dropout)
         self.norm = norm
+        self.activation: Activation = activation
 
-    def forward(self, x: Tensor, packing: Packing | None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         if self.norm == "pre":
-            x = x + self.dropout(self.attention(self.attention_norm(x), packing))
+            x = x + self.dropout(self.attention(self.attention_norm(x), layout))
             return x + self.dropout(self._feedforward(self.feedforward_norm(x)))
-        x = self.attention_norm(x + self.dropout(self.attention(x, packing)))
+        x = self.attention_norm(x + self.dropout(self.attention(x, layout)))
         return self.feedforward_norm(x + self.dropout(self._feedforward(x)))
 
     def _feedforward(self, x: Tensor) -> Tensor:
-        return self.feedforward_out(F.gelu(self.feedforward_in(x)))
+        return self.feedforward_out(activate(self.feedforward_in(x), self.activation))

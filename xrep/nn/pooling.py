@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Pooling = Literal["mean", "max", "cls"]
 
 
 def pool(tokens: Tensor, mask: Tensor, kind: Pooling) -> Tensor:
-    """[B, T, H] to [B, H], over the positions where ``mask`` (bool [B, T]) is True; ``cls`` takes the first token."""
+    """[B, T, H] to [B, H], over the positions where ``mask`` (bool [B, T]) is True; ``cls`` takes the first token.
+
+    Half-precision tokens give a float32 vector: their mean would be rounded once more.
+    """
+    if tokens.dtype in (torch.float16, torch.bfloat16):
+        tokens = tokens.float()
     if kind == "cls":
         return tokens[:, 0]
     absent = ~mask.unsqueeze(-1)

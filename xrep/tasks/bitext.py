@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from xrep.data.batching import PairBatch, TextSpec, collate
+from xrep.data.batching import PairBatch, TextSpec, Vocabulary, collate
 from xrep.data.order import ExampleOrder
 from xrep.data.preprocess import PreprocessOptions, prepare
 from xrep.data.store import DataDirectory, PairSplit
 from xrep.errors import UserError
 from xrep.text.corpora import get_demo
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.sides import Tokenizers, load_tokenizers, same_tokenizers, save_tokenizers, tokenizer_of
 
 VALIDATION_BATCH_SIZE = 128
 
@@ -34,12 +34,17 @@ class Pool:
 class BitextTask:
     """Pairs of sentences in one or several language pairs, read from a data directory or from raw text.
 
+    Args:
+        tokenizers: folders of the tokenizers that the model brings, by side (``shared``, or ``source`` and ``target``);
+            empty if the text has its own.
+
     Attributes:
         text: what the model needs to know of the text.
+        tokenizers: by side, as loaded.
         examples: training pairs in one epoch.
 
     Raises:
-        UserError: the data is missing or damaged, or has fewer training pairs than a batch.
+        UserError: the data is missing or damaged, has fewer training pairs than a batch, or other tokenizers.
     """
 
     @dataclass(kw_only=True)
@@ -70,9 +75,9 @@ class BitextTask:
                 found.append(f"sampling_alpha must lie in [0, 1], not {self.sampling_alpha}")
             return found
 
-    def __init__(self, config: Config, seed: int) -> None:
+    def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
-        self._data = _open(config)
+        self._data = _open(config, tokenizers or {})
         self._train = self._pairs("train")
         self.examples = sum(len(pair) for pair in self._train)
         if self.examples < config.batch_size:
@@ -81,14 +86,17 @@ class BitextTask:
                 path=self._data.path,
                 cure="lower --batch-size or give more text",
             )
-        self.tokenizer: Tokenizer = self._data.tokenizer
-        self.text = _text_spec(self.tokenizer, self._train, config.max_length)
+        self.tokenizers: Tokenizers = self._data.tokenizers
+        self.text = _text_spec(self.tokenizers, self._train, config.max_length)
         self._order = ExampleOrder([len(pair) for pair in self._train], config.sampling_alpha, seed, self._lengths)
 
     @property
     def training_hashes(self) -> Path:
         """Sorted hashes of every training sentence (uint64 ``.npy``)."""
         return self._data.training_hashes_path
+
+    def save_tokenizers(self, directory: Path) -> None:
+        save_tokenizers(self.tokenizers, directory)
 
     def fingerprint(self) -> str:
         """Changes when the tokens, their order or the vocabulary do: checkpoints of other data are told by it."""
@@ -124,7 +132,8 @@ class BitextTask:
         for index in batch.indices[:limit].tolist():
             corpus = int(np.searchsorted(starts, index, side="right")) - 1
             pair, row = self._train[corpus], int(index - starts[corpus])
-            source, target = self.tokenizer.decode(pair.source[row]), self.tokenizer.decode(pair.target[row])
+            source = tokenizer_of(self.tokenizers, "source").decode(pair.source[row])
+            target = tokenizer_of(self.tokenizers, "target").decode(pair.target[row])
             lines.append(f"{pair.name} pair {row}: {source!r} ||| {target!r}")
         return "; ".join(lines)
 
@@ -166,26 +175,29 @@ class BitextTask:
                 sources[i], targets[i] = source[position], target[position]
         indices = starts[examples[:, 0]] + examples[:, 1]
         return PairBatch(
-            collate(sources, self.text),
-            collate(targets, self.text),
+            collate(sources, self.text.vocabulary("source"), self.text.max_length),
+            collate(targets, self.text.vocabulary("target"), self.text.max_length),
             torch.from_numpy(ids.view(np.int64)),
             torch.from_numpy(indices),
         )
 
 
-def _open(config: BitextTask.Config) -> DataDirectory:
-    options = PreprocessOptions(vocabulary_size=config.vocab_size, exclude=config.exclude)
-    return DataDirectory.open(prepare(get_demo() if config.data is None else config.data, options))
+def _open(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirectory:
+    options = PreprocessOptions(vocabulary_size=config.vocab_size, tokenizers=dict(tokenizers), exclude=config.exclude)
+    data = DataDirectory.open(prepare(get_demo() if config.data is None else config.data, options))
+    if tokenizers and not same_tokenizers(load_tokenizers(tokenizers), data.tokenizers):
+        named = " ".join(f"--{side}-tokenizer {path}" for side, path in tokenizers.items()).replace("--shared-", "--")
+        raise UserError(
+            "was tokenised with another vocabulary than that of the pretrained encoder",
+            path=data.path,
+            cure=f"name the raw text, or preprocess it with {named}",
+        )
+    return data
 
 
-def _text_spec(tokenizer: Tokenizer, pairs: list[PairSplit], max_length: int) -> TextSpec:
+def _text_spec(tokenizers: Tokenizers, pairs: list[PairSplit], max_length: int) -> TextSpec:
     return TextSpec(
-        vocabulary_size=tokenizer.vocabulary_size,
-        pad_id=tokenizer.pad_id,
-        unk_id=tokenizer.unk_id,
-        bos_id=tokenizer.bos_id,
-        eos_id=tokenizer.eos_id,
-        mask_id=tokenizer.mask_id,
+        vocabularies={side: Vocabulary.of(tokenizer) for side, tokenizer in tokenizers.items()},
         max_length=max_length,
         source_languages=sorted({pair.languages[0] for pair in pairs}),
         target_languages=sorted({pair.languages[1] for pair in pairs}),

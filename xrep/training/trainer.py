@@ -51,7 +51,7 @@ class Trainer:
 
     Args:
         run: the resolved configuration.
-        task: gives ``batches(...)``, ``examples``, ``text``, ``tokenizer`` and ``describe(batch)``.
+        task: gives ``batches(...)``, ``examples``, ``text``, ``save_tokenizers(directory)`` and ``describe(batch)``.
         checkpoints, progress: of the run's directory.
         validate: ``validate(model) -> metrics``, with the attributes ``metric`` and ``maximize``; None: no validation.
     """
@@ -278,7 +278,7 @@ class Trainer:
             step=self.state.step,
             config_yaml=self.run.to_yaml(),
             text=self.task.text,
-            save_tokenizer=self.task.tokenizer.save,
+            save_tokenizers=self.task.save_tokenizers,
             model=self.module.model,
             criterion=self.module.criterion,
             training_state={

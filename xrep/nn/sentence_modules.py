@@ -1,0 +1,153 @@
+"""The chain of modules of a sentence-transformers directory: transformer, pooling, one dense layer, normalisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from xrep.errors import UserError
+from xrep.nn.pooling import Pooling
+from xrep.nn.weights import Weights, inside, read_json
+
+MODULES = "modules.json"
+OPTIONS = "sentence_bert_config.json"
+PROMPTS = "config_sentence_transformers.json"
+CURE = "use its transformer alone: name that folder without modules.json"
+ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+DENSE_ACTIVATIONS: dict[str, Literal["none", "tanh"]] = {"Identity": "none", "Tanh": "tanh"}
+
+
+@dataclass(frozen=True, eq=False)
+class DenseSpec:
+    """A linear layer on sentence vectors: ``weight`` [D, H], ``bias`` [D]; activation(weight @ x + bias)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Literal["none", "tanh"]
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceModules:
+    """Where the transformer lies, and what follows it."""
+
+    transformer: Path
+    pooling: Pooling
+    normalize: bool
+    projection: DenseSpec | None
+
+
+def read_modules(root: Path) -> SentenceModules | None:
+    """What ``modules.json`` and the folders it names say; None where there is no such file.
+
+    Raises:
+        UserError: a module that xrep cannot express, in that order or with those options; a damaged file.
+    """
+    if not (root / MODULES).is_file():
+        return None
+    folders = _read_chain(root / MODULES)
+    transformer, pooling = (folders[kind] for kind in ("Transformer", "Pooling"))
+    _check_transformer(transformer, root)
+    dense = folders.get("Dense")
+    projection = None if dense is None else _read_dense(dense)
+    return SentenceModules(transformer, _read_pooling(pooling / "config.json"), "Normalize" in folders, projection)
+
+
+def _read_chain(path: Path) -> dict[str, Path]:
+    """Folder of each kind of module."""
+    modules = read_json(path, list)
+    chain: list[str] = []
+    folders: dict[str, Path] = {}
+    for module in modules:
+        if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
+            raise UserError("not a list of modules with type and path", path=path, cure="fetch the file again")
+        package, kind = module["type"].partition(".")[0], module["type"].rpartition(".")[2]
+        if package != "sentence_transformers" or kind not in ORDER:
+            problem = f"xrep has no counterpart of the module {module['type']} ({module['path'] or '.'})"
+            raise UserError(problem, path=path, cure=CURE)
+        chain.append(kind)
+        folders[kind] = inside(path.parent, module["path"], path)
+    if chain != [kind for kind in ORDER if kind in chain] or chain[:2] != ["Transformer", "Pooling"]:
+        problem = (
+            f"modules {' -> '.join(chain) or '(none)'}, but xrep reads Transformer -> Pooling [-> Dense] [-> Normalize]"
+        )
+        raise UserError(problem, path=path, cure=CURE)
+    return folders
+
+
+def _check_transformer(directory: Path, root: Path) -> None:
+    """Refuse a transformer of which something else than token vectors is taken, or to whose text something is added."""
+    path = directory / OPTIONS
+    options = read_json(path) if path.is_file() else {}
+    for keys, expected in (
+        (("transformer_task",), "feature-extraction"),
+        (("module_output_name",), "token_embeddings"),
+        (("modality_config", "text", "method_output_name"), "last_hidden_state"),
+    ):
+        found = _entry(options, *keys)
+        if found not in (None, expected):
+            problem = f"the module Transformer has {keys[-1]} {found!r}, xrep reads {expected!r} alone"
+            raise UserError(problem, path=path, cure=CURE)
+    path = root / PROMPTS
+    options = read_json(path) if path.is_file() else {}
+    prompt = _entry(options, "prompts", str(options.get("default_prompt_name")))
+    if prompt:
+        problem = f"by default its sentences begin with the prompt {prompt!r}, which xrep does not add"
+        raise UserError(problem, path=path, cure="set default_prompt_name to null, and put the prompt into your text")
+
+
+def _entry(content: Any, *keys: str) -> Any:
+    """An entry of nested objects; None where there is none."""
+    for key in keys:
+        content = content.get(key) if isinstance(content, dict) else None
+    return content
+
+
+def _read_pooling(path: Path) -> Pooling:
+    config = read_json(path)
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    for kind in get_args(Pooling):
+        if modes == [kind]:
+            return kind
+    named = " + ".join(map(str, modes)) if isinstance(modes, list) else repr(modes)
+    problem = f"the module Pooling has the mode {named}, xrep has {', '.join(get_args(Pooling))}"
+    raise UserError(problem, path=path, cure=CURE)
+
+
+def _read_dense(directory: Path) -> DenseSpec:
+    path = directory / "config.json"
+    config = read_json(path)
+    for key, expected in (
+        ("use_residual", False),
+        ("module_input_name", "sentence_embedding"),
+        ("module_output_name", "sentence_embedding"),
+    ):
+        if config.get(key, expected) not in (expected, None):
+            raise UserError(f"the module Dense has {key} {config[key]!r}, which xrep cannot do", path=path, cure=CURE)
+    function = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    activation = DENSE_ACTIVATIONS.get(function.rpartition(".")[2]) if function.startswith("torch.nn.") else None
+    if activation is None:
+        problem = f"the module Dense has the activation {function}, xrep has {' and '.join(DENSE_ACTIVATIONS)}"
+        raise UserError(problem, path=path, cure=CURE)
+    weights = Weights(directory)
+    with_bias = config.get("bias", True)
+    sizes: list[Any] = [config.get(key) for key in ("out_features", "in_features")]
+    expected_shapes = {"linear.weight": sizes, **({"linear.bias": sizes[:1]} if with_bias else {})}
+    shapes = {name: list(tensor.shape) for name, tensor in weights.items() if tensor.is_floating_point()}
+    if shapes != expected_shapes:
+        problem = f"the module Dense should have the tensors {expected_shapes}, but it has {shapes}"
+        raise UserError(problem, path=weights.path, cure="fetch the folder again")
+    return DenseSpec(weights["linear.weight"], weights["linear.bias"] if with_bias else None, activation)

