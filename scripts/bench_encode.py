@@ -16,13 +16,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from xrep.data.batching import collate
+from xrep.kernels.precision import default_float32_products, medium_precision
 from xrep.nn.pooling import pool
 from xrep.sentence_encoder import SentenceEncoder, batches_of
 from xrep.text.readers import read_lines
@@ -38,16 +38,6 @@ def real_sentences(path: str, encoder: SentenceEncoder, count: int) -> list[str]
     if len(chosen) < count:
         print(f"warning: only {len(chosen)} lines of {path} have 5 to 60 tokens", file=sys.stderr)
     return chosen
-
-
-@contextmanager
-def medium_precision():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def peers(path: str) -> dict[str, Encode]:
@@ -87,8 +77,6 @@ def openvino(encoder: SentenceEncoder, batch_tokens: int, precision: str) -> Enc
             for layer in self.encoder.layers:
                 x = layer(x, layout)
             return x
-
-    from xrep.kernels.precision import default_float32_products
 
     example = (torch.randint(5, 1000, (3, 8)), torch.ones(3, 8, dtype=torch.bool))
     with default_float32_products(), torch.no_grad():

@@ -22,9 +22,12 @@ def write_encoder(
     normalize: bool = True,
     seed: int = 7,
     size: int = 16,
+    sentences: list[str] | None = None,
+    vocabulary_size: int = 120,
 ) -> Path:
     """An encoder of (source, target) languages with one layer, vectors [N, size] and random weights."""
-    tokenizer = train_tokenizer([side for pair in sentence_pairs(100) for side in pair], 120, path.parent / "tokenizer")
+    sentences = sentences or [side for pair in sentence_pairs(100) for side in pair]
+    tokenizer = train_tokenizer(sentences, vocabulary_size, path.parent / "tokenizer")
     vocabularies = {"shared": Vocabulary.of(tokenizer)}
     source, target = languages
     text = TextSpec(vocabularies=vocabularies, max_length=64, source_languages=source, target_languages=target)

@@ -272,7 +272,7 @@ def _sentence_vectors() -> type:
             return self._encoder().output_size
 
         def __sklearn_is_fitted__(self) -> bool:
-            return True
+            return True  # which scikit-learn before 1.6 asks for; later ones read the tags
 
         def __sklearn_tags__(self) -> Any:
             tags = super().__sklearn_tags__()

@@ -72,11 +72,7 @@ def _main(argv: Sequence[str]) -> None:
     for plugin in options.plugin:
         import_plugin(plugin)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = options.device
-    if device is None and world_size > 1:
-        import torch
-
-        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+    device = _device(options.device, world_size)
     encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
     done = encode_file(
         encoder,
@@ -97,6 +93,23 @@ def _main(argv: Sequence[str]) -> None:
     speed = (done.lines - done.resumed) / max(done.seconds, 1e-9)
     print(f"{done.lines:,} lines{resumed}, {speed:,.0f} a second, [{done.lines}, {done.size}] {options.dtype}{empty}: "
           f"{done.path}")  # fmt: skip
+
+
+def _device(named: str | None, world_size: int) -> str | None:
+    """The device as named, or of several processes a GPU for each, after a look that it is there."""
+    import torch
+
+    from xrep.errors import UserError
+
+    if named is None and world_size == 1:
+        return None
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=named or gpu)
+    except (RuntimeError, AssertionError):  # the latter where torch is built without CUDA
+        cure = "give another --device, such as cpu, or start no more processes than there are GPUs"
+        raise UserError(f"{named or gpu}: not a device of this machine", cure=cure) from None
+    return named or gpu
 
 
 main = console_script(_main)

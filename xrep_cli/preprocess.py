@@ -126,13 +126,22 @@ def _options(arguments: argparse.Namespace) -> PreprocessOptions:
     }
     return PreprocessOptions(
         vocabulary_size=arguments.vocab_size,
-        tokenizers={side: path for side, path in tokenizers.items() if path},
+        tokenizers={side: _tokenizer_path(path) for side, path in tokenizers.items() if path},
         exclude=arguments.exclude,
         cleaning=cleaning,
         valid_size=arguments.valid_size,
         sampling_exponent=arguments.sampling_exponent,
         seed=arguments.seed,
     )
+
+
+def _tokenizer_path(path: str) -> str:
+    """A path as it is; what is none may be the name of a pretrained encoder."""
+    if Path(path).exists():
+        return path
+    from xrep.nn.pretrained import find_pretrained
+
+    return str(find_pretrained(path))
 
 
 def _summary(report: PreprocessReport) -> str:

@@ -30,7 +30,7 @@ SMALL_CHUNKS = (
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_encoder(tmp_path_factory.mktemp("run") / "best")
+    return write_encoder(tmp_path_factory.mktemp("run") / "best", normalize=False)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def arguments(**options: object) -> list[str]:
 
 
 def encode(**options: object) -> int:
-    return main([*arguments(**options), "--device", "cpu"])
+    return main(["--device", "cpu", *arguments(**options)])
 
 
 def command(**options: object) -> list[str]:
@@ -87,9 +87,10 @@ def test_types_of_the_file_and_of_the_computation(checkpoint: Path, source: Path
     assert encode(path=checkpoint, input=source, output=brain, precision="bfloat16") == 0
     options = arguments(path=checkpoint, input=source, output=raw, batch_tokens=100, lang="deu")
     assert main([*options, "--device", "cpu", "--no-normalize"]) == 0
-    expected = SentenceEncoder.load(checkpoint, device="cpu").encode(GERMAN)
+    encoder = SentenceEncoder.load(checkpoint, device="cpu")
+    expected = encoder.encode(GERMAN)
     np.testing.assert_allclose(np.load(single), expected, atol=1e-6)
-    np.testing.assert_allclose(np.load(raw), expected, atol=1e-5)
+    np.testing.assert_allclose(np.load(raw), encoder.encode(GERMAN, normalize=False), atol=1e-5)
     assert np.load(half).dtype == np.float16
     np.testing.assert_allclose(np.load(half), expected, atol=1e-3)
     cosines = (np.load(brain) * expected).sum(axis=1)
@@ -98,12 +99,16 @@ def test_types_of_the_file_and_of_the_computation(checkpoint: Path, source: Path
 
 REFUSALS = {
     "no such encoder": ({"path": "/nowhere/best"}, "/nowhere/best: no such checkpoint; name a directory"),
-    "no such input": ({"input": "absent.txt"}, "absent.txt: no such file; check the name"),
+    "no such input": ({"input": "absent.txt", "path": "/nowhere/best"}, "absent.txt: no such file; check the name"),
     "a folder": ({"input": "."}, ".: a folder, not a file; name a file in it"),
     "an empty input": ({"input": "/dev/null"}, "/dev/null: the file is empty; give a file with text"),
     "no such folder": ({"output": "absent/v.npy"}, "absent: no such folder; make it first, or write elsewhere"),
     "another ending": ({"output": "v.txt"}, "v.txt: the output is a .npy file; name it so"),
     "batch tokens": ({"batch_tokens": 0}, "--batch-tokens 0; give at least 1"),
+    "no such device": (
+        {"device": "cuda:99"},
+        "cuda:99: not a device of this machine; give another --device, such as cpu",
+    ),
     "no language": ({"path": "separate"}, "a tower for each side and no language was named; known: de, en"),
     "unknown language": ({"path": "separate", "lang": "fra"}, "no tower for the language 'fr'; known: de, en"),
 }

@@ -9,15 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn, random
 
-from xrep.config import to_yaml
-from xrep.data.batching import TextSpec, Vocabulary
-from xrep.models.directory import write_checkpoint
-from xrep.models.dual_encoder import DualEncoder
+from tests.encoders import write_encoder
 from xrep.sentence_encoder import SentenceEncoder
 from xrep.text.cleaning import sentence_hashes
-from xrep.text.tokenizer import train_tokenizer
 from xrep_cli.eval import main
 
 GERMAN = """\
@@ -57,29 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _checkpoint(path: Path, towers: str, normalize: bool) -> Path:
     sentences = (GERMAN + ENGLISH + FRENCH).splitlines()
-    tokenizer = train_tokenizer(sentences, 100, path.parent / "tokenizer")
-    text = TextSpec(
-        vocabularies={"shared": Vocabulary.of(tokenizer)},
-        max_length=64,
-        source_languages=["de"],
-        target_languages=["en"],
-    )
-    shape = {"layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 32, "max_positions": 64}
-    options = {"towers": towers, "normalize": normalize, **shape}
-    with random.fork_rng():
-        random.manual_seed(7)
-        model = DualEncoder(DualEncoder.Config(**options), text)
-    write_checkpoint(
-        path,
-        step=1,
-        config_yaml=to_yaml({"model": {"name": "dual_encoder", **options}}),
-        text=text,
-        save_tokenizers=tokenizer.save,
-        model=model,
-        criterion=nn.Linear(1, 1),
-        training_state={},
-    )
-    return path
+    return write_encoder(path, towers=towers, normalize=normalize, size=32, sentences=sentences, vocabulary_size=100)
 
 
 @pytest.fixture(scope="module")

@@ -122,6 +122,16 @@ def test_violations_are_found(tmp_path: Path) -> None:
         test_no_module_imports_itself_in_a_circle(tmp_path)
 
 
+def test_logits_are_made_in_the_kernels_alone(repository: Path) -> None:
+    """A similarity matrix of a batch, or the logits of a vocabulary, would be written out by any of these."""
+    functions = ("cross_entropy(", "softmax(", "logsumexp(", "nll_loss(")
+    files = {name: path for name, path in modules(repository).items() if not name.startswith("xrep.kernels")}
+    texts = {
+        name: path.read_text(encoding="utf-8").replace("linear_cross_entropy(", "") for name, path in files.items()
+    }
+    assert [(name, function) for name, text in texts.items() for function in functions if function in text] == []
+
+
 def test_files_are_small(repository: Path) -> None:
     files = [*modules(repository).values(), *(repository / "tests").rglob("*.py")]
     sizes = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files}

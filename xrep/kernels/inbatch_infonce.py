@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels.gather import gather_rows, rank_sizes
-from xrep.kernels.pairwise import beaten, negatives
+from xrep.kernels.pairwise import beaten, check_pairs, negatives
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -50,10 +50,7 @@ def inbatch_infonce(
     Raises:
         ValueError: shapes that do not fit.
     """
-    if x.dim() != 2 or x.shape != y.shape:
-        raise ValueError(f"x and y must be [B, D] both, not {list(x.shape)} and {list(y.shape)}")
-    if ids is not None and (ids.dim() != 2 or len(ids) != len(x)):
-        raise ValueError(f"ids must be [{len(x)}, I] for {len(x)} pairs, not {list(ids.shape)}")
+    check_pairs(x, y, ids)
     accumulate = accumulation_dtype(x, y)
     tau = torch.as_tensor(temperature, dtype=accumulate, device=x.device).reshape(())
     with torch.autocast(x.device.type, enabled=False):

@@ -79,6 +79,14 @@ def negatives(
     return Negatives(*_sweep(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, keep)[:5])
 
 
+def check_pairs(x: Tensor, y: Tensor, ids: Tensor | None) -> None:
+    """Raise ValueError unless x and y are [B, D] and ids, if given, [B, I]."""
+    if x.dim() != 2 or x.shape != y.shape:
+        raise ValueError(f"x and y must be [B, D] both, not {list(x.shape)} and {list(y.shape)}")
+    if ids is not None and (ids.dim() != 2 or len(ids) != len(x)):
+        raise ValueError(f"ids must be [{len(x)}, I] for {len(x)} pairs, not {list(ids.shape)}")
+
+
 def beaten(best: Tensor, positive: Tensor) -> Tensor:
     """Whether positives beat the largest logit of a negative, given less the positive's (bool).
 

@@ -27,13 +27,14 @@ def fast_float32_is_exact() -> bool:
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(256, 256, generator=generator), torch.randn(256, 256, generator=generator)
     exact = a.double() @ b.double()
-    with _medium_precision():
+    with medium_precision():
         error = (a @ b - exact).abs().max() / exact.abs().max()
     return bool(error < _PROBE_TOLERANCE)
 
 
 @contextmanager
-def _medium_precision() -> Iterator[None]:
+def medium_precision() -> Iterator[None]:
+    """Context of ``set_float32_matmul_precision('medium')``, for all that runs in it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
@@ -60,7 +61,7 @@ def takes_fast_product(tensor: Tensor) -> bool:
 
 def fast_products(tensor: Tensor):
     """Context in which products of float32 CPU tensors like ``tensor`` are fast; elsewhere it changes nothing."""
-    return _medium_precision() if takes_fast_product(tensor) else nullcontext()
+    return medium_precision() if takes_fast_product(tensor) else nullcontext()
 
 
 def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
