@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from tests.corpus import sentence_pairs
+from tests.encoders import write_encoder
 from tests.fixtures import data_directory
 from tests.runs import compose_run
 from xrep import SentenceEncoder
 from xrep.data.batching import collate
 from xrep.errors import UserError
+from xrep.export import export
 from xrep.training.run import train
 
 __all__ = ["data_directory"]
@@ -86,3 +88,15 @@ def test_separate_towers_need_the_language(data_directory, tmp_path):  # noqa: F
         encoder.encode(["Haus"])
     with pytest.raises(UserError, match="no tower for the language 'fr'"):
         encoder.encode(["maison"], lang="fr")
+
+
+def test_the_fingerprint_is_of_the_vectors_and_not_of_the_place(tmp_path):
+    one, other = (write_encoder(tmp_path / name / "best", seed=seed) for name, seed in (("a", 1), ("b", 2)))
+    shutil.copytree(tmp_path / "a", tmp_path / "moved")
+    prints = [SentenceEncoder.load(path).fingerprint() for path in (one, tmp_path / "moved" / "best", other)]
+    assert prints[0] == prints[1] != prints[2]
+    assert SentenceEncoder.load(one, dtype="bfloat16").fingerprint() not in prints
+    exported = [export(SentenceEncoder.load(one), tmp_path / name, "sentence-transformers")[0] for name in ("x", "y")]
+    assert len({SentenceEncoder.load(path).fingerprint() for path in exported}) == 1
+    more = write_encoder(tmp_path / "c" / "best", seed=1, vocabulary_size=110)
+    assert SentenceEncoder.load(more).fingerprint() not in prints

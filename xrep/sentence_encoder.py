@@ -119,8 +119,10 @@ class SentenceEncoder:
         return vectors
 
     def fingerprint(self) -> str:
-        """Hex digest that changes with the weights, the architecture, the type of computation and the vocabulary."""
-        facts = [self.model.architecture(), self.text.as_dict(), vars(self.model.config)]
+        """Hex digest that changes with the weights, the architecture, the type of numbers and the special ids; not with
+        the place where the encoder lies."""
+        options = {name: value for name, value in vars(self.model.config).items() if not name.endswith("encoder")}
+        facts = [self.model.architecture(), self.text.as_dict(), options]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tensor.dtype}".encode())
