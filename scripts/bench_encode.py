@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--path", required=True, help="a sentence-transformers directory, such as minilm's")
     parser.add_argument("--text", required=True, help="UTF-8 text, one sentence a line")
     parser.add_argument("--sentences", type=int, default=2000)
-    parser.add_argument("--batch-tokens", type=int, default=8192)
+    parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()

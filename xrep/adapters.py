@@ -77,7 +77,7 @@ class MtebEncoder:
         encoder: SentenceEncoder | str | Path,
         lang: str | ChooseLanguage | None = None,
         *,
-        batch_tokens: int = 8192,
+        batch_tokens: int = 4096,
         normalize: bool = False,
         name: str = "xrep/sentence-encoder",
     ) -> None:
@@ -227,7 +227,7 @@ def _sentence_vectors() -> type:
             lang: str | None = None,
             *,
             normalize: bool = True,
-            batch_tokens: int = 8192,
+            batch_tokens: int = 4096,
             device: str | None = None,
             dtype: DataType = "float32",
         ) -> None:

@@ -60,7 +60,7 @@ def encode_file(
     *,
     lang: str | None = None,
     dtype: Literal["float32", "float16"] = "float32",
-    batch_tokens: int = 8192,
+    batch_tokens: int = 4096,
     normalize: bool = True,
     rank: int = 0,
     world_size: int = 1,

@@ -87,7 +87,7 @@ class SentenceEncoder:
         sentences: Sequence[str],
         lang: str | None = None,
         *,
-        batch_tokens: int = 8192,
+        batch_tokens: int = 4096,
         normalize: bool = True,
         show_progress: bool = False,
     ) -> np.ndarray:

@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--output", required=True, metavar="FILE.npy", help="the vectors, [lines, size]")
     add("--lang", metavar="CODE", help="language of the lines; needed where the encoder has a tower for each side")
-    add("--batch-tokens", type=int, default=8192, metavar="N", help="subwords that go through the encoder at once")
+    add("--batch-tokens", type=int, default=4096, metavar="N", help="subwords that go through the encoder at once")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the vectors in the file")
     add("--precision", choices=("float32", "bfloat16"), default="float32", help="type the encoder computes in")
     add("--no-normalize", action="store_true", help="vectors as the model gives them, not of length 1")

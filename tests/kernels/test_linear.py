@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from xrep.kernels import precision
-from xrep.kernels.linear import linear
+from xrep.kernels.linear import fused_linear, linear
 from xrep.kernels.precision import fast_float32_is_exact, fast_products
 
 
@@ -69,3 +69,20 @@ def test_precision_is_switched_for_float32_cpu_products_alone_and_restored(monke
                 raise RuntimeError("inside")
             assert torch.get_float32_matmul_precision() == before
     assert seen == ["medium"] + 5 * [before]
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_fused_form_is_the_same_and_for_inference_alone(dtype: torch.dtype, gelu: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((3, 17, 40), (30, 40), (30,)))
+    assert fused_linear(x, weight, bias, gelu) is None  # gradients could be wanted
+    with torch.no_grad():
+        found = fused_linear(x, weight, bias, gelu)
+        if found is None:
+            pytest.skip("this CPU has no faster product")
+        exact = F.linear(x.double(), weight.double(), bias.double())
+        exact = F.gelu(exact) if gelu else exact
+        slack = 2e-5 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(found.double(), exact, rtol=slack, atol=slack)
+        assert fused_linear(x.double(), weight.double(), bias.double(), gelu) is None

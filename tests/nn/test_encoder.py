@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from xrep.data.batching import TokenBatch
+from xrep.kernels.attention import SHORT
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
+from xrep.nn.layers import Masking, SelfAttention
 
 HIDDEN, HEADS, LAYERS, VOCABULARY, PAD = 24, 3, 2, 50, 1
 LENGTHS = torch.tensor([5, 11, 1, 8])
@@ -161,3 +163,20 @@ def test_initialisation_is_berts() -> None:
             assert float(parameter.detach().std()) == pytest.approx(0.02, rel=0.05), name
         else:
             assert torch.equal(parameter, torch.full_like(parameter, "norm.weight" in name)), name
+
+
+def test_attention_without_gradient_is_the_same_at_any_length() -> None:
+    """Short sentences take another path then, and dropout is not lost on it."""
+    torch.manual_seed(3)
+    attention = SelfAttention(32, 4, 0.5).eval()
+    for length in (SHORT, SHORT + 1):
+        x = torch.randn(3, length, 32)
+        mask = torch.arange(length) < torch.tensor([length, 5, 1])[:, None]
+        for layout in (None, Masking(mask)):
+            expected = attention(x, layout)
+            with torch.no_grad():
+                found = attention(x, layout)
+                real = mask if layout else torch.ones_like(mask)
+                torch.testing.assert_close(found[real], expected[real].detach(), rtol=1e-4, atol=1e-5)
+                assert not torch.allclose(attention.train()(x, layout)[real], found[real], atol=1e-3)
+                attention.eval()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,6 +26,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if traced or weight.dtype != torch.float32 or not takes_fast_product(x):
         return F.linear(x, weight, bias)
     return _FastLinear.apply(x, weight, bias)
+
+
+def fused_linear(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor | None:
+    """``linear``, followed by (exact) GELU if asked, in one pass of the CPU library; None where that cannot be done.
+
+    Without gradient alone. Float32 stays float32: the library is called directly, not through the global precision.
+    """
+    kind = x.dtype == weight.dtype and (takes_fast_product(x) or (x.dtype == torch.bfloat16 and not x.is_cuda))
+    traced = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+    if not kind or traced or not _has_fused_linear() or x.device.type != "cpu":
+        return None
+    attributes = ("gelu", [], "none") if gelu else ("none", [], "")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, *attributes)
+
+
+@functools.cache
+def _has_fused_linear() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class _FastLinear(torch.autograd.Function):

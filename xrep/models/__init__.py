@@ -1,0 +1,13 @@
+"""Models: what is kept after training.
+
+A registered sentence model is an ``nn.Module`` with
+
+- ``Model(config, text, architecture=None)``: fresh, or with the sizes that ``architecture()`` of a saved one told;
+- ``Config.tokenizers()``: folders of the tokenizers it brings, by side (``shared``, or ``source`` and ``target``);
+  empty if it reads the subwords of the text's own;
+- ``architecture()``: plain data, saved beside the weights;
+- ``notes``: lines for the user; ``output_size``; ``languages``;
+- ``tower(language)``: name of the tower that reads a language;
+- ``encode(tower, TokenBatch) -> (sentence, tokens)``, [B, D] and [B, T, H]; ``encode_pair(source, target)``: sentence
+  vectors of both sides.
+"""

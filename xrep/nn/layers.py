@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.kernels.linear import linear
+from xrep.kernels.attention import attention
+from xrep.kernels.linear import fused_linear, linear
 
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 
@@ -17,7 +18,8 @@ class Linear(nn.Linear):
     """``nn.Linear`` that takes the faster float32 product on CPUs where it is as exact."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        fused = fused_linear(x, self.weight, self.bias, gelu=False) if self.bias is not None else None
+        return linear(x, self.weight, self.bias) if fused is None else fused
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
@@ -91,7 +93,7 @@ class SelfAttention(nn.Module):
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mask = None if layout is None else layout.attention_mask
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).transpose(1, 2).flatten(2)
+        mixed = attention(q, k, v, mask, dropout).transpose(1, 2).flatten(2)
         return self.output(mixed if layout is None else layout.pack(mixed))
 
 
@@ -127,4 +129,6 @@ class EncoderLayer(nn.Module):
         return self.feedforward_norm(x + self.dropout(self._feedforward(x)))
 
     def _feedforward(self, x: Tensor) -> Tensor:
-        return self.feedforward_out(activate(self.feedforward_in(x), self.activation))
+        inner = self.feedforward_in
+        hidden = fused_linear(x, inner.weight, inner.bias, gelu=True) if self.activation == "gelu" else None
+        return self.feedforward_out(activate(inner(x), self.activation) if hidden is None else hidden)
