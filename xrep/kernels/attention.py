@@ -19,7 +19,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
     """
     if dropout or q.size(2) > SHORT or q.device.type != "cpu" or torch.is_grad_enabled():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-    scores = torch.matmul(q * q.size(-1) ** -0.5, k.transpose(-1, -2))
+    return _written_out(q, k, v, mask)
+
+
+def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Scale and mask go into the first product; softmax is taken in float32, where torch's kernel is fastest."""
+    batch, heads, length, size = q.shape
+    scores = q.new_zeros(())
     if mask is not None:
-        scores.masked_fill_(~mask, float("-inf"))
-    return torch.matmul(scores.softmax(-1), v)
+        scores = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+        scores = scores.expand(batch, heads, length, length).flatten(0, 1)
+    scores = torch.baddbmm(
+        scores, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), beta=0 if mask is None else 1, alpha=size**-0.5
+    )
+    weights = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(v.dtype)
+    return torch.bmm(weights, v.flatten(0, 1)).unflatten(0, (batch, heads))
