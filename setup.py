@@ -58,6 +58,7 @@ setup(
             "xrep-data=xrep_cli.data:main",
             "xrep-export=xrep_cli.export:main",
             "xrep-encode=xrep_cli.encode:main",
+            "xrep-mine=xrep_cli.mine:main",
         ]
     },
 )

@@ -119,6 +119,7 @@ def products_alone(encoder: SentenceEncoder, batch_tokens: int) -> Encode:
                 inputs = {width: layers[0].weight.new_zeros(count, width) for width in {x.in_features for x in layers}}
                 for layer in layers:
                     layer(inputs[layer.in_features])
+
     return encode
 
 

@@ -7,6 +7,7 @@ is printed is the ratio of the medians (below 1: ours is faster).
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from xrep.data.batching import TokenBatch
+from xrep.data.stream import stream
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.tasks.bitext import BitextTask
 
@@ -58,7 +60,7 @@ def main() -> None:
     shape = EncoderShape(vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id, max_positions=64, **SIZES)
     encoder = TransformerEncoder(shape, dropout=0.0, attention_dropout=0.0)
     peer = peer_of(encoder)
-    batches = [batch.source for batch, _ in zip(task.batches("train"), range(options.batches), strict=False)]
+    batches = [batch.source for batch, _ in itertools.islice(stream(task), options.batches)]
     with torch.no_grad():
         difference = max(((encoder(b) - peer(b)) * b.mask.unsqueeze(-1)).abs().max().item() for b in batches[:4])
     times: dict[str, list[float]] = {"ours": [], "peer": []}

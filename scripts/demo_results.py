@@ -13,10 +13,11 @@ def gather(run: Path) -> dict:
     """The demo's figures: accuracies in percent, pool sizes in sentence pairs, time in seconds."""
     tatoeba = json.loads((run / "tatoeba.json").read_text(encoding="utf-8"))
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    languages = tatoeba["languages"]
+    measured = tatoeba["values"]
+    languages = measured["languages"]
     return {
-        "mean_accuracy": tatoeba["mean"],
-        "random_mean_accuracy": tatoeba["random_mean"],
+        "mean_accuracy": measured["mean"],
+        "random_mean_accuracy": measured["random_mean"],
         "pool_sizes": {code: scores["pairs"] for code, scores in languages.items()},
         "languages": {code: {way: scores[way] for way in ("xx-en", "en-xx")} for code, scores in languages.items()},
         "train_seconds": summary["train_seconds"],

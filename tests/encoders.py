@@ -9,7 +9,7 @@ from torch import nn, random
 from tests.corpus import sentence_pairs
 from xrep.config import to_yaml
 from xrep.data.batching import TextSpec, Vocabulary
-from xrep.models.directory import write_checkpoint
+from xrep.models.directory import Snapshot, write_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.text.tokenizer import train_tokenizer
 
@@ -36,8 +36,7 @@ def write_encoder(
     with random.fork_rng():
         random.manual_seed(seed)
         model = DualEncoder(DualEncoder.Config(**options), text)
-    write_checkpoint(
-        path,
+    snapshot = Snapshot.of(
         step=1,
         config_yaml=to_yaml({"model": {"name": "dual_encoder", **options}}),
         text=text,
@@ -46,4 +45,5 @@ def write_encoder(
         criterion=nn.Linear(1, 1),
         training_state={},
     )
+    write_checkpoint(path, snapshot)
     return path

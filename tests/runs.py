@@ -17,6 +17,7 @@ from xrep.config import RunConfig, compose
 from xrep.criteria.criterion import Criterion, Loss, Term
 from xrep.registry import CRITERIA
 from xrep.training.checkpoint import Checkpoints
+from xrep.training.distributed import World, alone
 from xrep.training.progress import Progress
 from xrep.training.trainer import Trainer
 from xrep_cli.options import parse
@@ -47,7 +48,12 @@ def compose_run(data: Path, save_dir: Path, **given: Any) -> RunConfig:
     return compose(line.layers, line.problems)
 
 
-def make_trainer(run: RunConfig, directory: Path, validate: Callable[..., dict[str, float]] | None = None) -> Trainer:
+def make_trainer(
+    run: RunConfig,
+    directory: Path,
+    validate: Callable[..., dict[str, float]] | None = None,
+    world: World | None = None,
+) -> Trainer:
     """A trainer of a fresh run in ``directory``; without ``validate`` every checkpoint is the best."""
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(run.seed)
@@ -56,7 +62,7 @@ def make_trainer(run: RunConfig, directory: Path, validate: Callable[..., dict[s
     criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
     progress = Progress(run.configs["logging"], directory, 0)
-    return Trainer(run, task, model, criterion, checkpoints, progress, validate)
+    return Trainer(run, task, model, criterion, checkpoints, progress, validate, world or alone("cpu"))
 
 
 def xrep_train(*arguments: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -68,10 +74,12 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "xrep_cli.train", *map(str, arguments)]
 
 
-def environment(path: Path | None = None) -> dict[str, str]:
+def environment(path: Path | None = None, threads: int | None = None) -> dict[str, str]:
+    """Of a process that finds the repository (and ``path``), with so many threads if given."""
     repository = Path(__file__).parents[1]
     places = [str(place) for place in (repository, path) if place] + [os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    limited = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    return {**os.environ, **limited, "PYTHONPATH": os.pathsep.join(filter(None, places))}
 
 
 def refusal(finished: subprocess.CompletedProcess[str], code: int = 2) -> str:

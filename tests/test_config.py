@@ -13,7 +13,6 @@ from xrep.config import (
     compose,
     convert,
     merge,
-    part_target,
     read_fields,
     read_yaml,
     to_yaml,
@@ -28,7 +27,7 @@ PARTS += [(section, None) for section in FIXED_SECTIONS]
 
 @pytest.mark.parametrize(("section", "name"), PARTS)
 def test_options_read_from_source_are_those_of_the_dataclass(section, name):
-    target = part_target(section, name)
+    target = FIXED_SECTIONS[section] if name is None else REGISTRIES[section].target(name)
     read = {spec.name: spec for spec in read_fields(section, target)}
     fields = {field.name: field for field in dataclasses.fields(load_target(target).Config)}
     assert list(read) == list(fields)
@@ -87,6 +86,12 @@ def test_a_part_of_another_name_forgets_the_options_of_the_old_one():
         "criterion": {"name": "translation_ranking"}, "seed": 1,
     }  # fmt: skip
     assert lower["criterion"] == {"name": "dual_moco", "queue_size": 8}
+
+
+def test_a_part_that_is_named_later_keeps_the_options_given_before():
+    assert merge({"criterion": {"queue_size": 9}}, {"criterion": {"name": "dual_moco"}}) == {
+        "criterion": {"name": "dual_moco", "queue_size": 9}
+    }
 
 
 def test_later_layers_win():

@@ -66,7 +66,7 @@ def encode_file(
     world_size: int = 1,
     show_progress: bool = True,
 ) -> Encoded:
-    """Encode each line of a UTF-8 file (gzip or not; ``-``: standard input) into a row of a .npy file.
+    """Encode each line of a UTF-8 file (gzip, xz or neither; ``-``: standard input) into a row of a .npy file.
 
     While it is written the file is ``{output}.partial``, beside a journal ``{output}.partial.json``; a second call with
     the same arguments goes on after the last chunk in the journal, if the lines up to there are the same.

@@ -1,4 +1,4 @@
-"""The way out: an encoder as directories that transformers and sentence-transformers load."""
+"""The way out: an encoder as directories that transformers, sentence-transformers or xrep load."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from xrep.errors import UserError
 from xrep.files import write_aside
+from xrep.models.averaging import average_last
+from xrep.models.directory import CONFIG, TOKENIZER, Checkpoint, Snapshot, open_checkpoint, write_checkpoint
 from xrep.nn.exported import write_huggingface, write_sentence_transformers
 from xrep.sentence_encoder import SentenceEncoder
 from xrep.text.pretrained_tokenizer import save_as_huggingface
@@ -15,6 +19,57 @@ from xrep.text.sides import tokenizer_of
 
 Format = Literal["sentence-transformers", "hf"]
 LIBRARIES = {"sentence-transformers": "sentence_transformers.SentenceTransformer", "hf": "transformers.AutoModel"}
+
+
+def export_path(
+    path: str | Path, directory: str | Path, kind: Format | Literal["xrep"], average: int | None = None
+) -> list[Path]:
+    """Write the encoder of a checkpoint, or a pretrained one, to ``directory``.
+
+    Args:
+        kind: ``xrep`` is a checkpoint without what training alone needs; else as for ``export``.
+        average: take the mean of the model over this many newest checkpoints; ``path`` is the directory of their run.
+
+    Returns:
+        The directories written.
+
+    Raises:
+        UserError: no encoder, too few checkpoints, something is there already, or as ``export``.
+    """
+    checkpoint, mean = None, None
+    if average is not None:
+        if average < 1:
+            raise UserError(f"--average must be at least 1, not {average}")
+        checkpoint, mean = average_last(path, average)
+        path = checkpoint.path
+    if kind == "xrep":
+        return [_write_encoder(checkpoint or open_checkpoint(path), mean, Path(directory))]
+    encoder = SentenceEncoder.load(path, device="cpu")
+    if mean is not None:
+        encoder.model.load_state_dict(mean)
+    return export(encoder, directory, kind)
+
+
+def _write_encoder(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path) -> Path:
+    """A checkpoint of the model alone, with the hashes of its training sentences beside it, if they are there."""
+    _check_new(directory)
+    hashes = SentenceEncoder.load(checkpoint.path, device="cpu").training_hashes
+    snapshot = Snapshot(
+        step=checkpoint.step,
+        config_yaml=(checkpoint.path / CONFIG).read_text(encoding="utf-8"),
+        text=checkpoint.text,
+        save_tokenizers=lambda folder: shutil.copytree(checkpoint.path / TOKENIZER, folder),
+        architecture=checkpoint.manifest["architecture"],
+        model=checkpoint.tensors() if tensors is None else tensors,
+        files={} if hashes is None else {hashes.name: hashes},
+    )
+    write_checkpoint(directory.absolute(), snapshot)
+    return directory
+
+
+def _check_new(directory: Path) -> None:
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise UserError("something is there already", path=directory, cure="name a new directory")
 
 
 def export(encoder: SentenceEncoder, directory: str | Path, kind: Format) -> list[Path]:
@@ -31,8 +86,7 @@ def export(encoder: SentenceEncoder, directory: str | Path, kind: Format) -> lis
         UserError: something is there already, or the encoder has no counterpart in those libraries.
     """
     directory = Path(directory)
-    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
-        raise UserError("something is there already", path=directory, cure="name a new directory")
+    _check_new(directory)
     towers = list(encoder.model.encoders)
     if len(towers) == 1:
         _write_tower(encoder, towers[0], directory, kind)

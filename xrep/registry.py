@@ -105,7 +105,7 @@ def class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
     try:
         spec = importlib.util.find_spec(module)
         source = spec.loader.get_source(module) if spec is not None and spec.loader is not None else None
-        node: Any = ast.parse(source) if source is not None else None
+        node: Any = _parsed(source) if source is not None else None
     except (ImportError, SyntaxError) as error:
         problem = f"the module {module} cannot be read: {one_line(error)}"
         raise UserError(problem, cure="mend or reinstall it") from error
@@ -116,6 +116,10 @@ def class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
         if node is None:
             break
     return node
+
+
+_parsed = functools.lru_cache(maxsize=None)(ast.parse)
+"""One module's text is read for each of its classes, and for each stage of a course."""
 
 
 def suggestion(name: str, known: list[str]) -> str:
@@ -172,7 +176,14 @@ CRITERIA = Registry(
         "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
     },
 )
-OPTIMIZERS = Registry("optimizer", {"adamw": "xrep.training.optim:AdamW"})
+OPTIMIZERS = Registry(
+    "optimizer",
+    {
+        "adamw": "xrep.training.optim:AdamW",
+        "lamb": "xrep.training.optim:Lamb",
+        "sgd": "xrep.training.optim:SGD",
+    },
+)
 LR_SCHEDULERS = Registry(
     "lr_scheduler",
     {
@@ -180,6 +191,7 @@ LR_SCHEDULERS = Registry(
         "cosine": "xrep.training.lr_scheduler:Cosine",
         "inverse_sqrt": "xrep.training.lr_scheduler:InverseSqrt",
         "linear": "xrep.training.lr_scheduler:Linear",
+        "polynomial": "xrep.training.lr_scheduler:Polynomial",
     },
 )
 VALIDATORS = Registry("validation", {"retrieval": "xrep.evaluation.retrieval:RetrievalValidator"})

@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--path", required=True, metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or "
         "sentence-transformers, or a name in the local Hugging Face cache")  # fmt: skip
     add(
-        "--input", required=True, metavar="FILE", help="UTF-8 text, gzip or not, one sentence a line; -: standard input"
+        "--input", required=True, metavar="FILE", help="UTF-8 text (.gz and .xz too), one sentence a line; -: stdin"
     )
     add("--output", required=True, metavar="FILE.npy", help="the vectors, [lines, size]")
     add("--lang", metavar="CODE", help="language of the lines; needed where the encoder has a tower for each side")

@@ -3,115 +3,82 @@
 from __future__ import annotations
 
 import argparse
-import functools
+import importlib
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from types import ModuleType
 
+from xrep.errors import UserError
+from xrep.files import write_aside
 from xrep_cli.common import HelpFormatter, console_script
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A subcommand; only the parser of the one that was chosen is built, and only it imports its library."""
-
-    summary: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], None]
-    description: str
-
-
-_TATOEBA = """\
-Tatoeba test in LASER's layout: --data holds tatoeba.deu-eng.deu and tatoeba.deu-eng.eng, and so on.
-
-Protocol: for each sentence, the nearest neighbour by cosine among all sentences of the other side; right if it
-stands on the same line. Accuracy in percent, from the language into English (xx-en) and back (en-xx).
-
-  xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr
-  xrep-eval tatoeba --path run1/best --data tatoeba/ --random-baseline --json out.json --plot out.png
-
-Averages over 14, 28, 36 and 11 languages are those of the literature, given when all their languages were measured."""
-
-
-def _tatoeba_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--path", required=True, metavar="DIR", help="the encoder: a checkpoint directory")
-    add("--data", required=True, metavar="DIR", help="folder of the test files")
-    add("--plugin", metavar="MODULE", action="append", help="import a Python module that has the encoder's model")
-    add("--langs", default="all", help="language codes (de,fr or deu,fra), or 14, 28, 36 or 11, or all that are there")
-    add("--json", metavar="FILE", help="write the results as JSON; - prints JSON alone on stdout")
-    add("--plot", metavar="FILE", help="draw the results as a PNG file (needs the extra 'plot')")
-    add(
-        "--save-embeddings",
-        metavar="DIR",
-        help="write the vectors as {xxx}.{xxx}.npy and {xxx}.eng.npy: float32 [N, D], L2-normalised, in line order",
-    )
-    add("--random-baseline", action="store_true", help="measure the same architecture with random weights, too")
-    add("--drop-overlap", action="store_true", help="leave out the test pairs that were in the training text")
-
-
-def _tatoeba(options: argparse.Namespace) -> None:
-    from xrep.evaluation import plots, report, tatoeba
-    from xrep.files import check_output, write_aside
-    from xrep.registry import import_plugin
-
-    for plugin in options.plugin or []:
-        import_plugin(plugin)
-    if options.json not in (None, "-"):
-        check_output(options.json)
-    if options.plot is not None:
-        plots.check_matplotlib()
-        check_output(options.plot)
-    if options.save_embeddings is not None:
-        check_output(options.save_embeddings, folder=True)
-    pools = [tatoeba.read_pool(options.data, code) for code in tatoeba.select(options.langs, options.data)]
-
-    from xrep.sentence_encoder import SentenceEncoder
-
-    results = tatoeba.evaluate(
-        SentenceEncoder.load(options.path),
-        pools,
-        random_encoder=SentenceEncoder.load(options.path, random_weights=True) if options.random_baseline else None,
-        drop_overlap=options.drop_overlap,
-        keep=functools.partial(report.save_embeddings, options.save_embeddings) if options.save_embeddings else None,
-        show_progress=sys.stderr.isatty(),
-    )
-    values = report.to_json(report.as_dict(results, options.path))
-    print(values if options.json == "-" else report.table(results) + "\n", end="")
-    if options.json not in (None, "-"):
-        with write_aside(options.json) as temporary:
-            temporary.write_text(values, encoding="utf-8")
-    if options.plot is not None:
-        plots.plot_tatoeba(results, options.plot)
-
+from xrep_cli.evaluations import common
 
 EVALUATIONS = {
-    "tatoeba": Evaluation("find translations among up to 1000 sentences", _tatoeba_options, _tatoeba, _TATOEBA),
+    "tatoeba": "find translations among up to 1000 sentences, 112 languages",
+    "bucc": "mine parallel sentences from two monolingual texts, with a gold list",
+    "sts": "semantic textual similarity: STS12-16, STS-B, SICK-R, multilingual STS-B",
+    "senteval": "classify sentences by their vectors: MR CR SUBJ MPQA SST TREC MRPC SICK",
+    "alignment": "alignment and uniformity, of one encoder or along a run",
+    "language-bias": "share of each language among nearest neighbours in a mixed pool",
+    "neighbours": "the nearest sentences of a query",
+    "scatter": "a picture of parallel sentences or of their tokens",
+    "all": "every test that finds its data in a folder: one table, one JSON",
 }
+"""Name -> summary; the module of that name in ``xrep_cli.evaluations`` is imported when chosen."""
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
+def load(name: str) -> ModuleType:
+    """The module of an evaluation, see ``xrep_cli.evaluations``."""
+    return importlib.import_module(f"xrep_cli.evaluations.{name.replace('-', '_')}")
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Every evaluation has a summary in it, the chosen one its options."""
     parser = argparse.ArgumentParser(
         prog="xrep-eval",
-        description="Measure a sentence encoder on a published test set.\n\n"
+        description="Measure a sentence encoder on published test sets.\n\n"
         "  xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr\n"
-        "  xrep-eval tatoeba --help",
+        "  xrep-eval all --path run1/best --data data/ --json results.json\n"
+        "  xrep-eval sts --help\n\n"
+        "The encoder is a checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any\n"
+        "other system: --list-sentences writes the sentences of a test; their vectors then lie in a folder, as\n"
+        "vectors.npy [N, D] beside that list, sentences.tsv.",
         formatter_class=HelpFormatter,
     )
     commands = parser.add_subparsers(dest="evaluation", required=True, metavar="TEST")
-    for name, evaluation in EVALUATIONS.items():
-        command = commands.add_parser(
-            name, help=evaluation.summary, description=evaluation.description, formatter_class=HelpFormatter
-        )
-        if name == chosen:
-            evaluation.add_options(command)
+    for name, summary in EVALUATIONS.items():
+        module = load(name) if name == chosen else None
+        description = module.DESCRIPTION if module else None
+        command = commands.add_parser(name, help=summary, description=description, formatter_class=HelpFormatter)
+        if module:
+            module.add_options(command)
     return parser
 
 
 @console_script
 def main(argv: Sequence[str]) -> None:
-    options = _parser(argv[0] if argv else None).parse_args(argv)
-    EVALUATIONS[options.evaluation].run(options)
+    options = build_parser(argv[0] if argv and argv[0] in EVALUATIONS else None).parse_args(argv)
+    common.check_options(options)
+    encoders = common.Encoders(options)
+    report = load(options.evaluation).run(options, encoders)
+    if encoders.listed is not None:
+        encoders.listed.write(options.list_sentences)
+        print(f"{len(encoders.listed)} sentences: {options.list_sentences}")
+    else:
+        _publish(report, options.json)
+    if report.failed:
+        problem = f"{', '.join(report.failed)} could not be measured"
+        raise UserError(problem, cure="; ".join(report.failed.values()))
+
+
+def _publish(report: common.Report, file: str | None) -> None:
+    from xrep.evaluation.result import to_json
+
+    values = to_json(report.result)
+    print(values if file == "-" else report.text + "\n", end="")
+    if file not in (None, "-"):
+        with write_aside(file) as temporary:
+            temporary.write_text(values, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""xrep-export: an encoder as a directory for other libraries."""
+"""xrep-export: an encoder as a directory for other libraries, or for xrep."""
 
 from __future__ import annotations
 
@@ -9,25 +9,44 @@ from collections.abc import Sequence
 from xrep_cli.common import HelpFormatter, console_script
 
 DESCRIPTION = """\
-Write an encoder as a directory that sentence-transformers or transformers load, tokenizer included.
+Write an encoder as a directory that sentence-transformers, transformers or xrep load, tokenizer included.
 
   xrep-export --path run1/best --format sentence-transformers --output my-encoder
   python -c "from sentence_transformers import SentenceTransformer as S; print(S('my-encoder').encode(['Hallo']).shape)"
 
 An encoder with a tower for each side of its pairs becomes two directories, my-encoder/source and my-encoder/target,
-and a README that says which is which. Reading one back into xrep gives the same weights, bit by bit."""
+and a README that says which is which. Reading one back into xrep gives the same weights, bit by bit.
+
+The mean of the last checkpoints of a run often measures better than any of them. A checkpoint of it, for xrep-eval,
+xrep-encode and xrep-train --init, without what training alone needs:
+
+  xrep-train corpus/ ... --save-dir run1 --save-every 500 --keep-last 5
+  xrep-export --path run1 --average 5 --format xrep --output run1-mean
+  xrep-eval tatoeba --path run1-mean --data tatoeba/"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("xrep-export", description=DESCRIPTION, formatter_class=HelpFormatter)
     add = parser.add_argument
-    add("--path", required=True, metavar="ENCODER", help="a checkpoint such as run1/best, or a pretrained directory")
+    add(
+        "--path",
+        required=True,
+        metavar="ENCODER",
+        help="a checkpoint such as run1/best, or a pretrained directory; with --average the directory of a run",
+    )
     add("--output", required=True, metavar="DIR", help="a new directory")
     add(
         "--format",
-        choices=("sentence-transformers", "hf"),
+        choices=("sentence-transformers", "hf", "xrep"),
         default="sentence-transformers",
-        help="hf: the transformer alone, without pooling and projection",
+        help="hf: the transformer alone, without pooling and projection; xrep: a checkpoint, without what training"
+        " alone needs",
+    )
+    add(
+        "--average",
+        type=int,
+        metavar="N",
+        help="the mean of the weights of the N newest checkpoints of the run, which was trained with --keep-last N",
     )
     add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the encoder's model")
     return parser
@@ -36,13 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
 def _main(argv: Sequence[str]) -> None:
     options = build_parser().parse_args(argv)
 
-    from xrep.export import export
+    from xrep.export import export_path
     from xrep.registry import import_plugin
-    from xrep.sentence_encoder import SentenceEncoder
 
     for plugin in options.plugin:
         import_plugin(plugin)
-    for path in export(SentenceEncoder.load(options.path, device="cpu"), options.output, options.format):
+    for path in export_path(options.path, options.output, options.format, options.average):
         print(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import importlib.util
 import re
@@ -14,16 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config import (
+    COMMAND_LINE,
     DEFAULT_NAMES,
+    MIXING,
     SECTIONS,
     TOP_LEVEL,
     FieldSpec,
-    chosen_names,
-    fields_of_sections,
+    Section,
+    expand,
+    fields_of,
     merge,
-    part_target,
     plugins_of,
     read_yaml,
+    sections_of,
+    stages_of,
 )
 from xrep.registry import REGISTRIES, class_node, import_plugin, suggestion
 
@@ -32,6 +37,8 @@ FLAGS = ("help", "print-config")
 FILES = ("config", "plugin")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.[\w-]+)*)=(.*)", re.DOTALL)
 """``section.option=value`` (``./a=b`` and ``../a=b`` are paths)."""
+OF_A_STAGE = re.compile(r"^stages\.\w+\.")
+"""What stands before the key of an option that is given to one stage alone."""
 
 
 def demo_recipe() -> Path:
@@ -47,17 +54,20 @@ class CommandLine:
 
     Attributes:
         layers: (origin, nested values), lowest first: the demo recipe or YAML files, then the command line.
-        fields: every option of the chosen parts.
-        names: section -> chosen part; None while none that is known is chosen.
+        stages: name and values of each stage; without stages those of the one run, whose name is empty.
+        fields: every option of the chosen parts, once, whatever the number of stages that have it.
         problems: what could not be understood, to be reported together with what the configuration finds.
         flags: the flags given (help, print-config).
     """
 
     layers: list[tuple[str, dict[str, Any]]]
+    stages: list[tuple[str, dict[str, Any]]]
     fields: list[FieldSpec]
-    names: dict[str, str | None]
     problems: list[str] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
+
+    def sections(self) -> list[Section]:
+        return [section for _, values in self.stages for section in sections_of(values)]
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
@@ -72,19 +82,31 @@ def parse(argv: Sequence[str]) -> CommandLine:
     for plugin in plugins:
         import_plugin(plugin)
     merged: dict[str, Any] = {}
-    for _, layer in [*layers, ("", selected)]:
+    for _, layer in layers:
         merged = merge(merged, layer)
-    chosen = chosen_names(merged)
-    names = {section: name if name in REGISTRIES[section].names() else None for section, name in chosen.items()}
-    line = CommandLine(layers, fields_of_sections(names), names)
-    values = _Reader(line).read(argv, selected)
+    stages = stages_of(merged, selected)
+    line = CommandLine(layers, stages, _fields_once([fields_of(values) for _, values in stages]))
+    values = expand(_Reader(line).read(argv, selected))
     if files["plugin"]:
         values["plugins"] = list(dict.fromkeys(plugins))
-    merged = merge(merged, values)
-    if names["task"] == "bitext" and not files["config"] and not merged.get("task", {}).get("data"):
+    if not files["config"] and _wants_the_demo(line, values):
         line.layers.append((str(demo_recipe()), read_yaml(demo_recipe())))
-    line.layers.append(("command line", values))
+    line.layers.append((COMMAND_LINE, values))
     return line
+
+
+def _fields_once(runs: list[list[FieldSpec]]) -> list[FieldSpec]:
+    """The options of several runs, each once, section by section; the first run that has one tells its default."""
+    sections: dict[str, dict[str, FieldSpec]] = {}
+    for spec in (spec for fields in runs for spec in fields):
+        sections.setdefault(spec.section, {}).setdefault(spec.name, spec)
+    sections[""] = sections.pop("")  # last
+    return [spec for fields in sections.values() for spec in fields.values()]
+
+
+def _wants_the_demo(line: CommandLine, values: dict[str, Any]) -> bool:
+    task = next(section for section in line.sections() if section.kind == "task")
+    return task.name == "bitext" and not values["task"].get("data")
 
 
 def _first_look(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str]]]:
@@ -93,19 +115,38 @@ def _first_look(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
     files: dict[str, list[str]] = {name: [] for name in FILES}
     for position, token in enumerate(argv):
         name, equals, value = token.removeprefix("--").partition("=")
-        name = "plugin" if name == "plugins" else name.removesuffix(".name")
+        name = "plugin" if name == "plugins" else name
         if token.startswith("--") and not equals:
             following = argv[position + 1] if position + 1 < len(argv) else ""
             value = "" if following.startswith("--") else following
-        elif not token.startswith("--") and not (equals and name in (*DEFAULT_NAMES, "plugin")):
+        elif not token.startswith("--") and not (equals and (name == "plugin" or _selected_section(name))):
             continue
         if name == "plugin":
             files[name] += [module for module in value.split(",") if module]
         elif name in FILES and value:
             files[name].append(value)
-        elif name.replace("_", "-") in SELECTORS and value:
-            selected[SELECTORS[name.replace("_", "-")]] = {"name": value}
+        elif (path := _selected_section(name)) and value:
+            _place(selected, [*path, "name"], value)
     return selected, files
+
+
+def _selected_section(key: str) -> list[str] | None:
+    """Path of the section whose part a key chooses (``criterion``, ``parts.nli.criterion.name``); None for others."""
+    *above, section = key.removesuffix(".name").split(".")
+    section = section.replace("-", "_")
+    if section not in DEFAULT_NAMES or above and above[0] not in ("parts", "stages"):
+        return None
+    return [*above, section]
+
+
+def _place(values: dict[str, Any], path: Sequence[str], value: Any) -> bool:
+    """Set a nested value; False if something on its way is no mapping."""
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            return False
+    values[path[-1]] = value
+    return True
 
 
 class _Reader:
@@ -117,9 +158,11 @@ class _Reader:
         self.by_name: dict[str, list[FieldSpec]] = {}
         for spec in line.fields:
             self.by_name.setdefault(spec.name, []).append(spec)
+        self.all_chosen = all(section.is_chosen for section in line.sections())
 
     def read(self, argv: Sequence[str], selected: dict[str, Any]) -> dict[str, Any]:
-        self.values: dict[str, Any] = {section: dict(part) for section, part in selected.items()}
+        self.values: dict[str, Any] = copy.deepcopy(selected)
+        self.data: str | None = None
         rest = list(argv)
         while rest:
             token = rest.pop(0)
@@ -129,17 +172,33 @@ class _Reader:
                 self._option(token[2:], rest)
             elif (assignment := ASSIGNMENT.fullmatch(token)) and not Path(token).exists():
                 self._assign(*assignment.groups())
-            elif "data" not in self.values.get("task", {}):
-                self._set("task.data", token)
             else:
-                self.line.problems.append(f"{token!r}: data is named twice")
+                self._data(token)
         return self.values
+
+    def _data(self, token: str) -> None:
+        """An argument that is no option: what the task reads."""
+        keys = [spec.key for spec in self._named("data")] or ["task.data"]
+        if len(keys) > 1:
+            written = " or ".join(f"{key}={token}" for key in keys)
+            self.line.problems.append(f"{token!r}: several tasks read data; write {written}")
+        elif self._get(keys[0]) is not None:
+            self.line.problems.append(f"{token!r}: data is named twice")
+        else:
+            self._set(keys[0], token)
+
+    def _get(self, key: str) -> Any:
+        """The value that a key has so far; None if none."""
+        values: Any = self.values
+        for name in key.split("."):
+            values = values.get(name) if isinstance(values, dict) else None
+        return values
 
     def _assign(self, key: str, value: str) -> None:
         """``section.option=value``; parts and plugins were read by the first look."""
-        if key.removesuffix(".name") in DEFAULT_NAMES or key in ("plugin", "plugins"):
+        if _selected_section(key) or key in ("plugin", "plugins"):
             return
-        if "." in key or key in (*SECTIONS, *TOP_LEVEL):
+        if "." in key or key in (*SECTIONS, *TOP_LEVEL, *MIXING):
             self._set(key, value)
             return
         keys = [spec.key for spec in self._named(key)]
@@ -151,25 +210,26 @@ class _Reader:
         if name in FLAGS:
             self.line.flags.add(name)
             return
-        found = self._find(name)
-        negated = self._find(name[3:]) if found is None and name.startswith("no-") else None
-        if negated is not None and negated.annotation == "bool" and not equals:
-            self._set(negated.key, "false")
-            return
-        if found is not None and found.annotation == "bool" and not equals:
+        key = self._key(name)
+        kind = self._annotation(key)
+        if kind is None and name.startswith("no-") and not equals:
+            negated = self._key(name[3:])
+            if self._annotation(negated) == "bool":
+                self._set(negated, "false")
+                return
+        if kind == "bool" and not equals:
             said = bool(rest) and rest[0].lower() in ("true", "false")
-            self._set(found.key, rest.pop(0) if said else "true")
+            self._set(key, rest.pop(0) if said else "true")
             return
-        if not equals and (not rest or rest[0].startswith("--")):
-            missing = True
-        else:
-            missing, value = False, value if equals else rest.pop(0)
-        if found is None and name.replace("_", "-") not in SELECTORS and name not in FILES:
+        missing = not equals and (not rest or rest[0].startswith("--"))
+        if not equals and not missing:
+            value = rest.pop(0)
+        if kind is None and _selected_section(name) is None and name not in FILES:
             self._refuse(name)
         elif missing:
             self.line.problems.append(f"--{name} needs a value")
-        elif found is not None and found.key != "plugins":
-            self._set(found.key, value)
+        elif kind is not None and key != "plugins":
+            self._set(key, value)
 
     def _refuse(self, name: str) -> None:
         keys = [spec.key for spec in self._named(name)]
@@ -182,26 +242,30 @@ class _Reader:
 
     def _unknown(self, problem: str, cure: str) -> None:
         # While a part is not chosen, or misspelt, the option may be one of its own; that is reported first.
-        if None not in self.line.names.values():
+        if self.all_chosen:
             self.line.problems.append(f"{problem}; {cure}")
 
-    def _find(self, name: str) -> FieldSpec | None:
-        """The option of that name or key; None if there is none, or several."""
+    def _key(self, name: str) -> str:
+        """The key that an option's name stands for: itself, or that of the only option of that name."""
         key = name.replace("-", "_")
-        specs = [self.by_key[key]] if key in self.by_key else self._named(name)
-        return specs[0] if len(specs) == 1 else None
+        specs = self._named(name)
+        return specs[0].key if key not in self.by_key and len(specs) == 1 else key
+
+    def _annotation(self, key: str) -> str | None:
+        """Type of the option of that key, which may be that of one stage; None if there is none."""
+        spec = self.by_key.get(OF_A_STAGE.sub("", key, count=1))
+        return None if spec is None else spec.annotation
 
     def _named(self, name: str) -> list[FieldSpec]:
         return self.by_name.get(name.replace("-", "_"), [])
 
     def _set(self, key: str, value: str) -> None:
-        section, _, name = key.rpartition(".")
-        target = self.values.setdefault(section, {}) if section else self.values
-        spec = self.by_key.get(key)
-        if spec is not None and spec.annotation.startswith("list[") and name in target:
-            target[name] = f"{target[name]},{value}"
-        else:
-            target[name] = value
+        kind = self._annotation(key)
+        path = key.split(".")
+        if kind is not None and kind.startswith("list[") and (given := self._get(key)) is not None:
+            value = f"{given},{value}"
+        if not _place(self.values, path, value):
+            self.line.problems.append(f"{key}={value}: {path[0]} holds a value already, not options")
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -224,7 +288,7 @@ Train a cross-lingual sentence encoder.
   xrep-train ... --print-config                                       print the resolved configuration and stop
 
 DATA is a directory made by xrep-preprocess, or of raw text: train.de-en.de and train.de-en.en, or train.de-en.tsv
-(.gz too). The same command on the same --save-dir goes on where it stopped.
+(.gz and .xz too). The same command on the same --save-dir goes on where it stopped.
 Every option has three spellings: --queue-size 1024, criterion.queue_size=1024, and criterion: {queue_size: 1024} in
 the file given by --config; the command line wins.
 
@@ -236,33 +300,50 @@ def help_text(line: CommandLine) -> str:
     """Every option of the chosen parts with type, default and help."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     out = [HELP]
-    for option, section in SELECTORS.items():
-        known = ", ".join(REGISTRIES[section].names())
-        out.append(_entry(f"--{option} NAME", f"{known} (chosen: {line.names[section] or 'none yet'})", width))
+    chosen = line.sections()
+    for option, kind in SELECTORS.items():
+        known = ", ".join(REGISTRIES[kind].names())
+        names = dict.fromkeys(section.name or "none yet" for section in chosen if section.kind == kind)
+        out.append(_entry(f"--{option} NAME", f"{known} (chosen: {', '.join(names)})", width))
     out.append(_entry("--config FILE", "YAML file of options; several are merged, later ones win.", width))
     out.append(_entry("--plugin MODULE", "Import a Python module that registers further parts; repeatable.", width))
     out.append(_entry("--print-config", "Print the resolved configuration as YAML and stop.", width))
+    if line.stages[0][0]:
+        out.append(_entry("stages.NAME.KEY=VALUE", f"For one stage: {', '.join(n for n, _ in line.stages)}.", width))
+    titles = _titles(line)
     section = None
     for spec in line.fields:
         if spec.section != section:
             section = spec.section
-            out.append("\n" + textwrap.fill(_title(section, line.names.get(section)), width, subsequent_indent="  "))
-        names = [other.name for other in line.fields].count(spec.name)
-        shown = option_name(spec) if names == 1 else f"{spec.key}="
+            for title in titles.get(section) or [f"{section or 'run'}:"]:
+                out.append("\n" + textwrap.fill(title, width, subsequent_indent="  "))
+        shown = option_name(spec) if len([o for o in line.fields if o.name == spec.name]) == 1 else f"{spec.key}="
         default = "required" if spec.default is dataclasses.MISSING else f"default: {_show(spec.default)}"
         out.append(_entry(f"{shown} {_kind(spec.annotation)}", f"{spec.help} ({default})", width))
     return "\n".join(out)
 
 
-def _title(section: str, name: str | None) -> str:
-    if not section:
-        return "run:"
-    target = part_target(section, name)
-    assert target is not None
-    module, _, class_name = target.partition(":")
+def _titles(line: CommandLine) -> dict[str, list[str]]:
+    """Section -> what is chosen there, with the stages that choose it where they differ."""
+    chosen: dict[str, dict[str, tuple[Section, list[str]]]] = {}
+    for stage, values in line.stages:
+        for section in sections_of(values):
+            if section.is_chosen:
+                name = section.name or ""
+                chosen.setdefault(section.key, {}).setdefault(name, (section, []))[1].append(stage)
+    titles: dict[str, list[str]] = {}
+    for key, named in chosen.items():
+        for section, stages in named.values():
+            where = "" if len(stages) == len(line.stages) else f" (stage {', '.join(stages)})"
+            titles.setdefault(key, []).append(_title(section, where))
+    return titles
+
+
+def _title(section: Section, where: str) -> str:
+    module, _, class_name = section.target.partition(":")
     node = class_node(module, class_name)
     summary = ((ast.get_docstring(node) if node is not None else None) or "").split("\n")[0]
-    return f"{section}{' ' + name if name else ''}: {summary}"
+    return f"{section.key}{' ' + section.name if section.name else ''}{where}: {summary}"
 
 
 def _kind(annotation: str) -> str:

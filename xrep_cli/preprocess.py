@@ -30,7 +30,7 @@ parallel text is written PAIR=FILES:
   de-en=x.tsv:2,1      the same, with the columns of de and en, counted from 1
   de-en=x.de,x.en      two files, line by line translations of each other
   de-en=x.tsv@5000     at most 5000 of its pairs, drawn at random (training text alone)
-Every file is UTF-8 and may be gzipped. Codes may be two or three letters (deu-eng is de-en).
+Every file is UTF-8 and may be packed by gzip or xz. Codes may be two or three letters (deu-eng is de-en).
 """
 EPILOG = "A report of what was dropped and why is printed at the end. Nothing is written unless all of it is."
 

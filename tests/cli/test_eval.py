@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 from tests.encoders import write_encoder
+from xrep.evaluation import tatoeba
+from xrep.evaluation.encoders import open_encoder
 from xrep.sentence_encoder import SentenceEncoder
 from xrep.text.cleaning import sentence_hashes
-from xrep_cli.eval import main
+from xrep_cli.eval import EVALUATIONS, build_parser, load, main
 
 GERMAN = """\
 Maria wohnt seit 1998 in Berlin.
@@ -82,7 +85,9 @@ def test_everything_at_once(shared: Path, data: Path, tmp_path: Path, capsys: py
     assert printed.err == ""
     assert "German (de)" in printed.out and "random" in printed.out
     assert "overlap: 3 of 12 " in printed.out  # Tom loves music: with both languages
-    assert values["overlap"]["found"] == 3 and values["path"] == str(shared)
+    assert values["overlap"]["found"] == 3 and values["model"]["path"] == str(shared)
+    assert values["settings"]["margin"] == "absolute" and len(values["data"]) == 4
+    values = values["values"]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png", "vectors"]
     for code, language in (("deu", "de"), ("fra", "fr")):
@@ -98,10 +103,169 @@ def test_everything_at_once(shared: Path, data: Path, tmp_path: Path, capsys: py
 def test_json_on_stdout_stands_alone(shared: Path, data: Path, capsys: pytest.CaptureFixture) -> None:
     assert _eval("--path", shared, "--data", data, "--langs", "deu", "--drop-overlap", "--json", "-") == 0
     values = json.loads(capsys.readouterr().out)
-    assert list(values["languages"]) == ["de"]
-    assert values["pairs"] == values["languages"]["de"]["pairs"] == 4
     assert values["overlap"] == {"found": 2, "total": 6, "dropped": True}
-    assert "random_mean" not in values
+    assert list(values["values"]["languages"]) == ["de"]
+    assert values["values"]["pairs"] == values["values"]["languages"]["de"]["pairs"] == 4
+    assert "random_mean" not in values["values"]
+
+
+def test_margin_and_components_reach_the_measurement(
+    shared: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options = ["--margin", "ratio", "--neighbours", "3", "--remove-components", "2", "--langs", "de", "--json", "-"]
+    assert _eval("--path", shared, "--data", data, *options, "--save-embeddings", tmp_path / "vectors") == 0
+    values = json.loads(capsys.readouterr().out)
+    scoring = tatoeba.Scoring("ratio", 3, 2)
+    expected = tatoeba.measure(open_encoder(shared), [tatoeba.read_pool(data, "deu")], scoring)["de"]
+    assert values["values"]["languages"]["de"]["xx-en"] == expected.forward
+    assert values["settings"] == {"languages": ["de"], **scoring.as_dict()}
+    saved = np.load(tmp_path / "vectors" / "deu.deu.npy").astype(np.float64)
+    assert np.linalg.matrix_rank(saved, tol=1e-4) == 6 - 2  # of 6 sentences
+    assert _eval("--path", shared, "--data", data, "--margin", "ratio", "--neighbours", "7") == 2
+    assert "--neighbours 7, but 6 pairs of deu; give a smaller number" in capsys.readouterr().err
+
+
+def test_another_system_is_measured_by_its_vectors(
+    shared: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "vectors"
+    folder.mkdir()
+    assert _eval("--data", data, "--list-sentences", folder / "sentences.tsv") == 0
+    assert capsys.readouterr().out == f"18 sentences: {folder / 'sentences.tsv'}\n"
+    rows = [line.split("\t") for line in (folder / "sentences.tsv").read_text(encoding="utf-8").splitlines()]
+    encoder = SentenceEncoder.load(shared)
+    np.save(folder / "vectors.npy", np.concatenate([encoder.encode([text], language) for language, text in rows]))
+    found = []
+    for path in (shared, folder):
+        assert _eval("--path", path, "--data", data, "--json", "-") == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["values"] == found[1]["values"]
+    assert found[0]["model"]["fingerprint"] != found[1]["model"]["fingerprint"]
+    assert _eval("--path", folder, "--data", data, "--random-baseline") == 2
+    assert "without --random-baseline" in capsys.readouterr().err
+    for option in ("--json", "--plot", "--save-embeddings"):
+        assert _eval("--data", data, "--list-sentences", tmp_path / "list", option, tmp_path / "out") == 2
+        assert f"{option} with --list-sentences, which measures nothing" in capsys.readouterr().err
+    assert _eval("--data", data) == 2
+    assert "no encoder named; give --path, or --list-sentences" in capsys.readouterr().err
+
+
+def test_kept_vectors_give_the_same_result(
+    shared: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    printed = []
+    for cache in ([], ["--cache", tmp_path / "cache"], ["--cache", tmp_path / "cache"]):
+        assert _eval("--path", shared, "--data", data, *cache) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] == printed[2]
+    assert len(list((tmp_path / "cache").iterdir())) == 3  # English is the same of both languages
+
+
+def _write_sts(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    pairs = list(zip(ENGLISH.splitlines(), [*ENGLISH.splitlines()[1:], "Tom loves music!"], strict=True))
+    rows = [f"genre\tfile\tyear\t{i}\t{i % 4}.5\t{one}\t{other}\n" for i, (one, other) in enumerate(pairs)]
+    (folder / "sts-test.csv").write_text("".join(rows), encoding="utf-8")
+
+
+def test_sts_prints_and_writes(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    _write_sts(tmp_path / "STSBenchmark")
+    assert main(["sts", "--path", str(shared), "--data", str(tmp_path), "--json", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "STS-B" in printed and "overlap: 2 of 6 " in printed
+    values = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert values["values"]["STS-B"]["split"] == values["settings"]["split"] == "test"
+    assert main(["sts", "--path", str(shared), "--data", str(tmp_path), "--split", "dev"]) == 2
+    assert "no STS data set with a dev split" in capsys.readouterr().err
+
+
+@pytest.fixture
+def two_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``all`` knows tatoeba and sts alone: text for the others would not be as short."""
+    known = load("all")._DATA
+    assert set(known) < set(EVALUATIONS)
+    monkeypatch.setattr(load("all"), "_DATA", {name: known[name] for name in ("tatoeba", "sts")})
+
+
+@pytest.mark.usefixtures("two_tests")
+def test_all_measures_what_it_finds_and_names_what_fails(
+    shared: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    root, output = tmp_path / "data", tmp_path / "out.json"
+    shutil.copytree(data, root / "a" / "tatoeba")
+    (root / "a" / "notes.txt").write_text("no data\n")
+    _write_sts(root / "sts" / "STSBenchmark")
+    options = ["all", "--path", str(shared), "--data", str(root), "--drop-overlap", "--json", str(output)]
+    assert main(options) == 0
+    printed = capsys.readouterr()
+    values = json.loads(output.read_text(encoding="utf-8"))
+    results = values["values"]["results"]
+    assert printed.err.splitlines() == ["1 of 2: tatoeba", "2 of 2: sts"]
+    assert set(results) == {"tatoeba", "sts"} and not values["values"]["failed"]
+    for name, folder in (("tatoeba", root / "a" / "tatoeba"), ("sts", root)):
+        alone = ["--path", str(shared), "--data", str(folder), "--drop-overlap", "--json", "-"]
+        assert main([name, *alone]) == 0
+        assert json.loads(capsys.readouterr().out)["values"] == results[name]["values"]
+    assert values["headline"]["tatoeba: mean of 2"] == results["tatoeba"]["values"]["mean"]
+    assert "tatoeba: overlap: 3 of 12 test examples were in the training text, left out" in printed.out
+
+    (root / "sts" / "STSBenchmark" / "sts-test.csv").write_text("one column\n")
+    assert main(options) == 2
+    printed = capsys.readouterr()
+    assert "sts: not measured: " in printed.out and "mean of 2" in printed.out
+    assert printed.err.splitlines()[-1].startswith("xrep-eval: error: sts could not be measured; ")
+    values = json.loads(output.read_text(encoding="utf-8"))
+    assert values["values"]["failed"]["sts"].startswith(str(root / "sts")) and "Traceback" not in printed.err
+    assert values["values"]["results"]["tatoeba"]["values"] == results["tatoeba"]["values"]
+
+
+@pytest.mark.usefixtures("two_tests")
+def test_a_bug_in_one_test_costs_only_that_test(
+    shared: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    shutil.copytree(data, tmp_path / "tatoeba")
+    _write_sts(tmp_path / "STSBenchmark")
+    monkeypatch.setattr("xrep.evaluation.sts.evaluate", lambda *a, **b: {}["a bug"])
+    assert main(["all", "--path", str(shared), "--data", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert "mean of 2" in printed.out and "sts: not measured: KeyError: 'a bug'" in printed.out
+    assert "Traceback" in printed.err
+
+
+def test_all_knows_the_published_files_by_their_names(tmp_path: Path) -> None:
+    files = (
+        "t/tatoeba.deu-eng.deu t/tatoeba.deu-eng.eng b/one/zh-en.dev.gold b/two/de-en.training.gold "
+        "b/two/de-en.test.gold x/STS12-en-test/STS.input.a.txt x/MR/rt-polarity.pos x/STSBenchmark/sts-test.csv "
+        "notes/readme.txt"
+    )
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+
+    def at(place: str) -> list[str]:
+        return ["--data", str(tmp_path / place)]
+
+    assert [(test.label, test.options) for test in load("all").find_tests(tmp_path)] == [
+        ("tatoeba", at("t")),
+        ("bucc b/one", [*at("b/one"), "--oracle"]),  # one split alone
+        ("bucc b/two", at("b/two")),
+        ("sts", at("")),
+        ("senteval", at("")),
+        ("alignment", at("x/STSBenchmark/sts-test.csv")),
+        ("language-bias", at("t")),
+    ]
+
+
+def test_all_needs_data(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for folder, message in ((tmp_path, "no data of any test in it"), (tmp_path / "absent", "no such folder")):
+        assert main(["all", "--path", str(shared), "--data", str(folder)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_every_test_of_the_help_is_there() -> None:
+    for name in EVALUATIONS:
+        assert f"xrep-eval {name} --" in load(name).DESCRIPTION
+        build_parser(name)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +315,7 @@ def test_separate_towers_know_their_languages_only(
     assert "without --drop-overlap" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["tatoeba", "--help"]])
+@pytest.mark.parametrize("argv", [["--help"], ["all", "--help"], ["sts", "--help"], ["tatoeba", "--help"]])
 def test_help_shows_an_example_and_does_not_wait_for_torch(argv: list[str]) -> None:
     code = (
         "import sys, atexit; atexit.register(lambda: print([m for m in ('torch', 'numpy') if m in sys.modules]))\n"
@@ -159,7 +323,11 @@ def test_help_shows_an_example_and_does_not_wait_for_torch(argv: list[str]) -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
-    assert "xrep-eval tatoeba --path run1/best" in done.stdout
+    assert f"xrep-eval {argv[0] if len(argv) > 1 else 'tatoeba'} --path run1/best" in done.stdout
     assert done.stdout.endswith("[]\n")
     if argv[0] == "tatoeba":
-        assert "nearest neighbour by cosine" in done.stdout and "--drop-overlap" in done.stdout
+        assert (
+            "--remove-components" in done.stdout
+            and "nearest neighbour by cosine" in done.stdout
+            and "--drop-overlap" in done.stdout
+        )

@@ -1,8 +1,12 @@
 """The command line of xrep-train."""
 
+import subprocess
+import sys
+
 import pytest
 import yaml
 
+from tests.runs import environment
 from xrep.config import compose
 from xrep.errors import ConfigError
 from xrep.registry import CRITERIA
@@ -48,7 +52,8 @@ def test_defaults_then_files_then_command_line(tmp_path):
     assert (merged["optimizer"]["lr"], merged["seed"], merged["criterion"]["momentum"]) == (0.5, 9, 0.25)
     assert merged["criterion"]["queue_size"] == 409600
     other = values(*files, "data/", "--criterion", "translation_ranking")
-    assert other["criterion"] == {"name": "translation_ranking", "temperature": 0.05, "mask_equal_sentences": False}
+    assert other["criterion"]["name"] == "translation_ranking"
+    assert not {"queue_size", "momentum"} & set(other["criterion"])  # options of the old criterion are forgotten
 
 
 def test_without_data_the_demo_recipe_applies(tmp_path):
@@ -130,3 +135,66 @@ def test_help_shows_every_option_with_type_default_and_help():
     assert "criterion dual_moco: L(x, y) + L(y, x)" in shown
     assert max(map(len, help_text(line).splitlines())) <= 120
     assert "--queue-size INT" not in help_text(parse(["--help"]))
+
+
+PARTS = """
+parts:
+- {task: {name: bitext, data: news}, criterion: dual_moco}
+- {name: rank, task: bitext, criterion: translation_ranking, batch_size: 64}
+"""
+
+
+def test_options_of_parts(tmp_path):
+    (tmp_path / "c.yaml").write_text(PARTS)
+    file = ["--config", str(tmp_path / "c.yaml")]
+    given = ["--queue-size", "5", "parts.rank.criterion.temperature=0.5", "--parts.dual_moco.weight", "2"]
+    merged = values(*file, *given, "parts.0.batch_size=9", "parts.rank.task.data=d", "--no-momentum-dropout")
+    first, second = merged["parts"]
+    assert (first["criterion"]["queue_size"], first["weight"], first["task"]["batch_size"]) == (5, 2.0, 9)
+    assert (second["criterion"]["temperature"], second["task"]["batch_size"], second["weight"]) == (0.5, 64, 1.0)
+    assert (first["task"]["data"], second["task"]["data"]) == ("news", "d")
+    assert first["criterion"]["momentum_dropout"] is False
+    other = values(
+        *file, "parts.rank.criterion=dual_moco", "parts.rank.criterion.queue_size=7", "--mixing", "proportion"
+    )
+    assert (other["parts"][1]["criterion"]["queue_size"], other["mixing"]) == (7, "proportion")
+    assert problems(*file, "--temperature", "1", "d3/", "parts.rnk.weight=3") == [
+        "--temperature is an option of several parts; "
+        "write parts.dual_moco.criterion.temperature=... or parts.rank.criterion.temperature=...",
+        "'d3/': several tasks read data; write parts.dual_moco.task.data=d3/ or parts.rank.task.data=d3/",
+        "command line: there is no part 'rnk'; did you mean 'rank'?",
+    ]
+
+
+def test_help_shows_each_part_under_its_own_title(tmp_path):
+    (tmp_path / "c.yaml").write_text(PARTS)
+    lines = help_text(parse(["--config", str(tmp_path / "c.yaml")])).splitlines()
+    titles = [line.partition(":")[0] for line in lines if line.startswith("parts.")]
+    assert titles == [
+        "parts.dual_moco.task bitext", "parts.dual_moco.criterion dual_moco", "parts.rank.task bitext",
+        "parts.rank.criterion translation_ranking", "parts.dual_moco", "parts.rank",
+    ]  # fmt: skip
+    title = next(number for number, line in enumerate(lines) if line.startswith("parts.rank.criterion"))
+    assert any(line.startswith("  parts.rank.criterion.temperature= FLOAT") for line in lines[title : title + 4])
+    assert any(line.startswith("  --queue-size INT") for line in lines)
+    assert any(line.startswith("  --mixing {weight,proportion}") for line in lines)
+    assert max(map(len, lines)) <= 120
+
+
+def test_help_shows_the_parts_of_each_stage(tmp_path):
+    text = "task: bitext\ncriterion: dual_moco\nstages: [{}, {name: rank, criterion: translation_ranking}]\n"
+    (tmp_path / "c.yaml").write_text(text)
+    shown = help_text(parse(["--config", str(tmp_path / "c.yaml")]))
+    assert "\ncriterion dual_moco (stage 1): L(x, y)" in shown
+    assert "\ncriterion translation_ranking (stage rank): " in shown
+    assert "\ntask bitext: " in shown and "For one stage: 1, rank." in shown
+    assert shown.count("\n  --temperature FLOAT") == 1
+
+
+@pytest.mark.parametrize("text", [PARTS, "task: bitext\ncriterion: dual_moco\nstages: [{}, {}]\n"])
+def test_help_waits_for_no_torch(tmp_path, text):
+    (tmp_path / "c.yaml").write_text(text)
+    code = "import sys; from xrep_cli.train import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    line = [sys.executable, "-c", code, "--config", str(tmp_path / "c.yaml"), "--help"]
+    finished = subprocess.run(line, env=environment(), capture_output=True, text=True)
+    assert finished.returncode == 0 and "--queue-size" in finished.stdout, finished.stderr

@@ -124,7 +124,7 @@ def test_all_problems_at_once_before_any_data_is_read(tmp_path):
 def test_a_gradient_beyond_numbers_ends_the_run(data_directory, tmp_path):
     given = options(max_steps=50, lr=1e38, weight_decay=0, warmup_steps=0, save_every=1, norm="pre")
     line = refusal(xrep_train(data_directory, *given, "--save-dir", tmp_path / "run"), code=1)
-    step = int(re.match(r"step (\d+): the (loss|norm of the gradient) is (nan|inf); the batch begins with ", line)[1])
+    step = int(re.match(r"step (\d+): the (loss|norm of the gradient) is (nan|inf); it begins in ", line)[1])
     last = tmp_path / "run" / f"checkpoint-{step - 1:08d}"
     assert f"; last good checkpoint: {last}; lower --lr" in line
     assert open_checkpoint(last).step == step - 1
@@ -159,7 +159,8 @@ def test_a_full_disk_leaves_nothing_half_written(data_directory, tmp_path, room)
     assert error.startswith(f"{disk / 'run'}")
     assert error.endswith(": No space left on device; free some space and run the command again")
     left = {path.name for path in (copy / "run").iterdir()}
-    assert left <= {"config.yaml", "training_hashes.npy", "metrics.jsonl", "checkpoint-00000005", "last", "best"}
+    whole = {"checkpoint-00000005", "last", "best"}
+    assert left <= {".lock", "config.yaml", "training_hashes.npy", "metrics.jsonl", *whole}
     assert ("checkpoint-00000005" in left) == (room > 1)
     if room > 1:
         assert open_checkpoint(copy / "run" / "last").step == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,8 +176,9 @@ def test_warning_when_the_queue_exceeds_half_of_the_corpus(text) -> None:
     plain, masked = (
         DualMoco(DualMoco.Config(queue_size=301, mask_equal_sentences=masked), model, text) for masked in (False, True)
     )
-    assert plain.warnings(602) == masked.warnings(602) == []
-    (warning,), (other,) = plain.warnings(601), masked.warnings(601)
+    enough, few = SimpleNamespace(examples=602), SimpleNamespace(examples=601)
+    assert plain.warnings(enough) == masked.warnings(enough) == []
+    (warning,), (other,) = plain.warnings(few), masked.warnings(few)
     assert "queue_size 301 exceeds half of the 601 training pairs" in warning and "--mask-equal-sentences" in warning
     assert "queue_size 301 exceeds half of the 601 training pairs" in other and "--mask-equal-sentences" not in other
 

@@ -18,6 +18,9 @@ def test_collate_pads_and_cuts() -> None:
     assert batch.lengths.tolist() == [4, 2, 6] and len(batch) == 3 and batch.is_padded
     assert batch.mask.tolist() == [[True] * 4 + [False] * 2, [True] * 2 + [False] * 4, [True] * 6]
     assert not collate(sentences[2:], VOCABULARY, 6).is_padded
+    nothing = collate([], VOCABULARY, 6)
+    assert nothing.tokens.shape == (0, 2) and nothing.lengths.shape == (0,) and not nothing.is_padded
+    assert nothing.tokens.dtype == nothing.lengths.dtype == torch.int64
 
 
 def test_followed_by() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from xrep.data import preprocess as preprocess_module
 from xrep.data import spool
 from xrep.data.preprocess import PreprocessOptions, prepare, preprocess
 from xrep.data.store import DataDirectory
@@ -15,6 +16,7 @@ from xrep.errors import UserError
 from xrep.text import tokenizer as tokenizer_module
 from xrep.text.cleaning import CleaningOptions, sentence_hashes, template_hash
 from xrep.text.readers import Bitext, parse_bitext
+from xrep.text.tokenizer import train_tokenizer
 
 ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
 PLACES = {"Wald": "forest", "Fluss": "river", "Garten": "garden", "Park": "park", "Berg": "mountain", "See": "lake"}
@@ -166,6 +168,25 @@ def test_same_input_gives_the_same_bytes(tmp_path):
         path = run(tmp_path / name, splits, valid_size=5).path
         contents.append({p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()})
     assert contents[0] == contents[1]
+
+
+def test_the_tokenizer_s_text_is_bounded_in_characters(tmp_path, monkeypatch):
+    read = []
+
+    def train(sentences, *arguments):
+        read.extend(sentences)
+        return train_tokenizer(read, *arguments)
+
+    monkeypatch.setattr(preprocess_module, "train_tokenizer", train)
+    corpora = [tsv(tmp_path / "x.tsv", PAIRS), tsv(tmp_path / "y.tsv", [("So kurz", "As short")])]
+    whole = sum(len(text) for pair in PAIRS for text in pair)
+    for bound in (2 * whole, whole // 2):
+        monkeypatch.setattr(preprocess_module, "_TOKENIZER_CHARACTERS", bound)
+        read.clear()
+        run(tmp_path / str(bound), {"train": corpora}, vocabulary_size=60)
+        assert min(bound, whole) * 0.9 < sum(map(len, read)) < min(bound, whole) * 1.05
+    # Half of the text, evenly: every animal comes early or late in it.
+    assert all(any(animal in text for text in read) for animal in ANIMALS)
 
 
 def test_a_given_tokenizer_is_used(tmp_path):

@@ -67,7 +67,10 @@ def test_columns(tmp_path, vocabulary_size):
     assert [column[i].tolist() for i in range(len(column))] == sentences
     rows = np.array([2, 0, 1, 2])
     assert column.lengths().tolist() == [3, 0, 700, 1, 5, 0] and column.lengths(rows).tolist() == [700, 3, 0, 700]
-    assert [ids.tolist() for ids in column.gather(rows, 2)] == [sentences[i][:2] for i in rows]
+    ids, lengths = column.gather(rows, 2)
+    assert ids.dtype == dtype and lengths.tolist() == [2, 2, 0, 2]
+    assert ids.tolist() == [token for i in rows for token in sentences[i][:2]]
+    assert [len(part) for part in column.gather(rows[:0], 2)] == [0, 0]
     with pytest.raises(IndexError):
         column[6]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from xrep.errors import UserError
+from xrep.retrieval.neighbours import normalize_rows
 
 
 class NgramEncoder:
@@ -24,9 +25,14 @@ class NgramEncoder:
     """
 
     def __init__(self, known: list[str] | None = None, training_hashes: Path | None = None) -> None:
-        self.known, self.training_hashes = known, training_hashes
+        self.known, self.training_hashes, self.path = known, training_hashes, "trigrams"
 
-    def encode(self, sentences: list[str], lang: str, show_progress: bool = False) -> np.ndarray:
+    def fingerprint(self) -> str:
+        return f"trigrams {self.known}"
+
+    def encode(
+        self, sentences: list[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
+    ) -> np.ndarray:
         if self.known is not None and lang not in self.known:
             raise UserError(f"this encoder has no tower for the language {lang!r}")
         vectors = np.zeros((len(sentences), 1024), dtype=np.float32)
@@ -34,7 +40,8 @@ class NgramEncoder:
             text = f"  {sentence.casefold()}  "
             for start in range(len(text) - 2):
                 vectors[row, zlib.crc32(text[start : start + 3].encode()) % 1024] += 1
-        return vectors * np.random.default_rng(0).uniform(0.5, 1.5, 1024).astype(np.float32)
+        vectors *= np.random.default_rng(0).uniform(0.5, 1.5, 1024).astype(np.float32)
+        return normalize_rows(vectors) if normalize else vectors
 
 
 PAIRS = {
@@ -87,11 +94,21 @@ def tatoeba_folder(write_tatoeba: Callable[[dict[str, list[tuple[str, str]]]], P
     return write_tatoeba(PAIRS)
 
 
+def published(name: str) -> Path:
+    """A folder of published data: in the one that XREP_DATA names, else beside the repository."""
+    folder = Path(os.environ.get("XREP_DATA", Path(__file__).parents[3] / "shared" / "data")) / name
+    if not folder.is_dir():
+        pytest.skip(f"the published files are not in {folder} (set XREP_DATA)")
+    return folder
+
+
 @pytest.fixture
 def published_tatoeba() -> Path:
-    """LASER's Tatoeba test: in the folder that XREP_DATA names, else beside the repository."""
-    beside = Path(__file__).parents[3] / "shared" / "data"
-    folder = Path(os.environ.get("XREP_DATA", beside)) / "tatoeba"
-    if not folder.is_dir():
-        pytest.skip(f"LASER's Tatoeba test is not in {folder} (set XREP_DATA)")
-    return folder
+    """LASER's Tatoeba test."""
+    return published("tatoeba")
+
+
+@pytest.fixture
+def published_sts() -> Path:
+    """STS12 to STS14, STS-B, SICK and the translated STS-B."""
+    return published("sts")

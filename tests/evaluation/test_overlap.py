@@ -7,7 +7,7 @@ import pytest
 
 from xrep.errors import UserError
 from xrep.evaluation import tatoeba
-from xrep.evaluation.overlap import Overlap, load_training_hashes, seen
+from xrep.evaluation.overlap import Overlap, find_overlap, load_training_hashes, seen
 from xrep.text.cleaning import sentence_hashes
 
 
@@ -69,6 +69,16 @@ def test_a_sentence_without_words_was_never_seen(tmp_path: Path) -> None:
     hashes = load_training_hashes(_save(tmp_path / "hashes.npy", ["...", "Yes."]))
     assert seen(["?!", "YES", "no"], hashes).tolist() == [False, True, False]
     assert seen(["?!", "YES"], np.empty(0, np.uint64)).tolist() == [False, False]
+
+
+def test_columns_are_counted_by_row_and_tests_add_up(tmp_path: Path) -> None:
+    hashes = _save(tmp_path / "hashes.npy", ["a b", "c d"])
+    keep, overlap = find_overlap(hashes, ["A b!", "x", "y"], ["c, d", "z", "C D"], drop=True)
+    assert keep.tolist() == [False, True, False] and overlap == Overlap(2, 3, dropped=True)
+    keep, overlap = find_overlap(hashes, ["A b!", "x"])
+    assert keep.all() and overlap == Overlap(1, 2)
+    assert overlap + Overlap(3, 4) == Overlap(4, 6)
+    assert overlap + Overlap(None, 4) == Overlap(None, 6)
 
 
 def test_hashes_are_mapped_not_read(tmp_path: Path) -> None:

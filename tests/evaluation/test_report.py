@@ -10,6 +10,7 @@ import pytest
 from xrep.errors import UserError
 from xrep.evaluation import plots, report, tatoeba
 from xrep.evaluation.overlap import Overlap
+from xrep.evaluation.result import to_json
 from xrep.files import check_output, write_aside
 from xrep.metrics.retrieval import Accuracy
 
@@ -26,16 +27,16 @@ def _results(languages: list[str], random: bool = False) -> tatoeba.Results:
 
 def test_json_has_every_key_and_unrounded_percentages() -> None:
     results = _results(["de", "fr"])
-    values = json.loads(report.to_json(report.as_dict(results, Path("run1/best"))))
-    assert set(values) == {"mean", "languages", "averages", "pairs", "overlap", "path", "protocol"}
+    values = json.loads(to_json(report.values(results)))
+    assert set(values) == {"mean", "languages", "averages", "pairs"}
     assert values["languages"]["fr"] == {
         "xx-en": 200 / 7, "en-xx": 200 / 9, "mean": (200 / 7 + 200 / 9) / 2, "pairs": 1000,
     }  # fmt: skip
     assert values["mean"] == pytest.approx((100 / 7 + 100 / 9 + 200 / 7 + 200 / 9) / 4)
     assert set(values["averages"]) == {"mean"}
-    assert (values["pairs"], values["path"]) == (2000, "run1/best")
-    assert values["overlap"] == {"found": 2, "total": 2000, "dropped": False}
-    values = report.as_dict(_results(list(tatoeba.GROUPS["36"]), random=True), "x")
+    assert values["pairs"] == 2000
+    assert report.headline(results) == {"mean of 2": values["mean"]}
+    values = report.values(_results(list(tatoeba.GROUPS["36"]), random=True))
     assert set(values["averages"]) == {"mean", "11", "14", "28", "36"}
     assert set(values["averages"]["14"]) == {"xx-en", "en-xx", "mean"}
     assert values["random_mean"] == pytest.approx(0.2)

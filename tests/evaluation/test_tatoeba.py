@@ -158,10 +158,44 @@ def test_an_encoder_without_a_tower_says_so_before_the_work(tatoeba_folder: Path
     assert set(tatoeba.evaluate(ngram_encoder(known=["de", "en"]), _pools(tatoeba_folder, "de")).pairs) == {"de"}
 
 
-def test_vectors_that_are_not_finite_are_no_result(tatoeba_folder: Path, ngram_encoder) -> None:
-    class Broken(ngram_encoder):
-        def encode(self, sentences: list[str], lang: str, show_progress: bool = False) -> np.ndarray:
-            return super().encode(sentences, lang) * (np.nan if lang == "de" else 1)
+def _published_formula(x: np.ndarray, count: int) -> np.ndarray:
+    """v - (v.c)c with the first right singular vectors c of the uncentred matrix, in float64."""
+    x = x.astype(np.float64)
+    for component in np.linalg.svd(x, full_matrices=False)[2][:count]:
+        x = x - np.outer(x @ component, component)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
 
-    with pytest.raises(UserError, match="deu.*not finite"):
-        tatoeba.measure(Broken(), _pools(tatoeba_folder))
+
+@pytest.mark.parametrize("margin", ["absolute", "distance", "ratio"])
+def test_components_and_margins_are_those_of_the_formulas(tatoeba_folder: Path, ngram_encoder, margin: str) -> None:
+    kept = {}
+    pools, scoring = _pools(tatoeba_folder), tatoeba.Scoring(margin, neighbours=2, remove_components=1)
+    results = tatoeba.evaluate(
+        ngram_encoder(), pools, scoring, keep=lambda pool, *sides: kept.update({pool.code: sides})
+    )
+    for pool in pools:
+        sides = [ngram_encoder().encode(side, "x") for side in (pool.sentences, pool.english)]
+        x, y = (_published_formula(side, 1) for side in sides)
+        np.testing.assert_allclose(kept[pool.code], [x, y], atol=1e-5)
+        cosine = x @ y.T
+        near = [np.sort(cosine, axis=axis).take([-1, -2], axis=axis).mean(axis=axis) for axis in (1, 0)]
+        around = (near[0][:, None] + near[1]) / 2
+        scores = {"absolute": cosine, "distance": cosine - around, "ratio": cosine / around}[margin]
+        right = [(scores.argmax(axis=axis) == np.arange(len(x))).mean() * 100 for axis in (1, 0)]
+        assert results.accuracies[pool.language] == Accuracy(*right)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "message"),
+    [
+        (tatoeba.Scoring("ratio", neighbours=4), "--neighbours 4, but 3 pairs of swh; give a smaller number"),
+        (tatoeba.Scoring(remove_components=3), "--remove-components 3, but 3 pairs of swh"),
+        (tatoeba.Scoring(remove_components=-1), "--remove-components -1; give 0 or more"),
+        (tatoeba.Scoring(neighbours=0), "--neighbours 0; give at least 1"),
+    ],
+)
+def test_numbers_too_large_for_the_data_are_one_clear_line(
+    tatoeba_folder: Path, ngram_encoder, scoring: tatoeba.Scoring, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        tatoeba.measure(ngram_encoder(), _pools(tatoeba_folder), scoring)

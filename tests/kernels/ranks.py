@@ -1,20 +1,23 @@
-"""Processes that compute the losses between two sides of a batch together, and the cases that they compute."""
+"""Processes that compute together, and the losses between two sides of a batch that they compute."""
 
 from __future__ import annotations
 
 import datetime
 import multiprocessing
+import pickle
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tests.kernels.pairs import make_ids, tiles
-from xrep.kernels.gather import gather_rows, rank_sizes
+from xrep.kernels.gather import current_group, gather_rows, rank_sizes
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 
@@ -22,6 +25,8 @@ SECONDS = 100
 """After which processes that wait for each other are given up."""
 
 Results = dict[str, Tensor]
+Found = list[dict[str, Results]]
+"""By rank and case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +140,8 @@ def weights_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def gather(rank: int) -> Results:
     """What ``gather_rows`` makes of rows that ranks have different numbers of, and its gradient of a weighted sum."""
-    group, found = dist.group.WORLD, {}
+    group, found = current_group(), {}
+    assert group is not None
     for number, shape in enumerate(shapes(rank)):
         sizes = rank_sizes(shape[0], torch.device("cpu"), group)
         found[f"sizes {number}"] = torch.tensor(sizes)
@@ -154,29 +160,35 @@ def gather(rank: int) -> Results:
     return found
 
 
-def work(rank: int, world: int, folder: Path) -> None:
+def losses(rank: int, world: int) -> dict[str, Results]:
+    """What a rank finds, of each case."""
+    found = {"gather": gather(rank)}
+    groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {tuple(range(world)): dist.group.WORLD}
+    for name, case in cases(world).items():
+        for members in case.groups:
+            if members not in groups:
+                groups[members] = dist.new_group(members)  # by the others, too
+        mine = next(members for members in case.groups if rank in members)
+        found[name] = case.run(case.rows(rank), groups[mine])
+    return found
+
+
+def work(rank: int, world: int, folder: Path, task: bytes) -> None:
     """One process: everything it finds goes to a file."""
     try:
         torch.set_num_threads(1)
         store, limit = f"file://{folder / 'store'}", datetime.timedelta(seconds=SECONDS / 2)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
-        found = {"gather": gather(rank)}
-        groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {tuple(range(world)): dist.group.WORLD}
-        for name, case in cases(world).items():
-            for members in case.groups:
-                if members not in groups:
-                    groups[members] = dist.new_group(members)  # by the others, too
-            mine = next(members for members in case.groups if rank in members)
-            found[name] = case.run(case.rows(rank), groups[mine])
-        torch.save(found, folder / f"{rank}.pt")
+        compute, arguments = pickle.loads(task)
+        torch.save(compute(rank, world, *arguments), folder / f"{rank}.pt")
         dist.destroy_process_group()
     except BaseException:
         (folder / f"{rank}.txt").write_text(traceback.format_exc())
         raise
 
 
-def run_ranks(world: int, folder: Path) -> list[dict[str, Results]]:
-    """What each of ``world`` processes finds.
+def run_ranks(world: int, folder: Path, compute: Callable[..., dict[str, Results]], *arguments: Any) -> Found:
+    """``compute(rank, world, *arguments)``, a function of a module, of each of ``world`` processes.
 
     Raises:
         RuntimeError: one failed, or they did not end in time.
@@ -186,7 +198,8 @@ def run_ranks(world: int, folder: Path) -> list[dict[str, Results]]:
     context = multiprocessing.get_context(start)
     if start == "forkserver":
         context.set_forkserver_preload(["torch._dynamo", __name__])
-    processes = [context.Process(target=work, args=(rank, world, folder), daemon=True) for rank in range(world)]
+    task = pickle.dumps((compute, arguments))
+    processes = [context.Process(target=work, args=(rank, world, folder, task), daemon=True) for rank in range(world)]
     for process in processes:
         process.start()
     deadline = time.monotonic() + SECONDS

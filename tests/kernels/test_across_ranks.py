@@ -10,13 +10,11 @@ from tests.kernels.pairs import error
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 
-Found = list[dict[str, ranks.Results]]
-
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ranks.Found:
     """What every rank found, of each case."""
-    return ranks.run_ranks(request.param, tmp_path_factory.mktemp("ranks"))
+    return ranks.run_ranks(request.param, tmp_path_factory.mktemp("ranks"), ranks.losses)
 
 
 def same(key: str, mine: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
@@ -27,7 +25,7 @@ def same(key: str, mine: torch.Tensor, expected: torch.Tensor, tolerance: float)
 
 
 @pytest.mark.parametrize("name", ranks.cases(2))
-def test_ranks_find_what_one_process_finds(found: Found, name: str) -> None:
+def test_ranks_find_what_one_process_finds(found: ranks.Found, name: str) -> None:
     case = ranks.cases(len(found))[name]
     for members in case.groups:
         everyone = torch.cat([torch.arange(sum(case.sizes))[case.rows(rank)] for rank in members])
@@ -54,7 +52,7 @@ def test_the_cases_tell_right_from_wrong() -> None:
 
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("dtype", ranks.KINDS, ids=str)
-def test_every_rank_gets_the_rows_of_all_in_their_order(found: Found, number: int, dtype: torch.dtype) -> None:
+def test_every_rank_gets_the_rows_of_all_in_their_order(found: ranks.Found, number: int, dtype: torch.dtype) -> None:
     shapes = [ranks.shapes(rank)[number] for rank in range(len(found))]
     everyone = torch.cat([ranks.rows_of(rank, shape, dtype) for rank, shape in enumerate(shapes)])
     for part in found:
@@ -65,7 +63,9 @@ def test_every_rank_gets_the_rows_of_all_in_their_order(found: Found, number: in
 
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("dtype", [dtype for dtype in ranks.KINDS if dtype.is_floating_point], ids=str)
-def test_the_gradient_of_a_row_is_what_all_ranks_have_for_it(found: Found, number: int, dtype: torch.dtype) -> None:
+def test_the_gradient_of_a_row_is_what_all_ranks_have_for_it(
+    found: ranks.Found, number: int, dtype: torch.dtype
+) -> None:
     shapes = [ranks.shapes(rank)[number] for rank in range(len(found))]
     whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     # Rounded once, not with every rank that is added.

@@ -1,5 +1,6 @@
 """Checkpoint directories: whole or not there, refused when damaged, unable to run code."""
 
+import copy
 import hashlib
 import json
 import os
@@ -13,7 +14,15 @@ from torch import nn
 from tests.runs import contents
 from xrep.config import to_yaml
 from xrep.errors import UserError
-from xrep.models.directory import load_matching, load_model, open_checkpoint, write_checkpoint
+from xrep.models.directory import (
+    CRITERION,
+    STATE,
+    Snapshot,
+    load_matching,
+    load_model,
+    open_checkpoint,
+    write_checkpoint,
+)
 from xrep.models.dual_encoder import DualEncoder
 
 SHAPE = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 16, "max_positions": 48}
@@ -34,7 +43,7 @@ def write(text, tokenizer):
             "step": 7, "config_yaml": to_yaml(CONFIG), "text": text, "save_tokenizers": tokenizer.save, "model": model,
             "criterion": nn.Linear(2, 2), "training_state": {"step": 7, "tensor": torch.ones(3)},
         }  # fmt: skip
-        write_checkpoint(path, **{**facts, **given})
+        write_checkpoint(path, Snapshot.of(**{**facts, **given}))
         return path
 
     return write_to
@@ -59,6 +68,71 @@ def _umask():
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def test_a_snapshot_stays_as_it_was(text, tokenizer):
+    model = DualEncoder(DualEncoder.Config(**SHAPE), text)
+    criterion = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW([*model.parameters(), *criterion.parameters()])
+    facts = {"config_yaml": "", "text": text, "save_tokenizers": tokenizer.save, "model": model, "criterion": criterion}
+
+    def train_a_step():
+        for parameter in (*model.parameters(), *criterion.parameters()):
+            parameter.grad = torch.rand_like(parameter)
+        optimizer.step()
+
+    def take(step, **given):
+        train_a_step()
+        state = {"best": None, "optimizer": optimizer.state_dict()}
+        return Snapshot.of(step=step, **facts, training_state=state, **given)
+
+    def live():
+        state = {"best": None, "optimizer": copy.deepcopy(optimizer.state_dict())}
+        return copy.deepcopy((dict(model.state_dict()), dict(criterion.state_dict()), state))
+
+    def same(one, other):
+        if isinstance(one, torch.Tensor):
+            return torch.equal(one, other)
+        if isinstance(one, dict):
+            return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one == other
+
+    def parts(snapshot):
+        return snapshot.model, snapshot.criterion, snapshot.training_state
+
+    first = take(1)
+    then = live()
+    train_a_step()
+    assert all(map(same, parts(first), then)) and not any(map(same, parts(first), live()))
+    # The next takes over its memory, where the tensors are of the same kind.
+    memory = {tensor.data_ptr() for tensor in first.model.values()}
+    criterion.weight = nn.Parameter(torch.rand(3, 2))
+    second = take(2, spare=first)
+    assert all(map(same, parts(second), live()))
+    assert {tensor.data_ptr() for tensor in second.model.values()} == memory
+    assert second.criterion["weight"] is not first.criterion["weight"]
+
+
+def test_an_encoder_alone_has_no_files_of_training(write, tmp_path, text, tokenizer):
+    whole = open_checkpoint(write(tmp_path / "c"))
+    (tmp_path / "notes.txt").write_text("from elsewhere")
+    snapshot = Snapshot(
+        step=7,
+        config_yaml=to_yaml(CONFIG),
+        text=text,
+        save_tokenizers=tokenizer.save,
+        architecture=whole.manifest["architecture"],
+        model=whole.tensors(),
+        files={"further.txt": tmp_path / "notes.txt"},
+    )
+    write_checkpoint(tmp_path / "alone", snapshot)
+    alone = open_checkpoint(tmp_path / "alone")
+    assert {*whole.manifest["files"]} - {*alone.manifest["files"]} == {CRITERION, STATE}
+    assert (alone.path / "further.txt").read_text() == "from elsewhere"
+    assert alone.tensors(CRITERION) == {} != whole.tensors(CRITERION)
+    with pytest.raises(UserError, match="alone: an encoder alone, not a run to go on with; use --init"):
+        alone.training_state()
+    load_model(alone)
 
 
 def test_a_flipped_byte_in_any_file_is_refused_and_named(write, tmp_path):

@@ -13,7 +13,7 @@ from torch import nn
 
 from xrep.data.batching import TokenBatch
 from xrep.kernels.attention import SHORT
-from xrep.nn.encoder import EncoderShape, TransformerEncoder
+from xrep.nn.encoder import EncoderShape, TransformerEncoder, set_activation_checkpointing
 from xrep.nn.layers import Masking, SelfAttention
 
 HIDDEN, HEADS, LAYERS, VOCABULARY, PAD = 24, 3, 2, 50, 1
@@ -180,3 +180,61 @@ def test_attention_without_gradient_is_the_same_at_any_length() -> None:
                 torch.testing.assert_close(found[real], expected[real].detach(), rtol=1e-4, atol=1e-5)
                 assert not torch.allclose(attention.train()(x, layout)[real], found[real], atol=1e-3)
                 attention.eval()
+
+
+def kept_bytes(encoder: TransformerEncoder, batch: TokenBatch) -> tuple[torch.Tensor, int]:
+    """Hidden states, and the size of what is kept for the backward pass besides parameters."""
+    kept = {}
+    parameters = {parameter.data_ptr() for parameter in encoder.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = 0 if storage.data_ptr() in parameters else storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = encoder(batch)
+    return hidden, sum(kept.values())
+
+
+@pytest.mark.parametrize("lengths", [[5, 11, 1, 8], [11, 11, 10, 11], [11] * 4], ids=["packed", "masked", "full"])
+@pytest.mark.parametrize("half", [False, True])
+def test_activation_checkpointing(lengths: list[int], half: bool) -> None:
+    encoder = make_encoder(replace(SHAPE, layers=4)).to(torch.float32 if half else torch.float64).train()
+    batch = TokenBatch(make_batch().tokens, torch.tensor(lengths))
+    direction = torch.randn(4, 11, HIDDEN, generator=torch.Generator().manual_seed(2))
+    found = []
+    for on in (False, True):
+        set_activation_checkpointing(nn.ModuleList([nn.Linear(1, 1), encoder]), on)
+        encoder.zero_grad()
+        torch.manual_seed(5)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            hidden, size = kept_bytes(encoder, batch)
+            again = encoder(batch)  # as a shared tower reads the other side
+        ((hidden + again) * direction).sum().backward()
+        found.append(([hidden.detach(), *(p.grad for p in encoder.parameters())], size))
+    (plain, much), (saving, little) = found
+    assert little < 0.4 * much
+    for one, other in zip(plain, saving, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert kept_bytes(encoder.eval(), batch)[1] > little, "nothing is computed twice but in training"
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_products_are_taken_in_bfloat16_under_autocast(norm: str) -> None:
+    encoder, batch = make_encoder(replace(SHAPE, norm=norm)), make_batch()
+    seen: dict[str, set[torch.dtype]] = {"linear": set(), "norm": set()}
+    for module in encoder.modules():
+        kind = {nn.LayerNorm: "norm"}.get(type(module), "linear" if isinstance(module, nn.Linear) else "")
+        if kind:
+            module.register_forward_hook(lambda _, __, output, kind=kind: seen[kind].add(output.dtype))
+    for graph in (torch.enable_grad(), torch.no_grad()):
+        with torch.autocast("cpu", torch.bfloat16), graph:
+            hidden = encoder(batch)
+        assert seen["linear"] == {torch.bfloat16} and hidden.dtype == torch.float32
+        # Sums of a residual connection are kept in float32.
+        assert seen["norm"] == {torch.float32}
+        exact = encoder(batch)
+        assert 1e-4 < float((hidden - exact).detach().abs().mean()) < 0.03
+        for values in seen.values():
+            values.clear()

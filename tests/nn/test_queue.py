@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 from xrep.nn.queue import Queue
 
@@ -40,3 +43,16 @@ def test_the_oldest_are_replaced_first_and_a_copy_goes_on_alike() -> None:
     for one in (queue, copy):
         one.enqueue(torch.tensor([[4.0], [5.0], [6.0]]), torch.ones(3, 2, dtype=torch.int64))
         assert one.vectors.flatten().tolist() == [6, 2, 3, 4, 5] and one.ids[:, 0].tolist() == [1, 0, 0, 1, 1]
+
+
+def test_the_count_follows_what_is_loaded_and_copied() -> None:
+    whole = nn.ModuleDict({"queue": Queue(4, 1)})
+    whole["queue"].enqueue(torch.arange(6.0)[:, None], torch.zeros(6, 2, dtype=torch.int64))
+    other = nn.ModuleDict({"queue": Queue(4, 1)})
+    other.load_state_dict(whole.state_dict())
+    for one in (copy.deepcopy(whole), other):
+        assert one["queue"].filled == 4 and int(one["queue"].count) == 6
+        one["queue"].enqueue(torch.tensor([[9.0]]), torch.ones(1, 2, dtype=torch.int64))
+        assert one["queue"].vectors.flatten().tolist() == [4, 5, 9, 3], "the oldest went"
+    whole.load_state_dict(nn.ModuleDict({"queue": Queue(4, 1)}).state_dict())
+    assert whole["queue"].filled == 0

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-COMMANDS = ("xrep-train", "xrep-eval", "xrep-encode", "xrep-export", "xrep-preprocess", "xrep-data")
+COMMANDS = ("xrep-train", "xrep-eval", "xrep-encode", "xrep-mine", "xrep-export", "xrep-preprocess", "xrep-data")
 
 
 def pins(repository: Path) -> dict[str, str]:

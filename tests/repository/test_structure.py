@@ -14,6 +14,7 @@ import pytest
 FLOORS = {
     "xrep_cli": 8,
     "xrep.evaluation": 7,
+    "xrep.mining": 7,
     "xrep.criteria": 6,
     "xrep.training": 6,
     "xrep.encoding": 6,
@@ -36,6 +37,8 @@ FLOORS = {
 }
 # Rooms of one floor do not know each other, but for these, each in one direction.
 NEIGHBOURS = {
+    ("xrep.retrieval", "xrep.kernels"),  # the precision of products
+    ("xrep.retrieval", "xrep.files"),  # what a search that may stop has found
     ("xrep.metrics", "xrep.retrieval"),  # retrieval accuracy counts nearest neighbours
     ("xrep.nn", "xrep.data"),  # the type of a batch
     ("xrep.training", "xrep.criteria"),  # the type of a criterion and of its loss

@@ -1,46 +1,81 @@
+from __future__ import annotations
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from xrep.retrieval.neighbours import nearest, normalize_rows
-
-
-def _vectors(rows: int, width: int, seed: int) -> np.ndarray:
-    x = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
+from xrep.retrieval import neighbours as module
+from xrep.retrieval.neighbours import Neighbours, neighbours, normalize_rows
 
 
-@pytest.mark.parametrize("block", [1, 7, 50, 64, 1000])
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (50, 50), (123, 57), (57, 123)])
-def test_both_directions_are_those_of_one_whole_product(n: int, m: int, block: int) -> None:
-    x, y = _vectors(n, 16, seed=1), _vectors(m, 16, seed=2)
-    similarity = x.astype(np.float64) @ y.T.astype(np.float64)
-    xy, yx = nearest(x, y, block)
-    assert xy.dtype == yx.dtype == np.int64
-    np.testing.assert_array_equal(xy, similarity.argmax(axis=1))
-    np.testing.assert_array_equal(yx, similarity.argmax(axis=0))
+def vectors(rows: int, width: int, seed: int) -> np.ndarray:
+    return normalize_rows(np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32))
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 5, 100])
-def test_of_equal_similarities_the_lowest_index_wins_in_every_block_size(block: int) -> None:
-    axes = np.eye(4, dtype=np.float32)  # products are exactly 0 or 1: ties are ties
-    x, y = axes[[0, 1, 1, 2, 0, 3]], axes[[1, 0, 0, 1, 2]]
-    xy, yx = nearest(x, y, block)
-    assert xy.tolist() == [1, 0, 0, 4, 1, 0]  # the last row is orthogonal to all: a tie of zeros
-    assert yx.tolist() == [1, 0, 0, 1, 3]
+def plain(x: np.ndarray, y: np.ndarray, k: int) -> Neighbours:
+    """By sorting all similarities, in float64; of equal ones the lowest index first."""
+    similarity = x.astype(np.float64) @ y.astype(np.float64).T
+    xy, yx = (np.argsort(-one, axis=1, kind="stable")[:, :k] for one in (similarity, similarity.T))
+    return Neighbours(
+        xy, np.take_along_axis(similarity, xy, 1), yx, np.take_along_axis(similarity.T, yx, 1)
+    )  # fmt: skip
 
 
-def test_half_precision_input_is_compared_in_single_precision() -> None:
-    x, y = _vectors(40, 64, seed=3).astype(np.float16), _vectors(40, 64, seed=4).astype(np.float16)
-    similarity = x.astype(np.float32) @ y.astype(np.float32).T
-    np.testing.assert_array_equal(nearest(x, y, block=11)[0], similarity.argmax(axis=1))
+def assert_same(found: Neighbours, expected: Neighbours) -> None:
+    assert found.xy.dtype == found.yx.dtype == np.int64
+    np.testing.assert_array_equal(found.xy, expected.xy)
+    np.testing.assert_array_equal(found.yx, expected.yx)
+    np.testing.assert_allclose(found.xy_similarity, expected.xy_similarity, atol=1e-6)
+    np.testing.assert_allclose(found.yx_similarity, expected.yx_similarity, atol=1e-6)
+
+
+@pytest.mark.parametrize("tile", [1, 7, 40, 64, 2000])
+@pytest.mark.parametrize(("n", "m", "k"), [(1, 1, 1), (50, 50, 4), (123, 57, 1), (57, 123, 5), (9, 130, 9)])
+def test_both_directions_are_those_of_one_whole_product(
+    monkeypatch: pytest.MonkeyPatch, n: int, m: int, k: int, tile: int
+) -> None:
+    monkeypatch.setattr(module, "TILE", tile)
+    x, y = vectors(n, 16, seed=1), vectors(m, 16, seed=2)
+    assert_same(neighbours(x, y, k), plain(x, y, k))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_of_equal_similarities_the_lowest_index_wins_whatever_the_tiles(data: st.DataObject) -> None:
+    """Few different whole numbers: products are exact, and most are ties."""
+    n, m, tile = (data.draw(st.integers(1, 70)) for _ in range(3))
+    k = data.draw(st.integers(1, min(n, m, 6)))
+    draw = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    x, y = (draw.integers(-1, 2, (rows, 3)).astype(np.float32) for rows in (n, m))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "TILE", tile)
+        assert_same(neighbours(x, y, k), plain(x, y, k))
+
+
+def test_types() -> None:
+    x, y = vectors(40, 64, seed=3).astype(np.float16), vectors(50, 64, seed=4).astype(np.float16)
+    assert neighbours(x, y, 3).xy_similarity.dtype == np.float32
+    assert_same(neighbours(x, y, 3), plain(x, y, 3))
+    assert_same(neighbours(x.astype(np.float32), y, 3), plain(x, y, 3))
+    # A difference that float32 rounds away.
+    x, y = np.array([[1.0, 1e-12], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 1.0]])
+    close = y.copy()
+    close[1] = 1.0, 1e-3
+    found = neighbours(x, close, 1)
+    assert found.xy_similarity.dtype == np.float64 and found.xy[:, 0].tolist() == [1, 0]
+    read_only = vectors(5, 4, seed=1)
+    read_only.flags.writeable = False
+    assert neighbours(read_only, read_only, 1).xy[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "block"), [((0, 4), (3, 4), 5), ((3, 4), (0, 4), 5), ((3, 4), (3, 5), 5), ((3, 4), (3, 4), 0)]
+    ("x", "y", "k"),
+    [((0, 4), (3, 4), 1), ((3, 4), (0, 4), 1), ((3, 4), (3, 5), 1), ((3, 4), (2, 4), 3), ((3, 4), (3, 4), 0)],
 )
-def test_what_has_no_answer_is_refused(x: tuple[int, int], y: tuple[int, int], block: int) -> None:
+def test_what_has_no_answer_is_refused(x: tuple[int, int], y: tuple[int, int], k: int) -> None:
     with pytest.raises(ValueError):
-        nearest(np.ones(x, np.float32), np.ones(y, np.float32), block)
+        neighbours(np.ones(x, np.float32), np.ones(y, np.float32), k)
 
 
 def test_normalized_rows_have_length_one_and_zeros_stay_zeros() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.corpus import sentence_pairs, write_corpus
 from tests.fixtures import spanish_pairs
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.data.store import DataDirectory
+from xrep.data.stream import stream
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.text.cleaning import sentence_hash
@@ -24,6 +26,10 @@ VALID = spanish_pairs()[30:] + sentence_pairs(660)[600:]
 
 def make(data: Path, seed: int = 1, **options) -> BitextTask:
     return BitextTask(BitextTask.Config(data=str(data), **options), seed)
+
+
+def batches(task: BitextTask, start: int = 0, **options) -> Iterator[PairBatch]:
+    return (batch for batch, _ in stream(task, cursor=start, **options))
 
 
 def sentences(task: BitextTask, side: TokenBatch) -> list[str]:
@@ -38,11 +44,11 @@ def pairs(task: BitextTask, batch: PairBatch) -> list[tuple[str, str]]:
 def test_an_epoch_is_the_training_text(data_directory: Path) -> None:
     task = make(data_directory, batch_size=64)
     assert task.examples == 630
-    batches = list(task.batches("train", stop=630))
-    assert [len(batch) for batch in batches] == [64] * 9 + [54]
-    assert Counter(pair for batch in batches for pair in pairs(task, batch)) == Counter(TRAIN)
-    assert sorted(torch.cat([batch.indices for batch in batches]).tolist()) == list(range(630))
-    for batch in batches:
+    epoch = list(batches(task, stop=630))
+    assert [len(batch) for batch in epoch] == [64] * 9 + [54]
+    assert Counter(pair for batch in epoch for pair in pairs(task, batch)) == Counter(TRAIN)
+    assert sorted(torch.cat([batch.indices for batch in epoch]).tolist()) == list(range(630))
+    for batch in epoch:
         for (german, english), ids in zip(pairs(task, batch), batch.ids.tolist(), strict=True):
             assert [number % 2**64 for number in ids] == [sentence_hash(german), sentence_hash(english)]
     spec = task.text
@@ -51,7 +57,7 @@ def test_an_epoch_is_the_training_text(data_directory: Path) -> None:
         and spec.target_languages == ["en"]
         and spec.vocabulary("target").size == 150
     )
-    first = batches[0].source
+    first = epoch[0].source
     vocabulary = spec.vocabulary("source")
     assert set(first.tokens[:, 0].tolist()) == {vocabulary.bos_id}
     assert bool((first.tokens[~first.mask] == vocabulary.pad_id).all())
@@ -61,37 +67,64 @@ def test_an_epoch_is_the_training_text(data_directory: Path) -> None:
 @pytest.mark.parametrize("start, stop", [(0, 256), (100, 500), (600, 1301)])
 def test_ranks_share_the_stream(data_directory: Path, start: int, stop: int) -> None:
     task = make(data_directory, batch_size=32)
-    single = torch.cat([batch.indices for batch in task.batches("train", start, stop=stop)])
+    single = torch.cat([batch.indices for batch in batches(task, start, stop=stop)])
     assert len(single) == stop - start
     for world_size in (2, 4):
-        ranks = [list(task.batches("train", start, rank, world_size, stop)) for rank in range(world_size)]
+        ranks = [list(batches(task, start, rank=rank, world_size=world_size, stop=stop)) for rank in range(world_size)]
         steps = list(zip(*ranks, strict=True))
         assert all(len(batch) == 32 for step in steps[:-1] for batch in step)
         assert torch.equal(torch.cat([batch.indices for step in steps for batch in step]), single)
 
 
-def test_a_restart_goes_on_where_it_was_with_another_batch_size(data_directory: Path) -> None:
-    before = list(make(data_directory, batch_size=50).batches("train", stop=300))
-    after = list(make(data_directory, batch_size=70).batches("train", 300, stop=630))
-    assert sorted(torch.cat([batch.indices for batch in before + after]).tolist()) == list(range(630))
-    endless = make(data_directory, batch_size=400).batches("train", 300)
+def read(task: BitextTask, world_size: int, cursor: int | None, stop: int) -> tuple[list[list[int]], list[int]]:
+    """Indices of each global batch, and the cursors behind them, which every rank must have alike."""
+    ranks = [
+        list(stream(task, cursor=cursor, rank=rank, world_size=world_size, stop=stop)) for rank in range(world_size)
+    ]
+    cursors = {tuple(plan.cursor for _, plan in rank) for rank in ranks}
+    assert cursors == {tuple(plan.examples for _, plan in rank) for rank in ranks} and len(cursors) == 1
+    steps = [[i for batch, _ in step for i in batch.indices.tolist()] for step in zip(*ranks, strict=True)]
+    return steps, list(cursors.pop())
+
+
+@pytest.mark.parametrize("before", [1, 2, 3, 4])
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_resumed_on_other_ranks_an_epoch_holds_each_example_once(data_directory: Path, before: int, after: int) -> None:
+    """Stopped within the epoch, going on with another batch size and number of ranks; the end is ragged for all."""
+    first, cursors = read(make(data_directory, batch_size=37), before, None, 630)
+    cursor = cursors[1]
+    rest, cursors = read(make(data_directory, batch_size=23), after, cursor, 630)
+    assert cursors[-1] == 630
+    assert sorted(i for step in [*first[:2], *rest] for i in step) == list(range(630))
+
+
+def test_parts_may_be_empty(data_directory: Path) -> None:
+    task = make(data_directory, batch_size=157)  # 630 = 4 * 157 + 2
+    last = [list(batches(task, rank=rank, world_size=4, stop=630))[-1] for rank in range(4)]
+    assert [len(batch) for batch in last] == [1, 1, 0, 0]
+    nothing = last[3]
+    assert nothing.source.tokens.shape == nothing.target.tokens.shape == (0, 2)
+    assert nothing.ids.shape == (0, 2) and nothing.indices.shape == (0,) and nothing.token_count == 0
+    assert nothing.source.mask.shape == (0, 2) and not nothing.source.is_padded
+    assert len(nothing.to("cpu")) == 0 and len(nothing.source.followed_by(last[0].source, 0)) == 1
+    assert {t.dtype for t in (nothing.source.tokens, nothing.target.lengths, nothing.ids, nothing.indices)} == {
+        torch.int64
+    }
+    assert task.describe(nothing) == "no examples"
+
+
+def test_training_goes_on_for_ever(data_directory: Path) -> None:
+    endless = batches(make(data_directory, batch_size=400), 300)
     assert [len(next(endless)) for _ in range(4)] == [400] * 4
-    other = next(make(data_directory, seed=2, batch_size=50).batches("train")).indices
-    assert not torch.equal(other, before[0].indices)
+    first, other = (next(batches(make(data_directory, seed=seed, batch_size=50))).indices for seed in (1, 2))
+    assert not torch.equal(first, other)
 
 
 def test_sampling_repeats_the_small_language_pair(data_directory: Path) -> None:
     task = make(data_directory, sampling_alpha=0.5, batch_size=90)
-    indices = torch.cat([batch.indices for batch in task.batches("train", stop=630)])
+    indices = torch.cat([batch.indices for batch in batches(task, stop=630)])
     spanish = indices[indices < 30]
     assert len(spanish) == 115 and set(spanish.tolist()) == set(range(30))  # 630 * √30 / (√600 + √30) = 115.1
-
-
-def test_other_splits_are_read_once_in_order(data_directory: Path) -> None:
-    task = make(data_directory, batch_size=32)
-    assert [pair for batch in task.batches("valid") for pair in pairs(task, batch)] == VALID
-    with pytest.raises(UserError, match="has no split 'dev'"):
-        next(task.batches("dev"))
 
 
 def test_validation_pools(data_directory: Path) -> None:
@@ -101,15 +134,15 @@ def test_validation_pools(data_directory: Path) -> None:
     assert (spanish.name, spanish.source_language, spanish.target_language) == ("es-en", "es", "en")
     for pool, expected in ((spanish, VALID[:6]), (german, VALID[6:46])):
         for _ in range(2):  # it can be read again
-            batches = list(pool.batches())
-            found = {i: pair for b in batches for i, pair in zip(b.indices.tolist(), pairs(task, b), strict=True)}
+            read = list(pool.batches())
+            found = {i: pair for b in read for i, pair in zip(b.indices.tolist(), pairs(task, b), strict=True)}
             assert found == dict(enumerate(expected))
-            lengths = torch.cat([batch.source.lengths + batch.target.lengths for batch in batches])
+            lengths = torch.cat([batch.source.lengths + batch.target.lengths for batch in read])
             assert bool((lengths.diff() >= 0).all())
 
 
 def test_long_sentences_are_cut(data_directory: Path) -> None:
-    whole, cut = (next(make(data_directory, max_length=n).batches("train", stop=100)) for n in (128, 9))
+    whole, cut = (next(batches(make(data_directory, max_length=n))) for n in (128, 9))
     assert int(whole.source.lengths.max()) > 9
     eos = make(data_directory).text.vocabulary("target").eos_id
     for long, short in ((whole.source, cut.source), (whole.target, cut.target)):
@@ -121,7 +154,7 @@ def test_long_sentences_are_cut(data_directory: Path) -> None:
 
 def test_describe_names_the_pairs(data_directory: Path) -> None:
     task = make(data_directory)
-    batch = next(task.batches("train"))
+    batch = next(batches(task))
     named = [(29, "es-en pair 29"), (30, "de-en pair 0"), (629, "de-en pair 599")]
     batch.indices = torch.tensor([index for index, _ in named] + [0])
     said = [f"{name}: {TRAIN[index][0]!r} ||| {TRAIN[index][1]!r}" for index, name in named]
@@ -131,7 +164,8 @@ def test_describe_names_the_pairs(data_directory: Path) -> None:
 def test_fingerprint_and_hashes(data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = make(data_directory)
     assert task.fingerprint() == make(data_directory, batch_size=7).fingerprint()
-    hashes = np.load(task.training_hashes, allow_pickle=False)
+    task.write_training_hashes(tmp_path / "hashes.npy")
+    hashes = np.load(tmp_path / "hashes.npy", allow_pickle=False)
     assert set(hashes.tolist()) == {sentence_hash(sentence) for pair in TRAIN for sentence in pair}
     # Raw text is preprocessed once, with the vocabulary that was asked for.
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
@@ -147,9 +181,18 @@ def test_fingerprint_and_hashes(data_directory: Path, tmp_path: Path, monkeypatc
 
 
 def test_what_it_refuses(data_directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="630 training pairs do not fill a batch of 631; lower --batch-size") as caught:
-        make(data_directory, batch_size=631)
+    make(data_directory, batch_size=630).check_size(1)
+    with pytest.raises(
+        UserError, match="630 training pairs do not fill a batch of 631; lower --batch-size or"
+    ) as caught:
+        make(data_directory, batch_size=631).check_size(1)
     assert str(data_directory) in str(caught.value)
+    make(data_directory, batch_size=78).check_size(8)
+    problem = (
+        "630 training pairs do not fill a batch of 79 on each of 8 ranks; lower --batch-size, start fewer processes"
+    )
+    with pytest.raises(UserError, match=problem):
+        make(data_directory, batch_size=79).check_size(8)
     with pytest.raises(UserError, match="nowhere: no such folder"):
         make(tmp_path / "nowhere")
     config = BitextTask.Config(batch_size=0, max_length=2, sampling_alpha=1.1)

@@ -1,4 +1,4 @@
-"""Memory of reading batches does not grow with the corpus: peak of a process of its own, without mapped file pages."""
+"""Memory of reading batches does not grow with the corpus: peak of processes of its own, without mapped file pages."""
 
 import json
 import shutil
@@ -11,18 +11,20 @@ import numpy as np
 from xrep.data.store import MANIFEST_FILE
 
 READ = """
-import sys
+import itertools, multiprocessing, sys
+from xrep.data.stream import stream
 from xrep.tasks.bitext import BitextTask
 
-def anonymous():
-    lines = open("/proc/self/status").read().splitlines()
+def anonymous(process):
+    lines = open(f"/proc/{process}/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 task = BitextTask(BitextTask.Config(data=sys.argv[1], batch_size=64), seed=1)
-batches, peak = task.batches("train"), 0
-for _ in range(1100):  # into the second window
-    next(batches)
-    peak = max(peak, anonymous())
+peak = 0
+for number, _ in enumerate(itertools.islice(stream(task, workers=1), 1100)):  # into the second window
+    if number % 10 == 0:
+        processes = ["self", *(worker.pid for worker in multiprocessing.active_children())]
+        peak = max(peak, sum(map(anonymous, processes)))
 print(peak)
 """
 
@@ -49,8 +51,8 @@ def write_large(directory: Path, small: Path, rows: int) -> Path:
 
 
 def peak_kilobytes(directory: Path) -> int:
-    finished = subprocess.run([sys.executable, "-c", READ, directory], capture_output=True, text=True, check=True)
-    return int(finished.stdout)
+    command = [sys.executable, "-c", READ, str(directory)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def test_memory_does_not_grow_with_the_corpus(data_directory, tmp_path):

@@ -1,6 +1,7 @@
 """Readers: what a line is, what parallel text is called and how it lies in folders, and every bad file in one line."""
 
 import gzip
+import lzma
 import os
 from pathlib import Path
 
@@ -26,10 +27,12 @@ def test_only_newlines_end_a_line(tmp_path):
     assert list(read_lines(file)) == [(1, "one"), (2, "two\u2028still two\x0b\x85\r."), (3, ""), (4, " last")]
 
 
-def test_gzip_is_known_by_content(tmp_path):
-    packed = gzip.compress("grün\nblau\n".encode())
+@pytest.mark.parametrize("module", [gzip, lzma])
+def test_archives_are_known_by_content(tmp_path, module):
+    packed = module.compress("grün\n".encode()) + module.compress(b"blau\n")
     assert list(read_lines(write(tmp_path / "colours", packed))) == [(1, "grün"), (2, "blau")]
-    assert list(read_lines(write(tmp_path / "plain.gz", "rot\n"))) == [(1, "rot")]
+    for name in ("plain.gz", "plain.xz"):
+        assert list(read_lines(write(tmp_path / name, "rot\n"))) == [(1, "rot")]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,9 @@ def test_gzip_is_known_by_content(tmp_path):
         (b"fine\n" + b"x" * 5_000_000, 2, "characters"),
         (gzip.compress(os.urandom(4000).hex().encode())[:2000], 1, "gzip"),
         (gzip.compress(b"text\n" * 4000)[:30], None, "gzip"),
+        (lzma.compress(os.urandom(4000).hex().encode())[:2000], 1, "damaged or truncated xz file"),
+        (lzma.compress(b"text\n" * 4000)[:30], None, "damaged or truncated xz file"),
+        (lzma.compress(b"text\n" * 4000)[:-40] + bytes(40), None, "damaged or truncated xz file"),
     ],
 )
 def test_bad_files_name_file_line_and_cure(tmp_path, content, line, problem):
@@ -127,7 +133,7 @@ def names(directory: Path, found: dict[str, list[Bitext]]) -> dict[str, list[str
 
 
 def test_layouts_of_a_folder(tmp_path):
-    files = "train.de-en.de train.de-en.en.gz dev.en-fra.fra dev.en-fra.eng val.tr-en.tsv.gz news.spa-eng.v2.tsv "
+    files = "train.de-en.de train.de-en.en.gz dev.en-fra.fra dev.en-fra.eng val.tr-en.tsv.xz news.spa-eng.v2.tsv "
     files += "wmt_test2016.de-en.tsv train.ja train.zh train.en README.md train.log notes.tsv"
     for name in files.split():
         write(tmp_path / name, "x\n")
@@ -138,7 +144,7 @@ def test_layouts_of_a_folder(tmp_path):
             "ja-en=train.ja,train.en",
             "zh-en=train.zh,train.en",
         ],
-        "valid": ["fr-en=dev.en-fra.fra,dev.en-fra.eng", "tr-en=val.tr-en.tsv.gz"],
+        "valid": ["fr-en=dev.en-fra.fra,dev.en-fra.eng", "tr-en=val.tr-en.tsv.xz"],
         "test": ["de-en=wmt_test2016.de-en.tsv"],
     }
 

@@ -1,6 +1,7 @@
 """From which checkpoint a run goes on, and which runs are refused."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from tests.corpus import sentence_pairs
 from tests.runs import compose_run, contents
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
+from xrep.export import export_path
 from xrep.models.directory import CRITERION, open_checkpoint
 from xrep.text.readers import parse_bitext
 from xrep.training.run import train
@@ -149,6 +151,18 @@ def test_init_of_the_same_sizes_takes_the_queues(data_directory, run, tmp_path, 
     # Going on with this run needs its --init no more.
     shutil.rmtree(run)
     assert train(compose_run(data_directory, **{**init, "max_steps": 2})).state.step == 2
+
+
+def test_the_mean_of_a_run_is_something_to_start_from(data_directory, run, tmp_path, capfd):
+    export_path(run, tmp_path / "mean", "xrep", average=3)
+    init = {"init": tmp_path / "mean", "max_steps": 1, "lr": 0, "momentum": 1}
+    train(compose_run(data_directory, tmp_path / "next", **init))
+    said = capfd.readouterr().err
+    mean, new = (open_checkpoint(place) for place in (tmp_path / "mean", tmp_path / "next" / "last"))
+    assert all(torch.equal(new.tensors()[name], tensor) for name, tensor in mean.tensors().items())
+    assert re.search(rf"init: (\d+) of \1 model tensors from {tmp_path / 'mean'}\n", said)
+    assert re.search(r"init: 0 of \d+ criterion tensors", said) and "vocabulary" not in said
+    assert int(new.tensors(CRITERION)["source_queue.count"]) == 30
 
 
 def test_init_says_what_does_not_fit(data_directory, other_data, run, tmp_path, capfd):

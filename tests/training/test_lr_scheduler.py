@@ -22,10 +22,11 @@ def factor(name, step, progress, warmup_end=0.2, **options):
         ("linear", 0.55, 0.1),
         ("inverse_sqrt", math.sqrt(4 / 12), math.sqrt(4 / 20)),
         ("constant", 1, 1),
+        ("polynomial", 0.1 + 0.9 * 0.5**2, 0.1),
     ],
 )
 def test_warm_up_then_decay(name, halfway, end):
-    options = {"min_lr_ratio": 0.1} if name in ("cosine", "linear") else {}
+    options = {"min_lr_ratio": 0.1} if name in ("cosine", "linear", "polynomial") else {}
     warming = [factor(name, step, step / 20, **options) for step in range(4)]
     assert warming == pytest.approx([0.25, 0.5, 0.75, 1.0])
     # 20 steps, 4 of them to warm up: step 12 is half of the rest, step 20 (never taken) its end.
@@ -39,9 +40,41 @@ def test_cosine_quarter():
 
 
 def test_no_warm_up_starts_at_the_peak():
-    for name in ("cosine", "linear", "inverse_sqrt", "constant"):
+    for name in LR_SCHEDULERS.names():
         schedule = LR_SCHEDULERS.load(name)
         assert schedule(schedule.Config(warmup_steps=0)).factor(0, 0.0, 0.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", LR_SCHEDULERS.names())
+def test_warm_up_for_a_share_of_the_budget(name):
+    """Whatever the steps are: also where minutes end a run, whose steps are of unequal length."""
+
+    def at(progress, step=7):
+        return factor(name, step, progress, 0.9, warmup_ratio=0.2)
+
+    assert [at(share) for share in (0.0, 0.05, 0.1, 0.15)] == pytest.approx([0.0, 0.25, 0.5, 0.75])
+    assert at(0.2) == pytest.approx(1.0)
+    after = {"constant": 1.0, "cosine": 0.5, "linear": 0.5, "polynomial": 0.25, "inverse_sqrt": math.sqrt(0.2 / 0.6)}
+    assert at(0.6) == at(0.6, step=1000) == pytest.approx(after[name])
+
+
+def test_powers_of_the_share_that_is_left():
+    assert factor("polynomial", 8, 8 / 20, power=3.0) == pytest.approx(0.75**3)
+    assert factor("polynomial", 8, 8 / 20, power=1.0, min_lr_ratio=0.2) == factor("linear", 8, 8 / 20, min_lr_ratio=0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"warmup_steps": -1}, "warmup_steps must not be negative: -1"),
+        ({"warmup_ratio": 0.0}, "warmup_ratio must lie between 0 and 1, not 0.0"),
+        ({"warmup_ratio": 1.0}, "warmup_ratio must lie between 0 and 1, not 1.0"),
+        ({"min_lr_ratio": 2.0}, "min_lr_ratio must lie in [0, 1], not 2.0"),
+        ({"power": 0.0}, "power must be above 0, not 0.0"),
+    ],
+)
+def test_refused_options(options, problem):
+    assert LR_SCHEDULERS.load("polynomial").Config(**options).problems() == [problem]
 
 
 def test_rates_of_a_run(data_directory, tmp_path):

@@ -44,7 +44,7 @@ def test_accumulated_batches_equal_one_large_batch(data_directory, two_terms, do
     large.train()
     parts = compose_run(data_directory, tmp_path / "b", batch_size=40, update_freq=2, **exact)
     small = make_trainer(parts, tmp_path / "b")
-    tokens = [batch.token_count for batch in next(small._groups())]
+    tokens = [batch.token_count for batch, _ in next(small._groups())]
     small.train()
     assert tokens[0] != tokens[1]
     assert large.state.examples == small.state.examples == 320
@@ -60,7 +60,7 @@ def test_gradients_are_clipped(data_directory, two_terms, tmp_path, limit):
     run = compose_run(data_directory, tmp_path, criterion="two_terms", max_steps=1, log_every=1, clip_norm=limit)
     trainer = make_trainer(run, tmp_path)
     trainer.train()
-    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in trainer.parameters if p.grad is not None))
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in trainer.module.parameters() if p.grad is not None))
     reported = records(tmp_path, "train")[0]["gradient_norm"]
     assert reported > 1
     assert norm == pytest.approx(limit or reported, rel=1e-4)
@@ -72,11 +72,13 @@ def test_a_loss_that_is_no_number_ends_the_run_and_harms_nothing(data_directory,
     seventh = make_trainer(compose_run(data_directory, tmp_path / "x", max_steps=7, **steady), tmp_path / "x")
     seventh.train()
     poisoned = two_terms.seen[6][11]
-    first = seventh.task.describe(next(batch for batch in seventh.task.batches("train", cursor=180)), limit=3)
+    first = seventh.task.describe(seventh.task.make(next(seventh.task.plan(180)).what), limit=3)
     with pytest.raises(TrainingError) as error:
         train(compose_run(data_directory, tmp_path / "bad", max_steps=20, poisoned=poisoned, **steady))
     last = tmp_path / "bad" / "checkpoint-00000006"
-    assert str(error.value).startswith("step 7: the loss is nan; the batch begins with ")
+    assert str(error.value).startswith(
+        "step 7: the loss is nan; it begins in criterion (from finite inputs); the batch begins with "
+    )
     assert first in str(error.value) and " ||| " in first
     assert f"last good checkpoint: {last};" in str(error.value)
     good = open_checkpoint(tmp_path / "good" / "last").tensors()

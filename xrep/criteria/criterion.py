@@ -22,19 +22,32 @@ class Loss:
     """The objective is Σ weight · sum / size over the terms, their sizes added up over micro-batches and ranks first.
 
     Attributes:
-        metrics: further numbers to log, each a mean over the batch.
+        metrics: further numbers to log, each a mean over the batch (0 of an empty one), as scalars without gradient: a
+            number of Python would wait for the GPU.
     """
 
     terms: dict[str, Term]
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+def percentage(correct: Tensor) -> Tensor:
+    """Share of True in a bool tensor, in percent; 0 of none."""
+    return 100 * correct.float().sum() / max(correct.numel(), 1)
 
 
 class Criterion(nn.Module, ABC):
     """An objective and what it throws away after training (momentum encoders, queues, heads).
 
     Built as ``Criterion(config, model, text)``. It must not keep the model as a submodule: the trainer wraps both
-    side by side.
+    side by side. On several ranks each has a part of the batch, which may be empty; ``forward`` and ``after_step`` may
+    exchange tensors (``xrep.kernels.gather``), as every rank calls them.
+
+    Attributes:
+        idle_parameters: whether a step may leave parameters that are trained without gradient (which the engine that
+            averages gradients over ranks then has to look for).
     """
+
+    idle_parameters: bool = False
 
     @abstractmethod
     def sizes(self, batch: Any) -> dict[str, float]:
@@ -51,6 +64,6 @@ class Criterion(nn.Module, ABC):
     def after_step(self, model: nn.Module) -> None:
         """Called once after each optimizer step (momentum update, enqueueing)."""
 
-    def warnings(self, training_examples: int) -> list[str]:
-        """What a user should know before training on that many examples."""
+    def warnings(self, task: Any) -> list[str]:
+        """What a user should know before training on this task (``task.examples`` an epoch, say)."""
         return []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.criteria.criterion import Criterion, Loss, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec
+from xrep.kernels.gather import current_group, gather_rows, rank_sizes
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
 from xrep.nn.momentum import MomentumEncoder
 from xrep.nn.queue import Queue
@@ -21,7 +22,8 @@ class DualMoco(Criterion):
     The positive of a query is its translation's key, from the momentum encoder; the negatives are the queue of the
     other side alone. The momentum update of step t and the enqueueing of its keys follow the optimizer step, which is
     the same as updating the momentum encoders before the keys of step t + 1; at the start they equal the base encoders.
-    Queues fill step by step; unfilled rows never count, so the very first step has a loss of 0.
+    Queues fill step by step; unfilled rows never count, so the very first step has a loss of 0. Every rank enqueues the
+    keys of all ranks, in the order that one process with the whole batch would.
     """
 
     @dataclass(kw_only=True)
@@ -57,7 +59,8 @@ class DualMoco(Criterion):
         dtype = getattr(torch, config.queue_dtype)
         self.source_queue = Queue(config.queue_size, model.output_size, dtype)
         self.target_queue = Queue(config.queue_size, model.output_size, dtype)
-        self._keys: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._keys: list[tuple[Tensor, Tensor]] = []
+        """Keys of each micro-batch since the last step, both sides beside each other [B, 2 D], and ids."""
 
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"infonce": len(batch)}
@@ -67,12 +70,13 @@ class DualMoco(Criterion):
         with torch.no_grad():
             source_key, target_key = self.momentum_encoder.model.encode_pair(batch.source, batch.target)
         if self.training:
-            self._keys.append((source_key, target_key, batch.ids))
+            keys = torch.cat([source_key, target_key], dim=1).to(self.source_queue.vectors.dtype)
+            self._keys.append((keys, batch.ids))
         to_target = self._contrast(source_query, target_key, self.target_queue, batch.ids)
         to_source = self._contrast(target_query, source_key, self.source_queue, batch.ids)
-        correct = torch.cat([to_target.correct, to_source.correct]).float().mean()
         loss = (to_target.loss + to_source.loss).sum()
-        return Loss({"infonce": Term(loss)}, {"accuracy": 100 * correct.item()})
+        correct = torch.cat([to_target.correct, to_source.correct])
+        return Loss({"infonce": Term(loss)}, {"accuracy": percentage(correct)})
 
     def _contrast(self, query: Tensor, key: Tensor, queue: Queue, ids: Tensor) -> InfoNCE:
         masked = (ids, queue.ids) if self.config.mask_equal_sentences else (None, None)
@@ -88,17 +92,21 @@ class DualMoco(Criterion):
 
     def after_step(self, model: nn.Module) -> None:
         self.momentum_encoder.update(model)
-        for source_key, target_key, ids in self._keys:
-            self.source_queue.enqueue(source_key, ids)
-            self.target_queue.enqueue(target_key, ids)
+        group = current_group()
+        for keys, ids in self._keys:
+            if group is not None:
+                sizes = rank_sizes(len(ids), ids.device, group)
+                keys, ids = gather_rows(keys, sizes, group), gather_rows(ids, sizes, group)
+            for queue, vectors in zip((self.source_queue, self.target_queue), keys.chunk(2, dim=1), strict=True):
+                queue.enqueue(vectors, ids)
         self._keys.clear()
 
-    def warnings(self, training_examples: int) -> list[str]:
-        if 2 * self.config.queue_size <= training_examples:
+    def warnings(self, task: Any) -> list[str]:
+        if 2 * self.config.queue_size <= task.examples:
             return []
         masked = self.config.mask_equal_sentences
         consequence = "queued vectors are up to an epoch old" if masked else "sentences meet themselves as negatives"
         return [
-            f"queue_size {self.config.queue_size} exceeds half of the {training_examples} training pairs: "
+            f"queue_size {self.config.queue_size} exceeds half of the {task.examples} training pairs: "
             f"{consequence}; lower --queue-size{'' if masked else ', or set --mask-equal-sentences'}"
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -72,18 +73,33 @@ class TokenBatch:
         positions = torch.arange(self.tokens.size(1), device=self.tokens.device)
         return positions < self.lengths.unsqueeze(1)
 
+    @cached_property
+    def real_tokens(self) -> int:
+        """Σ lengths. A batch that moves takes it along: asking a GPU would wait for all that it has to do before."""
+        return int(self.lengths.sum())
+
     @property
     def is_padded(self) -> bool:
-        return bool(self.lengths.min() < self.tokens.size(1))
+        return self.real_tokens < self.tokens.numel()
 
     def to(self, device: torch.device | str) -> TokenBatch:
-        return TokenBatch(self.tokens.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True))
+        return self._moved(self.tokens.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True))
+
+    def pin_memory(self) -> TokenBatch:
+        return self._moved(self.tokens.pin_memory(), self.lengths.pin_memory())
+
+    def _moved(self, tokens: torch.Tensor, lengths: torch.Tensor) -> TokenBatch:
+        moved = TokenBatch(tokens, lengths)
+        moved.real_tokens = self.real_tokens
+        return moved
 
     def followed_by(self, other: TokenBatch, pad_id: int) -> TokenBatch:
         """One batch of both: the rows of ``other`` after these."""
         width = max(self.tokens.size(1), other.tokens.size(1))
         sides = [F.pad(b.tokens, (0, width - b.tokens.size(1)), value=pad_id) for b in (self, other)]
-        return TokenBatch(torch.cat(sides), torch.cat([self.lengths, other.lengths]))
+        both = TokenBatch(torch.cat(sides), torch.cat([self.lengths, other.lengths]))
+        both.real_tokens = self.real_tokens + other.real_tokens
+        return both
 
     def __len__(self) -> int:
         return self.tokens.size(0)
@@ -106,9 +122,12 @@ class PairBatch:
     def to(self, device: torch.device | str) -> PairBatch:
         return PairBatch(self.source.to(device), self.target.to(device), self.ids.to(device), self.indices)
 
+    def pin_memory(self) -> PairBatch:
+        return PairBatch(self.source.pin_memory(), self.target.pin_memory(), self.ids.pin_memory(), self.indices)
+
     @property
     def token_count(self) -> int:
-        return int(self.source.lengths.sum() + self.target.lengths.sum())
+        return self.source.real_tokens + self.target.real_tokens
 
     def __len__(self) -> int:
         return len(self.source)
@@ -120,12 +139,20 @@ def collate(sentences: Sequence[np.ndarray], vocabulary: Vocabulary, max_length:
     Args:
         max_length: longest row, the two special tokens included; longer sentences are cut.
     """
-    keep = max_length - 2
-    lengths = np.fromiter((min(len(s), keep) + 2 for s in sentences), dtype=np.int64, count=len(sentences))
-    tokens = np.full((len(sentences), int(lengths.max())), vocabulary.pad_id, dtype=np.int64)
+    cut = [sentence[: max_length - 2] for sentence in sentences]
+    lengths = np.fromiter(map(len, cut), dtype=np.int64, count=len(cut))
+    return pad(np.concatenate(cut) if cut else np.empty(0, dtype=np.int64), lengths, vocabulary)
+
+
+def pad(ids: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> TokenBatch:
+    """One batch of sentences that lie end to end, with bos and eos around each; none at all make one of shape [0, 2].
+
+    Args:
+        ids: [sum of lengths], without special tokens.
+        lengths: int64 [B].
+    """
+    tokens = np.full((len(lengths), int(lengths.max(initial=0)) + 2), vocabulary.pad_id, dtype=np.int64)
     tokens[:, 0] = vocabulary.bos_id
-    for row, sentence in enumerate(sentences):
-        end = lengths[row] - 1
-        tokens[row, 1:end] = sentence[:keep]
-        tokens[row, end] = vocabulary.eos_id
-    return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths))
+    tokens[:, 1:][np.arange(tokens.shape[1] - 1) < lengths[:, None]] = ids
+    tokens[np.arange(len(lengths)), lengths + 1] = vocabulary.eos_id
+    return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths + 2))

@@ -28,7 +28,9 @@ from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, save_tok
 from xrep.text.tokenizer import sample_for_tokenizer, train_tokenizer
 
 _HELD_OUT_SHARE = 0.05  # of a language pair, at most: a small corpus keeps most of its pairs for training
-_RULES_VERSION = 1  # of what preprocessing does: another version makes cached data anew
+# To train SentencePiece on, which takes some 20 bytes of memory a character and 90 a sentence.
+_TOKENIZER_CHARACTERS, _TOKENIZER_SENTENCES = 32_000_000, 2_000_000
+_RULES_VERSION = 2  # of what preprocessing does: another version makes cached data anew
 _SECONDS_BETWEEN_LINES = 15.0
 
 Log = Callable[[str], None]
@@ -243,7 +245,7 @@ class _Run:
             raise UserError(f"no training pair is left ({said})", cure="check the text and the cleaning options")
 
     def make_tokenizers(self, train: list[Spool], given: Tokenizers | None) -> Tokenizers:
-        """Save the given tokenizers, or train one on the kept training text, balanced over the languages."""
+        """Save the given tokenizers, or train one on the kept training text (a part of it, if that is large)."""
         directory = self.output / store.TOKENIZER_DIRECTORY
         if given:
             save_tokenizers(given, directory)
@@ -253,7 +255,10 @@ class _Run:
             for language in corpus.bitext.languages:
                 counts[language] += self.report.counts[corpus.name]["kept"]
         self.log(f"training a SentencePiece vocabulary of {self.options.vocabulary_size:,} pieces")
-        sentences = sample_for_tokenizer(_texts(train), counts, exponent=self.options.sampling_exponent)
+        longest = max(corpus.characters / (2 * corpus.rows) for corpus in train if corpus.rows)
+        maximum = min(int(_TOKENIZER_CHARACTERS / longest), _TOKENIZER_SENTENCES)
+        exponent = self.options.sampling_exponent
+        sentences = sample_for_tokenizer(_texts(train), counts, exponent=exponent, maximum=maximum)
         return {SHARED: train_tokenizer(sentences, self.options.vocabulary_size, directory)}
 
     def write(self, spools: dict[str, list[Spool]], tokenizers: Tokenizers) -> dict[str, Any]:

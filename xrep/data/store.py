@@ -59,11 +59,16 @@ class TokenColumn:
             return np.diff(self.offsets)
         return self.offsets[np.asarray(indices) + 1] - self.offsets[indices]
 
-    def gather(self, indices: np.ndarray, maximum_length: int) -> list[np.ndarray]:
-        """Ids of the sentences ``indices`` (int64 [N]), each cut after ``maximum_length`` tokens."""
+    def gather(self, indices: np.ndarray, maximum_length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of the sentences ``indices`` (int64 [N]) end to end, each cut after ``maximum_length``; their lengths.
+
+        Returns:
+            Ids [sum of lengths]; lengths int64 [N].
+        """
         starts = self.offsets[indices]
-        ends = np.minimum(self.offsets[np.asarray(indices) + 1], starts + maximum_length)
-        return [self.tokens[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        lengths = np.minimum(self.offsets[np.asarray(indices) + 1] - starts, maximum_length)
+        shifts = starts - (np.cumsum(lengths) - lengths)
+        return self.tokens[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths
 
 
 @dataclass(frozen=True)

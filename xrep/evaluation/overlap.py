@@ -1,9 +1,9 @@
-"""Which test pairs an encoder may have seen: sentences that also stood in its training data."""
+"""Which test examples an encoder may have seen: sentences that also stood in its training data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,12 @@ from xrep.text.cleaning import NO_KEY, sentence_hashes
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many of ``total`` test pairs have a side that was trained on; ``found`` is None where nobody knows."""
+    """How many of ``total`` test examples hold a sentence that was trained on; ``found`` is None where nobody knows."""
 
     found: int | None
     total: int
     dropped: bool = False
-    """Whether the pairs found were left out of the measurement."""
+    """Whether the examples found were left out of the measurement."""
 
     @property
     def line(self) -> str:
@@ -27,7 +27,17 @@ class Overlap:
         if self.found is None:
             return "overlap: unknown (no training hashes beside the encoder)"
         left_out = ", left out" if self.dropped else ""
-        return f"overlap: {self.found} of {self.total} test pairs were in the training text{left_out}"
+        return f"overlap: {self.found} of {self.total} test examples were in the training text{left_out}"
+
+    def as_dict(self) -> dict[str, int | bool | None]:
+        """For JSON; ``found`` is null where nobody knows."""
+        return asdict(self)
+
+    def __add__(self, other: Overlap) -> Overlap:
+        """Of two tests of one encoder."""
+        known = self.found is not None and other.found is not None
+        found = self.found + other.found if known else None
+        return Overlap(found, self.total + other.total, self.dropped or other.dropped)
 
 
 def load_training_hashes(path: Path | None) -> np.ndarray | None:
@@ -61,3 +71,28 @@ def seen(sentences: Sequence[str], training_hashes: np.ndarray) -> np.ndarray:
         return np.zeros(len(hashes), dtype=bool)
     places = np.minimum(np.searchsorted(training_hashes, hashes), len(training_hashes) - 1)
     return (training_hashes[places] == hashes) & (hashes != NO_KEY)
+
+
+def find_overlap(
+    training_hashes: Path | None, *columns: Sequence[str], drop: bool = False
+) -> tuple[np.ndarray, Overlap]:
+    """Count the examples with a sentence that was trained on.
+
+    Args:
+        columns: the sentences of N examples: one column for single sentences, two for pairs.
+        drop: leave these examples out.
+
+    Returns:
+        Which examples to measure, bool [N] (all without ``drop``), and the count.
+
+    Raises:
+        UserError: ``drop`` without training hashes.
+    """
+    keep = np.ones(len(columns[0]), dtype=bool)
+    hashes = load_training_hashes(training_hashes)
+    if hashes is None:
+        if drop:
+            raise UserError("no training hashes beside the encoder", cure="measure without --drop-overlap")
+        return keep, Overlap(None, len(keep))
+    known = np.logical_or.reduce([seen(column, hashes) for column in columns])
+    return keep & ~known if drop else keep, Overlap(int(known.sum()), len(keep), dropped=drop)

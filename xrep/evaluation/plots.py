@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.evaluation import alignment, language_bias
+from xrep.evaluation.scatter import Scatter
 from xrep.evaluation.tatoeba import Results
 from xrep.files import write_aside
 from xrep.text.languages import name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patheffects import AbstractPathEffect
 
 _ROWS_PER_COLUMN = 30
-_FORWARD_COLOUR, _BACKWARD_COLOUR = "#0072b2", "#e69f00"  # told apart in grey and by the colour-blind (Okabe and Ito)
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
+"""Told apart by the colour-blind (Okabe and Ito), and grey."""
+_FORWARD_COLOUR, _BACKWARD_COLOUR = _COLOURS[:2]
+_MARKERS = "osD^vPX<>ph"
+"""As many as share no factor with the colours, so that 88 languages look different."""
+_HATCHES = ("", "////", "....")
+_STACKED = 16
+"""More languages than these are too many to tell apart in a bar."""
+_LABELLED_SENTENCES, _LABELLED_TOKENS = 40, 120
+_FONT = "DejaVu Sans"
+"""Comes with matplotlib."""
+_UNFIT_FONTS = re.compile(r"Last ?Resort|STIX|cm[a-z]+10|Math|Emoji|Color|Display|Symbol", re.IGNORECASE)
+"""Fonts with boxes in place of letters, with symbols, or with glyphs that matplotlib cannot draw."""
 
 
 def check_matplotlib() -> None:
@@ -53,6 +71,10 @@ def plot_tatoeba(results: Results, path: str | Path) -> None:
     labels = [str(handle.get_label()) for handle in handles]
     style = {"frameon": False, "fontsize": 8, "title_fontsize": 8.5, "ncols": len(labels)}
     figure.legend(handles, labels, title=_averages_text(results), loc="outside lower center", **style)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: str | Path) -> None:
     with write_aside(path) as temporary:
         figure.savefig(temporary, format="png")
 
@@ -83,3 +105,169 @@ def _averages_text(results: Results) -> str:
     parts = [f"mean of {len(results.accuracies)}: {results.mean.mean:.2f}"]
     parts += [f"average of {group}: {accuracy.mean:.2f}" for group, accuracy in sorted(results.averages.items())]
     return "    ".join(parts)
+
+
+def plot_alignment(results: Sequence[alignment.Measured], pairs: str, path: str | Path) -> None:
+    """Alignment against uniformity as a PNG file: a point, or the way of a run, coloured by step.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    x, y = [result.uniformity for result in results], [result.alignment for result in results]
+    way = results[0].step is not None
+    colours = {"c": [result.step for result in results], "cmap": "cividis"} if way else {"color": _FORWARD_COLOUR}
+    drawn = axes.scatter(x, y, **colours, s=45, edgecolors="black", linewidths=0.6, zorder=3)
+    arrow = {"arrowstyle": "-|>", "color": "#606060", "linewidth": 1, "shrinkA": 4, "shrinkB": 4}
+    for i in range(1, len(results)):
+        axes.annotate("", (x[i], y[i]), (x[i - 1], y[i - 1]), arrowprops=arrow, zorder=2)
+    if way:
+        label = {"textcoords": "offset points", "fontsize": 8, "zorder": 4, "path_effects": [_halo()]}
+        for i in sorted({0, len(results) - 1}):
+            axes.annotate(f"step {results[i].step}", (x[i], y[i]), (6, 6), **label)
+        figure.colorbar(drawn, label="step")
+    axes.margins(0.12)
+    axes.set_xlabel("uniformity loss (lower is better)")
+    axes.set_ylabel("alignment loss (lower is better)")
+    axes.set_title(f"Alignment and uniformity on {pairs}", fontsize=11, parse_math=False)
+    axes.grid(True, linewidth=0.5, alpha=0.5)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def plot_language_bias(results: language_bias.Results, path: str | Path) -> None:
+    """Bars of the languages of neighbours for each language of queries, before and after, as a PNG file.
+
+    The own language is outlined, with its share in percent. Of more than 16 languages it is told from all others only.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    count = len(results.languages)
+    figure = Figure(figsize=(10.5, 1.7 + max(0.3 * count, 1.2)), dpi=150, layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, shares, what in zip(panels, (results.before, results.after), ("as it is", results.removed), strict=True):
+        _draw_shares(axes, results.languages, shares)
+        axes.set_title(f"{what}: own language {shares.diagonal().mean():.1f}% on average", fontsize=9.5)
+    title = f"Languages of the {results.neighbours} nearest neighbours ({results.unbiased:.1f}% each without a bias)"
+    figure.suptitle(title, fontsize=11)
+    figure.supylabel("language of the query", fontsize=9)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, title="neighbours in", loc="outside right center", frameon=False, fontsize=8, handleheight=1.2
+    )
+    _save(figure, path)
+
+
+def _draw_shares(axes: Axes, languages: Sequence[str], shares: np.ndarray) -> None:
+    own, places, left = shares.diagonal(), np.arange(len(languages)), np.zeros(len(languages))
+    if len(languages) > _STACKED:
+        columns = {"its own language": own, "other languages": 100 - own}
+        begin = left
+    else:
+        columns = {f"{name(language)} ({language})": shares[:, j] for j, language in enumerate(languages)}
+        begin = np.cumsum(shares, axis=1).diagonal() - own
+    for j, (label, column) in enumerate(columns.items()):
+        style = {"color": _COLOURS[j % len(_COLOURS)], "hatch": _HATCHES[j // len(_COLOURS)], "edgecolor": "white"}
+        axes.barh(places, column, left=left, height=0.8, linewidth=0.5, label=label, **style)
+        left = left + column
+    axes.barh(places, own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
+    for place, (share, start) in enumerate(zip(own, begin, strict=True)):
+        axes.text(start + share / 2, place, f"{share:.0f}", ha="center", va="center", fontsize=7, bbox=box)
+    axes.set_yticks(places, [f"{name(language)} ({language})" for language in languages], fontsize=8)
+    axes.set_ylim(len(languages) - 0.4, -0.6)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("share of neighbours (%)", fontsize=9)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def plot_scatter(scatter: Scatter, path: str | Path) -> list[str]:
+    """Points of sentences with lines between translations, or of tokens, as a PNG file.
+
+    Sentences have their numbers beside the point of their English (or first) side, tokens their text, if they are few.
+    A label with characters that no installed font has is drawn as a number.
+
+    Returns:
+        What the numbers in place of such labels stand for, one line each.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 6), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    few = len(scatter.points) <= (_LABELLED_TOKENS if scatter.tokens else 500)
+    for pair in scatter.links:
+        axes.plot(*scatter.points[list(pair)].T, color="#9a9a9a", linewidth=0.7, zorder=1)
+    style = {"s": 38, "edgecolors": "black", "linewidths": 0.5} if few else {"s": 9, "alpha": 0.6, "linewidths": 0}
+    own = np.array(scatter.languages)
+    for i, language in enumerate(dict.fromkeys(scatter.languages)):
+        label, colour = f"{name(language)} ({language})", _COLOURS[i % len(_COLOURS)]
+        marker = _MARKERS[i % len(_MARKERS)]
+        axes.scatter(*scatter.points[own == language].T, c=colour, marker=marker, label=label, zorder=2, **style)
+    numbered = sorted({hub for hub, _ in scatter.links}) if len(scatter.sentences) <= _LABELLED_SENTENCES else []
+    labelled = (list(range(len(own))) if few else []) if scatter.tokens else numbered
+    undrawn = _write_labels(axes, scatter.points[labelled], [scatter.labels[i] for i in labelled])
+    kept = "" if scatter.explained is None else f", {100 * scatter.explained:.0f}% of the variance"
+    what = "Tokens of translations" if scatter.tokens else "Translations"
+    axes.set_title(f"{what} ({'PCA' if scatter.method == 'pca' else 't-SNE'}{kept})", fontsize=11)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.margins(0.06)
+    axes.set_aspect("equal", adjustable="datalim")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8.5, markerscale=1 if few else 2.5)
+    _save(figure, path)
+    return undrawn
+
+
+def _halo() -> AbstractPathEffect:
+    from matplotlib.patheffects import withStroke
+
+    return withStroke(linewidth=2, foreground="white")
+
+
+def _write_labels(axes: Axes, points: np.ndarray, labels: Sequence[str]) -> list[str]:
+    families, missing = fonts_for("".join(labels))
+    undrawn: dict[str, str] = {}
+    for point, label in zip(points, labels, strict=True):
+        drawn = label.strip()
+        if missing & set(drawn):
+            drawn = undrawn.setdefault(drawn, f"({len(undrawn) + 1})")
+        options = {"fontfamily": families, "fontsize": 7.5, "path_effects": [_halo()], "parse_math": False}
+        axes.annotate(drawn, point, (3.5, 3.5), textcoords="offset points", zorder=4, **options)
+    return [f"label {number} stands for {label}, which no installed font has" for label, number in undrawn.items()]
+
+
+def fonts_for(text: str) -> tuple[list[str], set[str]]:
+    """Families of installed fonts that together have the characters of a text, and the characters that none has."""
+    from matplotlib import font_manager
+    from matplotlib.ft2font import FT2Font
+
+    families = [_FONT]
+    missing = {c for c in text if not c.isspace()}
+    missing -= set(map(chr, FT2Font(font_manager.findfont(_FONT)).get_charmap()))
+    upright = (entry for entry in font_manager.fontManager.ttflist if entry.style == "normal")
+    regular = [e for e in upright if str(e.weight) in ("400", "normal", "regular") and not _UNFIT_FONTS.search(e.name)]
+    for entry in sorted(regular, key=lambda e: (not e.name.startswith("Noto Sans"), e.name)):
+        if not missing:
+            break
+        try:
+            found = missing & set(map(chr, FT2Font(entry.fname).get_charmap()))
+        except (OSError, RuntimeError):  # a damaged font, or one that was removed
+            continue
+        if found:
+            families.append(entry.name)
+            missing -= found
+    return families, missing

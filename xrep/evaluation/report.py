@@ -1,14 +1,14 @@
-"""What an evaluation leaves behind: a table to read, JSON to compute with, vectors to check it by."""
+"""The Tatoeba test's table to read, numbers to compute with, and vectors to check it by."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from xrep.evaluation.tatoeba import GROUPS, PROTOCOL, Pool, Results, average
+from xrep.evaluation import text_table
+from xrep.evaluation.tatoeba import GROUPS, Pool, Results, average
 from xrep.files import write_aside
 from xrep.metrics.retrieval import Accuracy
 from xrep.text.languages import name
@@ -28,19 +28,11 @@ def table(results: Results) -> str:
     averages += [
         [f"average of {group}", "", *_percents(accuracy)] for group, accuracy in sorted(results.averages.items())
     ]
-    widths = [max(len(row[i]) for row in [header, *rows, *averages] if i < len(row)) for i in range(len(header))]
-    rule = ["-" * width for width in widths]
-    lines = [_line(row, widths) for row in [header, rule, *rows, rule, *averages]]
-    return "\n".join([*lines, *_missing(results), results.overlap.line])
+    return "\n".join([text_table.table(header, [*rows, [], *averages]), *_missing(results), results.overlap.line])
 
 
 def _percents(accuracy: Accuracy) -> list[str]:
     return [f"{value:.2f}" for value in (accuracy.forward, accuracy.backward, accuracy.mean)]
-
-
-def _line(row: list[str], widths: list[int]) -> str:
-    first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=False))
-    return "  ".join([row[0].ljust(len(first)), *rest])
 
 
 def _missing(results: Results) -> list[str]:
@@ -49,38 +41,36 @@ def _missing(results: Results) -> list[str]:
     return [f"no average over {', '.join(parts)}: not all their languages were measured"] if parts else []
 
 
-def as_dict(results: Results, path: str | Path) -> dict[str, Any]:
+def values(results: Results) -> dict[str, Any]:
     """The results for JSON; every accuracy is an unrounded percentage.
 
     Keys: ``mean`` (over languages and both directions), ``random_mean`` (if measured), ``languages`` (canonical code ->
     ``xx-en``, ``en-xx``, ``mean``, ``pairs`` and, if measured, ``random_mean``), ``averages`` (``mean`` over what was
-    measured and each group that is complete -> ``xx-en``, ``en-xx``, ``mean``), ``pairs`` (all that were measured),
-    ``overlap`` (``found``: null if unknown, ``total``, ``dropped``), ``path``, ``protocol``.
+    measured and each group that is complete -> ``xx-en``, ``en-xx``, ``mean``), ``pairs`` (all that were measured).
     """
     languages: dict[str, dict[str, float]] = {}
     for language, accuracy in results.accuracies.items():
         languages[language] = {**_directions(accuracy), "pairs": results.pairs[language]}
         if results.random:
             languages[language]["random_mean"] = results.random[language].mean
-    overlap, averages = results.overlap, {"mean": results.mean, **results.averages}
+    averages = {"mean": results.mean, **results.averages}
     return {
         "mean": results.mean.mean,
         **({"random_mean": average(results.random.values()).mean} if results.random else {}),
         "languages": languages,
         "averages": {group: _directions(accuracy) for group, accuracy in averages.items()},
         "pairs": sum(results.pairs.values()),
-        "overlap": {"found": overlap.found, "total": overlap.total, "dropped": overlap.dropped},
-        "path": str(path),
-        "protocol": PROTOCOL,
     }
+
+
+def headline(results: Results) -> dict[str, float]:
+    """The averages by which the test is quoted, percent."""
+    averages = {f"average of {group}": accuracy.mean for group, accuracy in sorted(results.averages.items())}
+    return {f"mean of {len(results.accuracies)}": results.mean.mean, **averages}
 
 
 def _directions(accuracy: Accuracy) -> dict[str, float]:
     return {"xx-en": accuracy.forward, "en-xx": accuracy.backward, "mean": accuracy.mean}
-
-
-def to_json(values: dict[str, Any]) -> str:
-    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
 def save_embeddings(folder: str | Path, pool: Pool, vectors: np.ndarray, english: np.ndarray) -> None:

@@ -6,23 +6,28 @@ Data and protocol: LASER (Artetxe and Schwenk, 2019, arXiv:1812.10464). A folder
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from tqdm import tqdm
 
 from xrep.errors import UserError
-from xrep.evaluation.overlap import Overlap, load_training_hashes, seen
+from xrep.evaluation import overlap
+from xrep.evaluation.encoders import Encoder, check_languages
+from xrep.evaluation.overlap import Overlap
+from xrep.metrics.principal_components import remove_components
 from xrep.metrics.retrieval import Accuracy, retrieval_accuracy
+from xrep.retrieval.margins import Margin, margin_scores
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
 PROTOCOL = (
-    "nearest neighbour by cosine among all sentences of the other side, right if on the same line; both directions"
+    "best by cosine (or its margin) among all sentences of the other side, right if on the same line; both directions"
 )
 
 _36 = "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw ta te th tl tr ur vi zh"
@@ -38,14 +43,36 @@ Embedding" (section 4.4, appendix A; 36 are XTREME's, 28 those of them with 1000
 Representation Learning with Conditional Masked Language Model" (table 8)."""
 
 
-class Encoder(Protocol):
-    """What this evaluation asks of a sentence encoder."""
+@dataclass(frozen=True)
+class Scoring:
+    """How candidates are compared; the published protocol is the default."""
 
-    training_hashes: Path | None
+    margin: Margin = "absolute"
+    """``absolute``: the cosine; or its ``ratio`` to or ``distance`` from the mean cosine of both sides' neighbours."""
+    neighbours: int = 4
+    """Neighbours in these means."""
+    remove_components: int = 0
+    """Principal components taken out of the vectors of each language (and of the English side of each pool) first."""
 
-    def encode(self, sentences: list[str], lang: str, show_progress: bool = False) -> np.ndarray:
-        """float32 [N, D]."""
-        ...
+    def check(self, pools: Sequence[Pool]) -> None:
+        """Raises UserError: a number out of range for these pools."""
+        neighbours, components = self.neighbours, self.remove_components
+        if neighbours < 1:
+            raise UserError(f"--neighbours {neighbours}", cure="give at least 1")
+        if components < 0:
+            raise UserError(f"--remove-components {components}", cure="give 0 or more")
+        smallest = min(pools, key=len)
+        pairs = f"{len(smallest)} pairs of {smallest.code}"
+        cure = f"give a smaller number, or leave {smallest.code} out"
+        if self.margin != "absolute" and len(smallest) < neighbours:
+            raise UserError(f"--neighbours {neighbours}, but {pairs}", cure=cure)
+        if components and len(smallest) <= components:
+            raise UserError(f"--remove-components {components}, but {pairs}", cure=cure)
+
+    def as_dict(self) -> dict[str, str | int]:
+        """What the numbers depend on, for JSON."""
+        neighbours = {} if self.margin == "absolute" else {"neighbours": self.neighbours}
+        return {"protocol": PROTOCOL, "margin": self.margin, **neighbours, "remove_components": self.remove_components}
 
 
 @dataclass(frozen=True)
@@ -144,13 +171,18 @@ def select(languages: str, folder: str | Path) -> list[str]:
     return [found[language] for language in dict.fromkeys(wanted)]
 
 
+def files_of(folder: str | Path, code: str) -> list[Path]:
+    """The two files of a language: its own side and English."""
+    return [Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng")]
+
+
 def read_pool(folder: str | Path, code: str) -> Pool:
     """The test pairs of one language.
 
     Raises:
         UserError: a file is missing, empty or not UTF-8, or their numbers of lines differ.
     """
-    paths = [Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng")]
+    paths = files_of(folder, code)
     for path in paths:
         if not path.is_file():
             raise UserError("no such file", path=path, cure="fetch LASER's Tatoeba test again: each language has two")
@@ -171,18 +203,9 @@ def find_overlap(pools: Sequence[Pool], training_hashes: Path | None, drop: bool
     Raises:
         UserError: ``drop`` without training hashes; fewer than 2 pairs of a language would be left.
     """
-    total = sum(map(len, pools))
-    hashes = load_training_hashes(training_hashes)
-    if hashes is None:
-        if drop:
-            raise UserError("no training hashes beside the encoder", cure="measure without --drop-overlap")
-        return list(pools), Overlap(None, total)
-    known = [seen(pool.sentences, hashes) | seen(pool.english, hashes) for pool in pools]
-    found = int(sum(rows.sum() for rows in known))
-    if not drop:
-        return list(pools), Overlap(found, total)
-    kept = [_only(pool, ~rows) for pool, rows in zip(pools, known, strict=True)]
-    return kept, Overlap(found, total, dropped=True)
+    found = [overlap.find_overlap(training_hashes, pool.sentences, pool.english, drop=drop) for pool in pools]
+    kept = [_only(pool, keep) if drop else pool for pool, (keep, _) in zip(pools, found, strict=True)]
+    return kept, functools.reduce(operator.add, (counted for _, counted in found))
 
 
 def _only(pool: Pool, rows: np.ndarray) -> Pool:
@@ -198,30 +221,10 @@ def _only(pool: Pool, rows: np.ndarray) -> Pool:
     )
 
 
-def check_languages(encoder: Encoder, pools: Sequence[Pool]) -> None:
-    """Try one sentence of each language, so that an encoder without a tower for it says so before the work.
-
-    Raises:
-        UserError: names every language that the encoder refuses.
-    """
-    refused: dict[str, UserError] = {}
-    for language, sentence in [("en", pools[0].english[0]), *((pool.language, pool.sentences[0]) for pool in pools)]:
-        try:
-            encoder.encode([sentence], language)
-        except UserError as error:
-            refused[language] = error
-    if refused:
-        known = [pool.language for pool in pools if pool.language not in refused]
-        reason = next(iter(refused.values())).problem
-        raise UserError(
-            f"the encoder cannot encode {' '.join(refused)} ({reason})",
-            cure=f"give --langs {','.join(known)}" if known and "en" not in refused else "name another encoder",
-        )
-
-
 def measure(
     encoder: Encoder,
     pools: Sequence[Pool],
+    scoring: Scoring = Scoring(),
     *,
     keep: Callable[[Pool, np.ndarray, np.ndarray], None] | None = None,
     show_progress: bool = False,
@@ -229,30 +232,48 @@ def measure(
     """Accuracy of each canonical language in percent, by ``PROTOCOL``.
 
     Args:
-        keep: called with each pool and its vectors, L2-normalised float32 [N, D] for the language and for English.
+        keep: called with each pool and the vectors compared, L2-normalised float32 [N, D] for the language and English.
         show_progress: a progress line on stderr.
 
     Raises:
-        UserError: the encoder gives vectors that are not finite.
+        UserError: see ``Scoring.check`` and the encoder's ``encode``; more components than the vectors are wide.
     """
+    scoring.check(pools)
     accuracies = {}
     progress = tqdm(pools, disable=not show_progress, leave=False, unit=" languages")
     for pool in progress:
         progress.set_postfix_str(pool.code)
         sides = encoder.encode(pool.sentences, pool.language), encoder.encode(pool.english, "en")
-        if not all(np.isfinite(side).all() for side in sides):
-            problem = f"the encoder gives sentences of {pool.code} vectors that are not finite"
-            raise UserError(problem, cure="take an earlier checkpoint")
-        vectors, english = map(normalize_rows, sides)
+        vectors, english = (_compared(side, scoring.remove_components) for side in sides)
         if keep is not None:
             keep(pool, vectors, english)
-        accuracies[pool.language] = retrieval_accuracy(vectors, english)
+        accuracies[pool.language] = _accuracy(vectors, english, scoring)
     return accuracies
+
+
+def _compared(side: np.ndarray, components: int) -> np.ndarray:
+    unit = normalize_rows(side)
+    if not components:
+        return unit
+    if components >= unit.shape[1]:
+        cure = f"give at most {unit.shape[1] - 1}"
+        raise UserError(f"--remove-components {components} of vectors {unit.shape[1]} wide", cure=cure)
+    return normalize_rows(remove_components(unit, components))
+
+
+def _accuracy(x: np.ndarray, y: np.ndarray, scoring: Scoring) -> Accuracy:
+    if scoring.margin == "absolute":
+        return retrieval_accuracy(x, y)
+    scores = margin_scores(x, y, scoring.neighbours, scoring.margin)
+    lines, scored = np.arange(len(x)), np.isfinite(scores.diagonal())
+    right = (scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0))
+    return Accuracy(*(100.0 * float(direction.mean()) for direction in right))
 
 
 def evaluate(
     encoder: Encoder,
     pools: Sequence[Pool],
+    scoring: Scoring = Scoring(),
     *,
     random_encoder: Encoder | None = None,
     drop_overlap: bool = False,
@@ -269,11 +290,11 @@ def evaluate(
     Raises:
         UserError: see ``check_languages``, ``find_overlap`` and ``measure``.
     """
-    check_languages(encoder, pools)
-    pools, overlap = find_overlap(pools, encoder.training_hashes, drop_overlap)
+    check_languages(encoder, {"en": pools[0].english[0], **{pool.language: pool.sentences[0] for pool in pools}})
+    pools, counted = find_overlap(pools, encoder.training_hashes, drop_overlap)
     return Results(
-        accuracies=measure(encoder, pools, keep=keep, show_progress=show_progress),
+        accuracies=measure(encoder, pools, scoring, keep=keep, show_progress=show_progress),
         pairs={pool.language: len(pool) for pool in pools},
-        overlap=overlap,
-        random=measure(random_encoder, pools, show_progress=show_progress) if random_encoder else {},
+        overlap=counted,
+        random=measure(random_encoder, pools, scoring, show_progress=show_progress) if random_encoder else {},
     )

@@ -7,6 +7,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def current_group() -> dist.ProcessGroup | None:
+    """The processes that train together; None if this one is alone."""
+    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return dist.group.WORLD if together else None
+
+
 def rank_sizes(count: int, device: torch.device, group: dist.ProcessGroup) -> list[int]:
     """How many rows each rank of the group has: ranks may differ (the last batch of an epoch)."""
     counts = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)

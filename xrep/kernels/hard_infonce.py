@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xrep.kernels.gather import gather_rows, rank_sizes
 from xrep.kernels.pairwise import beaten, check_pairs, negatives
-from xrep.kernels.precision import accumulation_dtype
+from xrep.kernels.precision import accumulation_dtype, scalar
 
 
 class HardInfoNCE(NamedTuple):
@@ -57,8 +57,8 @@ def hard_infonce(
     """
     check_pairs(x, y, ids)
     accumulate = accumulation_dtype(x, y)
-    tau = torch.as_tensor(temperature, dtype=accumulate, device=x.device).reshape(())
-    exponent = torch.as_tensor(exponent, dtype=accumulate, device=x.device).detach().reshape(())
+    tau = scalar(temperature, accumulate, x.device)
+    exponent = scalar(exponent, accumulate, x.device).detach()
     with torch.autocast(x.device.type, enabled=False):
         if normalize:
             x, y = (F.normalize(side.to(accumulate), dim=1).to(side.dtype) for side in (x, y))

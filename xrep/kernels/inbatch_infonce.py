@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xrep.kernels.gather import gather_rows, rank_sizes
 from xrep.kernels.pairwise import beaten, check_pairs, negatives
-from xrep.kernels.precision import accumulation_dtype
+from xrep.kernels.precision import accumulation_dtype, scalar
 
 
 class InBatchInfoNCE(NamedTuple):
@@ -52,7 +52,7 @@ def inbatch_infonce(
     """
     check_pairs(x, y, ids)
     accumulate = accumulation_dtype(x, y)
-    tau = torch.as_tensor(temperature, dtype=accumulate, device=x.device).reshape(())
+    tau = scalar(temperature, accumulate, x.device)
     with torch.autocast(x.device.type, enabled=False):
         positive = ((x.to(accumulate) * y.to(accumulate)).sum(1) - margin) / tau
     own = torch.arange(len(x), device=x.device)

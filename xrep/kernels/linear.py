@@ -33,9 +33,10 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor 
 
     Without gradient alone. Float32 stays float32: the library is called directly, not through the global precision.
     """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return None
     faster = takes_fast_product(x) or (x.device.type == "cpu" and x.dtype == torch.bfloat16)
-    traced = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
-    if not faster or x.dtype != weight.dtype or traced or not _has_fused_linear():
+    if not faster or x.dtype != weight.dtype or not _has_fused_linear():
         return None
     attributes = ("gelu", [], "none") if gelu else ("none", [], "")
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, *attributes)

@@ -69,6 +69,13 @@ def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
+def scalar(value: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor without dimensions. A number is filled in on the device: copied there, it would wait for the device."""
+    if isinstance(value, Tensor):
+        return value.to(device=device, dtype=dtype).reshape(())
+    return torch.full((), value, dtype=dtype, device=device)
+
+
 def operand_dtype(tensor: Tensor) -> torch.dtype:
     """The type in which a product reads such a tensor.
 

@@ -15,7 +15,7 @@ from xrep.kernels import reference
 from xrep.kernels.blocks import QueueSoftmax
 from xrep.kernels.pairwise import beaten
 from xrep.kernels.paths import path_for, steps_for
-from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
+from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, scalar
 
 
 class InfoNCE(NamedTuple):
@@ -58,10 +58,9 @@ def queue_infonce(
             outside of the queue.
     """
     _check(query, positive, queue, query_ids, queue_ids)
-    tau = torch.as_tensor(temperature, dtype=accumulation_dtype(query), device=query.device)
-    if tau.numel() != 1:
-        raise ValueError(f"the temperature must be one number, not {list(tau.shape)}")
-    tau = tau.reshape(())
+    if isinstance(temperature, Tensor) and temperature.numel() != 1:
+        raise ValueError(f"the temperature must be one number, not {list(temperature.shape)}")
+    tau = scalar(temperature, accumulation_dtype(query), query.device)
     filled = torch.as_tensor(len(queue) if valid is None else valid)
     queue = queue.detach()
     if path_for(query.device) == "reference":

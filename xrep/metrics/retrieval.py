@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xrep.retrieval.neighbours import nearest, normalize_rows
+from xrep.retrieval.neighbours import neighbours, normalize_rows
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
     """
     if x.shape != y.shape:
         raise ValueError(f"aligned vectors must have one shape, got {x.shape} and {y.shape}")
-    xy, yx = nearest(x, y)
-    rows = np.arange(len(x))
-    return Accuracy(forward=100.0 * float(np.mean(xy == rows)), backward=100.0 * float(np.mean(yx == rows)))
+    found = neighbours(x, y, 1)
+    rows = np.arange(len(x))[:, None]
+    return Accuracy(forward=100.0 * float(np.mean(found.xy == rows)), backward=100.0 * float(np.mean(found.yx == rows)))
 
 
 def mean_cosine(x: np.ndarray) -> float:

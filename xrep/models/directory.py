@@ -9,7 +9,8 @@ Layout::
     criterion.safetensors   what training throws away (momentum encoders, queues, heads), for a later stage
     training_state.pt       optimizer, schedule, random generators, cursor (read with weights_only=True)
 
-It is written aside and renamed into place, so a directory of that name is whole. Nothing in it can run code.
+The last two are left out where there is nothing to put in them: of an exported encoder. It is written aside and renamed
+into place, so a directory of that name is whole. Nothing in it can run code.
 """
 
 from __future__ import annotations
@@ -18,22 +19,21 @@ import hashlib
 import json
 import os
 import pickle
-import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.files import naming
+from xrep.nn.weights import save_tensors
 from xrep.registry import MODELS
 
 SCHEMA = 2
@@ -45,6 +45,8 @@ MANIFEST, CONFIG, MODEL, CRITERION, STATE = (
     "training_state.pt",
 )
 TOKENIZER = "tokenizer"
+PREFIX = "checkpoint-"
+"""Of the checkpoints in the directory of a run; the step follows."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,17 @@ class Checkpoint:
         return read_saved_config(self.path / CONFIG)
 
     def tensors(self, name: str = MODEL) -> dict[str, Tensor]:
-        return load_file(self.path / name)
+        """The tensors of a file; none if it was left out."""
+        return load_file(self.path / name) if name in self.manifest["files"] else {}
 
     def training_state(self) -> dict[str, Any]:
         """Optimizer, random generators and cursor; tensors on the CPU, wherever they were trained.
 
         Raises:
-            UserError: it holds anything but plain data and tensors, which might be code.
+            UserError: there is none, or it holds anything but plain data and tensors, which might be code.
         """
+        if STATE not in self.manifest["files"]:
+            raise UserError("an encoder alone, not a run to go on with", path=self.path, cure="use --init")
         try:
             return torch.load(self.path / STATE, weights_only=True, map_location="cpu")
         except (pickle.UnpicklingError, RuntimeError, EOFError):
@@ -98,17 +103,50 @@ def read_saved_config(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def write_checkpoint(
-    path: Path,
-    *,
-    step: int,
-    config_yaml: str,
-    text: TextSpec,
-    save_tokenizers: Callable[[Path], None],
-    model: nn.Module,
-    criterion: nn.Module,
-    training_state: dict[str, Any],
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A checkpoint in memory, which stays as it is while training goes on."""
+
+    step: int
+    config_yaml: str
+    text: TextSpec
+    save_tokenizers: Callable[[Path], None]
+    """Writes the tokenizers into a folder, perhaps in another thread."""
+    architecture: dict[str, Any]
+    model: dict[str, Tensor]
+    criterion: dict[str, Tensor] = field(default_factory=dict)
+    training_state: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
+    """Further files that are copied into the checkpoint, by their names there."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        step: int,
+        config_yaml: str,
+        text: TextSpec,
+        save_tokenizers: Callable[[Path], None],
+        model: nn.Module,
+        criterion: nn.Module,
+        training_state: dict[str, Any],
+        spare: Snapshot | None = None,
+    ) -> Snapshot:
+        """Copy everything that training changes to the CPU.
+
+        Args:
+            spare: a snapshot that nobody reads any more: its memory is used again. Fresh memory costs more than the
+                copy, the more so for a GPU, whose copies go to pinned memory.
+        """
+        live = {"model": model.state_dict(), "criterion": criterion.state_dict(), "training_state": training_state}
+        copied = {name: _copied(value, getattr(spare, name, None)) for name, value in live.items()}
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # copies into pinned memory come later than the call
+        facts = {"step": step, "config_yaml": config_yaml, "text": text, "save_tokenizers": save_tokenizers}
+        return cls(**facts, architecture=model.architecture(), **copied)
+
+
+def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint aside and rename it to ``path``; on any failure nothing is left behind.
 
     Raises:
@@ -119,21 +157,11 @@ def write_checkpoint(
     try:
         with naming(path):
             aside.mkdir(parents=True)
-            (aside / CONFIG).write_text(config_yaml, encoding="utf-8")
-            _save_tensors(model.state_dict(), aside / MODEL)
-            _save_tensors(criterion.state_dict(), aside / CRITERION)
-            _save_state(training_state, aside / STATE)
-            save_tokenizers(aside / TOKENIZER)
-            files = {name: _describe(aside / name) for name in _files_below(aside)}
-            facts = {"text": text.as_dict(), "architecture": model.architecture()}
-            manifest = {"schema": SCHEMA, "step": step, **facts, "files": files}
-            manifest["sha256"] = _digest_of(manifest)
-            (aside / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-            for name in [*files, MANIFEST]:
-                _flush(aside / name)
+            _fill(aside, snapshot)
             if path.exists():
                 shutil.rmtree(path)
             os.replace(aside, path)
+            _flush(path.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -165,6 +193,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             problem = "damaged checkpoint: the file differs from its checksum"
             raise UserError(problem, path=path / name, cure="use another checkpoint")
     return Checkpoint(path, manifest)
+
+
+def checkpoints_in(run: Path) -> list[Path]:
+    """The checkpoints in the directory of a run, in the order of their steps; a damaged one may be among them."""
+    return sorted(p for p in run.glob(f"{PREFIX}*") if p.is_dir())
 
 
 def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> nn.Module:
@@ -205,15 +238,42 @@ def load_matching(module: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
     return [name for name in own if name not in matching]
 
 
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
-    path.chmod(path.with_name(CONFIG).stat().st_mode)  # save_file leaves it readable to its owner alone
+def _copied(value: Any, spare: Any) -> Any:
+    """``value`` with its tensors copied to the CPU, into those at the same places of ``spare`` where they fit."""
+    if isinstance(value, Tensor):
+        fits = isinstance(spare, Tensor) and (spare.shape, spare.dtype) == (value.shape, value.dtype)
+        copy = spare if fits else torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+        return copy.copy_(value.detach(), non_blocking=True)
+    if isinstance(value, dict):
+        olds = spare if isinstance(spare, dict) else {}
+        return {key: _copied(inner, olds.get(key)) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        olds = spare if isinstance(spare, (list, tuple)) and len(spare) == len(value) else [None] * len(value)
+        return type(value)(_copied(inner, old) for inner, old in zip(value, olds, strict=True))
+    return value
+
+
+def _fill(folder: Path, snapshot: Snapshot) -> None:
+    """Write every file of a checkpoint, the manifest last, and see that they are on the disk.
+
+    Tensors are written and checksums computed without Python's lock, so another thread may train meanwhile.
+    """
+    (folder / CONFIG).write_text(snapshot.config_yaml, encoding="utf-8")
+    save_tensors(snapshot.model, folder / MODEL)
+    if snapshot.criterion:
+        save_tensors(snapshot.criterion, folder / CRITERION)
+    if snapshot.training_state:
+        _save_state(snapshot.training_state, folder / STATE)
+    snapshot.save_tokenizers(folder / TOKENIZER)
+    for name, source in snapshot.files.items():
+        shutil.copyfile(source, folder / name)
+    files = {name: _describe(folder / name) for name in _files_below(folder)}
+    facts = {"text": snapshot.text.as_dict(), "architecture": snapshot.architecture}
+    manifest = {"schema": SCHEMA, "step": snapshot.step, **facts, "files": files}
+    manifest["sha256"] = _digest_of(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for path in [*folder.rglob("*"), folder]:
+        _flush(path)
 
 
 def _save_state(state: dict[str, Any], path: Path) -> None:
@@ -244,5 +304,8 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def _flush(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from xrep.data.batching import TokenBatch
 from xrep.nn.layers import Activation, EncoderLayer, Layout, Masking, Packing
@@ -49,6 +50,10 @@ class TransformerEncoder(nn.Module):
 
     Args:
         initializer_range: standard deviation of the normal initialisation of all matrices.
+
+    Attributes:
+        activation_checkpointing: in training keep the input of each layer alone, and compute the layer again in the
+            backward pass (``set_activation_checkpointing``).
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class TransformerEncoder(nn.Module):
             for _ in range(shape.layers)
         )
         self.norm_first = shape.norm == "pre"
+        self.activation_checkpointing = False
         self.apply(lambda module: _initialise(module, initializer_range))
 
     def forward(self, batch: TokenBatch, hidden_layer: int | None = None) -> Tensor:
@@ -92,8 +98,9 @@ class TransformerEncoder(nn.Module):
         if layout is not None:
             tokens, positions = layout.pack(tokens), layout.pack(positions)
         x = self._embed(tokens, positions)
+        again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         for layer in islice(self.layers, count):
-            x = layer(x, layout)
+            x = checkpoint(layer, x, layout, use_reentrant=False) if again else layer(x, layout)
         x = self.norm(x) if self.norm_first and count == last else x
         if isinstance(layout, Masking):
             return x.masked_fill(~batch.mask.unsqueeze(-1), 0.0)
@@ -107,11 +114,18 @@ class TransformerEncoder(nn.Module):
         return self.dropout(x if self.norm_first else self.norm(x))
 
 
+def set_activation_checkpointing(module: nn.Module, on: bool) -> None:
+    """Switch ``activation_checkpointing`` of every encoder in a module."""
+    for part in module.modules():
+        if isinstance(part, TransformerEncoder):
+            part.activation_checkpointing = on
+
+
 def _layout(batch: TokenBatch) -> Layout:
-    real, all_positions = int(batch.lengths.sum()), batch.tokens.numel()
-    if real == all_positions:
+    if not batch.is_padded:
         return None
-    return Packing(batch.mask) if real < PACKED_BELOW * all_positions else Masking(batch.mask)
+    packed = batch.real_tokens < PACKED_BELOW * batch.tokens.numel()
+    return Packing(batch) if packed else Masking(batch.mask)
 
 
 def _initialise(module: nn.Module, initializer_range: float) -> None:

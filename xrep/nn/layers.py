@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xrep.data.batching import TokenBatch
 from xrep.kernels.attention import attention
 from xrep.kernels.linear import fused_linear, linear
 
@@ -35,18 +36,17 @@ class Packing:
     Contrastive batches mix lengths, and padding would nearly double the work of the linear layers. Copies of the first
     token fill the pack up to one of few sizes (at most an eighth more): the CPU library compiles and caches a product
     for every size it meets, which takes gigabytes where each batch has another one.
-
-    Args:
-        mask: bool [B, T], True at real tokens.
     """
 
-    def __init__(self, mask: Tensor) -> None:
-        self.batch, self.length = mask.shape
-        self.rows = mask.flatten().nonzero().squeeze(1)
-        count = len(self.rows)
+    def __init__(self, batch: TokenBatch) -> None:
+        self.batch, self.length = batch.tokens.shape
+        lengths, count, device = batch.lengths, batch.real_tokens, batch.tokens.device
+        # Where each sentence begins, padded and packed. The mask's nonzero() would wait for a GPU to learn its size.
+        shift = torch.arange(self.batch, device=device) * self.length - (lengths.cumsum(0) - lengths)
+        self.rows = torch.arange(count, device=device) + shift.repeat_interleave(lengths, output_size=count)
         unit = max(8, 1 << count.bit_length() - 4)
         self.packed_rows = torch.cat([self.rows, self.rows[:1].expand(-count % unit)])
-        self.attention_mask = mask[:, None, None, :]
+        self.attention_mask = batch.mask[:, None, None, :]
 
     def pack(self, padded: Tensor) -> Tensor:
         """[B, T, ...] -> [N, ...], N the number of real tokens, rounded up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from xrep.data.batching import PairBatch, TextSpec, Vocabulary, collate
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.order import ExampleOrder
 from xrep.data.preprocess import PreprocessOptions, prepare
 from xrep.data.store import DataDirectory, PairSplit
+from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.text.corpora import get_demo
 from xrep.text.sides import Tokenizers, load_tokenizers, same_tokenizers, save_tokenizers, tokenizer_of
@@ -44,7 +46,7 @@ class BitextTask:
         examples: training pairs in one epoch.
 
     Raises:
-        UserError: the data is missing or damaged, has fewer training pairs than a batch, or other tokenizers.
+        UserError: the data is missing or damaged, or has other tokenizers.
     """
 
     @dataclass(kw_only=True)
@@ -80,20 +82,24 @@ class BitextTask:
         self._data = _open(config, tokenizers or {})
         self._train = self._pairs("train")
         self.examples = sum(len(pair) for pair in self._train)
-        if self.examples < config.batch_size:
-            raise UserError(
-                f"{self.examples} training pairs do not fill a batch of {config.batch_size}",
-                path=self._data.path,
-                cure="lower --batch-size or give more text",
-            )
         self.tokenizers: Tokenizers = self._data.tokenizers
         self.text = _text_spec(self.tokenizers, self._train, config.max_length)
         self._order = ExampleOrder([len(pair) for pair in self._train], config.sampling_alpha, seed, self._lengths)
 
-    @property
-    def training_hashes(self) -> Path:
-        """Sorted hashes of every training sentence (uint64 ``.npy``)."""
-        return self._data.training_hashes_path
+    def check_size(self, world_size: int) -> None:
+        """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
+        size = self.config.batch_size
+        if self.examples < size * world_size:
+            each = f" on each of {world_size} ranks" if world_size > 1 else ""
+            raise UserError(
+                f"{self.examples} training pairs do not fill a batch of {size}{each}",
+                path=self._data.path,
+                cure=f"lower --batch-size{', start fewer processes' if each else ''} or give more text",
+            )
+
+    def write_training_hashes(self, path: Path) -> None:
+        """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
+        shutil.copyfile(self._data.training_hashes_path, path)
 
     def save_tokenizers(self, directory: Path) -> None:
         save_tokenizers(self.tokenizers, directory)
@@ -102,28 +108,25 @@ class BitextTask:
         """Changes when the tokens, their order or the vocabulary do: checkpoints of other data are told by it."""
         return self._data.fingerprint
 
-    def batches(
-        self, split: str, cursor: int = 0, rank: int = 0, world_size: int = 1, stop: int | None = None
-    ) -> Iterator[PairBatch]:
-        """Batches of one rank, from the ``cursor``-th example of the run on.
+    def plan(
+        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
+    ) -> Iterator[Plan]:
+        """The training batches of one rank, behind the first ``cursor`` examples of the run.
 
-        Training goes on for ever, or up to example ``stop``; each global batch of ``world_size`` * batch_size
-        consecutive examples is cut into one part a rank. Any other split is read once, in its own order.
+        They go on for ever, or up to example ``stop``. Each global batch of ``world_size`` * batch_size consecutive
+        examples is cut into one part a rank; where examples run out, parts may be smaller, even empty.
+        ``Plan.what``: (corpus, row) of each example, int64 [N, 2]. ``Plan.cursor``: examples of the run so far.
         """
-        size = self.config.batch_size * world_size
-        if split != "train":
-            pairs = self._pairs(split)
-            corpora = [np.full(len(pair), number) for number, pair in enumerate(pairs)]
-            rows = [np.arange(len(pair)) for pair in pairs]
-            everything = np.stack([np.concatenate(corpora), np.concatenate(rows)], axis=1)
-            for start in range(cursor, len(everything), size):
-                yield self._batch(pairs, np.array_split(everything[start : start + size], world_size)[rank])
-            return
-        while stop is None or cursor < stop:
-            end = cursor + size if stop is None else min(cursor + size, stop)
-            examples = self._order.take(cursor, end)
-            yield self._batch(self._train, np.array_split(examples, world_size)[rank])
-            cursor = end
+        start, size = cursor or 0, self.config.batch_size * world_size
+        while stop is None or start < stop:
+            end = start + size if stop is None else min(start + size, stop)
+            examples = np.array_split(self._order.take(start, end), world_size)[rank]
+            yield Plan(examples, end, end)
+            start = end
+
+    def make(self, what: np.ndarray) -> PairBatch:
+        """The batch of ``Plan.what``."""
+        return self._batch(self._train, what)
 
     def describe(self, batch: PairBatch, limit: int = 3) -> str:
         """The first pairs of a training batch as text, for messages."""
@@ -135,7 +138,7 @@ class BitextTask:
             source = tokenizer_of(self.tokenizers, "source").decode(pair.source[row])
             target = tokenizer_of(self.tokenizers, "target").decode(pair.target[row])
             lines.append(f"{pair.name} pair {row}: {source!r} ||| {target!r}")
-        return "; ".join(lines)
+        return "; ".join(lines) or "no examples"
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
         """The first ``max_pool_size`` pairs of each language pair of the split ``valid``."""
@@ -161,25 +164,25 @@ class BitextTask:
         return _pair_lengths(self._train[corpus], rows)
 
     def _batch(self, pairs: list[PairSplit], examples: np.ndarray) -> PairBatch:
-        """Collate (corpus, row) examples; consecutive ones are mostly of one corpus and of similar length."""
-        sources: list[np.ndarray] = [np.empty(0)] * len(examples)
-        targets = list(sources)
-        ids = np.empty((len(examples), 2), dtype=np.uint64)
+        """Collate (corpus, row) examples, int64 [N, 2], read corpus by corpus."""
+        corpora = np.unique(examples[:, 0]).tolist() or [0]
+        places = [np.flatnonzero(examples[:, 0] == corpus) for corpus in corpora]
+        back = np.argsort(np.concatenate(places))
+        some = [(pairs[corpus], examples[place, 1]) for corpus, place in zip(corpora, places, strict=True)]
+        keep = self.text.max_length - 2
         starts = np.cumsum([0, *(len(pair) for pair in pairs)])
-        for corpus in np.unique(examples[:, 0]):
-            where = np.flatnonzero(examples[:, 0] == corpus)
-            rows, pair = examples[where, 1], pairs[corpus]
-            ids[where] = pair.hashes[rows]
-            source, target = (side.gather(rows, self.text.max_length - 2) for side in (pair.source, pair.target))
-            for position, i in enumerate(where.tolist()):
-                sources[i], targets[i] = source[position], target[position]
-        indices = starts[examples[:, 0]] + examples[:, 1]
+        hashes = np.concatenate([pair.hashes[rows] for pair, rows in some])[back]
         return PairBatch(
-            collate(sources, self.text.vocabulary("source"), self.text.max_length),
-            collate(targets, self.text.vocabulary("target"), self.text.max_length),
-            torch.from_numpy(ids.view(np.int64)),
-            torch.from_numpy(indices),
+            self._side("source", [pair.source.gather(rows, keep) for pair, rows in some], back),
+            self._side("target", [pair.target.gather(rows, keep) for pair, rows in some], back),
+            torch.from_numpy(hashes.view(np.int64)),
+            torch.from_numpy(starts[examples[:, 0]] + examples[:, 1]),
         )
+
+    def _side(self, name: str, gathered: list[tuple[np.ndarray, np.ndarray]], order: np.ndarray) -> TokenBatch:
+        ids, lengths = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
+        batch = pad(ids, lengths, self.text.vocabulary(name))
+        return TokenBatch(batch.tokens[order], batch.lengths[order])
 
 
 def _open(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirectory:

@@ -204,7 +204,7 @@ def drop_reason(source: str, target: str, hashes: Sequence[int], options: Cleani
 
 
 def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
-    """Hashes of every line, and of every tab-separated column, of the files and folders ``paths`` (any suffix, gzip).
+    """Hashes of every line, and of every tab-separated column, of files and folders (any suffix, gzip or xz).
 
     Raises:
         UserError: a path that is missing, a folder without files, a file that is not UTF-8 text.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import lzma
 import re
 import zlib
 from collections.abc import Iterator
@@ -33,12 +34,15 @@ _NO_LANGUAGE = frozenset(
 )
 _LAYOUTS = (
     "expected train.de-en.de + train.de-en.en, or train.de + train.en, or train.de-en.tsv, or deu-eng.tsv "
-    "(each also .gz; valid.* and test.* likewise)"
+    "(each also .gz or .xz; valid.* and test.* likewise)"
 )
 _ENGLISH = frozenset(
     "the of to and you that it this have not with are they what my do she your his for were at be can from him her "
     "there would when we i is".split()
 )
+
+
+_Stream = BufferedReader | gzip.GzipFile | lzma.LZMAFile
 
 
 @dataclass(frozen=True)
@@ -68,17 +72,16 @@ class Bitext:
 def read_lines(path: str | Path, *, allow_empty: bool = False) -> Iterator[tuple[int, str]]:
     r"""Lines of a UTF-8 text file, numbered from 1, without their ends.
 
-    Gzip is known by its content, a byte order mark is dropped, only ``\n`` and ``\r\n`` end a line. Memory does not
-    grow with the file.
+    Gzip and xz are known by their content, a byte order mark is dropped, only ``\n`` and ``\r\n`` end a line. Memory
+    does not grow with the file.
 
     Raises:
-        UserError: a missing file, a folder, an empty file (unless ``allow_empty``), damaged gzip, invalid UTF-8, or a
-            line over 10,000 words or 1,000,000 characters, each with file and line.
+        UserError: a missing file, a folder, an empty file (unless ``allow_empty``), damaged gzip or xz, invalid UTF-8,
+            or a line over 10,000 words or 1,000,000 characters, each with file and line.
     """
     number = 0
     with _open(path) as file:
-        # What GzipFile wraps it does not close.
-        stream = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+        stream = _unpacked(file)
         while line := _next_line(stream, path, number + 1):
             number += 1
             yield number, _decode(line, path, number)
@@ -95,11 +98,20 @@ def _open(path: str | Path) -> BufferedReader:
         raise UserError("a folder, not a file", path=path, cure="name a file in it") from None
 
 
-def _next_line(stream: BufferedReader | gzip.GzipFile, path: str | Path, number: int) -> bytes:
+def _unpacked(file: BufferedReader) -> _Stream:
+    """What ``file`` holds; neither of the two closes the file it reads from."""
+    magic = file.peek(6)[:6]
+    if magic.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=file)
+    return lzma.LZMAFile(file) if magic == b"\xfd7zXZ\x00" else file
+
+
+def _next_line(stream: _Stream, path: str | Path, number: int) -> bytes:
     try:
         line = stream.readline(_MAXIMUM_BYTES + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise UserError("damaged or truncated gzip file", path=path, line=number, cure="fetch it again") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError):
+        kind = "gzip" if isinstance(stream, gzip.GzipFile) else "xz"
+        raise UserError(f"damaged or truncated {kind} file", path=path, line=number, cure="fetch it again") from None
     if len(line) > _MAXIMUM_BYTES:
         raise _too_long(f"more than {MAXIMUM_CHARACTERS:,} characters", path, number)
     return line
@@ -243,7 +255,7 @@ def _read_files(source_path: str, target_path: str) -> Iterator[tuple[int, str, 
 def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
     """Parallel text in a folder by the names of its files: ``{"train": [...], "valid": [...], "test": [...]}``.
 
-    Understood, each also with ``.gz``, with two- or three-letter codes, ``val`` and ``dev`` meaning valid:
+    Understood, each also with ``.gz`` or ``.xz``, with two- or three-letter codes, ``val`` and ``dev`` meaning valid:
     ``{split}.{xx}-{yy}.{xx}`` beside ``.{yy}``; ``{split}.{xx}`` beside ``{split}.en`` (every language paired with
     English; without English just two languages); ``{split}.{xx}-{yy}.tsv``; and any other ``*{xx}-{yy}*.tsv``, which is
     training text unless a part of its name is one of the splits. Splits without text are left out.
@@ -257,7 +269,7 @@ def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
     splits: dict[str, list[Bitext]] = {split: [] for split in ("train", "valid", "test")}
     sides: dict[tuple[str, tuple[str, str] | None], dict[str, str]] = {}
     for file in sorted(directory.iterdir()):
-        parts = file.name.removesuffix(".gz").split(".")
+        parts = file.name.removesuffix(".gz").removesuffix(".xz").split(".")
         if file.name.startswith(".") or not file.is_file() or len(parts) < 2:
             continue
         languages = _pair_of(parts[:-1])

@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shutil
+import socket
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.models.directory import Checkpoint, open_checkpoint
+from xrep.files import naming
+from xrep.models.directory import PREFIX, Checkpoint, Snapshot, checkpoints_in, open_checkpoint, write_checkpoint
 
-PREFIX = "checkpoint-"
+LOCK = ".lock"
 MAY_CHANGE = {
-    "task": {"data", "batch_size"},
-    "trainer": {"max_steps", "max_epochs", "max_minutes", "update_freq", "validate_every", "device", "kernels"},
-    "checkpoint": {"save_dir", "save_every", "keep_last"},
-    "logging": {"log_every", "tensorboard"},
-    "plugins": set(),
+    "task.data",
+    "task.batch_size",
+    *(f"trainer.max_{bound}" for bound in ("steps", "epochs", "minutes")),
+    *(f"trainer.{name}" for name in ("update_freq", "validate_every", "device", "kernels")),
+    *(f"trainer.{name}" for name in ("precision", "compile", "activation_checkpointing", "data_workers")),
+    *(f"checkpoint.{name}" for name in ("save_dir", "save_every", "keep_last")),
+    "distributed",
+    "init",
+    "logging",
+    "plugins",
 }
-"""Options that a run may be resumed with other values of; for all others the run would be another one."""
+"""Sections and options that a run may be resumed with other values of, those of a part of the task and criterion
+included; with any other the run would be another one. Numbers stay equal to the last bit only where device, kernels,
+precision, batch size and number of processes stay, too."""
 
 
 class Checkpoints:
-    """The directory of a run: ``checkpoint-00001000/`` and so on, with ``last`` and ``best`` pointing at one each."""
+    """The directory of a run: ``checkpoint-00001000/`` and so on, with ``last`` and ``best`` pointing at one each.
+
+    A thread writes, one checkpoint at a time, from a copy in memory, while training goes on. A pointer moves and an old
+    checkpoint is deleted only when the new one is whole. ``with`` waits at its end for what is being written.
+
+    Args:
+        say: prints a warning; default: on stderr.
+
+    Attributes:
+        stalled_seconds: how long ``snapshot`` and ``save`` have kept their caller from training, all together.
+    """
 
     @dataclass(kw_only=True)
     class Config:
@@ -40,21 +64,60 @@ class Checkpoints:
             found = [f"save_every must not be negative: {self.save_every}"] if self.save_every < 0 else []
             return found + ([f"keep_last must be at least 1, not {self.keep_last}"] if self.keep_last < 1 else [])
 
-    def __init__(self, config: Config, directory: Path) -> None:
+    def __init__(self, config: Config, directory: Path, say: Callable[[str], None] | None = None) -> None:
         self.config, self.directory = config, directory
+        self.say = say or (lambda line: print(line, file=sys.stderr))
+        self.stalled_seconds = 0.0
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._best_is_due = False
+        self._whole: int | None = None
+        self._spare: Snapshot | None = None
 
-    def save(self, step: int, write: Callable[[Path], None], best: bool) -> Path:
-        """Write the checkpoint of ``step`` by ``write(path)``, move the pointers and delete what is no longer kept."""
-        path = self._path(step)
-        write(path)
-        for later in (p for p in self._all() if p.name > path.name):
-            shutil.rmtree(later)  # damaged: the run went back behind them
-        self.point(step, step if best else None)
-        keep = {p.resolve() for p in self._all()[-self.config.keep_last :]} | {(self.directory / "best").resolve()}
-        for old in self._all():
-            if old.resolve() not in keep:
-                shutil.rmtree(old)
-        return path
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.wait()
+        else:
+            self._join()
+
+    def snapshot(self, **facts: Any) -> Snapshot:
+        """``Snapshot.of(**facts)``, in the memory of the one before, so that there is never more than one."""
+        with self._stalled():
+            self._join()
+            return Snapshot.of(**facts, spare=self._spare)
+
+    def save(self, snapshot: Snapshot, best: bool, final: bool = False) -> None:
+        """Start writing a checkpoint; the one before is waited for.
+
+        If the disk is full, say, this one is left out, with a warning: what was there stays, and training goes on. If
+        it would have been the best, the next one takes its place.
+
+        Args:
+            final: nothing comes after it, so wait for it, and let its failure be an error.
+
+        Raises:
+            OSError: the final checkpoint cannot be written.
+        """
+        with self._stalled():
+            self.wait()
+            self._thread = threading.Thread(target=self._write, args=(snapshot, best, final), name="checkpoint")
+            self._thread.start()
+            if final:
+                self.wait()
+
+    def wait(self) -> None:
+        """Wait for what is being written.
+
+        Raises:
+            OSError: it was the final checkpoint, and it failed.
+        """
+        self._join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def point(self, last: int, best: int | None) -> None:
         """Point ``last`` and ``best`` at the checkpoints of these steps; None leaves ``best`` where it is."""
@@ -65,23 +128,74 @@ class Checkpoints:
             self._point("best", self._path(last))
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; damaged ones are named on stderr and passed over."""
-        for path in reversed(self._all()):
+        """The newest whole checkpoint; damaged ones are named and passed over."""
+        for path in reversed(checkpoints_in(self.directory)):
             try:
-                return open_checkpoint(path)
+                found = open_checkpoint(path)
             except UserError as error:
-                print(f"warning: {error}; going back to the previous checkpoint", file=sys.stderr)
+                self.say(f"warning: {error}; going back to the previous checkpoint")
+                continue
+            self._whole = found.step
+            return found
         return None
 
     def last_good(self) -> str:
         """For messages: the newest checkpoint, or that there is none."""
-        return str(self._all()[-1]) if self._all() else "none yet"
+        self._join()
+        paths = checkpoints_in(self.directory)
+        return str(paths[-1]) if paths else "none yet"
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def _write(self, snapshot: Snapshot, best: bool, final: bool) -> None:
+        best = best or self._best_is_due
+        try:
+            if snapshot.step != self._whole:  # a whole one is never replaced: a kill in between would lose it
+                write_checkpoint(self._path(snapshot.step), snapshot)
+                self._whole = snapshot.step
+            with naming(self.directory):
+                self._tidy(snapshot.step, best)
+            self._best_is_due = False
+        except OSError as error:
+            self._best_is_due = best
+            if final:
+                self._error = error
+            else:
+                self.say(
+                    f"warning: {error.filename}: {error.strerror}: no checkpoint of step {snapshot.step}; training goes"
+                    " on with the older ones kept, make room before the next"
+                )
+        except BaseException as error:  # a bug of ours: raised where the run can end by it
+            self._error = error
+        self._spare = snapshot
+
+    def _tidy(self, step: int, best: bool) -> None:
+        """Move the pointers, then delete what is no longer kept."""
+        for later in (p for p in checkpoints_in(self.directory) if p.name > self._path(step).name):
+            shutil.rmtree(later)  # damaged: the run went back behind them
+        self.point(step, step if best else None)
+        paths = checkpoints_in(self.directory)
+        keep = {p.resolve() for p in paths[-self.config.keep_last :]} | {(self.directory / "best").resolve()}
+        for old in (p for p in paths if p.resolve() not in keep):
+            shutil.rmtree(old)
+
+    # -- small things -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _stalled(self) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stalled_seconds += time.monotonic() - started
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
     def _path(self, step: int) -> Path:
         return self.directory / f"{PREFIX}{step:08d}"
-
-    def _all(self) -> list[Path]:
-        return sorted(p for p in self.directory.glob(f"{PREFIX}*") if p.is_dir())
 
     def _point(self, name: str, path: Path) -> None:
         aside = self.directory / f".{name}.new"
@@ -90,23 +204,71 @@ class Checkpoints:
         os.replace(aside, self.directory / name)
 
 
+@contextmanager
+def lock(directory: Path) -> Iterator[None]:
+    """Keep other processes from training into ``directory``, made if missing.
+
+    However this process ends, the operating system opens the lock. It is a lock of the process (POSIX): processes
+    forked from it, such as data workers that outlive it for seconds, do not hold it. Where a file system knows no
+    locks, a warning on stderr says so.
+
+    Raises:
+        UserError: another process has it.
+    """
+    with naming(directory / LOCK):
+        directory.mkdir(parents=True, exist_ok=True)
+        file = open(directory / LOCK, "a+", encoding="utf-8")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            cure = "wait for it, or choose another --save-dir"
+            raise UserError(f"{holder} is training here", path=directory, cure=cure) from None
+        except OSError as error:
+            problem = f"{error.strerror}; see to it that no other process trains here"
+            print(f"warning: {file.name}: cannot be locked: {problem}", file=sys.stderr)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+    try:
+        yield
+    finally:
+        file.truncate(0)
+        file.close()
+
+
 def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Path) -> None:
     """Refuse to go on with a run of another configuration.
 
     Raises:
         UserError: naming every option that differs.
     """
-    differing = []
-    for section in sorted({*saved, *current}):
-        old, new = saved.get(section), current.get(section)
-        if isinstance(old, dict) and isinstance(new, dict):
-            keys = sorted({*old, *new} - MAY_CHANGE.get(section, set()))
-            differing += [f"{section}.{k} {old.get(k)!r} -> {new.get(k)!r}" for k in keys if old.get(k) != new.get(k)]
-        elif old != new and section not in MAY_CHANGE:
-            differing.append(f"{section} {old!r} -> {new!r}")
+    differing = list(_differences(saved, current, ""))
     if differing:
         raise UserError(
             "holds a run of another configuration: " + ", ".join(differing),
             path=directory,
             cure="choose another --save-dir, or delete this one",
         )
+
+
+def _differences(saved: Any, current: Any, place: str) -> Iterator[str]:
+    """``criterion.temperature 0.04 -> 0.1`` and so on; of two parts of other names only the names."""
+    if saved == current or re.sub(r"^parts\..+?\.(?=task\.)", "", place) in MAY_CHANGE:
+        return
+    if place == "parts" and isinstance(saved, list) and isinstance(current, list):
+        saved, current = ({part["name"]: part for part in parts} for parts in (saved, current))
+    if isinstance(saved, dict) and isinstance(current, dict):
+        keys = ["name"] if saved.get("name") != current.get("name") else sorted({*saved, *current})
+        for key in keys:
+            yield from _differences(saved.get(key), current.get(key), f"{place}.{key}".lstrip("."))
+    else:
+        yield f"{place} {_shown(saved)} -> {_shown(current)}"
+
+
+def _shown(value: Any) -> str:
+    """A section that is new or gone is not spelt out."""
+    of_parts = isinstance(value, list) and any(isinstance(part, dict) for part in value)
+    return "given" if of_parts or isinstance(value, dict) else repr(value)

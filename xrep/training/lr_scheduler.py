@@ -9,12 +9,44 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 
-class _Schedule(ABC):
+@dataclass(kw_only=True)
+class WarmUp:
+    """Options of every schedule."""
+
+    warmup_steps: int = 400
+    """Steps of linear warm-up."""
+    warmup_ratio: float | None = None
+    """Share of the training budget to warm up for, in place of warmup_steps; the rate then rises with the share that is
+    spent, from 0 at the first step."""
+
+    def problems(self) -> list[str]:
+        found = [f"warmup_steps must not be negative: {self.warmup_steps}"] if self.warmup_steps < 0 else []
+        if self.warmup_ratio is not None and not 0 < self.warmup_ratio < 1:
+            found.append(f"warmup_ratio must lie between 0 and 1, not {self.warmup_ratio}")
+        return found
+
+
+@dataclass(kw_only=True)
+class Decay(WarmUp):
+    """Options of the schedules that fall to a share of the peak."""
+
+    min_lr_ratio: float = 0.0
+    """Share of the peak rate that is left at the end."""
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if not 0 <= self.min_lr_ratio <= 1:
+            found.append(f"min_lr_ratio must lie in [0, 1], not {self.min_lr_ratio}")
+        return found
+
+
+class Schedule(ABC):
     """Factor of the peak learning rate at a step."""
 
-    def __init__(self, config) -> None:
+    def __init__(self, config: Any) -> None:
         self.config = config
 
     def factor(self, step: int, progress: float, warmup_end: float) -> float:
@@ -22,79 +54,87 @@ class _Schedule(ABC):
 
         Args:
             progress: share of the budget spent, in [0, 1].
-            warmup_end: that share at the end of warm-up, from where the decay starts.
+            warmup_end: that share after ``warmup_steps`` steps, from where the decay starts.
         """
-        if step < self.config.warmup_steps:
-            return (step + 1) / self.config.warmup_steps
+        ratio = self.config.warmup_ratio
+        if ratio is None:
+            elapsed = (step + 1) / max(self.config.warmup_steps, 1)
+        else:
+            elapsed, warmup_end = progress / ratio, ratio
+        if elapsed < 1:
+            return elapsed
         rest = (progress - warmup_end) / max(1.0 - warmup_end, 1e-9)
-        return self.decay(step, min(max(rest, 0.0), 1.0))
+        return self.decay(elapsed, min(max(rest, 0.0), 1.0))
 
     @abstractmethod
-    def decay(self, step: int, rest: float) -> float:
-        """Factor after warm-up, at the share ``rest`` in [0, 1] of what remains of the budget."""
+    def decay(self, elapsed: float, rest: float) -> float:
+        """Factor after warm-up.
+
+        Args:
+            elapsed: time since the start, in units of the warm-up: at least 1.
+            rest: share of the budget after warm-up that is spent, in [0, 1].
+        """
 
 
-def _problems(warmup_steps: int, min_lr_ratio: float = 0.0) -> list[str]:
-    found = [f"warmup_steps must not be negative: {warmup_steps}"] if warmup_steps < 0 else []
-    if not 0 <= min_lr_ratio <= 1:
-        found.append(f"min_lr_ratio must lie in [0, 1], not {min_lr_ratio}")
-    return found
-
-
-class _Decaying(_Schedule):
-    """A schedule that falls to a share of the peak."""
-
-    @dataclass(kw_only=True)
-    class Config:
-        warmup_steps: int = 400
-        """Steps of linear warm-up."""
-        min_lr_ratio: float = 0.0
-        """Share of the peak rate that is left at the end."""
-
-        def problems(self) -> list[str]:
-            return _problems(self.warmup_steps, self.min_lr_ratio)
-
-
-class Cosine(_Decaying):
+class Cosine(Schedule):
     """Half a cosine from the peak to ``min_lr_ratio`` of it."""
 
-    def decay(self, step: int, rest: float) -> float:
+    @dataclass(kw_only=True)
+    class Config(Decay):
+        pass
+
+    def decay(self, elapsed: float, rest: float) -> float:
         low = self.config.min_lr_ratio
         return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * rest))
 
 
-class Linear(_Decaying):
+class Linear(Schedule):
     """A straight line from the peak to ``min_lr_ratio`` of it."""
 
-    def decay(self, step: int, rest: float) -> float:
+    @dataclass(kw_only=True)
+    class Config(Decay):
+        pass
+
+    def decay(self, elapsed: float, rest: float) -> float:
         return 1 - (1 - self.config.min_lr_ratio) * rest
 
 
-class InverseSqrt(_Schedule):
-    """The peak times sqrt(warmup_steps / step), as in fairseq."""
+class Polynomial(Schedule):
+    """From the peak to ``min_lr_ratio`` of it as a power of the share that is left, as fairseq's polynomial_decay."""
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(Decay):
+        power: float = 2.0
+        """Exponent of the share that is left: 1 is a straight line, more falls faster at first."""
+
+        def problems(self) -> list[str]:
+            found = super().problems()
+            return found if 0 < self.power < math.inf else [*found, f"power must be above 0, not {self.power}"]
+
+    def decay(self, elapsed: float, rest: float) -> float:
+        low = self.config.min_lr_ratio
+        return low + (1 - low) * (1 - rest) ** self.config.power
+
+
+class InverseSqrt(Schedule):
+    """The peak times sqrt(warm-up / time since the start), as in fairseq."""
+
+    @dataclass(kw_only=True)
+    class Config(WarmUp):
         warmup_steps: int = 4000
         """Steps of linear warm-up; also the scale of the decay."""
 
-        def problems(self) -> list[str]:
-            return _problems(self.warmup_steps)
-
-    def decay(self, step: int, rest: float) -> float:
-        return math.sqrt(max(self.config.warmup_steps, 1) / (step + 1))
+    def decay(self, elapsed: float, rest: float) -> float:
+        return 1 / math.sqrt(elapsed)
 
 
-class Constant(_Schedule):
+class Constant(Schedule):
     """The peak rate to the end."""
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(WarmUp):
         warmup_steps: int = 0
         """Steps of linear warm-up."""
 
-        def problems(self) -> list[str]:
-            return _problems(self.warmup_steps)
-
-    def decay(self, step: int, rest: float) -> float:
+    def decay(self, elapsed: float, rest: float) -> float:
         return 1.0

@@ -1,47 +1,128 @@
-"""Optimizers: a Config and a way to build the torch optimizer."""
+"""Optimizers: a Config and a way to build the torch optimizer from it.
+
+``build(config, named_parameters)`` takes every parameter that trains at some step, also those that are frozen as yet:
+without a gradient they are left as they are, weight decay included.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
+from xrep.training.parameter_groups import ParameterOptions, parameter_groups
+
+if TYPE_CHECKING:  # torch is imported where an optimizer is built: the options are read for --help, which must be quick
+    import torch
+    from torch import nn
+
+
+def _moment_problems(betas: list[float], **epsilon: float) -> list[str]:
+    found = [f"{name} must be a number of at least 0, not {x}" for name, x in epsilon.items() if not 0 <= x < math.inf]
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        found.append(f"betas must be two numbers in [0, 1), not {betas}")
+    return found
 
 
 class AdamW:
     """Adam with decoupled weight decay, in torch's fused form (about three times the default's speed on a CPU)."""
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(ParameterOptions):
         lr: float = 5e-4
         """Peak learning rate. The default suits an encoder from scratch; pretrained ones want 2e-5 to 4e-5."""
         betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
         """Decay rates of the two moments."""
         adam_eps: float = 1e-8
         """Added to the denominator."""
-        weight_decay: float = 1e-4
-        """Decoupled weight decay of matrices; biases, normalisation weights and scalars never decay."""
 
         def problems(self) -> list[str]:
-            found = []
-            for name in ("lr", "adam_eps", "weight_decay"):
-                if not 0 <= getattr(self, name) < math.inf:
-                    found.append(f"{name} must be a number of at least 0, not {getattr(self, name)}")
-            if self.betas and (len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas)):
-                found.append(f"betas must be two numbers in [0, 1), not {self.betas}")
+            return super().problems() + _moment_problems(self.betas, adam_eps=self.adam_eps)
+
+    @staticmethod
+    def build(config: Config, named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """The optimizer over these parameters.
+
+        Raises:
+            UserError: a pattern matches none of them.
+        """
+        import torch
+
+        betas = (config.betas[0], config.betas[1])
+        groups = parameter_groups(config, named_parameters)
+        return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
+
+
+class Lamb:
+    """LAMB: Adam whose step in each matrix is as long as a share of the matrix itself, for large batches.
+
+    You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2, with phi
+    the identity. As in the authors' code, what does not decay (biases, normalisation weights, scalars and ``no_decay``)
+    takes Adam's step unscaled, and a matrix or an update of norm 0 has the trust ratio 1.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(ParameterOptions):
+        lr: float = 1e-3
+        """Peak learning rate; the default is CMLM's."""
+        weight_decay: float = 0.01
+        """Decoupled weight decay of matrices (the default of the authors' code); biases, normalisation weights and
+        scalars never decay."""
+        betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+        """Decay rates of the two moments."""
+        lamb_eps: float = 1e-6
+        """Added to the denominator."""
+        bias_correction: bool = True
+        """Divide the moments by 1 - beta^t, as algorithm 2 does; the authors' first code leaves it to the warm-up."""
+
+        def problems(self) -> list[str]:
+            return super().problems() + _moment_problems(self.betas, lamb_eps=self.lamb_eps)
+
+    @staticmethod
+    def build(config: Config, named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """The optimizer over these parameters.
+
+        Raises:
+            UserError: a pattern matches none of them.
+        """
+        from xrep.training.lamb import LambOptimizer
+
+        groups = parameter_groups(config, named_parameters)
+        betas = (config.betas[0], config.betas[1])
+        return LambOptimizer(groups, betas=betas, eps=config.lamb_eps, bias_correction=config.bias_correction)
+
+
+class SGD:
+    """Stochastic gradient descent with momentum; its weight decay is coupled (added to the gradient)."""
+
+    @dataclass(kw_only=True)
+    class Config(ParameterOptions):
+        lr: float = 0.1
+        """Peak learning rate."""
+        weight_decay: float = 0.0
+        """L2 penalty of matrices, added to the gradient; biases, normalisation weights and scalars have none."""
+        sgd_momentum: float = 0.9
+        """Share of the last step that is kept in the next; 0: none."""
+        nesterov: bool = False
+        """Look ahead along the momentum (Nesterov)."""
+
+        def problems(self) -> list[str]:
+            found = super().problems()
+            if not 0 <= self.sgd_momentum < 1:
+                found.append(f"sgd_momentum must lie in [0, 1), not {self.sgd_momentum}")
+            elif self.nesterov and not self.sgd_momentum:
+                found.append("nesterov needs sgd_momentum above 0")
             return found
 
     @staticmethod
-    def build(config: Config, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer over the parameters that need gradient; matrices decay, all others do not."""
-        trained = [p for p in parameters if p.requires_grad]
-        groups = [
-            {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        betas = (config.betas[0], config.betas[1]) if config.betas else (0.9, 0.999)
-        return torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=config.lr, betas=betas, eps=config.adam_eps, fused=True
-        )
+    def build(config: Config, named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """The optimizer over these parameters.
+
+        Raises:
+            UserError: a pattern matches none of them.
+        """
+        import torch
+
+        # torch's fused form fails where a parameter thaws in a group whose others have momentum already.
+        groups = parameter_groups(config, named_parameters)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum, nesterov=config.nesterov)

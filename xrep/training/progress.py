@@ -77,6 +77,22 @@ class Progress:
             self._file.close()
 
 
+class Quiet:
+    """The progress of a rank that tells nothing: rank 0 speaks for all."""
+
+    def record(self, step: int, values: dict[str, Any], kind: str) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def duration(seconds: float) -> str:
     """``h:mm:ss`` or ``m:ss``."""
     minutes, secs = divmod(int(max(seconds, 0)), 60)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from xrep import __version__
 from xrep.config import RunConfig
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
@@ -23,73 +25,112 @@ from xrep.models.directory import (
     CONFIG,
     CRITERION,
     MODEL,
+    PREFIX,
     TOKENIZER,
     Checkpoint,
     load_matching,
     open_checkpoint,
     read_saved_config,
 )
-from xrep.training.checkpoint import PREFIX, Checkpoints, check_same_run
-from xrep.training.progress import Progress, duration
+from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
+from xrep.training.distributed import World, alone, check_equal, missing_each_other, pick_device
+from xrep.training.progress import Progress, Quiet, duration
 from xrep.training.trainer import Trainer, TrainingState
 
 HASHES = "training_hashes.npy"
 SUMMARY = "summary.json"
+DEMO = "the demo corpus (no data was named)"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended: ``directory`` holds ``best`` and ``last``."""
+    """How a run ended: ``directory`` holds ``best`` and ``last``; ``finished`` is False if it was asked to stop."""
 
     directory: Path
     state: TrainingState
+    finished: bool
 
 
-def train(run: RunConfig) -> Summary:
+def train(run: RunConfig, world: World | None = None) -> Summary:
     """Train, or go on training, as ``run`` says.
 
+    Args:
+        world: the processes that train together, each of which makes this call; None: this one alone.
+
     Raises:
-        UserError: bad data, a directory of another run, a checkpoint of other data.
-        TrainingError: a loss or gradient is not finite.
+        UserError: bad data, a directory of another run, a checkpoint of other data (on rank 0; other ranks exit).
+        TrainingError: a loss or gradient is not finite, memory ran out, a process died.
     """
+    world = world or alone(pick_device(run.configs["trainer"].device))
     directory = run_directory(run)
-    _check_directory(directory, run)
-    torch.manual_seed(run.seed)
+    with missing_each_other(world), ExitStack() as stack:
+        with world.together():
+            if world.is_main:
+                _check_directory(directory, run)
+                if directory.exists():
+                    stack.enter_context(lock(directory))
+        torch.manual_seed(run.seed)
+        task = world.in_turn(lambda: _make_task(run))
+        with world.together():
+            check_equal(world, {"configuration": run.values, "data": task.fingerprint(), "version": __version__})
+            task.check_size(world.size)
+        return _train(run, task, directory, world, stack)
+
+
+def _make_task(run: RunConfig) -> Any:
+    return run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
+
+
+def _train(run: RunConfig, task: Any, directory: Path, world: World, stack: ExitStack) -> Summary:
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
-    latest = checkpoints.latest()
-    task = run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
+    latest = world.from_main(checkpoints.latest() if world.is_main else None)
+    with world.together():
+        saved = _saved_state(latest, task) if latest is not None else {}
+        model, criterion, notes = _build(run, task, latest)
+        validate = run.classes["validation"](run.configs["validation"], task)
+        trainer = Trainer(run, task, model, criterion, checkpoints, Quiet(), validate, world)
+    progress: Progress | Quiet = Quiet()
+    with world.together():
+        if world.is_main:  # all that could be refused has been: from here on the directory is this run's
+            new = not directory.exists()
+            _prepare_directory(directory, run, task)
+            if new:
+                stack.enter_context(lock(directory))
+            progress = Progress(run.configs["logging"], directory, latest.step if latest else 0)
+    stack.callback(progress.close)
+    trainer.progress, checkpoints.say = progress, progress.say
+    if latest is not None:
+        trainer.resume(latest, saved)
+        if world.is_main:  # a run that was killed may not have come to it
+            checkpoints.point(latest.step, trainer.state.best_step)
+        notes = [_resumed(latest, trainer.finished)]
+    elif world.size > 1:
+        torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # dropout of its own on every rank
+    for note in [*_introduction(run, task, model, trainer), *notes, *_warnings(criterion, task)]:
+        progress.say(note)
+    with use_path(trainer.config.kernels), checkpoints:
+        progress.say(f"kernels: {describe(world.device)}")
+        state = trainer.train()
+    if world.is_main:
+        _finish(directory, state, trainer)
+    return Summary(directory, state, trainer.finished)
+
+
+def _build(run: RunConfig, task: Any, latest: Checkpoint | None) -> tuple[nn.Module, Criterion, list[str]]:
+    """Model and criterion, and what a user should know of where their weights come from."""
     architecture = latest.manifest["architecture"] if latest is not None else None
     model = run.classes["model"](run.configs["model"], task.text, architecture)
-    saved = _saved_state(latest, task) if latest is not None else {}
     initial = open_checkpoint(run.init) if run.init and latest is None else None
     # The model comes first: a criterion may copy it (momentum encoders, heads).
     notes = model.notes + (_init_model(initial, model, task) if initial else [])
     criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
     notes += [_load(initial, CRITERION, "criterion", criterion)[1]] if initial else []
-    validate = run.classes["validation"](run.configs["validation"], task)
-    _prepare_directory(directory, run, task)
-    progress = Progress(run.configs["logging"], directory, latest.step if latest else 0)
-    try:
-        trainer = Trainer(run, task, model, criterion, checkpoints, progress, validate)
-        if latest is not None:
-            trainer.resume(latest, saved)
-            checkpoints.point(latest.step, trainer.state.best_step)  # a run that was killed may not have come to it
-            notes = [_resumed(latest, trainer.finished)]
-        for note in [*_introduction(run, task, model, trainer), *notes, *_warnings(criterion, task)]:
-            progress.say(note)
-        with use_path(trainer.config.kernels):
-            progress.say(f"kernels: {describe(trainer.device)}")
-            state = trainer.train()
-    finally:
-        progress.close()
-    _finish(directory, state, trainer)
-    return Summary(directory, state)
+    return model, criterion, notes
 
 
 def run_directory(run: RunConfig) -> Path:
     """Where a run's files go."""
-    named = run.configs["checkpoint"].save_dir
-    return Path(named or f"runs/{run.values['task']['name']}-{run.values['criterion']['name']}")
+    return Path(run.configs["checkpoint"].save_dir or f"runs/{run.label}")
 
 
 def _check_directory(directory: Path, run: RunConfig) -> None:
@@ -98,7 +139,7 @@ def _check_directory(directory: Path, run: RunConfig) -> None:
         raise UserError("is a file, not a directory", path=existing, cure="choose another --save-dir")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError("cannot be written to", path=existing, cure="choose another --save-dir")
-    if not directory.exists() or not any(directory.iterdir()):
+    if not directory.exists() or not any(path.name != LOCK for path in directory.iterdir()):
         return
     if not (directory / CONFIG).exists():
         raise UserError("is not empty and holds no run", path=directory, cure="choose another --save-dir")
@@ -157,24 +198,31 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Any) -> None:
         shutil.rmtree(partial)
     _write(directory / CONFIG, run.to_yaml())
     with write_aside(directory / HASHES) as aside:
-        shutil.copyfile(task.training_hashes, aside)
+        task.write_training_hashes(aside)
 
 
 def _introduction(run: RunConfig, task: Any, model: nn.Module, trainer: Trainer) -> list[str]:
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    data = run.values["task"]["data"] or "the demo corpus (no data was named)"
+    world = trainer.world
+    ranks = f"{world.size} ranks, " if world.size > 1 else ""
+    data = [part["task"].get("data") or DEMO for part in run.values.get("parts") or [run.values]]
     return [
-        f"{run.values['task']['name']}: {task.examples:,} training pairs of {data}",
-        f"{run.values['model']['name']}: {millions:.1f}M parameters on {trainer.device}, "
-        f"{torch.get_num_threads()} threads",
+        f"{run.label}: {task.examples:,} training examples of {', '.join(data)}",
+        f"{run.values['model']['name']}: {millions:.1f}M parameters on {world.device}, "
+        f"{ranks}{torch.get_num_threads()} threads, {trainer.config.precision}",
     ]
 
 
 def _warnings(criterion: Criterion, task: Any) -> list[str]:
-    return [f"warning: {warning}" for warning in criterion.warnings(task.examples)]
+    return [f"warning: {warning}" for warning in criterion.warnings(task)]
 
 
 def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
+    if not trainer.finished:
+        why = trainer.preemption.signal or "a signal to another rank"
+        print(f"stopped by {why} after step {state.step}; the same command goes on from {directory / 'last'}",
+              file=sys.stderr)  # fmt: skip
+        return
     summary = {
         "steps": state.step,
         "examples": state.examples,

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from xrep.config import RunConfig
-from xrep.criteria.criterion import Criterion, Loss
+from xrep.criteria.criterion import Criterion
+from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError
 from xrep.kernels.paths import triton_problem
-from xrep.models.directory import CRITERION, Checkpoint, write_checkpoint
+from xrep.models.directory import CRITERION, Checkpoint
+from xrep.nn.encoder import set_activation_checkpointing
 from xrep.training.checkpoint import Checkpoints
-from xrep.training.progress import Progress, duration
+from xrep.training.distributed import World, check_in_step, pick_device
+from xrep.training.faults import Preemption, is_out_of_memory, not_finite, out_of_memory
+from xrep.training.freezing import Freezing, pattern_problems
+from xrep.training.meters import Meters, memory_megabytes
+from xrep.training.progress import Progress, Quiet, duration
+from xrep.training.step import Engine, Outcome, TrainingModule
 
-
-class TrainingModule(nn.Module):
-    """Model and criterion side by side, as one module for the distributed engine."""
-
-    def __init__(self, model: nn.Module, criterion: Criterion) -> None:
-        super().__init__()
-        self.model, self.criterion = model, criterion
-
-    def forward(self, batch: Any) -> Loss:
-        return self.criterion(self.model, batch)
+Group = list[tuple[Any, Plan]]
 
 
 @dataclass
@@ -39,7 +35,9 @@ class TrainingState:
 
     step: int = 0
     examples: int = 0
-    """Cursor into the order of data: examples consumed since the start."""
+    """Examples of all ranks consumed since the start."""
+    cursor: Any = None
+    """Where the order of data goes on."""
     seconds: float = 0.0
     best: float | None = None
     """Value of the validation metric at ``best_step``."""
@@ -47,13 +45,15 @@ class TrainingState:
 
 
 class Trainer:
-    """Accumulates, clips, steps, logs, validates, saves and resumes, for one process.
+    """Accumulates, clips, steps, logs, validates, saves and resumes, in one process or as one rank of several.
 
     Args:
         run: the resolved configuration.
-        task: gives ``batches(...)``, ``examples``, ``text``, ``save_tokenizers(directory)`` and ``describe(batch)``.
-        checkpoints, progress: of the run's directory.
+        task: see ``xrep.tasks``: ``plan``, ``make``, ``examples``, ``text``, ``save_tokenizers``, ``describe``.
+        checkpoints: of the run's directory; rank 0 alone writes.
+        progress: tells on rank 0, and nothing elsewhere.
         validate: ``validate(model) -> metrics``, with the attributes ``metric`` and ``maximize``; None: no validation.
+        world: the processes of the run.
     """
 
     @dataclass(kw_only=True)
@@ -69,6 +69,19 @@ class Trainer:
         """Batches whose gradients are accumulated for one step."""
         clip_norm: float = 10.0
         """Largest norm of the gradient; 0 does not clip."""
+        freeze: list[str] = field(default_factory=list)
+        """Parts that are not trained: patterns of parameter names such as 'encoders.source' or
+        'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
+        precision: Literal["float32", "bf16", "fp16"] = "float32"
+        """Type of the products; weights and optimizer stay float32. bf16 needs no more, fp16 scales the loss and is for
+        GPUs without bf16."""
+        compile: bool = False
+        """Compile the encoder's layers with torch.compile. For GPUs: CPUs get slower. The first steps take long."""
+        activation_checkpointing: bool = False
+        """Compute each encoder layer again in the backward pass instead of keeping what it computed: less memory, a
+        third more work."""
+        data_workers: int = 0
+        """Processes that make batches ahead of the training loop, on each rank; 0: the loop makes them itself."""
         validate_every: int = 1000
         """Steps between validations; 0 validates only at the end."""
         device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -78,16 +91,18 @@ class Trainer:
         everything written out in float64, to check the others."""
 
         def problems(self) -> list[str]:
-            found = []
+            found = pattern_problems(self.freeze)
             for name in ("max_steps", "max_epochs", "max_minutes"):
                 value = getattr(self, name)
                 if value is not None and not value > 0:
                     found.append(f"{name} must be above 0, not {value}")
-            for name, low in (("update_freq", 1), ("clip_norm", 0), ("validate_every", 0)):
+            for name, low in (("update_freq", 1), ("clip_norm", 0), ("validate_every", 0), ("data_workers", 0)):
                 if not getattr(self, name) >= low:
                     found.append(f"{name} must be at least {low}, not {getattr(self, name)}")
             if self.device == "cuda" and not torch.cuda.is_available():
                 found.append("device is cuda, but there is no GPU here")
+            elif self.precision == "fp16" and pick_device(self.device) == "cpu":
+                found.append("precision fp16 is for GPUs; use --precision bf16 on a CPU")
             if self.kernels == "triton" and (triton_problem() or self.device == "cpu"):
                 found.append(f"kernels is triton, but {triton_problem() or 'device is cpu'}")
             return found
@@ -99,66 +114,116 @@ class Trainer:
         model: nn.Module,
         criterion: Criterion,
         checkpoints: Checkpoints,
-        progress: Progress,
+        progress: Progress | Quiet,
         validate: Callable[[nn.Module], dict[str, float]] | None,
+        world: World,
     ) -> None:
         self.config: Trainer.Config = run.configs["trainer"]
-        self.run, self.task = run, task
+        self.run, self.task, self.world = run, task, world
         self.checkpoints, self.progress, self.validate = checkpoints, progress, validate
-        self.device = torch.device(pick_device(self.config.device))
-        self.module = TrainingModule(model, criterion).to(self.device)
-        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.optimizer = run.classes["optimizer"].build(run.configs["optimizer"], self.parameters)
+        self.module = TrainingModule(model, criterion).to(world.device)
+        set_activation_checkpointing(self.module, self.config.activation_checkpointing)
+        if self.config.compile:
+            from xrep.nn.compile import compile_layers  # the compiler is slow to import
+
+            compile_layers(self.module)
+        freezing = Freezing(self.config.freeze)
+        optimizer = run.classes["optimizer"].build(run.configs["optimizer"], freezing.ever_trained(self.module))
+        options: dict[str, Any] = {"precision": self.config.precision, "clip_norm": self.config.clip_norm}
+        self.engine = Engine(self.module, optimizer, freezing, world, **options)
         self.schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         self.state = TrainingState()
+        self.preemption = Preemption()
         self.max_epochs = self.config.max_epochs
         if self.config.max_steps is None and self.config.max_minutes is None and self.max_epochs is None:
             self.max_epochs = 15.0
-        self._meters: dict[str, list[float]] = defaultdict(list)
+        self._meters = Meters()
         self._recent: dict[str, float] = {}
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def train(self) -> TrainingState:
-        """Train to the end of the budget; returns the final state.
+        """Train to the end of the budget, or until the run is asked to stop; returns the final state.
 
         Raises:
-            TrainingError: a loss or gradient is not finite.
+            TrainingError: a loss or gradient is not finite, memory ran out, a worker died, the ranks drifted apart.
         """
         self._started = time.monotonic() - self.state.seconds
-        self.module.train()
+        self.engine.train_mode()
         groups = self._groups()
         finished = self.finished
-        while not finished:
-            self._step(next(groups), time.monotonic())
-            finished = self._progress() >= 1.0
-            best = self._validate() if finished or self._due(self.config.validate_every) else False
-            # One checkpoint a step, written after its validation: what is on disk never waits for another one.
-            if finished or best or self._due(self.checkpoints.config.save_every):
-                self._save(best)
+        with self.preemption.watching():
+            while not finished:
+                before = time.monotonic()
+                group = next(groups)
+                self._meters.count(waited=time.monotonic() - before)
+                shared = self._agree(group)
+                if shared.stop:
+                    self._save(best=False, final=True)
+                    break
+                self._step(group, shared, before)
+                finished = self._look_at_the_clock()
+                best = self._validate() if finished or self._due(self.config.validate_every) else False
+                # One checkpoint a step, written after its validation: what is on disk never waits for another one.
+                if finished or best or self._due(self.checkpoints.config.save_every):
+                    self._save(best, final=finished)
+        groups.close()
         return self.state
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.state.step % every == 0
 
-    def _groups(self) -> Iterator[list[Any]]:
-        """The batches of each optimizer step."""
+    def _groups(self) -> Iterator[Group]:
+        """The batches of each optimizer step, with what was planned for each."""
         stop = None if self.max_epochs is None else math.ceil(self.max_epochs * self.task.examples)
-        group: list[Any] = []
-        for batch in self.task.batches("train", cursor=self.state.examples, stop=stop):
-            group.append(batch)
+        group: Group = []
+        for pair in stream(
+            self.task,
+            cursor=self.state.cursor,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            stop=stop,
+            workers=self.config.data_workers,
+            pin_memory=self.world.device.type == "cuda",
+        ):
+            group.append(pair)
             if len(group) == self.config.update_freq:
                 yield group
                 group = []
         if group:
             yield group
 
-    def _progress(self) -> float:
+    def _agree(self, group: Group) -> _Shared:
+        """What a step must know of all ranks before it begins: sizes, time (rank 0's), whether one was told to stop."""
+        sizes: dict[str, float] = {}
+        for batch, _ in group:
+            for name, size in self.module.criterion.sizes(batch).items():
+                sizes[name] = sizes.get(name, 0.0) + size
+        tokens = sum(batch.token_count for batch, _ in group)
+        told = [self._seconds(), tokens, float(self.preemption.signal is not None)]
+        self.state.seconds, tokens, stop, *summed = self.world.sums([*told, *sizes.values()])
+        return _Shared(dict(zip(sizes, summed, strict=True)), group[-1][1].examples, int(tokens), stop > 0)
+
+    def _look_at_the_clock(self) -> bool:
+        """Whether the budget is spent; what time it is, rank 0 decides for all."""
+        if self.world.size == 1 or self.config.max_minutes is not None:
+            self.state.seconds = self.world.sums([self._seconds()])[0]
+        return self.finished
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started if self.world.is_main else 0.0
+
+    @property
+    def _spent(self) -> float:
         """Share of the training budget that is spent."""
-        self.state.seconds = time.monotonic() - self._started
         return max(self._shares(self.state.step, self.state.examples, self.state.seconds))
 
-    def _shares(self, step: int, examples: int, seconds: float) -> list[float]:
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent."""
+        return self._spent >= 1.0
+
+    def _shares(self, step: float, examples: float, seconds: float) -> list[float]:
         shares = [0.0]
         if self.config.max_steps is not None:
             shares.append(step / self.config.max_steps)
@@ -168,80 +233,87 @@ class Trainer:
             shares.append(seconds / 60 / self.config.max_minutes)
         return shares
 
-    def _step(self, group: list[Any], started: float) -> None:
-        sizes: Counter[str] = Counter()
-        for batch in group:
-            sizes.update(self.module.criterion.sizes(batch))
-        rate = self._set_learning_rate(sum(len(batch) for batch in group))
-        self.optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for batch in group:
-            loss = self.module(batch.to(self.device))
-            parts = {name: term.weight * term.sum / max(sizes[name], 1) for name, term in loss.terms.items()}
-            objective = sum(parts.values())
-            value = float(objective.detach())
-            if not math.isfinite(value):
-                self._stop_at(f"the loss is {value}", batch)
-            objective.backward()
-            total += value
-            self._measure(loss.metrics)
-            if len(parts) > 1:
-                self._measure({f"loss_{name}": float(part.detach()) * len(group) for name, part in parts.items()})
-        limit = self.config.clip_norm or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit, error_if_nonfinite=False))
-        if not math.isfinite(norm):
-            self._stop_at(f"the norm of the gradient is {norm}", group[0])
-        self.optimizer.step()
-        self.module.criterion.after_step(self.module.model)
+    def _step(self, group: Group, shared: _Shared, began: float) -> None:
+        rate = self._learning_rate(shared.examples - self.state.examples)
+        try:
+            self.engine.prepare(self.state.step)
+            outcome = self.engine.run(
+                [batch for batch, _ in group], shared.sizes, lambda: self._set_learning_rate(rate)
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._out_of_memory(group) from None
+        if not outcome.finite:
+            self._stop_at(outcome, group)
+        pairs = shared.examples - self.state.examples
         self.state.step += 1
-        self.state.examples += sum(len(batch) for batch in group)
-        self._measure({"loss": total, "gradient_norm": norm, "tokens": sum(batch.token_count for batch in group)})
-        self._measure({"pairs": sum(len(batch) for batch in group), "busy_seconds": time.monotonic() - started})
-        if self._due(self.progress.config.log_every):
+        self.state.examples, self.state.cursor = shared.examples, group[-1][1].cursor
+        self._meters.count(pairs=pairs, tokens=shared.tokens, busy=time.monotonic() - began, skipped=outcome.skipped)
+        self._meters.add({"loss": outcome.loss, **outcome.values})
+        if not outcome.skipped:
+            self._meters.add({"gradient_norm": outcome.norm})
+        if self._due(self.run.configs["distributed"].check_every):
+            check_in_step(self.world, self.module)
+        if self._due(self.run.configs["logging"].log_every):
             self._record(rate)
         self.progress.line(self._line(rate))
 
-    def _set_learning_rate(self, examples: int) -> float:
+    def _learning_rate(self, examples: int) -> float:
         schedule = self.schedule.config
         step, warmup = self.state.step, schedule.warmup_steps
         warmup_end = max(self._shares(warmup, warmup * examples, 0.0))
-        factor = self.schedule.factor(step, self._progress(), min(warmup_end, 1.0))
-        rate = self.run.configs["optimizer"].lr * factor
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+        return self.run.configs["optimizer"].lr * self.schedule.factor(step, self._spent, min(warmup_end, 1.0))
 
-    def _stop_at(self, what: str, batch: Any) -> None:
-        raise TrainingError(
-            f"step {self.state.step + 1}: {what}; the batch begins with {self.task.describe(batch)}; "
-            f"last good checkpoint: {self.checkpoints.last_good()}; "
+    def _set_learning_rate(self, rate: float) -> None:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate * group["lr_scale"]
+
+    # -- what may go wrong --------------------------------------------------------------------------------------------
+
+    def _stop_at(self, outcome: Outcome, group: Group) -> None:
+        """End the run on every rank, with the module and the batch where the numbers went wrong."""
+        forward, describe = self.engine.forward, self.task.describe
+        what = not_finite(self.module, forward, outcome.loss, outcome.norm, [b for b, _ in group], describe, self.world)
+        problem = TrainingError(
+            f"step {self.state.step + 1}: {what}; last good checkpoint: {self.checkpoints.last_good()}; "
             "lower --lr or --clip-norm, or look at these examples"
+        )
+        self.world.stop_all(problem, 1)
+
+    def _out_of_memory(self, group: Group) -> TrainingError:
+        rank = f"rank {self.world.rank}, " if self.world.size > 1 else ""
+        what = out_of_memory([batch for batch, _ in group])
+        last = self.checkpoints.last_good()
+        return TrainingError(
+            f"step {self.state.step + 1}: {rank}{self.world.device}: {what}; last good checkpoint: {last}"
         )
 
     # -- what it tells ------------------------------------------------------------------------------------------------
 
-    def _measure(self, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._meters[name].append(value)
-
     def _record(self, rate: float) -> None:
         """Log the means since the last record; speed is that of training alone, without validation and saving."""
-        busy, pairs, tokens = (sum(self._meters.pop(name)) for name in ("busy_seconds", "pairs", "tokens"))
-        values = {name: sum(numbers) / len(numbers) for name, numbers in self._meters.items()}
-        values |= {
+        meters = self._meters
+        busy = meters.total("busy")
+        values = meters.means() | {
             "learning_rate": rate,
             "epoch": self.state.examples / self.task.examples,
-            "pairs_per_second": pairs / busy,
-            "tokens_per_second": tokens / busy,
+            "pairs_per_second": meters.total("pairs") / busy,
+            "tokens_per_second": meters.total("tokens") / busy,
+            "waiting_for_data": meters.total("waited") / busy,
+            "memory_megabytes": memory_megabytes(self.world.device),
+            "stalled_seconds": self.checkpoints.stalled_seconds,
             "seconds": self.state.seconds,
         }
+        if self.engine.scaler.is_enabled():
+            values |= {"loss_scale": self.engine.scaler.get_scale(), "skipped_steps": meters.total("skipped")}
         self.progress.record(self.state.step, values, "train")
         self._recent = values
-        self._meters.clear()
+        meters.clear()
 
     def _line(self, rate: float) -> str:
-        recent = self._recent or {name: numbers[-1] for name, numbers in self._meters.items()}
-        spent = self._progress()
+        recent = self._recent or self._meters.means()
+        spent = self._spent
         left = self.state.seconds * (1 - spent) / spent if spent else 0.0
         parts = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
         parts += [f"{name} {recent[name]:.4g}" for name in ("loss", "accuracy") if name in recent]
@@ -254,10 +326,10 @@ class Trainer:
     # -- validation and checkpoints -----------------------------------------------------------------------------------
 
     def _validate(self) -> bool:
-        """Validate and say whether this is the best state so far."""
+        """Validate on rank 0 and say whether this is the best state so far."""
         if self.validate is None:
             return True
-        metrics = self.validate(self.module.model)
+        metrics = self.world.from_main(self._measured() if self.world.is_main else {})
         self.progress.record(self.state.step, metrics, "valid")
         value, maximize = metrics[self.validate.metric], self.validate.maximize
         # Of equal values the later counts: its learning rate is further down.
@@ -268,13 +340,20 @@ class Trainer:
         self.progress.say(f"step {self.state.step}: validation {shown}{' (best so far)' if better else ''}")
         return better
 
-    def _save(self, best: bool) -> None:
-        self._progress()
-        self.checkpoints.save(self.state.step, self._write, best)
+    def _measured(self) -> dict[str, float]:
+        assert self.validate is not None
+        with self.engine.autocast():
+            metrics = self.validate(self.module.model)
+        self.engine.train_mode()
+        return metrics
 
-    def _write(self, path: Path) -> None:
-        write_checkpoint(
-            path,
+    def _save(self, best: bool, final: bool = False) -> None:
+        cuda = self.world.device.type == "cuda"
+        random = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state(self.world.device) if cuda else None}
+        everyone = self.world.gather(random)
+        if not self.world.is_main:
+            return
+        snapshot = self.checkpoints.snapshot(
             step=self.state.step,
             config_yaml=self.run.to_yaml(),
             text=self.task.text,
@@ -284,29 +363,38 @@ class Trainer:
             training_state={
                 **vars(self.state),
                 "data": self.task.fingerprint(),
-                "optimizer": self.optimizer.state_dict(),
-                "random": torch.get_rng_state(),
-                "random_cuda": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+                "optimizer": self.engine.optimizer.state_dict(),
+                "scaler": self.engine.scaler.state_dict(),
+                "random": everyone,
             },
         )
+        self.checkpoints.save(snapshot, best, final=final)
 
     def resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
-        """Go on exactly where ``checkpoint``, whose training state is ``saved``, was written."""
+        """Go on exactly where ``checkpoint``, whose training state is ``saved``, was written.
+
+        With another number of ranks the order of data goes on as well; random numbers (dropout) are drawn anew.
+        """
         self.module.model.load_state_dict(checkpoint.tensors())
         self.module.criterion.load_state_dict(checkpoint.tensors(CRITERION))
-        self.optimizer.load_state_dict(saved["optimizer"])
-        torch.set_rng_state(saved["random"])
-        if self.device.type == "cuda" and saved["random_cuda"]:
-            torch.cuda.set_rng_state_all(saved["random_cuda"])
+        self.engine.optimizer.load_state_dict(saved["optimizer"])
+        self.engine.scaler.load_state_dict(saved["scaler"])
         self.state = TrainingState(**{name: saved[name] for name in vars(self.state)})
+        if len(saved["random"]) == self.world.size:
+            mine = saved["random"][self.world.rank]
+            torch.set_rng_state(mine["cpu"])
+            if self.world.device.type == "cuda" and mine["cuda"] is not None:
+                torch.cuda.set_rng_state(mine["cuda"], self.world.device)
+        else:
+            torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
 
-    @property
-    def finished(self) -> bool:
-        """Whether the budget is spent."""
-        return max(self._shares(self.state.step, self.state.examples, self.state.seconds)) >= 1.0
 
+@dataclass(frozen=True)
+class _Shared:
+    """What all ranks know of a step before it begins."""
 
-def pick_device(wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    sizes: dict[str, float]
+    examples: int
+    """Of all ranks since the start, this step included."""
+    tokens: int
+    stop: bool

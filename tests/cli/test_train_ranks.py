@@ -1,0 +1,208 @@
+"""xrep-train as several processes: what a user sees when ranks start, stop, die and disagree."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.corpus import write_corpus
+from tests.runs import command, environment, options, refusal
+from xrep.models.directory import CRITERION, open_checkpoint
+
+Finished = subprocess.CompletedProcess[str]
+STEADY = {"lr_scheduler": "constant", "save_every": 5, "validate_every": 10, "batch_size": 15}
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def rank_environment(rank: int, size: int, port: int, address: str = "127.0.0.1") -> dict[str, str]:
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": port}
+    return {**environment(threads=1), **{name: str(value) for name, value in places.items()}}
+
+
+def start_ranks(*lines: list[str], path: Path | None = None, address: str = "127.0.0.1") -> list[subprocess.Popen[str]]:
+    """One process for each command line, as torchrun would start them."""
+    port = free_port()
+    found = []
+    for rank, line in enumerate(lines):
+        env = rank_environment(rank, len(lines), port, address)
+        if path is not None:
+            env["PYTHONPATH"] = f"{env['PYTHONPATH']}{os.pathsep}{path}"
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        found.append(subprocess.Popen(command(*line), env=env, **pipes))
+    return found
+
+
+def finish(processes: list[subprocess.Popen[str]], seconds: float = 120) -> list[Finished]:
+    done = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=seconds)
+            done.append(Finished(process.args, process.returncode, out, err))
+    finally:
+        for process in processes:
+            process.kill()
+    return done
+
+
+def arguments(data: Path, save_dir: Path, **given: object) -> list[str]:
+    return [str(data), *options(save_dir=save_dir, **{**STEADY, **given})]
+
+
+def torchrun(data: Path, save_dir: Path, restarts: int = 0, size: int = 2, **given: object) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    return [*launcher, f"--max-restarts={restarts}", "-m", "xrep_cli.train", *arguments(data, save_dir, **given)]
+
+
+def run_torchrun(data: Path, save_dir: Path, **given: object) -> Finished:
+    line = torchrun(data, save_dir, **given)
+    return subprocess.run(line, env=environment(threads=1), capture_output=True, text=True, timeout=300)
+
+
+def rank_processes(launcher: int) -> list[int]:
+    """The ranks that a torchrun process started, by rank."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = dict(item.partition("=")[::2] for item in (entry / "environ").read_text().split("\0"))
+        except (OSError, ValueError, IndexError):
+            continue
+        if parent == launcher and "RANK" in variables:
+            found[int(variables["RANK"])] = int(entry.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    return {name: (run / "last" / name).read_bytes() for name in ("model.safetensors", CRITERION)}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of two ranks, 20 steps of 2 x 15 pairs."""
+    run = tmp_path_factory.mktemp("ranks") / "run"
+    done = run_torchrun(data_directory, run, max_steps=20)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("20 steps in") == 1 and "2 ranks" in done.stderr
+    return run
+
+
+def test_two_ranks_train_and_one_goes_on(two_ranks: Path, data_directory: Path, tmp_path: Path) -> None:
+    assert open_checkpoint(two_ranks / "last").training_state()["examples"] == 600
+    lines = [json.loads(line) for line in (two_ranks / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [5, 10, 15, 20]
+    run = shutil.copytree(two_ranks, tmp_path / "run", symlinks=True)
+    done = subprocess.run(
+        command(*arguments(data_directory, run, max_steps=22, batch_size=20)),
+        env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and f"going on from {run / 'checkpoint-00000020'}" in done.stderr, done.stderr
+    assert open_checkpoint(run / "last").training_state()["examples"] == 640
+
+
+def test_a_killed_rank_is_named_and_torchrun_restarts_the_run(
+    two_ranks: Path, data_directory: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    line = torchrun(data_directory, run, restarts=1, max_steps=20)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(line, env=environment(threads=1), **pipes)
+    wait_for(run / "checkpoint-00000005", process)
+    os.kill(rank_processes(process.pid)[1], signal.SIGKILL)
+    (done,) = finish([process])
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"exitcode: -9\) local_rank: 1 ", done.stderr), done.stderr
+    assert "going on from" in done.stderr
+    # The same as if nothing had happened, to the last bit.
+    assert weights(run) == weights(two_ranks)
+
+
+def test_a_killed_rank_without_restarts_ends_the_job(data_directory: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    line = torchrun(data_directory, run, max_steps=100_000)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(line, env=environment(threads=1), **pipes)
+    wait_for(run / "checkpoint-00000005", process)
+    ranks = rank_processes(process.pid)
+    os.kill(ranks[0], signal.SIGKILL)
+    (done,) = finish([process], seconds=60)
+    assert done.returncode != 0 and "exitcode: -9) local_rank: 0 " in done.stderr, done.stderr
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def test_preempted_ranks_save_and_go_on(two_ranks: Path, data_directory: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    line = arguments(data_directory, run, max_steps=20)
+    processes = start_ranks(line, line)
+    wait_for(run / "checkpoint-00000005", processes[0])
+    processes[1].send_signal(signal.SIGUSR1)  # one of them is enough
+    first, second = finish(processes)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr
+    assert re.search(r"stopped by .* after step \d+; the same command goes on from ", first.stderr)
+    assert open_checkpoint(run / "last").step < 20
+    again = finish(start_ranks(line, line))
+    assert [done.returncode for done in again] == [0, 0]
+    assert weights(run) == weights(two_ranks)
+
+
+def test_a_master_that_is_nowhere(data_directory: Path, tmp_path: Path) -> None:
+    line = arguments(data_directory, tmp_path / "run", max_steps=1)
+    first, second = finish(start_ranks(line, line, address="nowhere.invalid"))
+    assert refusal(first).startswith("MASTER_ADDR 'nowhere.invalid' is not the name of a host; set MASTER_ADDR")
+    assert (second.returncode, second.stderr) == (2, "")
+    # An address where nobody listens: rank 1 alone, which waits its time and not for ever.
+    late = arguments(data_directory, tmp_path / "run", max_steps=1, timeout_minutes=0.05)
+    env = {**rank_environment(1, 2, free_port()), "LOCAL_RANK": "0"}
+    done = subprocess.run(command(*late), env=env, capture_output=True, text=True, timeout=100)
+    errors = [text for text in done.stderr.splitlines() if "error: " in text]
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "not all 2 ranks met at 127.0.0.1:" in errors[-1]
+
+
+def test_what_no_rank_can_do_is_told_once(data_directory: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for given, message in (
+        ({"batch_size": 400}, "do not fill a batch of 400 on each of 2 ranks"),
+        ({"precision": "fp16"}, "precision fp16 is for GPUs; use --precision bf16 on a CPU"),
+        ({"batch_sizes": 4}, "unknown option --batch-sizes"),
+        ({"freeze": "encoders"}, "freeze"),
+    ):
+        line = arguments(data_directory, run, max_steps=1, **given)
+        first, second = finish(start_ranks(line, line))
+        assert message in refusal(first)
+        assert second.returncode == 2 and "error" not in second.stderr
+    assert not run.exists()
+
+
+def test_ranks_with_other_data_or_options_are_refused(data_directory: Path, tmp_path: Path) -> None:
+    raw = write_corpus(tmp_path / "raw")
+    run = tmp_path / "run"
+    mine = arguments(data_directory, run, max_steps=1)
+    first, second = finish(start_ranks(mine, arguments(raw, run, max_steps=1, vocab_size=100)))
+    assert "rank 1 has another " in refusal(first) and "; start every rank with the same command" in refusal(first)
+    assert second.returncode == 2 and "error" not in second.stderr
+    # What one rank alone cannot do ends both.
+    first, second = finish(start_ranks(mine, [str(tmp_path / "nothing"), *mine[1:]]))
+    assert "rank 1: " in refusal(first) and "nothing" in refusal(first)
+    assert second.returncode == 2 and not run.exists()

@@ -1,0 +1,135 @@
+"""Criteria trained by several processes together, and the runs that they train."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.kernels.ranks import Found, Results
+from xrep.criteria.criterion import Criterion
+from xrep.criteria.dual_moco import DualMoco
+from xrep.criteria.translation_ranking import TranslationRanking
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.kernels.gather import current_group
+from xrep.models.dual_encoder import DualEncoder
+
+BATCHES = 4
+RATE = 0.2
+
+# Pairs of each batch on each rank. Some have none, and once nobody has any.
+PARTS = {
+    1: [(5,), (8,), (0,), (7,)],
+    2: [(5, 0), (4, 4), (0, 0), (1, 6)],
+    4: [(2, 0, 3, 0), (2, 2, 2, 2), (0, 0, 0, 0), (1, 3, 1, 2)],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A short training.
+
+    Attributes:
+        options: of the criterion.
+        accumulate: batches of each step.
+    """
+
+    criterion: type[Criterion]
+    options: tuple[tuple[str, Any], ...]
+    towers: str = "shared"
+    accumulate: int = 1
+
+    def train(self, model: nn.Module, text: TextSpec, batches: list[PairBatch], sizes: list[int]) -> Results:
+        """Sums of the loss, gradients of every step, and every tensor at the end.
+
+        Args:
+            batches: of this rank.
+            sizes: how many pairs each has on all ranks.
+        """
+        model = copy.deepcopy(model)
+        criterion = self.criterion(self.criterion.Config(**dict(self.options)), model, text)
+        if "queue_dtype" not in dict(self.options):  # buffers become float64, too
+            criterion.double()
+        nn.ModuleList([model, criterion]).train()
+        sums, gradients = [], []
+        for start in range(0, len(batches), self.accumulate):
+            model.zero_grad()
+            group = slice(start, start + self.accumulate)
+            for batch in batches[group]:
+                loss = criterion(model, batch)
+                (term,) = loss.terms.values()
+                (term.sum / max(sum(sizes[group]), 1)).backward()
+                sums.append(term.sum.detach())
+                assert all(torch.isfinite(metric) for metric in loss.metrics.values())
+            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+            self._step(model, gradients[-1])
+            criterion.after_step(model)
+        kept = {name: tensor.clone() for name, tensor in nn.ModuleList([model, criterion]).state_dict().items()}
+        return {"loss": torch.stack(sums), "gradient": torch.stack(gradients), **kept}
+
+    @staticmethod
+    @torch.no_grad()
+    def _step(model: nn.Module, gradient: Tensor) -> None:
+        """Of gradient descent along the sum of all ranks' gradients."""
+        gradient = gradient.clone()
+        if current_group() is not None:
+            dist.all_reduce(gradient)
+        for parameter, part in zip(
+            model.parameters(), gradient.split([p.numel() for p in model.parameters()]), strict=True
+        ):
+            parameter -= RATE * part.view_as(parameter)
+
+
+MOCO = (("queue_size", 11), ("momentum", 0.7), ("temperature", 0.1))
+MASKED = ("mask_equal_sentences", True)
+RUNS = {
+    "dual_moco": Run(criterion=DualMoco, options=MOCO, towers="separate"),
+    "dual_moco, masked, accumulated": Run(criterion=DualMoco, options=(*MOCO, MASKED), accumulate=2),
+    "dual_moco, bfloat16 queue": Run(criterion=DualMoco, options=(*MOCO, ("queue_dtype", "bfloat16"))),
+    "translation_ranking": Run(criterion=TranslationRanking, options=()),
+    "translation_ranking, masked": Run(criterion=TranslationRanking, options=(MASKED,), towers="separate"),
+    "translation_ranking, alone": Run(criterion=TranslationRanking, options=(("cross_rank_negatives", False),)),
+}
+
+
+def some(batch: PairBatch, rows: slice) -> PairBatch:
+    """A part of a batch, no wider than it must be; [0, 2] without rows."""
+    sides = []
+    for side in (batch.source, batch.target):
+        lengths = side.lengths[rows]
+        sides.append(TokenBatch(side.tokens[rows, : int(lengths.max()) if len(lengths) else 2], lengths))
+    return PairBatch(*sides, batch.ids[rows], batch.indices[rows])
+
+
+def part(batch: PairBatch, sizes: tuple[int, ...], rank: int) -> PairBatch:
+    start = sum(sizes[:rank])
+    return some(batch, slice(start, start + sizes[rank]))
+
+
+def train(
+    rank: int, world: int, text: TextSpec, models: dict[str, DualEncoder], batches: list[PairBatch]
+) -> dict[str, Results]:
+    """What a rank finds, of each run."""
+    mine = [part(batch, sizes, rank) for batch, sizes in zip(batches, PARTS[world], strict=True)]
+    sizes = [sum(counts) for counts in PARTS[world]]
+    return {name: run.train(models[run.towers], text, mine, sizes) for name, run in RUNS.items()}
+
+
+def check(found: Found, name: str, whole: Results) -> list[str]:
+    """What differs from one process with the whole batches, or between the ranks."""
+    parts = [everything[name] for everything in found]
+    wrong = []
+    for key, expected in whole.items():
+        if key in ("loss", "gradient"):
+            total = torch.stack([found[key] for found in parts]).sum(0)
+        else:
+            total = parts[0][key]
+            if not all(torch.equal(total, other[key]) for other in parts[1:]):
+                wrong.append(f"{key} differs between ranks")
+        if total.dtype != expected.dtype or not torch.allclose(total.double(), expected.double(), rtol=0, atol=1e-10):
+            wrong.append(key)
+    return wrong

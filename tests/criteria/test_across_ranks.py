@@ -1,0 +1,89 @@
+"""Criteria trained by real processes, with parts of a batch that differ in size, against one with the whole batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.corpus import sentence_pairs
+from tests.criteria.ranks import PARTS, RUNS, check, some, train
+from tests.kernels.ranks import Found, Results, run_ranks
+from xrep.criteria.translation_ranking import TranslationRanking
+from xrep.data.batching import PairBatch
+from xrep.kernels.gather import current_group
+from xrep.models.dual_encoder import DualEncoder
+
+SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
+
+
+@pytest.fixture(scope="module")
+def models(text) -> dict[str, DualEncoder]:
+    torch.manual_seed(0)
+    options = {**SMALL, "dropout": 0.0, "attention_dropout": 0.0}
+    return {
+        towers: DualEncoder(DualEncoder.Config(towers=towers, **options), text).double()
+        for towers in ("shared", "separate")
+    }
+
+
+@pytest.fixture(scope="module")
+def batches(make_batch) -> list[PairBatch]:
+    """Sentences of either side come again, with other partners."""
+    pairs = sentence_pairs(24)
+    pairs[6], pairs[9] = (pairs[0][0], pairs[6][1]), (pairs[9][0], pairs[1][1])
+    pairs[20] = (pairs[6][0], pairs[20][1])
+    sizes, start, found = [sum(counts) for counts in PARTS[1]], 0, []
+    for size in sizes:
+        batch = make_batch(pairs[start : start + max(size, 1)])
+        found.append(some(batch, slice(0, size)))
+        start += size
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(text, models, batches) -> dict[str, Results]:
+    return train(0, 1, text, models, batches)
+
+
+@pytest.fixture(scope="module", params=PARTS, ids=lambda world: f"{world} ranks")
+def found(request: pytest.FixtureRequest, tmp_path_factory, text, models, batches) -> Found:
+    return run_ranks(request.param, tmp_path_factory.mktemp("ranks"), train, text, models, batches)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "alone" not in name])
+def test_ranks_find_what_one_process_finds(found: Found, whole: dict[str, Results], name: str) -> None:
+    assert check(found, name, whole[name]) == []
+
+
+def test_the_runs_tell_right_from_wrong(whole: dict[str, Results]) -> None:
+    for name, results in whole.items():
+        late = results["loss"][-1]
+        assert float(late) > 0.5 and float(results["gradient"][-1].abs().max()) > 1e-3, name
+    queue = whole["dual_moco"]["1.target_queue.vectors"]
+    assert int(whole["dual_moco"]["1.target_queue.count"]) == 20 and len(queue) == 11
+    assert torch.cdist(queue, queue).fill_diagonal_(1).min() > 1e-3, "the order of equal rows cannot be told"
+    pairs = (("dual_moco, masked, accumulated", "dual_moco, bfloat16 queue"), ("translation_ranking", None))
+    for one, other in pairs:
+        other = other or f"{one}, masked"
+        assert not torch.allclose(whole[one]["loss"], whole[other]["loss"], rtol=1e-3)
+
+
+def test_negatives_of_the_own_rank_alone(found: Found, whole: dict[str, Results], text, models, batches) -> None:
+    """Losses of the first batch, before any step, are those of each part by itself."""
+    name = "translation_ranking, alone"
+    sizes = PARTS[len(found)][1]
+    criterion = TranslationRanking(TranslationRanking.Config(), models["shared"], text)
+    start = 0
+    first = PARTS[len(found)][0]
+    for rank, size in enumerate(first):
+        expected = criterion(models["shared"], some(batches[0], slice(start, start + size))).terms
+        assert found[rank][name]["loss"][0].item() == pytest.approx(
+            expected["translation_ranking"].sum.item(), abs=1e-10
+        )
+        start += size
+    together = torch.stack([part[name]["loss"] for part in found]).sum(0)
+    assert torch.allclose(together, whole[name]["loss"]) is (len(sizes) == 1)
+
+
+def test_one_process_has_no_group() -> None:
+    assert current_group() is None

@@ -1,0 +1,130 @@
+"""Two criteria as one, on two batches of real pairs, against each of them alone."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.corpus import sentence_pairs
+from xrep.config import Part
+from xrep.criteria.dual_moco import DualMoco
+from xrep.criteria.multitask import Multitask
+from xrep.criteria.translation_ranking import TranslationRanking
+from xrep.models.directory import load_matching
+from xrep.models.dual_encoder import DualEncoder
+from xrep.tasks.mixture import MixedBatch
+
+MOCO = DualMoco.Config(queue_size=20, temperature=0.1, momentum=0.5)
+RANK = TranslationRanking.Config(temperature=0.2)
+
+
+@pytest.fixture
+def model(text) -> DualEncoder:
+    torch.manual_seed(0)
+    sizes = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
+    config = DualEncoder.Config(towers="shared", **sizes, dropout=0.0, attention_dropout=0.0)
+    return DualEncoder(config, text).double()
+
+
+@pytest.fixture
+def batches(make_batch):
+    pairs = sentence_pairs(30)
+    return make_batch(pairs[:7]), make_batch(pairs[7:16]), make_batch(pairs[16:21])
+
+
+def multitask(model, text, mixing="weight", weights=(2.0, 0.25)) -> Multitask:
+    kinds = {"queue": (DualMoco, MOCO), "rank": (TranslationRanking, RANK)}
+    parts = [Part(n, *kind, weight, 1.0) for (n, kind), weight in zip(kinds.items(), weights, strict=True)]
+    return Multitask(Multitask.Config(parts=parts, mixing=mixing), model, text)
+
+
+def objective(loss, sizes) -> torch.Tensor:
+    return sum(term.weight * term.sum / sizes[name] for name, term in loss.terms.items())
+
+
+def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
+    first, second, third = batches
+    together = multitask(model, text)
+    alone = copy.deepcopy(model)
+    moco, rank = DualMoco(MOCO, alone, text), TranslationRanking(RANK, alone, text)
+    for queue_batch, rank_batch in ((first, second), (third, first)):  # the second step has a queue to look at
+        batch = MixedBatch({"queue": queue_batch, "rank": rank_batch})
+        sizes = together.sizes(batch)
+        assert sizes == {"queue/infonce": len(queue_batch), "rank/translation_ranking": len(rank_batch)}
+        loss = together(model, batch)
+        losses = [moco(alone, queue_batch), rank(alone, rank_batch)]
+        expected = 2.0 * losses[0].terms["infonce"].sum / len(queue_batch)
+        expected = expected + 0.25 * losses[1].terms["translation_ranking"].sum / len(rank_batch)
+        mine = objective(loss, sizes)
+        torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
+        assert list(loss.metrics) == ["queue/accuracy", "rank/accuracy"]
+        assert [float(m) for m in loss.metrics.values()] == [float(own.metrics["accuracy"]) for own in losses]
+        for each in (model, alone):
+            each.zero_grad()
+        mine.backward()
+        expected.backward()
+        for (name, a), b in zip(model.named_parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-12, msg=name)
+        with torch.no_grad():
+            for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+                a.add_(a.grad, alpha=-0.1)
+                b.copy_(a)
+        together.after_step(model)
+        moco.after_step(alone)
+    for name, tensor in moco.state_dict().items():
+        torch.testing.assert_close(together.state_dict()[f"parts.queue.{name}"], tensor, rtol=0, atol=0, msg=name)
+
+
+def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
+    """As in proportion mixing: no term, no momentum update, no keys; over micro-batches, those that had one."""
+    first, second, third = batches
+    criterion = multitask(model, text, "proportion")
+    assert criterion.idle_parameters and not multitask(model, text).idle_parameters
+    before = copy.deepcopy(criterion.state_dict())
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)  # a momentum update would show
+    loss = criterion(model, MixedBatch({"rank": second}))
+    assert list(loss.terms) == ["rank/translation_ranking"] and list(loss.metrics) == ["rank/accuracy"]
+    criterion.after_step(model)
+    for name, tensor in criterion.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    for batch in ({"rank": second}, {"queue": first}, {"queue": third}):
+        criterion(model, MixedBatch(batch))
+    criterion.after_step(model)
+    queue = criterion.parts["queue"].source_queue
+    assert int(queue.filled.sum() if isinstance(queue.filled, torch.Tensor) else queue.filled) == len(first) + len(
+        third
+    )
+    after = copy.deepcopy(criterion.state_dict())
+    assert any(not torch.equal(after[name], before[name]) for name in before if "momentum_encoder" in name)
+    # The step is over: what it saw is forgotten, and validation does not count.
+    criterion.eval()
+    criterion(model, MixedBatch({"queue": first}))
+    criterion.after_step(model)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in criterion.state_dict().items())
+
+
+def test_tensors_of_a_part_are_found_by_its_name(model, text, batches) -> None:
+    criterion = multitask(model, text)
+    criterion(model, MixedBatch({"queue": batches[0]}))
+    criterion.after_step(model)
+    saved = criterion.state_dict()
+    renamed = {name.replace("parts.queue.", "parts.other."): tensor for name, tensor in saved.items()}
+    fresh = multitask(model, text)
+    assert load_matching(fresh, saved) == []
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in fresh.state_dict().items())
+    assert set(load_matching(multitask(model, text), renamed)) == set(saved)
+
+
+def test_warnings_name_the_part(model, text) -> None:
+    (line,) = multitask(model, text).warnings(mixture(queue=30, rank=1000))
+    assert line.startswith("queue: queue_size 20 exceeds half of the 30 training pairs")
+    assert multitask(model, text).warnings(mixture(queue=1000, rank=30)) == []
+
+
+def mixture(**examples: int) -> SimpleNamespace:
+    """A task of parts with so many examples."""
+    return SimpleNamespace(tasks={name: SimpleNamespace(examples=count) for name, count in examples.items()})

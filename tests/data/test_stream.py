@@ -1,0 +1,217 @@
+"""Batches from worker processes: those the trainer would make itself; a worker that dies or outlives nobody."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from xrep.data.stream import PREFETCH, Plan, stream
+from xrep.errors import TrainingError, UserError
+from xrep.tasks.bitext import BitextTask
+
+ROOT = Path(__file__).parents[2]
+
+
+class Squares:
+    """Plans count upwards, a batch is the square of its number in ``size`` numbers; ``make`` may do something first."""
+
+    def __init__(self, size: int = 1, first: Callable[[int], object] = lambda number: None) -> None:
+        self.size, self.first, self.planned = size, first, 0
+
+    def plan(
+        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
+    ) -> Iterator[Plan]:
+        for number in itertools.takewhile(lambda n: stop is None or n < stop, itertools.count(cursor or 0)):
+            self.planned += 1
+            yield Plan(np.full(self.size, number), number + 1, number + 1)
+
+    def make(self, what: np.ndarray) -> torch.Tensor:
+        self.first(int(what[0]))
+        return torch.from_numpy(what**2)
+
+
+def contents(batch: Any) -> list[torch.Tensor]:
+    return [
+        batch.source.tokens,
+        batch.source.lengths,
+        batch.target.tokens,
+        batch.target.lengths,
+        batch.ids,
+        batch.indices,
+    ]
+
+
+def worker_ids() -> list[int]:
+    return [process.pid or 0 for process in multiprocessing.active_children()]
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("world_size, workers", [(1, 1), (1, 3), (4, 2)])
+def test_workers_make_the_same_batches(data_directory: Path, world_size: int, workers: int) -> None:
+    config = BitextTask.Config(data=str(data_directory), batch_size=32, sampling_alpha=0.5)
+    for rank in range(world_size):
+        place = {"cursor": 90, "rank": rank, "world_size": world_size, "stop": 90 + 5 * 32 * world_size + 2}
+        alone = list(stream(BitextTask(config, 1), **place))
+        made = list(stream(BitextTask(config, 1), **place, workers=workers))
+        assert len(alone) == len(made) == 6
+        for (expected, expected_plan), (batch, plan) in zip(alone, made, strict=True):
+            for one, other in zip(contents(expected), contents(batch), strict=True):
+                assert one.dtype == other.dtype and torch.equal(one, other)
+            assert (plan.cursor, plan.examples) == (expected_plan.cursor, expected_plan.examples)
+            assert np.array_equal(plan.what, expected_plan.what)
+            batch.source.tokens.fill_(0)  # its memory is its own
+    assert worker_ids() == []
+
+
+class Pinnable:
+    pinned = False
+
+    def pin_memory(self) -> Pinnable:
+        self.pinned = True
+        return self
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_pinned_when_that_is_asked(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Squares, "make", lambda self, what: Pinnable())
+    for wanted in (False, True):
+        batches = stream(Squares(), stop=3, workers=workers, pin_memory=wanted)
+        assert [batch.pinned for batch, _ in batches] == [wanted] * 3
+
+
+def test_no_more_is_planned_than_workers_may_hold() -> None:
+    task = Squares()
+    batches = stream(task, workers=2)
+    assert next(batches)[0].tolist() == [0] and task.planned == 2 * PREFETCH
+    assert next(batches)[0].tolist() == [1] and task.planned == 2 * PREFETCH + 1
+    batches.close()
+    assert worker_ids() == []
+
+
+def test_plans_and_batches_larger_than_a_pipe() -> None:
+    totals = [int(batch.sum()) for batch, _ in stream(Squares(500_000), stop=20, workers=2)]
+    assert totals == [500_000 * number**2 for number in range(20)]
+
+
+def test_thousands_of_batches_leave_nothing_open(data_directory: Path) -> None:
+    task = BitextTask(BitextTask.Config(data=str(data_directory), batch_size=8), 1)
+    batches, opened, kept = stream(task, workers=2), set(), []
+    gc.collect()  # the maps of other tests
+    for number, (batch, _) in enumerate(itertools.islice(batches, 3001)):
+        kept.append(batch)  # what is still in use holds nothing open either
+        if number % 1000 == 0:
+            opened.add((len(os.listdir("/proc/self/fd")), len(os.listdir("/dev/shm"))))
+    assert len(opened) == 1
+
+
+def test_a_killed_worker_is_named() -> None:
+    batches = stream(Squares(), workers=2)
+    next(batches)
+    workers = worker_ids()
+    for process in multiprocessing.active_children():
+        if process.name == "data 2 of 2":
+            os.kill(process.pid or 0, signal.SIGKILL)
+            pid = process.pid
+    with pytest.raises(TrainingError, match=rf"data worker 2 of 2 \(process {pid}\) was killed by SIGKILL.*--data-w"):
+        list(itertools.islice(batches, 100))
+    assert len(workers) == 2 and not any(map(is_running, workers))
+
+
+def test_a_worker_killed_within_a_batch_is_named() -> None:
+    def die(number: int) -> None:
+        if number == 5:
+            faulthandler.disable()
+            os.kill(os.getpid(), signal.SIGBUS)  # what reading a file that was cut meanwhile does
+
+    batches = stream(Squares(first=die), workers=3)
+    assert [next(batches)[0].item() for _ in range(5)] == [0, 1, 4, 9, 16]
+    with pytest.raises(TrainingError, match=r"data worker 3 of 3 .* was killed by SIGBUS"):
+        next(batches)
+    assert worker_ids() == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_damaged_data_is_the_error_that_it_is(workers: int) -> None:
+    def refuse(number: int) -> None:
+        if number == 4:
+            raise UserError("a damaged row", path="x.tokens", line=4, cure="copy it again")
+
+    batches = stream(Squares(first=refuse), workers=workers)
+    assert [next(batches)[0].item() for _ in range(4)] == [0, 1, 4, 9]
+    with pytest.raises(UserError) as caught:
+        next(batches)
+    error = caught.value
+    assert str(error) == "x.tokens:4: a damaged row; copy it again"
+    assert (error.problem, error.path, error.line, error.cure) == ("a damaged row", "x.tokens", 4, "copy it again")
+    assert worker_ids() == []
+
+
+def test_any_other_error_keeps_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TrainingError, match="data worker 1 of 1 .* ended with exit code 1"):
+        next(stream(Squares(first=lambda number: 1 // number), workers=1))
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_signals_to_the_group_are_the_trainer_s_to_answer() -> None:
+    batches = stream(Squares(), workers=2)
+    seen = [next(batches)[0].item()]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for process in worker_ids():
+            os.kill(process, number)
+    seen += [next(batches)[0].item() for _ in range(40)]
+    assert seen == [number**2 for number in range(41)]
+    batches.close()
+
+
+LEFT_RUNNING = """
+import itertools, multiprocessing, os, sys, time
+from tests.data.test_stream import Squares
+from xrep.data.stream import stream
+
+streams = [stream(Squares(400_000), workers=2), stream(Squares(), workers=2)]  # the former wait to be read
+for batches in streams:
+    next(batches)
+print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+if sys.argv[1] == "wait":
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "exit"])
+def test_no_worker_outlives_the_main_process(end: str) -> None:
+    command = [sys.executable, "-c", LEFT_RUNNING, "exit" if end == "exit" else "wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as main:
+        assert main.stdout is not None
+        workers = list(map(int, main.stdout.readline().split()))
+        assert len(workers) == 4
+        if end != "exit":
+            main.send_signal(signal.Signals[end])
+        try:
+            code = main.wait(timeout=60)
+        finally:
+            main.kill()
+    assert code == (0 if end == "exit" else -signal.Signals[end])
+    deadline = time.monotonic() + 20
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(is_running, workers))

@@ -1,0 +1,70 @@
+"""Small sets in the published layouts of SentEval, of real words whose classes a few cues tell apart."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+GOOD = "gripping moving lovely brilliant tender joyful"
+BAD = "tedious clumsy dreary hollow stale shrill"
+OTHER = "the a this film story plot cast ending scene script seems feels remains is and but with"
+QUESTIONS = {
+    "NUM:count": "how many",
+    "LOC:city": "what city",
+    "HUM:ind": "who",
+    "DESC:def": "why does",
+    "ABBR:exp": "short",
+}
+QUESTIONS["ENTY:animal"] = "which animal"
+
+
+def sentence(generator: random.Random, cues: str, noise: float = 0.1) -> str:
+    """Eight words of which two are cues; with probability ``noise`` of the other class."""
+    if generator.random() < noise and cues in (GOOD, BAD):
+        cues = BAD if cues == GOOD else GOOD
+    words = generator.choices(OTHER.split(), k=6) + generator.choices(cues.split(), k=2)
+    generator.shuffle(words)
+    return " ".join(words)
+
+
+def write_sets(folder: Path, size: int = 60, seed: int = 0) -> Path:
+    """All ten sets in the folders of SentEval's download; ``size`` sentences a class and split."""
+    generator = random.Random(seed)
+    for name, negative, positive in (
+        ("MR", "rt-polarity.neg", "rt-polarity.pos"),
+        ("CR", "custrev.neg", "custrev.pos"),
+        ("SUBJ", "subj.subjective", "subj.objective"),
+        ("MPQA", "mpqa.neg", "mpqa.pos"),
+    ):
+        for file, cues in ((negative, BAD), (positive, GOOD)):
+            _write(folder / name / file, [sentence(generator, cues) for _ in range(size)])
+    for part in ("train", "dev", "test"):
+        labelled = [(label, sentence(generator, (BAD, GOOD)[label])) for label in (0, 1) for _ in range(size)]
+        _write(folder / "SST" / "binary" / f"sentiment-{part}", [f"{text}\t{label}" for label, text in labelled])
+        stars = [(label, sentence(generator, f"{label}stars")) for label in range(5) for _ in range(size // 5)]
+        _write(folder / "SST" / "fine" / f"sentiment-{part}", [f"{text}\t{label}" for label, text in stars])
+    for file in ("train_5500.label", "TREC_10.label"):
+        lines = [f"{label} {cue} {sentence(generator, OTHER)} ?" for label, cue in QUESTIONS.items() for _ in range(25)]
+        _write(folder / "TREC" / file, lines)
+    for part in ("train", "test"):
+        rows = ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
+        for number in range(2 * size):
+            first = sentence(generator, GOOD)
+            second = first if number % 2 else sentence(generator, BAD)
+            rows.append(f'{number % 2}\t{number}\t{number}\t"{first}, he said.\t{second}')
+        _write(folder / "MRPC" / f"msr_paraphrase_{part}.txt", rows)
+    for file, ending in (("SICK_train", "\n"), ("SICK_trial", "\n"), ("SICK_test_annotated", "\r\n")):
+        rows = ["pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"]
+        for number in range(size):
+            first = sentence(generator, GOOD).split()
+            same = generator.randint(0, 8)
+            second = first[:same] + sentence(generator, BAD).split()[same:]
+            label = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")[min(2, same // 3)]
+            rows.append(f"{number}\t{' '.join(first)}\t{' '.join(second)}\t{1 + same / 2}\t{label}")
+        _write(folder / "SICK" / f"{file}.txt", rows, ending)
+    return folder
+
+
+def _write(path: Path, lines: list[str], ending: str = "\n") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(line + ending for line in lines).encode("utf-8"))

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xrep.errors import UserError
+from xrep.evaluation import plots
+from xrep.evaluation.alignment import Measured
+from xrep.evaluation.language_bias import Results
+from xrep.evaluation.overlap import Overlap
+from xrep.evaluation.scatter import Scatter
+
+pytest.importorskip("matplotlib")
+UNDRAWABLE = "\ue123"  # for private use: no font of text has it
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings() -> Iterator[None]:
+    """A glyph that is missing, an argument that is ignored: matplotlib warns of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def _check(path: Path) -> np.ndarray:
+    from matplotlib.image import imread
+
+    assert os.listdir(path.parent) == [path.name]
+    return imread(path)[..., :3]
+
+
+def _measured(step: int | None, place: float = 1.0) -> Measured:
+    return Measured(step, 0.3 * place, -2.0 * place, 10, 100, Overlap(None, 50), "")
+
+
+@pytest.mark.parametrize("steps", [[None], [100], [100, 200, 250, 3000]])
+def test_a_way_is_drawn_from_step_to_step(tmp_path: Path, steps: list[int | None]) -> None:
+    results = [_measured(step, 1 + 0.1 * i) for i, step in enumerate(steps)]
+    plots.plot_alignment(results, "STS-B $dev", tmp_path / "out.png")
+    assert _check(tmp_path / "out.png").shape == (720, 960, 3)
+
+
+def test_two_checkpoints_that_are_one_point(tmp_path: Path) -> None:
+    plots.plot_alignment([_measured(100), _measured(200)], "pairs", tmp_path / "out.png")
+    _check(tmp_path / "out.png")
+
+
+@pytest.mark.parametrize("count", [2, 7, 16, 40])
+def test_bars_of_any_number_of_languages(tmp_path: Path, count: int) -> None:
+    shares = np.random.default_rng(count).dirichlet(np.ones(count), count) * 100
+    results = Results([f"l{i:02}" for i in range(count)], 100, 10, 1, shares, shares[::-1], Overlap(0, 9))
+    plots.plot_language_bias(results, tmp_path / "out.png")
+    height = _check(tmp_path / "out.png").shape[0]
+    assert height == pytest.approx(150 * (1.7 + max(0.3 * count, 1.2)), abs=1)
+
+
+def test_the_own_share_is_as_long_as_it_is_large(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    shares = np.array([[10.0, 60, 30], [20, 30, 50], [5, 15, 80]])
+    for languages, begins in ((["de", "en", "fr"], [0, 20, 20]), ([f"l{i}" for i in range(20)], None)):
+        axes = Figure().subplots()
+        many = shares if begins else np.full((20, 20), 5.0)
+        plots._draw_shares(axes, languages, many)
+        outlined = [bar for bar in axes.patches if not bar.get_fill()]
+        np.testing.assert_allclose([bar.get_width() for bar in outlined], many.diagonal())
+        np.testing.assert_allclose([bar.get_x() for bar in outlined], begins or 0)
+        ends = [bar.get_x() + bar.get_width() for bar in axes.patches if bar.get_fill()]
+        np.testing.assert_allclose(ends[-len(languages) :], 100)
+        assert len(axes.get_legend_handles_labels()[1]) == (3 if begins else 2)
+
+
+def _scatter(labels: list[str], languages: list[str], tokens: bool, links: Sequence[tuple[int, int]] = ()) -> Scatter:
+    points = np.random.default_rng(0).normal(size=(len(labels), 2))
+    return Scatter("pca", tokens, 0.5, points, languages, labels, list(links), [{}] * 3)
+
+
+def test_labels_of_any_script_are_drawn_or_explained(tmp_path: Path) -> None:
+    labels = [
+        "$x_1",
+        "$\\frac$",
+        "Straße",
+        "кот",
+        "بيت",
+        UNDRAWABLE,
+        f"a{UNDRAWABLE}",
+        UNDRAWABLE,
+        " \n",
+        "▁the",
+        "\u200d",
+    ]
+    found = plots.plot_scatter(_scatter(labels, ["de"] * 5 + ["zh"] * 6, True), tmp_path / "out.png")
+    _check(tmp_path / "out.png")
+    assert [line for line in found if UNDRAWABLE in line] == [
+        f"label (1) stands for {UNDRAWABLE}, which no installed font has",
+        f"label (2) stands for a{UNDRAWABLE}, which no installed font has",
+    ]
+
+
+def test_fonts_are_added_until_each_character_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plots.fonts_for("Straße, кот") == (["DejaVu Sans"], set())
+    assert plots.fonts_for(f"a {UNDRAWABLE}\n")[1] == {UNDRAWABLE}
+    monkeypatch.setattr(plots, "_FONT", "cmr10")  # a font of few letters: others have the rest
+    families, missing = plots.fonts_for("aкот")
+    assert families[0] == "cmr10" and len(families) > 1 and not missing
+
+
+@pytest.mark.parametrize(("count", "tokens"), [(3, False), (100, True), (4000, True), (600, False)])
+def test_points_of_any_number(tmp_path: Path, count: int, tokens: bool) -> None:
+    languages = [f"l{i % 9}" for i in range(count)]
+    links = [] if tokens else [(0, 1), (0, 2)]
+    plots.plot_scatter(_scatter([str(i) for i in range(count)], languages, tokens, links), tmp_path / "out.png")
+    image = _check(tmp_path / "out.png")
+    assert image.shape == (900, 1260, 3) and image.std() > 0.02
+
+
+def test_without_matplotlib_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    results = Results(["de", "en"], 5, 1, 1, np.eye(2), np.eye(2), Overlap(None, 5))
+    for draw in (
+        lambda path: plots.plot_alignment([_measured(None)], "pairs", path),
+        lambda path: plots.plot_language_bias(results, path),
+        lambda path: plots.plot_scatter(_scatter(["a", "b", "c"], ["de"] * 3, True), path),
+    ):
+        with pytest.raises(UserError, match=r"pip install 'xrep\[plot\]'"):
+            draw(tmp_path / "out.png")
+    assert not os.listdir(tmp_path)

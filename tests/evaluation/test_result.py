@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+import xrep
+from xrep.evaluation.overlap import Overlap
+from xrep.evaluation.result import make_result, to_json
+from xrep.evaluation.text_table import table
+
+
+def _result(encoder, file: Path, **changes) -> dict:
+    arguments = {
+        "headline": {"mean": 1.5}, "encoder": encoder, "data": [file], "settings": {"k": 4}, "overlap": Overlap(1, 9),
+    }  # fmt: skip
+    return make_result("sts", {"mean": 1.5}, **{**arguments, **changes})
+
+
+def test_two_results_are_told_apart_by_what_made_them(ngram_encoder, tmp_path: Path) -> None:
+    file = tmp_path / "data.txt"
+    file.write_text("a\n")
+    result = _result(ngram_encoder(), file)
+    assert json.loads(to_json(result)) == {
+        "test": "sts",
+        "values": {"mean": 1.5},
+        "headline": {"mean": 1.5},
+        "model": {"path": "trigrams", "fingerprint": "trigrams None"},
+        "data": {str(file): hashlib.sha256(b"a\n").hexdigest()},
+        "settings": {"k": 4},
+        "version": xrep.__version__,
+        "overlap": {"found": 1, "total": 9, "dropped": False},
+    }
+    file.write_text("b\n")
+    assert _result(ngram_encoder(), file) != result
+    assert _result(ngram_encoder(known=["de"]), file)["model"] != result["model"]
+
+
+def test_a_number_that_json_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json({"mean": float("nan")})
+
+
+def test_columns_stand_under_each_other() -> None:
+    text = table(["test", "score"], [["first", "1.00"], ["x"], [], ["mean", "10.00"]])
+    assert text.splitlines() == ["test   score", "-----  -----", "first   1.00", "x", "-----  -----", "mean   10.00"]

@@ -1,0 +1,284 @@
+"""The whole of SentEval: its protocols against plain loops over scikit-learn, figures, overlap, the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.evaluation.senteval_sets import write_sets
+from xrep.errors import UserError
+from xrep.evaluation.senteval import evaluate
+from xrep.evaluation.senteval.evaluate import Measured, Settings, select
+from xrep.evaluation.senteval.protocols import Examples, folded, nested, relatedness, split
+from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier
+from xrep.evaluation.senteval.torch_classifier import TorchClassifier
+from xrep.text.cleaning import sentence_hashes
+from xrep_cli.eval import main
+
+pytest.importorskip("sklearn", reason="it is in the extra 'senteval'")
+SKLEARN = SklearnClassifier(grid=(0.01, 0.3, 10.0))
+
+
+class WordEncoder:
+    """Counts of words in 48 bins; it notes what it encodes."""
+
+    path, training_hashes = "words", None
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[str], bool]] = []
+
+    def encode(
+        self, sentences: list[str], lang: str, normalize: bool = True, show_progress: bool = False
+    ) -> np.ndarray:
+        self.asked.append((lang, sentences, normalize))
+        vectors = np.zeros((len(sentences), 48), dtype=np.float32)
+        for row, sentence in enumerate(sentences):
+            for word in sentence.split():
+                vectors[row, sum(map(ord, word)) % 48] += 1
+        return vectors
+
+    def fingerprint(self) -> str:
+        return "words"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_sets(tmp_path / "data")
+
+
+def clusters(count: int, classes: int, seed: int) -> Examples:
+    centres = np.random.default_rng(0).normal(size=(classes, 6))
+    generator = np.random.default_rng(seed)
+    y = generator.integers(0, classes, count)
+    return Examples((centres[y] + generator.normal(scale=1.5, size=(count, 6))).astype(np.float32), y)
+
+
+def plain_fit(x: np.ndarray, y: np.ndarray, strength: float) -> Any:
+    from sklearn.linear_model import LogisticRegression
+
+    return LogisticRegression(C=strength, tol=1e-8, max_iter=10000).fit(x.astype(np.float64), y)
+
+
+def plain_choice(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float]:
+    """The best strength by 4-fold cross-validation and its accuracy in percent."""
+    from sklearn.model_selection import StratifiedKFold
+
+    folds = list(StratifiedKFold(4, shuffle=True, random_state=seed).split(x, y))
+    means = [np.mean([plain_fit(x[a], y[a], c).score(x[b], y[b]) for a, b in folds]) for c in SKLEARN.grid]
+    return SKLEARN.grid[int(np.argmax(means))], 100 * max(means)
+
+
+def test_nested_folds_are_a_plain_double_loop() -> None:
+    from sklearn.model_selection import StratifiedKFold
+
+    x, y = clusters(150, 2, seed=1)
+    tests, devs, chosen = [], [], set()
+    for train, test in StratifiedKFold(4, shuffle=True, random_state=9).split(x, y):
+        strength, dev = plain_choice(x[train], y[train], seed=9)
+        tests.append(100 * plain_fit(x[train], y[train], strength).score(x[test], y[test]))
+        devs.append(dev)
+        chosen.add(strength)
+    found = nested(Examples(x, y), 2, SKLEARN, folds=4, seed=9)
+    assert found == pytest.approx({"accuracy": np.mean(tests), "dev": np.mean(devs)})
+    assert len(chosen) > 1  # the folds disagree on the strength: each has its own
+
+
+def test_folds_of_train_never_see_the_test() -> None:
+    from sklearn.metrics import f1_score
+
+    train, test = clusters(120, 2, seed=1), clusters(80, 2, seed=2)
+    strength, dev = plain_choice(*train, seed=3)
+    model = plain_fit(*train, strength)
+    f1 = 100 * f1_score(test.y, model.predict(test.x))
+    expected = {"accuracy": 100 * model.score(*test), "dev": dev, "f1": f1}
+    assert folded(train, test, 2, SKLEARN, folds=4, seed=3) == pytest.approx(expected)
+    three = clusters(120, 3, seed=1)
+    assert "f1" not in folded(three, three, 3, SKLEARN, folds=4, seed=3)
+
+
+def test_the_dev_split_chooses() -> None:
+    train, dev, test = (clusters(100, 3, seed) for seed in (1, 2, 3))
+    models = [plain_fit(*train, strength) for strength in SKLEARN.grid]
+    scores = [model.score(*dev) for model in models]
+    best = models[int(np.argmax(scores))]
+    expected = {"accuracy": 100 * best.score(*test), "dev": 100 * max(scores)}
+    assert split(train, dev, test, 3, SKLEARN, seed=1) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("classifier", [TorchClassifier(), SklearnClassifier()])
+def test_relatedness_finds_scores_that_depend_on_the_features(classifier: Any) -> None:
+    def draw(count: int, seed: int) -> Examples:
+        generator = np.random.default_rng(seed)
+        x = generator.normal(size=(count, 8)).astype(np.float32)
+        return Examples(x, np.clip(3 + x[:, 0] + 0.3 * generator.normal(size=count), 1, 5))
+
+    parts = draw(300, 1), draw(80, 2), draw(200, 3)
+    found = relatedness(*parts, classifier, seed=1)
+    assert found["pearson"] > 90 and found["spearman"] > 90 and found["mse"] < 0.3
+    assert found == relatedness(*parts, classifier, seed=1)
+    constant = Examples(np.zeros_like(parts[2].x), parts[2].y)
+    assert relatedness(parts[0], parts[1], constant, classifier, seed=1)["pearson"] == 0
+
+
+@pytest.mark.parametrize(("classifier", "least"), [("senteval", (50, 20)), ("sklearn", (75, 80))])
+def test_every_set_is_measured(folder: Path, classifier: str, least: tuple[float, float]) -> None:
+    """A hundred examples are few for SentEval's early stopping, and enough for the exact minimum."""
+    encoder = WordEncoder()
+    sets = select("all", folder, "en")
+    results = evaluate.evaluate(encoder, sets, Settings(classifier, (1, 2), folds=3), "en")
+    assert {name: measured.protocol for name, measured in results.items()} == {
+        **dict.fromkeys(("MR", "CR", "SUBJ", "MPQA"), "nested 3-fold"),
+        **dict.fromkeys(("SST2", "SST5", "SICK-E"), "dev split"),
+        **dict.fromkeys(("TREC", "MRPC"), "3-fold on train"),
+        "SICK-R": "dev split, regression",
+    }
+    head = evaluate.headline(results)
+    assert all(least[0] < head[name] <= 95 for name in ("MR", "CR", "SUBJ", "MPQA", "SST2"))
+    assert head["TREC"] > least[1] and head["SICK-R (supervised)"] > 80 and "SICK-R" not in head
+    seven = [head[name] for name in ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")]
+    assert head["average of 7"] == pytest.approx(np.mean(seven))
+    nine = [*seven, head["SICK-E"], head["SICK-R (supervised)"]]
+    assert head["average of 9"] == pytest.approx(np.mean(nine))
+    text = evaluate.table(results)
+    assert "SICK-R (supervised)" in text and "average of 9" in text and "overlap: unknown" in text
+    assert results["MRPC"].measures == ["accuracy", "dev", "f1"]
+    assert len(encoder.asked) == 9  # SICK-E and SICK-R have the same features
+    for lang, sentences, normalize in encoder.asked:
+        assert lang == "en" and not normalize and len(set(sentences)) == len(sentences)
+
+
+def test_pairs_are_their_difference_and_product(folder: Path) -> None:
+    encoder, data = WordEncoder(), select("MRPC", folder, "en")[0]
+    found = evaluate.encode(encoder, data, "en")["test"]
+    u, v = (encoder.encode(side, "en") for side in data.splits["test"].sides)
+    np.testing.assert_array_equal(found, np.hstack([abs(u - v), u * v]))
+
+
+def test_mean_and_spread_over_seeds(folder: Path) -> None:
+    sets = select("CR,SST2", folder, "en")
+    results = evaluate.evaluate(WordEncoder(), sets, Settings("sklearn", (1, 2, 3), folds=3), "en")
+    by_seed = [values["accuracy"] for values in results["CR"].by_seed.values()]
+    assert len(set(by_seed)) > 1
+    assert results["CR"].mean("accuracy") == pytest.approx(sum(by_seed) / 3)
+    assert results["CR"].spread("accuracy") == pytest.approx(np.std(by_seed) * (3 / 2) ** 0.5)
+    assert results["SST2"].spread("accuracy") == 0 and list(results["SST2"].by_seed) == [1, 2, 3]
+    one = evaluate.evaluate(WordEncoder(), sets[:1], Settings("sklearn", (2,), folds=3), "en")
+    assert one["CR"].by_seed == {2: results["CR"].by_seed[2]}
+    assert evaluate.values(one)["CR"]["spread"] == {"accuracy": None, "dev": None}
+    assert "average of 7" not in evaluate.headline(results)
+
+
+def test_sentences_of_the_training_text_are_counted_and_left_out(folder: Path, tmp_path: Path) -> None:
+    sets = select("MR,MRPC", folder, "en")
+    known = [sets[0].splits["all"].sides[0][0], sets[1].splits["test"].sides[1][0], sets[1].splits["train"].sides[0][5]]
+    encoder = WordEncoder()
+    encoder.training_hashes = tmp_path / "training_hashes.npy"
+    np.save(encoder.training_hashes, np.sort(sentence_hashes(known)))
+    settings = Settings("sklearn", folds=2)
+    results = evaluate.evaluate(encoder, sets, settings, "en")
+    assert [(r.overlap.found, r.overlap.total) for r in results.values()] == [(1, 120), (1, 120)]
+    assert "overlap: 2 of 240 test examples" in evaluate.table(results)
+    dropped = evaluate.evaluate(encoder, sets, settings, "en", drop_overlap=True)
+    assert [r.sizes for r in dropped.values()] == [{"all": 119}, {"train": 120, "test": 119}]  # train stays
+    assert "119" in evaluate.table(dropped).splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(seeds=()), "--seeds ''"),
+        (Settings(seeds=(1, 1)), "--seeds '1,1'; give different numbers"),
+        (Settings(seeds=(-1,)), "--seeds '-1'"),
+        (Settings(folds=1), "1 folds; give --folds 2 or more"),
+        (Settings(folds=40), "MR has 60 training examples of class 0, 80 are needed.*fewer --folds or without MR"),
+    ],
+)
+def test_settings_that_cannot_be(folder: Path, settings: Settings, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        evaluate.evaluate(WordEncoder(), select("MR", folder, "en"), settings, "en")
+
+
+def test_a_set_of_one_class_teaches_nothing(folder: Path) -> None:
+    for path in (folder / "SST" / "binary").iterdir():
+        path.write_text(path.read_text().replace("\t1\n", "\t0\n"))
+    with pytest.raises(UserError, match="SST2 has 0 training examples of class 1, 1 are needed"):
+        evaluate.evaluate(WordEncoder(), select("SST2", folder, "en"), Settings(), "en")
+
+
+def test_sets_that_are_not_there(folder: Path) -> None:
+    with pytest.raises(UserError, match="no set SST; the sets are MR CR SUBJ MPQA SST2"):
+        select("MR,SST", folder, "en")
+    with pytest.raises(UserError, match="no set named"):
+        select(",", folder, "en")
+    with pytest.raises(UserError, match="no files of CR MPQA; it holds MR"):
+        select("CR,MR,MPQA", folder / "MR", "en")
+    assert [data.name for data in select("MPQA,CR", folder, "en")] == ["CR", "MPQA"]
+
+
+@pytest.fixture
+def vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Path]:
+    """Lists the sentences that the command wants in a language and gives each a vector, as any other system would."""
+
+    def write(lang: str) -> Path:
+        place = tmp_path / f"vectors.{lang}"
+        place.mkdir()
+        sentences = place / "sentences.tsv"
+        arguments = ["senteval", "--data", str(folder), "--sets", "CR,SST2,SICK-R", "--lang", lang]
+        assert main([*arguments, "--list-sentences", str(sentences)]) == 0
+        rows = [line.split("\t") for line in sentences.read_text(encoding="utf-8").splitlines()]
+        assert {row[0] for row in rows} == {lang} and len({row[1] for row in rows}) == len(rows)
+        np.save(place / "vectors.npy", WordEncoder().encode([row[1] for row in rows], lang))
+        capsys.readouterr()
+        return place
+
+    return write
+
+
+def test_the_command(
+    folder: Path, tmp_path: Path, vectors: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["senteval", "--path", str(vectors("de")), "--data", str(folder), "--sets", "CR,SST2,SICK-R"]
+    options = ["--lang", "deu", "--classifier", "sklearn", "--seeds", "1,2", "--folds", "3"]
+    assert main([*command, *options, "--json", str(tmp_path / "result.json")]) == 0
+    text = capsys.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    sets = select("CR,SST2,SICK-R", folder, "de")
+    expected = evaluate.evaluate(WordEncoder(), sets, Settings("sklearn", (1, 2), 3), "de")
+    assert result["values"] == json.loads(json.dumps(evaluate.values(expected)))
+    assert result["headline"] == evaluate.headline(expected)
+    assert text == evaluate.table(expected) + "\n"
+    grid = [0.25, 1.0, 4.0, 16.0, 64.0]
+    settings = {"classifier": "sklearn", "grid": grid, "seeds": [1, 2], "folds": 3, "language": "de"}
+    assert result["settings"] == settings
+    assert {Path(file).name for file in result["data"]} >= {"custrev.pos", "sentiment-test", "SICK_trial.txt"}
+    assert result["overlap"] == {"found": None, "total": 300, "dropped": False}
+
+
+def test_what_the_command_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["senteval", "--path", "nowhere", "--data", str(folder)]
+    for options, message in (
+        (["--seeds", "1,x"], "--seeds '1,x' are no whole numbers; give numbers such as 1,2,3"),
+        (["--folds", "1"], "1 folds; give --folds 2 or more"),
+        (["--sets", "ABC"], "no set ABC; the sets are"),
+    ):
+        assert main([*command, *options]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_results_hold_what_a_table_shows() -> None:
+    from xrep.evaluation.overlap import Overlap
+
+    by_seed = {1: {"pearson": 80.0, "spearman": 75.0, "mse": 0.4, "dev": 81.0}, 2: {"pearson": 82.0, "spearman": 77.0}}
+    by_seed[2] |= {"mse": 0.2, "dev": 83.0}
+    measured = Measured(
+        "dev split, regression", by_seed, {"train": 9, "dev": 9, "test": 9}, Overlap(3, 12, dropped=True)
+    )
+    line = evaluate.table({"SICK-R": measured}).splitlines()[2]
+    assert line.split() == (
+        "SICK-R (supervised) dev split, regression 9 pearson 81.00 1.41 82.00 spearman 76.00 mse 0.30".split()
+    )

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.retrieval import plain_margins
+from xrep.metrics.mining import best_threshold, mining_scores
+
+
+def test_precision_recall_and_f1() -> None:
+    found = mining_scores(correct=3, extracted=4, gold=12)
+    assert (found.precision, found.recall) == (75, 25)
+    assert found.f1 == pytest.approx(2 * 75 * 25 / 100)
+    nothing = mining_scores(correct=0, extracted=0, gold=5)
+    assert (nothing.precision, nothing.recall, nothing.f1) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 0), (3, 2, 5), (3, 5, 2), (-1, 2, 2)])
+def test_counts_that_cannot_be_are_refused(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError):
+        mining_scores(*counts)
+
+
+def test_the_threshold_is_the_midpoint_below_the_last_pair_taken() -> None:
+    scores = np.array([0.5, 2.0, 1.0, 1.5], dtype=np.float32)
+    threshold, found = best_threshold(scores, np.array([False, True, False, True]), gold=2)
+    assert (threshold, found.f1, found.extracted) == (1.25, 100, 2)
+    threshold, found = best_threshold(scores, np.array([True, True, True, True]), gold=4)
+    assert (threshold, found.extracted) == (0.5, 4)  # all: the lowest score itself
+
+
+def test_pairs_of_one_score_are_taken_together() -> None:
+    """The order in which equal scores happen to stand must not give a better F1 than any threshold could."""
+    threshold, found = best_threshold(np.full(3, 1.0), np.array([True, False, False]), gold=1)
+    assert (threshold, found.extracted, found.f1) == (1.0, 3, 50)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(-5, 9), st.booleans()), min_size=1, max_size=30),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_no_threshold_is_better(rows: list[tuple[int, bool]], missed: int, close: bool) -> None:
+    """Against every threshold tried in turn; with ``close`` scores that are neighbours in float32."""
+    step = np.spacing(np.float32(1)) if close else 0.25
+    scores = (1 + step * np.array([score for score, _ in rows])).astype(np.float32)
+    correct = np.array([right for _, right in rows])
+    gold = int(correct.sum()) + missed + (not correct.any())
+    pairs = {(row, row): float(score) for row, score in enumerate(scores)}
+    right = {(row, row) for row in np.flatnonzero(correct).tolist()} | {(-1 - row, 0) for row in range(gold)}
+    right = set(sorted(right, reverse=True)[:gold])
+    threshold, found = best_threshold(scores, correct, gold)
+    expected_threshold, f1 = plain_margins.best_f1(pairs, right)
+    assert found.f1 == pytest.approx(f1) and threshold == expected_threshold
+    assert plain_margins.f1_at(pairs, right, threshold) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "correct", "gold"), [([], [], 1), ([1.0], [True], 0), ([np.nan], [True], 1), ([1.0], [True, False], 1)]
+)
+def test_what_has_no_best_threshold_is_refused(scores: list[float], correct: list[bool], gold: int) -> None:
+    with pytest.raises(ValueError):
+        best_threshold(np.array(scores), np.array(correct, dtype=bool), gold)

@@ -1,0 +1,130 @@
+"""The mean of the last checkpoints, and the way out for it: what comes out is an encoder that everything accepts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.corpus import sentence_pairs
+from tests.encoders import write_encoder
+from xrep import SentenceEncoder
+from xrep.data.batching import TextSpec
+from xrep.errors import UserError
+from xrep.export import export_path
+from xrep.models.averaging import average_last
+from xrep.models.directory import CRITERION, STATE, Snapshot, load_model, open_checkpoint, write_checkpoint
+from xrep_cli.export import main
+
+GERMAN = [german for german, _ in sentence_pairs(20)]
+
+
+class Small(nn.Module):
+    def __init__(self, step: int, size: int = 3, value: float | None = None) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.full((size,), 1 + step / 7 if value is None else value))
+        self.register_buffer("short", torch.full((2,), 0.1 * step, dtype=torch.bfloat16))
+        self.register_buffer("count", torch.tensor(step))
+
+    def architecture(self) -> dict:
+        return {"size": len(self.weight)}
+
+
+def write(run: Path, step: int, **given: float) -> None:
+    snapshot = Snapshot.of(
+        step=step,
+        config_yaml="{}",
+        text=TextSpec(vocabularies={}, max_length=8),
+        save_tokenizers=Path.mkdir,
+        model=Small(step, **given),
+        criterion=nn.Linear(1, 1),
+        training_state={"step": step},
+    )
+    write_checkpoint(run / f"checkpoint-{step:08d}", snapshot)
+
+
+def test_the_mean_of_the_newest(tmp_path: Path) -> None:
+    for step in (5, 100, 10, 20):
+        write(tmp_path, step)
+    newest, mean = average_last(tmp_path, 3)
+    assert newest.step == 100
+    expected = np.mean([np.float64(np.float32(1 + step / 7)) for step in (10, 20, 100)])
+    assert mean["weight"].dtype == torch.float32 and mean["weight"].tolist() == [np.float32(expected)] * 3
+    halves = torch.tensor([0.1 * step for step in (10, 20, 100)], dtype=torch.bfloat16).double()
+    assert torch.equal(mean["short"], halves.mean().expand(2).bfloat16())
+    assert int(mean["count"]) == 100
+    one, alone = average_last(tmp_path, 1)
+    assert one.step == 100 and all(torch.equal(alone[name], tensor) for name, tensor in one.tensors().items())
+
+
+def test_the_mean_is_exact_where_float32_is_not(tmp_path: Path) -> None:
+    large = 2.0**24
+    for step, value in ((1, large), (2, 1.0), (3, 1.0), (4, 2 - large)):
+        write(tmp_path, step, value=value)
+    assert average_last(tmp_path, 4)[1]["weight"].tolist() == [1, 1, 1]
+
+
+def test_what_cannot_be_averaged(tmp_path: Path) -> None:
+    write(tmp_path / "run", 1)
+    write(tmp_path / "run", 2)
+    with pytest.raises(
+        UserError, match=r"run: has 2 checkpoints, not 3; lower --average, or train with a larger --keep"
+    ):
+        average_last(tmp_path / "run", 3)
+    for place in (tmp_path / "run" / "checkpoint-00000001", tmp_path / "nowhere"):
+        with pytest.raises(UserError, match="has 0 checkpoints, not 1; name the directory of a run"):
+            average_last(place, 1)
+    with pytest.raises(UserError, match="--average must be at least 1, not 0"):
+        export_path(tmp_path / "run", tmp_path / "out", "xrep", average=0)
+    write(tmp_path / "run", 3, size=4)
+    with pytest.raises(
+        UserError, match=r"checkpoint-00000002: weight is another tensor than in checkpoint-00000003; av"
+    ):
+        average_last(tmp_path / "run", 2)
+    (tmp_path / "run" / "checkpoint-00000003" / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"checkpoint-00000003/model\.safetensors: damaged checkpoint"):
+        average_last(tmp_path / "run", 2)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with three checkpoints of random encoders and the hashes of its training sentences."""
+    (tmp_path / "run").mkdir()
+    for step in (1, 2, 3):
+        write_encoder(tmp_path / "run" / f"checkpoint-{step:08d}", seed=step)
+    np.save(tmp_path / "run" / "training_hashes.npy", np.arange(5, dtype=np.uint64))
+    (tmp_path / "run" / "best").symlink_to("checkpoint-00000002")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("kind", ["xrep", "sentence-transformers", "hf"])
+def test_the_mean_goes_out_in_every_format(run: Path, tmp_path: Path, kind: str) -> None:
+    arguments = ["--path", run, "--average", 2, "--format", kind, "--output", tmp_path / "out"]
+    assert main(list(map(str, arguments))) == 0
+    exported = SentenceEncoder.load(tmp_path / "out", device="cpu").model.state_dict()
+    two, three = (load_model(open_checkpoint(run / f"checkpoint-0000000{step}")).state_dict() for step in (2, 3))
+    assert exported.keys() == three.keys()
+    for name, tensor in exported.items():
+        assert torch.equal(tensor, ((two[name].double() + three[name].double()) / 2).float()), name
+        assert not torch.equal(tensor, three[name]) or torch.equal(two[name], three[name])
+
+
+def test_a_checkpoint_of_the_encoder_alone(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["--path", str(run / "best"), "--format", "xrep", "--output", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    names = {path.name for path in out.iterdir()}
+    assert names == {"config.yaml", "manifest.json", "model.safetensors", "tokenizer", "training_hashes.npy"}
+    assert {CRITERION, STATE}.isdisjoint(json.loads((out / "manifest.json").read_text())["files"])
+    theirs = SentenceEncoder.load(run / "best", device="cpu").encode(GERMAN)
+    shutil.rmtree(run)
+    encoder = SentenceEncoder.load(out, device="cpu")
+    np.testing.assert_array_equal(encoder.encode(GERMAN), theirs)
+    assert encoder.training_hashes == out / "training_hashes.npy"
+    with pytest.raises(UserError, match="something is there already; name a new directory"):
+        export_path(out, out, "xrep")

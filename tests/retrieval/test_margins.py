@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.retrieval import plain_margins
+from tests.retrieval.test_neighbours import vectors
+from xrep.errors import UserError
+from xrep.retrieval.candidates import RETRIEVALS, choose
+from xrep.retrieval.margins import MARGINS, apply_margin, margin_scores
+from xrep.retrieval.neighbours import Neighbours, neighbours
+
+X, Y = np.abs(vectors(60, 8, seed=1)), np.abs(vectors(45, 8, seed=2))
+"""Positive numbers: all cosines are."""
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+@pytest.mark.parametrize("k", [1, 3, 4, 45])
+def test_scores_of_all_pairs_and_of_some(margin: str, k: int) -> None:
+    expected = plain_margins.scores(X, Y, k, margin)
+    found = margin_scores(X, Y, k, margin)
+    assert found.shape == (60, 45) and found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    some = np.array([0, 59, 7, 7]), np.array([44, 0, 3, 3])
+    np.testing.assert_allclose(margin_scores(X, Y, k, margin, some), expected[some], atol=2e-6)
+    exact = margin_scores(X.astype(np.float64), Y.astype(np.float64), k, margin)
+    np.testing.assert_allclose(exact, expected, atol=1e-12)
+
+
+def test_the_ratio_is_twice_that_of_equation_8() -> None:
+    """ "Dual-Alignment Pre-training" adds the two means where the ratio margin takes the mean of them."""
+    cosine = X.astype(np.float64) @ Y.astype(np.float64).T
+    k = 4
+    nearest = np.sort(cosine, axis=1)[:, -k:] / k, np.sort(cosine, axis=0)[-k:] / k
+    theirs = cosine / (nearest[0].sum(axis=1)[:, None] + nearest[1].sum(axis=0)[None, :])
+    np.testing.assert_allclose(margin_scores(X, Y, k, "ratio"), 2 * theirs, atol=2e-6)
+
+
+def test_a_mean_below_zero_makes_no_pair_the_best() -> None:
+    scores = apply_margin(np.array([-0.1, 0.5]), np.array([-0.3, 0.4]), np.array([0.1, 0.4]), "ratio")
+    np.testing.assert_allclose(scores, [-np.inf, 1.25])
+
+
+def test_unknown_margins_and_too_many_neighbours_are_refused() -> None:
+    with pytest.raises(ValueError, match="margin must be one of absolute, distance, ratio, not 'cosine'"):
+        margin_scores(X, Y, 4, "cosine")
+    message = "46 neighbours, but there are 60 sentences and 45; give at most 45, or more sentences"
+    with pytest.raises(UserError) as caught:
+        margin_scores(X, Y, 46, "ratio")
+    assert str(caught.value) == message
+    with pytest.raises(UserError, match="0 neighbours; give at least 1"):
+        margin_scores(X, Y, 0, "distance")
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+@pytest.mark.parametrize("retrieval", RETRIEVALS)
+def test_candidates_are_those_of_the_plain_version(margin: str, retrieval: str) -> None:
+    found = choose(neighbours(X, Y, 4), margin, retrieval)
+    expected = plain_margins.pairs(X, Y, 4, margin, retrieval)
+    ordered = sorted(expected, key=expected.get, reverse=True)
+    assert list(zip(found.source.tolist(), found.target.tolist(), strict=True)) == ordered
+    np.testing.assert_allclose(found.score, sorted(expected.values(), reverse=True), atol=2e-6)
+
+
+@pytest.mark.parametrize("retrieval", RETRIEVALS)
+def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
+    near = neighbours(X, Y, 4)
+    found = choose(near, "ratio", retrieval, one_to_one=True)
+    assert len(set(found.source.tolist())) == len(set(found.target.tolist())) == len(found)
+    if retrieval == "intersection":  # each side is in one pair already
+        assert len(found) == len(choose(near, "ratio", retrieval))
+    sets = ("forward", "backward") if retrieval == "max" else (retrieval,)
+    candidates = [pair for name in sets for pair in _all_candidates(near, name)]
+    taken: list[tuple[int, int]] = []
+    for _, source, target in sorted(set(candidates), key=lambda one: (-one[0], *one[1:])):
+        if all(source != pair[0] and target != pair[1] for pair in taken):
+            taken.append((source, target))
+    assert list(zip(found.source.tolist(), found.target.tolist(), strict=True)) == taken
+
+
+def _all_candidates(near: Neighbours, retrieval: str) -> list[tuple[float, int, int]]:
+    """Before a source is limited to one: backward gives each target's best source, several to one source."""
+    if retrieval == "backward":
+        turned = choose(Neighbours(near.yx, near.yx_similarity, near.xy, near.xy_similarity), "ratio", "forward")
+        columns = turned.score, turned.target, turned.source
+    else:
+        found = choose(near, "ratio", retrieval)
+        columns = found.score, found.source, found.target
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_neighbours_that_an_approximate_search_missed_count_for_nothing() -> None:
+    none, some = [-1, -1], [0, -1]
+    found = Neighbours(
+        np.array([some, none]),
+        np.array([[0.5, -np.inf], [-np.inf, -np.inf]], dtype=np.float32),
+        np.array([[0, -1]]),
+        np.array([[0.5, -np.inf]], dtype=np.float32),
+    )
+    pairs = choose(found, "ratio", "max")
+    assert (pairs.source.tolist(), pairs.target.tolist(), pairs.score.tolist()) == ([0], [0], [1.0])
+    with pytest.raises(ValueError, match="retrieval must be one of"):
+        choose(found, "ratio", "both")

@@ -1,0 +1,158 @@
+"""Stages: each a run of its own, under the command line, in its own folder, from the checkpoint of the one before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from xrep.config import compose, compose_course, course_to_yaml, read_yaml
+from xrep.errors import ConfigError
+from xrep_cli.options import parse
+
+TEXT = """
+task: {name: bitext, data: text}
+criterion: {name: dual_moco, queue_size: 64}
+trainer: {max_steps: 10, clip_norm: 1.0}
+init: start
+stages:
+- {}
+- name: rank
+  criterion: translation_ranking
+  trainer: {max_steps: 20}
+- name: both
+  init: previous/last
+  parts:
+  - {task: bitext, criterion: dual_moco}
+  - {name: b, task: bitext, criterion: translation_ranking}
+- {name: fresh, init: none, criterion: {momentum: 0.5}}
+"""
+
+
+@pytest.fixture
+def course(tmp_path):
+    """``course(*arguments)``: the runs of TEXT with these arguments on the command line."""
+    (tmp_path / "course.yaml").write_text(TEXT)
+
+    def read(*arguments: str) -> list[Any]:
+        line = parse(["--config", str(tmp_path / "course.yaml"), *arguments])
+        return compose_course(line.layers, line.problems)
+
+    return read
+
+
+def problems(course, *arguments: str) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        course(*arguments)
+    return error.value.problems
+
+
+def test_stages_are_runs_over_the_common_values(course):
+    runs = course("--save-dir", "out")
+    assert [run.stage for run in runs] == ["1", "rank", "both", "fresh"]
+    assert [run.values["checkpoint"]["save_dir"] for run in runs] == ["out/1", "out/rank", "out/both", "out/fresh"]
+    assert [run.configs["checkpoint"].save_dir for run in runs] == ["out/1", "out/rank", "out/both", "out/fresh"]
+    assert [run.init for run in runs] == ["start", "out/1/best", "out/rank/last", None]
+    assert [run.configs["trainer"].max_steps for run in runs] == [10, 20, 10, 10]
+    assert all(run.configs["trainer"].clip_norm == 1 for run in runs)
+    labels = ["bitext-dual_moco", "bitext-translation_ranking", "dual_moco+b", "bitext-dual_moco"]
+    assert [run.label for run in runs] == labels
+    assert [run.data for run in runs] == [["text"], ["text"], [], ["text"]]
+    assert (runs[3].configs["criterion"].momentum, runs[3].configs["criterion"].queue_size) == (0.5, 64)
+    assert "task" not in runs[2].values and "criterion" not in runs[2].values
+    assert course()[1].init == "runs/bitext-dual_moco+bitext-translation_ranking+dual_moco+b/1/best"
+
+
+def test_the_command_line_goes_over_every_stage_that_has_the_option(course):
+    runs = course(
+        "--max-steps", "5", "stages.rank.trainer.max_steps=7", "--stages.both.parts.b.criterion.temperature", "0.5",
+        "criterion.queue_size=32", "parts.0.criterion.queue_size=16", "--init", "elsewhere", "stages.fresh.init=x",
+        "stages.1.criterion=translation_ranking", "--stages.rank.task.exclude", "p", "stages.rank.task.exclude=q",
+    )  # fmt: skip
+    assert [run.configs["trainer"].max_steps for run in runs] == [5, 7, 5, 5]
+    assert [run.init for run in runs][::3] == ["elsewhere", "x"]
+    assert runs[1].init.endswith("/1/best")
+    assert [run.label for run in runs[:2]] == ["bitext-translation_ranking"] * 2
+    assert runs[3].configs["criterion"].queue_size == 32
+    both = runs[2].configs["criterion"].parts
+    assert (both[0].config.queue_size, both[1].config.temperature) == (16, 0.5)
+    assert [run.configs["task"].exclude for run in (runs[0], runs[1])] == [[], ["p", "q"]]
+    names = [
+        run.values["criterion"]["name"] for run in course("--criterion", "translation_ranking") if run.stage != "both"
+    ]
+    assert names == ["translation_ranking"] * 3
+
+
+def test_a_printed_course_gives_itself_again(course, tmp_path):
+    runs = course("--save-dir", "1e3/x", "--max-steps", "5", "criterion.queue_size=32")
+    printed = course_to_yaml(runs)
+    (tmp_path / "printed.yaml").write_text(printed)
+    again = compose_course([("printed.yaml", read_yaml(tmp_path / "printed.yaml"))])
+    assert again == runs and course_to_yaml(again) == printed
+    # The configuration that a stage saves is that of a run alone.
+    for run in runs:
+        (tmp_path / "saved.yaml").write_text(run.to_yaml())
+        alone = compose([("saved.yaml", read_yaml(tmp_path / "saved.yaml"))])
+        assert alone.values == run.values and alone.stage == ""
+
+
+def test_a_run_without_stages_is_a_course_of_one():
+    layers = [("", {"task": {"name": "bitext"}, "criterion": {"name": "dual_moco"}, "init": "previous/best"})]
+    (run,) = compose_course(layers)
+    assert run == compose(layers)
+    assert (run.stage, run.values["checkpoint"]["save_dir"], run.init) == ("", None, "previous/best")
+    assert course_to_yaml([run]) == run.to_yaml()
+    with pytest.raises(ConfigError, match="has stages, and a single run is wanted"):
+        compose([*layers, ("", {"stages": [{"name": "1"}]})])
+
+
+def test_problems_of_all_stages_are_told_together_and_once(course):
+    found = problems(
+        course, "--max-steps", "many", "stages.rank.criterion.queue_size=9", "stages.bth.seed=1", "trainer.max_step=3",
+        "stages.1.init=previous", "stages.fresh.checkpoint.save_dir=here", "--stages.both.parts.c.weight", "2",
+        "stages.both.parts.b.weight=-2",
+    )  # fmt: skip
+    assert [line.partition("; known: max_steps")[0] for line in found] == [
+        "unknown option --stages.both.parts.c.weight; see --help for the options of the chosen parts",
+        "command line: there is no stage 'bth'; did you mean 'both'?",
+        "stages.1.init is previous, but there is no stage before it",
+        "stages.fresh.checkpoint.save_dir is given, but a stage trains in SAVE_DIR/NAME; "
+        "give --save-dir for the whole course",
+        "unknown key trainer.max_step; did you mean 'max_steps'?",
+        "trainer.max_steps must be int | None, not 'many'",
+        "stage rank: unknown key criterion.queue_size; known: temperature, mask_equal_sentences, cross_rank_negatives",
+        "stage both: parts.b.weight must be above 0, not -2.0",
+    ]
+    assert problems(course, "stages.both.model=3") == ["stage both: unknown model '3'; known: dual_encoder"]
+    assert problems(course, "stages.rank=3") == ["command line: stages.rank must hold options, not '3'"]
+    assert problems(course, "trainer.max_steps=3", "trainer=4") == ["command line: trainer must hold options, not '4'"]
+    assert problems(course, "trainer=4", "trainer.max_steps=3") == [
+        "trainer.max_steps=3: trainer holds a value already, not options",
+        "command line: trainer must hold options, not '4'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ("[]", "c.yaml: stages must be a list of what changes from stage to stage: [{task: ...}, ...]"),
+        ("[a]", "c.yaml: stages must be a list of what changes from stage to stage: [{task: ...}, ...]"),
+        ("{a: {seed: 1}}", "c.yaml: there is no stage 'a'; list stages in a file given by --config"),
+        ("[{name: best}]", "'best' is no name of a stage; use letters, digits and _"),
+        ("[{name: a/b}]", "'a/b' is no name of a stage; use letters, digits and _"),
+        ("[{name: '2'}, {}]", None),
+        ("[{name: a}, {name: a}]", "two stages are named 'a'; rename one"),
+        ("[{optimiser: {}}]", "c.yaml: stages.1: unknown section 'optimiser'; did you mean 'optimizer'?"),
+        ("[{stages: []}]", "c.yaml: stages.1: a stage has no stages of its own"),
+        ("[{trainer: 5}]", "c.yaml: stages.1: trainer must hold options, not 5"),
+    ],
+)
+def test_what_stages_may_not_be(tmp_path, stages, message):
+    (tmp_path / "c.yaml").write_text(f"task: bitext\ncriterion: dual_moco\nstages: {stages}\n")
+    layers = [("c.yaml", read_yaml(tmp_path / "c.yaml"))]
+    if message is None:
+        assert [run.stage for run in compose_course(layers)] == ["2", "2_2"]
+        return
+    with pytest.raises(ConfigError) as error:
+        compose_course(layers)
+    assert error.value.problems == [message]

@@ -1,0 +1,128 @@
+"""Configurations of several parts: short forms, names, layers, problems, and YAML that gives the same run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from xrep.config import SECTIONS, TOP_LEVEL, compose, merge, read_yaml
+from xrep.criteria.dual_moco import DualMoco
+from xrep.criteria.multitask import Multitask
+from xrep.criteria.translation_ranking import TranslationRanking
+from xrep.errors import ConfigError
+from xrep.tasks.bitext import BitextTask
+from xrep.tasks.mixture import MixtureTask
+
+TEXT = """
+parts:
+- {task: bitext, criterion: {name: dual_moco, queue_size: 64}, batch_size: 16}
+- {task: {name: bitext, data: news}, criterion: dual_moco, weight: 0.5}
+- {name: rank, task: bitext, criterion: {name: translation_ranking, temperature: 0.1}}
+optimizer: {lr: 1e-3}
+"""
+
+
+def layer(tmp_path, text: str = TEXT, name: str = "c.yaml") -> tuple[str, dict[str, Any]]:
+    (tmp_path / name).write_text(text)
+    return name, read_yaml(tmp_path / name)
+
+
+def problems(*layers: tuple[str, dict[str, Any]]) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        compose(list(layers))
+    return error.value.problems
+
+
+def test_parts_are_one_task_and_one_criterion_to_the_trainer(tmp_path):
+    run = compose([layer(tmp_path)])
+    assert list(run.values) == ["parts", "mixing", *(s for s in SECTIONS if s not in ("task", "criterion")), *TOP_LEVEL]
+    assert [list(part) for part in run.values["parts"]] == [["name", "task", "criterion", "weight", "proportion"]] * 3
+    assert run.classes["task"] is MixtureTask and run.classes["criterion"] is Multitask
+    assert set(run.configs) == set(run.classes) == set(SECTIONS)
+    tasks, criteria = run.configs["task"].parts, run.configs["criterion"].parts
+    names = ["dual_moco", "dual_moco_2", "rank"]
+    assert [part.name for part in tasks] == [part.name for part in criteria] == names
+    assert [part.kind for part in tasks] == [BitextTask] * 3
+    assert [part.kind for part in criteria] == [DualMoco, DualMoco, TranslationRanking]
+    assert [part.config.batch_size for part in tasks] == [16, 128, 128]
+    assert [part.weight for part in criteria] == [1, 0.5, 1] and [part.proportion for part in tasks] == [1, 1, 1]
+    assert (criteria[0].config.queue_size, criteria[2].config.temperature) == (64, 0.1)
+    assert (run.label, run.data, run.configs["task"].mixing) == ("dual_moco+dual_moco_2+rank", ["news"], "weight")
+
+
+def test_saved_parts_give_the_same_run(tmp_path):
+    run = compose([layer(tmp_path, TEXT + "mixing: proportion\n"), ("", {"parts": {"rank": {"proportion": 3}}})])
+    again = compose([layer(tmp_path, run.to_yaml(), "saved.yaml")])
+    assert again == run and again.to_yaml() == run.to_yaml()
+    assert yaml.safe_load(run.to_yaml()) == run.values
+    single = compose([layer(tmp_path, "{task: bitext, criterion: dual_moco}")])
+    assert compose([layer(tmp_path, single.to_yaml())]) == single and single.label == "bitext-dual_moco"
+    assert single.data == [] and "parts" not in single.values
+
+
+def test_a_list_replaces_parts_and_a_mapping_changes_them(tmp_path):
+    lower = layer(tmp_path)[1]
+    changed = merge(lower, {"parts": {"rank": {"weight": 2, "criterion": {"temperature": 1}}, "0": {"weight": 3}}})
+    assert [part.get("weight") for part in changed["parts"]] == [3, 0.5, 2]
+    assert changed["parts"][2]["criterion"] == {"name": "translation_ranking", "temperature": 1}
+    other = merge(lower, {"parts": {"dual_moco": {"criterion": {"name": "translation_ranking"}}}})
+    assert other["parts"][0]["criterion"] == {"name": "translation_ranking"}
+    assert merge(lower, {"parts": [{"name": "new"}]})["parts"] == [{"name": "new"}]
+    assert lower == layer(tmp_path)[1]
+
+
+def test_all_problems_of_all_parts_are_told_together(tmp_path):
+    text = """
+    mixing: both
+    parts:
+    - {task: bitext, criterion: {name: dual_moco, momentum: 7, alpha: 1}, batch_size: 0}
+    - {name: rank, task: {name: bitex}, criterion: translation_ranking, wieght: 2, weight: -1, proportion: x}
+    - {name: none, criterion: 5, task: {name: bitext, batch_size: 3}, batch_size: 4}
+    seed: -1
+    """
+    found = problems(layer(tmp_path, text), ("my.yaml", {"parts": {"rnk": {"weight": 1}, "3": {}, "rank": 5}}))
+    unknown = "unknown key parts.dual_moco.criterion.alpha; known: "
+    assert [line if not line.startswith(unknown) else unknown for line in found] == [
+        "my.yaml: there is no part 'rnk'; did you mean 'rank'?",
+        "my.yaml: there is no part '3'; known: dual_moco, rank, none",
+        "my.yaml: parts.rank must hold options, not 5",
+        unknown,
+        "parts.rank.task: unknown task 'bitex'; did you mean 'bitext'?",
+        "no parts.none.criterion chosen; name one: parts.none.criterion= (dual_moco, translation_ranking)",
+        "unknown key parts.rank.wieght; did you mean 'weight'?",
+        "parts.rank.proportion must be float | None, not 'x'",
+        "parts.rank.weight must be above 0, not -1.0",
+        "parts.none.batch_size is short for parts.none.task.batch_size; give one of them",
+        "parts.none.criterion must hold options, not 5",
+        "mixing must be Literal['weight', 'proportion'], not 'both'",
+        "seed must lie in [0, 2**63), not -1",
+        "parts.dual_moco.task.batch_size must be at least 1, not 0",
+        "parts.dual_moco.criterion.momentum must lie in [0, 1], not 7.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TEXT + "task: bitext\n", "a run has either parts or one task and criterion, but task is given beside parts"),
+        ("parts: []", "parts must be a list of {task: ..., criterion: ...}"),
+        ("parts: [bitext]", "parts must be a list of {task: ..., criterion: ...}"),
+        ("parts: bitext", "parts must be a list of {task: ..., criterion: ...}"),
+        ("{task: bitext, criterion: dual_moco, mixing: weight}",
+         "mixing is for several parts, and there are none; name them under parts"),
+        ("parts: [{name: a.b, task: bitext, criterion: dual_moco}]",
+         "'a.b' is no name of a part; use letters, digits and _, no digit in front"),
+        ("parts: [{name: a, task: bitext, criterion: dual_moco}, {name: a, task: bitext, criterion: dual_moco}]",
+         "two parts are named 'a'; rename one"),
+        ("parts: [{name: training, task: bitext, criterion: dual_moco}]",
+         "'training' cannot be the name of a part: torch has it; choose another"),
+        ("parts: [{task: bitext, criterion: dual_moco, proportion: 2}]",
+         "parts.dual_moco.proportion is given, but mixing is weight; add mixing: proportion"),
+        ("parts: [{task: bitext, criterion: dual_moco, proportion: 0}]\nmixing: proportion",
+         "parts.dual_moco.proportion must be above 0, not 0.0"),
+    ],
+)  # fmt: skip
+def test_what_parts_may_not_be(tmp_path, text, message):
+    assert problems(layer(tmp_path, text)) == [message]

@@ -1,0 +1,311 @@
+"""Checkpoints are written beside training: what is on the disk at each moment, after failures, and by whom."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runs import contents, environment
+from xrep.data.batching import TextSpec
+from xrep.errors import UserError
+from xrep.models.directory import open_checkpoint
+from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
+
+TEXT = TextSpec(vocabularies={}, max_length=8)
+
+
+class Model(nn.Linear):
+    def architecture(self) -> dict:
+        return {"layers": 1}
+
+
+class Run:
+    """A run whose whole training is to write the number of its step into the weights."""
+
+    def __init__(self, directory: Path, keep_last: int = 2) -> None:
+        self.directory, self.said = directory, list[str]()
+        self.checkpoints = Checkpoints(Checkpoints.Config(keep_last=keep_last), directory, self.said.append)
+        self.model, self.criterion = Model(200, 200), nn.Linear(200, 1)
+
+    def save(
+        self, step: int, best: bool = False, final: bool = False, during: Callable[[], None] = lambda: None
+    ) -> None:
+        """``during`` is called in the middle of the writing."""
+
+        def save_tokenizers(folder: Path) -> None:
+            folder.mkdir()
+            during()
+
+        with torch.no_grad():
+            self.model.weight.fill_(step)
+        state = {"step": step, "moment": torch.full((3,), step)}
+        facts = {"config_yaml": "{}", "text": TEXT, "model": self.model, "criterion": self.criterion}
+        snapshot = self.checkpoints.snapshot(step=step, save_tokenizers=save_tokenizers, training_state=state, **facts)
+        self.checkpoints.save(snapshot, best, final)
+
+    def steps(self) -> list[int]:
+        self.checkpoints.wait()
+        return [int(path.name.split("-")[1]) for path in sorted(self.directory.glob("checkpoint-*"))]
+
+    def pointers(self) -> list[str]:
+        return [(self.directory / name).resolve().name[-1] for name in ("last", "best")]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path / "run")
+    with run.checkpoints:
+        yield run
+
+
+def disk_is_full() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(run: Run) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        started.set()
+        assert go_on.wait(60)
+
+    run.save(1, best=True)
+    run.save(2)
+    run.save(3, best=True, during=slow)
+    assert started.wait(60)
+    with torch.no_grad():
+        run.model.weight.fill_(99)
+    # Nothing has changed for others until it is whole.
+    assert sorted(path.name for path in run.directory.iterdir()) == [
+        ".checkpoint-00000003.partial", "best", "checkpoint-00000001", "checkpoint-00000002", "last",
+    ]  # fmt: skip
+    assert run.pointers() == ["2", "1"]
+    go_on.set()
+    assert run.steps() == [2, 3] and run.pointers() == ["3", "3"]
+    assert open_checkpoint(run.directory / "last").tensors()["weight"].unique().tolist() == [3]
+    assert open_checkpoint(run.directory / "last").training_state()["moment"].tolist() == [3, 3, 3]
+    assert run.said == []
+
+
+def test_one_is_written_at_a_time_from_the_same_memory(run: Run) -> None:
+    now, memory = [], []
+    for step in range(1, 5):
+        run.save(step, during=lambda: now.append(threading.active_count()))
+        run.checkpoints.wait()
+        memory.append(run.checkpoints._spare.model["weight"].data_ptr())
+    assert len(set(memory)) == 1
+    assert set(now) == {threading.active_count() + 1}
+    # Without waiting in between, each save waits for the one before, and the numbers are still right.
+    for step in range(5, 9):
+        run.save(step)
+    assert run.steps() == [1, 7, 8]  # nothing was the best, so it is still the first
+    for step in (7, 8):
+        tensors = open_checkpoint(run.directory / f"checkpoint-{step:08d}").tensors()
+        assert tensors["weight"].unique().tolist() == [step]
+
+
+def test_the_time_training_stood_still_is_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr("xrep.training.checkpoint.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    run.save(1)  # the copy is one second, the start of the thread another
+    run.save(2, final=True)
+    assert run.checkpoints.stalled_seconds == 4
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(run: Run) -> None:
+    run.save(1)
+    run.save(2, best=True)
+    run.checkpoints.wait()
+    before = contents(run.directory)
+    run.save(3, best=True, during=disk_is_full)
+    run.checkpoints.wait()
+    assert contents(run.directory) == before
+    (warning,) = run.said
+    path = run.directory / "checkpoint-00000003"
+    assert warning.startswith(f"warning: {path}: No space left on device: no checkpoint of step 3")
+    assert "make room" in warning
+    # What would have been the best is made up for by the next.
+    run.save(4, during=disk_is_full)
+    run.save(5)
+    run.save(6)
+    assert run.steps() == [5, 6] and run.pointers() == ["6", "5"]
+    assert len(run.said) == 2
+
+
+@pytest.mark.parametrize("large", ["model", "criterion"])
+def test_a_file_that_finds_no_room(run: Run, large: str) -> None:
+    """A file may have 200 KiB: the operating system refuses the rest, in whatever thread, as it does on a full disk."""
+    resource = pytest.importorskip("resource")
+    run.save(1)
+    run.checkpoints.wait()
+    before = contents(run.directory)
+    setattr(run, large, Model(300, 300))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (204_800, limits[1]))
+        run.save(2)
+        run.checkpoints.wait()
+        with pytest.raises(OSError, match="File too large") as error:
+            run.save(3, final=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.filename == str(run.directory / "checkpoint-00000003")
+    assert contents(run.directory) == before and len(run.said) == 1
+    run.save(3, final=True)
+    assert run.steps() == [1, 3]
+
+
+def test_a_pointer_that_cannot_be_moved(run: Run) -> None:
+    run.save(1)
+    run.save(2, best=True)
+    run.checkpoints.wait()
+    (run.directory / ".last.new").mkdir()  # in its way
+    run.save(3, best=True)
+    assert run.steps() == [1, 2, 3] and run.pointers() == ["2", "2"] and len(run.said) == 1
+    (run.directory / ".last.new").rmdir()
+    run.save(4)
+    assert run.steps() == [3, 4] and run.pointers() == ["4", "4"]
+
+
+def test_a_bug_in_the_thread_ends_the_run(run: Run) -> None:
+    def bug() -> None:
+        raise ValueError("a bug")
+
+    run.save(1)
+    run.save(2, during=bug)
+    with pytest.raises(ValueError, match="a bug"):
+        run.save(3)
+    assert run.steps() == [1] and not list(run.directory.glob(".checkpoint-*"))
+    with pytest.raises(ValueError, match="a bug"), run.checkpoints:
+        run.save(4, during=bug)
+
+
+def test_a_run_that_fails_waits_for_its_checkpoint(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt), run.checkpoints:
+        run.save(1)
+        raise KeyboardInterrupt
+    assert open_checkpoint(run.directory / "last").step == 1
+    run.save(2)
+    assert run.checkpoints.last_good() == str(run.directory / "checkpoint-00000002")
+
+
+def test_a_whole_checkpoint_is_not_written_anew(run: Run) -> None:
+    """Asked to stop right after it was saved, or resumed: there is no moment without it."""
+    run.save(1)
+    run.save(2)
+    run.checkpoints.wait()
+    before = contents(run.directory / "last")
+    again = Run(run.directory)
+    assert again.checkpoints.latest().step == 2
+    for other in (run, again):
+        other.save(2, best=True, final=True, during=disk_is_full)
+        assert contents(run.directory / "last") == before and run.pointers() == ["2", "2"]
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from xrep.training.checkpoint import lock
+held = lock(Path(sys.argv[1]))
+held.__enter__()
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(child, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "run"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, directory], env=environment(), stdout=subprocess.PIPE)
+    try:
+        child = int(holder.stdout.readline())
+        with pytest.raises(UserError) as error, lock(directory):
+            pass
+        assert str(error.value).startswith(f"{directory}: process {holder.pid} on ")
+        assert str(error.value).endswith(" is training here; wait for it, or choose another --save-dir")
+    finally:
+        holder.kill()
+        holder.wait()
+    try:
+        with lock(directory):  # though a process that it forked lives on
+            assert (directory / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+        assert (directory / LOCK).read_bytes() == b""
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*given: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("xrep.training.checkpoint.fcntl.lockf", refuse)
+    with lock(tmp_path):
+        pass
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: {tmp_path / LOCK}: cannot be locked: No locks available; see to it that no other")
+
+
+ONE = {
+    "task": {"name": "bitext", "data": "a", "batch_size": 8, "max_length": 20},
+    "criterion": {"name": "dual_moco", "temperature": 0.1},
+    "trainer": {"max_steps": 5, "precision": "float32", "freeze": []},
+    "distributed": {"backend": "auto"},
+    "seed": 1,
+}
+SEVERAL = {
+    "parts": [
+        {"name": "a.b", "task": ONE["task"], "criterion": ONE["criterion"], "weight": 1.0},
+        {"name": "c", "task": ONE["task"], "criterion": ONE["criterion"], "weight": 1.0},
+    ],
+    "seed": 1,
+}
+
+
+def changed(config: dict, **given: object) -> dict:
+    """A copy with other values, by keys such as ``task__batch_size``."""
+    config = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
+    for key, value in given.items():
+        *section, name = key.split("__")
+        (config[section[0]] if section else config)[name] = value
+    return config
+
+
+def test_what_may_change_and_what_may_not() -> None:
+    allowed = {"task__data": "b", "task__batch_size": 9, "trainer__max_steps": 7, "trainer__precision": "bf16"}
+    check_same_run(ONE, changed(ONE, **allowed, distributed={"backend": "gloo", "timeout_minutes": 3}), Path("run"))
+    with pytest.raises(UserError) as error:
+        check_same_run(ONE, changed(ONE, task__max_length=30, trainer__freeze=["x"], seed=2, new=None), Path("run"))
+    listed = "seed 1 -> 2, task.max_length 20 -> 30, trainer.freeze [] -> ['x']"
+    assert f"configuration: {listed}; choose" in str(error.value)
+    # Of another criterion the options do not compare.
+    with pytest.raises(UserError, match=r"configuration: criterion\.name 'dual_moco' -> 'translation_ranking'; choose"):
+        check_same_run(ONE, changed(ONE, criterion={"name": "translation_ranking", "margin": 0}), Path("run"))
+
+
+def test_the_same_of_parts() -> None:
+    first, second = SEVERAL["parts"]
+    other = [{**first, "task": {**ONE["task"], "data": "b", "batch_size": 3}}, second]
+    check_same_run(SEVERAL, {**SEVERAL, "parts": other[::-1]}, Path("run"))
+    other = [first, {**second, "task": {**ONE["task"], "batch_size": 3, "max_length": 9}, "weight": 2.0}]
+    with pytest.raises(UserError, match=r"parts\.c\.task\.max_length 20 -> 9, parts\.c\.weight 1\.0 -> 2\.0; choose"):
+        check_same_run(SEVERAL, {**SEVERAL, "parts": other}, Path("run"))
+    with pytest.raises(UserError, match=r": parts\.c given -> None; choose"):
+        check_same_run(SEVERAL, {**SEVERAL, "parts": [first]}, Path("run"))
+    with pytest.raises(UserError, match=r"criterion given -> None, .*parts None -> given, .*task given -> None"):
+        check_same_run(ONE, SEVERAL, Path("run"))

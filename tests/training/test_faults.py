@@ -1,0 +1,127 @@
+"""What a run says when a step goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runs import TwoTerms, compose_run, make_trainer
+from xrep.errors import TrainingError
+from xrep.models.directory import open_checkpoint
+from xrep.training.trainer import Trainer
+
+STEADY = {"criterion": "two_terms", "lr_scheduler": "constant"}
+
+
+def trainer_of(data: Path, folder: Path, **given: Any) -> Trainer:
+    return make_trainer(compose_run(data, folder, **{**STEADY, **given}), folder)
+
+
+def test_a_module_that_gives_infinities_is_named(data_directory: Path, two_terms: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(data_directory, tmp_path, max_steps=5)
+    norm = trainer.module.model.encoders["shared"].layers[0].feedforward_norm
+    norm.register_forward_hook(lambda module, inputs, output: output * torch.inf if trainer.state.step == 2 else None)
+    with pytest.raises(TrainingError) as error:
+        trainer.train()
+    said = str(error.value)
+    name = "model.encoders.shared.layers.0.feedforward_norm (from finite inputs)"
+    assert said.startswith("step 3: the loss is nan; it begins in " + name) and "; the batch begins with de-en" in said
+
+
+def test_weights_that_are_no_numbers_are_named(data_directory: Path, two_terms: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(data_directory, tmp_path, max_steps=5)
+    with torch.no_grad():
+        trainer.module.model.encoders["shared"].layers[0].attention.qkv.bias[3] = torch.nan
+    with pytest.raises(TrainingError, match=r"begins in the weights of model\.encoders\.shared\.layers\.0\.attention"):
+        trainer.train()
+
+
+def test_a_gradient_that_is_no_number_is_named(data_directory: Path, two_terms: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(data_directory, tmp_path, max_steps=5)
+    trainer.module.model.encoders["shared"].layers[0].attention.output.bias.register_hook(lambda g: g / 0)
+    before = {name: p.clone() for name, p in trainer.module.named_parameters()}
+    with pytest.raises(
+        TrainingError, match=r"the norm of the gradient is (nan|inf); it begins in the gradient of .*output\.bias"
+    ):
+        trainer.train()
+    assert all(torch.equal(p, before[name]) for name, p in trainer.module.named_parameters())
+
+
+def test_memory_that_runs_out(
+    data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator's own words: more memory than any machine has is asked for."""
+    forward = two_terms.forward
+
+    def greedy(self: TwoTerms, model: Any, batch: Any) -> Any:
+        if len(two_terms.seen) == 3:
+            torch.empty(2**55)
+        return forward(self, model, batch)
+
+    monkeypatch.setattr(two_terms, "forward", greedy)
+    trainer = trainer_of(data_directory, tmp_path, max_steps=9, save_every=1)
+    with pytest.raises(TrainingError) as error:
+        with trainer.checkpoints:
+            trainer.train()
+    said = str(error.value)
+    assert said.startswith("step 4: cpu: out of memory with 30 examples, tensors of (30, ")
+    assert "lower --batch-size (and raise --update-freq) or --max-length" in said
+    assert said.endswith(f"last good checkpoint: {tmp_path / 'checkpoint-00000003'}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_preempted_run_saves_and_goes_on(
+    data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = trainer_of(data_directory, tmp_path / "once", max_steps=6)
+    once.train()
+    forward = two_terms.forward
+
+    def interrupted(self: TwoTerms, model: Any, batch: Any) -> Any:
+        if len(two_terms.seen) == 3:
+            os.kill(os.getpid(), number)
+        return forward(self, model, batch)
+
+    monkeypatch.setattr(two_terms, "forward", interrupted)
+    stopped = trainer_of(data_directory, tmp_path / "twice", max_steps=6)
+    before = signal.getsignal(number)
+    state = stopped.train()
+    # The step is finished; a signal that comes later ends the process as ever.
+    assert (state.step, stopped.finished, signal.getsignal(number)) == (4, False, before)
+    checkpoint = open_checkpoint(tmp_path / "twice" / "last")
+    monkeypatch.setattr(two_terms, "forward", forward)
+    again = trainer_of(data_directory, tmp_path / "twice", max_steps=6)
+    again.resume(checkpoint, checkpoint.training_state())
+    again.train()
+    for name, tensor in once.module.state_dict().items():
+        assert torch.equal(tensor, again.module.state_dict()[name]), name
+
+
+def test_a_dead_data_worker_ends_the_run(data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path) -> None:
+    trainer = trainer_of(data_directory, tmp_path, max_steps=1000, data_workers=2)
+    killed: list[int] = []
+
+    def kill_one(*_: Any) -> None:
+        if trainer.state.step == 2 and not killed:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            killed.append(int(children[-1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    trainer.module.register_forward_pre_hook(kill_one)
+    with pytest.raises(TrainingError, match=r"data worker 2 of 2 \(process \d+\) was killed by SIGKILL"):
+        trainer.train()
+
+
+def test_workers_change_nothing(data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path) -> None:
+    found = []
+    for workers in (0, 2):
+        trainer = trainer_of(data_directory, tmp_path / str(workers), max_steps=8, data_workers=workers)
+        trainer.train()
+        found.append((list(two_terms.seen), trainer.module.state_dict()))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(tensor, found[1][1][name]) for name, tensor in found[0][1].items())

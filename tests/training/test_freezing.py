@@ -1,0 +1,211 @@
+"""Frozen parameters stay as they are to the last bit, their dropout is off, and they thaw when they should."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.corpus import sentence_pairs
+from tests.runs import compose_run
+from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.criteria.dual_moco import DualMoco
+from xrep.criteria.translation_ranking import TranslationRanking
+from xrep.errors import UserError
+from xrep.models.dual_encoder import DualEncoder
+from xrep.nn.momentum import MomentumEncoder
+from xrep.registry import OPTIMIZERS
+from xrep.training.freezing import Freezing, pattern_problems
+from xrep.training.run import train
+
+SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "projection_size": 8}
+
+
+class Classifier(Criterion):
+    """A criterion that trains a head and holds a momentum encoder."""
+
+    @dataclass(kw_only=True)
+    class Config:
+        pass
+
+    def __init__(self, config: Config, model: DualEncoder, text) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(model.output_size, 2), nn.Dropout(0.5))
+        self.momentum_encoder = MomentumEncoder(model, 0.9, dropout=True)
+
+    def sizes(self, batch) -> dict[str, float]:
+        return {"pairs": len(batch)}
+
+    def forward(self, model: DualEncoder, batch) -> Loss:
+        source, target = model.encode_pair(batch.source, batch.target)
+        return Loss({"pairs": Term(self.head(source - target).square().sum())})
+
+
+class Whole(nn.Module):
+    def __init__(self, text, criterion: type[Criterion] = DualMoco, towers: str = "separate", **options) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = DualEncoder(DualEncoder.Config(**SMALL, towers=towers, dropout=0.5), text)
+        self.criterion = criterion(criterion.Config(**options), self.model, text)
+
+    def step(self, optimizer: torch.optim.Optimizer, batch) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.criterion(self.model, batch)
+        sum(term.sum / len(batch) for term in loss.terms.values()).backward()
+        optimizer.step()
+        self.criterion.after_step(self.model)
+
+
+def changed(module: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, p in module.named_parameters() if not torch.equal(p, before[name])}
+
+
+def copies(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.names())
+def test_frozen_parameters_keep_every_bit(text, make_batch, name: str) -> None:
+    """With weight decay on: the source tower for ever, embeddings of the target tower for the first two steps."""
+    module = Whole(text, TranslationRanking)
+    freezing = Freezing(["encoders.source", "model.encoders.target.*_embedding@2", "*.token_embedding@1"])
+    part = OPTIMIZERS.load(name)
+    trained = freezing.ever_trained(module)
+    optimizer = part.build(part.Config(weight_decay=0.3, lr=0.01), trained)
+    everything = {label for label, _ in module.named_parameters()}
+    source = {label for label in everything if label.startswith("model.encoders.source.")}
+    tables = {f"model.encoders.target.{kind}_embedding.weight" for kind in ("token", "position")}
+    assert {label for label, _ in trained} == everything - source and len(source) == 28
+    start = copies(module)
+    for step in range(4):
+        before = copies(module)
+        assert freezing.apply(module, step) == (step in (0, 2))
+        assert {n for n, p in module.named_parameters() if not p.requires_grad} == source | (
+            tables if step < 2 else set()
+        )
+        module.step(optimizer, make_batch(sentence_pairs(6, seed=step)))
+        assert changed(module, before) == everything - source - (tables if step < 2 else set()), step
+    assert not changed(module, start) & source
+
+
+def test_momentum_encoders_never_train(text, make_batch) -> None:
+    module = Whole(text, queue_size=20, momentum=0.5)
+    freezing = Freezing(["encoders.source@1"])
+    part = OPTIMIZERS.load("adamw")
+    trained = freezing.ever_trained(module)
+    assert all(name.startswith("model.") for name, _ in trained)
+    optimizer = part.build(part.Config(lr=0.01), trained)
+    for step in range(3):
+        freezing.apply(module, step)
+        assert not any(p.requires_grad for p in module.criterion.parameters())
+        assert all(part.training for part in module.criterion.modules())
+        module.step(optimizer, make_batch(sentence_pairs(6, seed=step)))
+    assert int(module.criterion.source_queue.filled) == 18
+    with pytest.raises(UserError, match="'criterion.momentum_encoder' matches no parameter that trains; "):
+        Freezing(["criterion.momentum_encoder"]).apply(Whole(text, queue_size=20), 0)
+
+
+def test_going_on_after_the_thaw_changes_nothing(text) -> None:
+    module, freezing = Whole(text, TranslationRanking), Freezing(["encoders.source@5"])
+    assert not freezing.apply(module, 5) and not freezing.apply(module, 6)
+    assert all(p.requires_grad for p in module.parameters())
+    assert Freezing([]).ever_trained(module) == list(module.named_parameters())
+
+
+def test_a_gradient_from_before_is_dropped(text) -> None:
+    module = Whole(text, TranslationRanking)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    Freezing(["encoders.source"]).apply(module, 0)
+    assert all((p.grad is None) == ("source" in name) for name, p in module.model.encoders.named_parameters())
+
+
+def test_dropout_is_off_where_all_is_frozen(text, make_batch) -> None:
+    module = Whole(text, TranslationRanking)
+    freezing = Freezing(["encoders.source@3", "projections.source", "encoders.target.layers.0", "*.target.norm"])
+    batch = make_batch(sentence_pairs(6))
+
+    def differing() -> tuple[bool, bool]:
+        """Whether two passes of source and of target tower differ."""
+        first, second = (module.model.encode_pair(batch.source, batch.target) for _ in range(2))
+        return not torch.equal(first[0], second[0]), not torch.equal(first[1], second[1])
+
+    assert differing() == (True, True)
+    freezing.apply(module, 0)
+    assert differing() == (False, True)
+    target = module.model.encoders["target"]
+    assert not target.layers[0].dropout.training and not target.layers[0].attention.training
+    assert target.layers[1].dropout.training and target.dropout.training and target.training and module.model.training
+    module.train()
+    assert differing() == (True, True)
+    freezing.rest(module)
+    assert differing() == (False, True)
+    assert freezing.apply(module, 3)
+    assert differing() == (True, True) and not target.layers[0].training
+    module.eval()
+    freezing.rest(module)
+    Freezing(["encoders.source"]).apply(module, 0)
+    assert not any(part.training for part in module.modules())
+
+
+def test_a_criterion_whose_parameters_are_frozen_still_trains(text) -> None:
+    """The head rests; the criterion fills its queue only in training mode, and its momentum encoder keeps dropout."""
+    module = Whole(text, Classifier)
+    Freezing(["criterion"]).apply(module, 0)
+    assert module.criterion.training and module.training and module.model.training
+    assert not any(part.training for part in module.criterion.head.modules())
+    assert all(part.training for part in module.criterion.momentum_encoder.modules())
+    module = Whole(text, Classifier)
+    Freezing(["model"]).apply(module, 0)
+    assert all(part.training for part in module.criterion.modules())
+    assert not any(part.training for part in module.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["encoders.sourc"], "'encoders.sourc' matches no parameter that trains; did you mean 'encoders.source'"),
+        (["encoders", "encoder.*@5"], "freeze: 'encoder.*' matches no parameter that trains; did you mean 'encoders'"),
+        (["*"], "freeze: nothing is left to train; freeze less"),
+        (["model"], "freeze: nothing is left to train; freeze less"),
+        (["encoders@7", "projections@9"], "freeze: nothing trains before step 7; freeze less"),
+    ],
+)  # fmt: skip
+def test_what_it_refuses(text, patterns: list[str], message: str) -> None:
+    module = Whole(text, TranslationRanking)
+    for call in (Freezing(patterns).ever_trained, lambda module: Freezing(patterns).apply(module, 100)):
+        with pytest.raises(UserError) as error:
+            call(module)
+        assert message in str(error.value) and "\n" not in str(error.value)
+    assert all(p.requires_grad for p in module.parameters())
+
+
+@pytest.mark.parametrize("pattern", ["", "@3", "encoders@", "encoders@0", "encoders@-1", "encoders@1.5", "encoders@x"])
+def test_misspelt_patterns(pattern: str) -> None:
+    problem = f"freeze must be PATTERN or PATTERN@STEP with a step of at least 1, not {pattern!r}"
+    assert pattern_problems(["encoders", pattern, "a@1"]) == [problem]
+    with pytest.raises(UserError) as error:
+        Freezing([pattern])
+    assert str(error.value) == problem
+
+
+def test_a_run_with_frozen_parts(data_directory, tmp_path) -> None:
+    """A layer for ever, embeddings for three of five steps; LAMB with decay, rates by pattern; resumed in between."""
+    given = {
+        "optimizer": "lamb", "weight_decay": 0.1, "lr_multipliers": "*_embedding=0.5", "lr_scheduler": "constant",
+        "freeze": "encoders.shared.layers.0,*.token_embedding@3", "save_every": 1, "keep_last": 9, "warmup_steps": 1,
+    }  # fmt: skip
+    for folder, bounds in (("whole", [5]), ("parts", [2, 5])):
+        for steps in bounds:
+            train(compose_run(data_directory, tmp_path / folder, max_steps=steps, layers=2, **given))
+    saved = [load_file(tmp_path / "parts" / f"checkpoint-{step:08d}" / "model.safetensors") for step in range(1, 6)]
+    for name in saved[0]:
+        moved = [not torch.equal(old[name], new[name]) for old, new in itertools.pairwise(saved)]
+        frozen = ".layers.0." in name, ".token_embedding." in name
+        assert moved == [not any(frozen)] * 2 + [not frozen[0]] * 2, name
+    whole = load_file(tmp_path / "whole" / "last" / "model.safetensors")
+    assert [name for name in whole if not torch.equal(whole[name], saved[-1][name])] == []

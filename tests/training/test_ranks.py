@@ -1,0 +1,57 @@
+"""Several ranks train as one process would with the whole batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runs import environment
+from tests.training import rank_job
+from xrep.registry import CRITERIA
+from xrep.training.distributed import alone
+
+Found = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def one(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
+    folder = tmp_path_factory.mktemp("one")
+    torch.set_default_dtype(torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CRITERIA._targets, "two_terms", "tests.runs:TwoTerms")
+        yield {case: rank_job.train(case, data_directory, folder, alone("cpu")) for case in rank_job.CASES}
+    torch.set_default_dtype(torch.float32)
+
+
+def ranks(size: int, data: Path, folder: Path) -> list[Found]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    job = ["-m", "tests.training.rank_job", str(data), str(folder), *rank_job.CASES]
+    done = subprocess.run([*torchrun, *job], env=environment(threads=1), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_equal_one_process_with_the_whole_batch(
+    one: Found, data_directory: Path, tmp_path: Path, size: int
+) -> None:
+    found = ranks(size, data_directory, tmp_path)
+    for case, expected in one.items():
+        tolerance = 1e-6 if rank_job.CASES[case]["optimizer"] == "adamw" else 1e-8
+        for rank, results in enumerate(found):
+            assert results[case]["cursor"] == expected["cursor"], (case, rank)
+            for kind in ("state", "gradients"):
+                mine, theirs = results[case][kind], expected[kind]
+                assert mine.keys() == theirs.keys()
+                for name, tensor in theirs.items():
+                    apart = (mine[name] - tensor).abs().max()
+                    assert apart <= tolerance, f"{case}, rank {rank}, {kind} {name}: {apart}"
+            # What the ranks hold is the same to the last bit: their queues and momentum encoders too.
+            for name, tensor in found[0][case]["state"].items():
+                assert torch.equal(tensor, results[case]["state"][name]), f"{case}, rank {rank}: {name}"

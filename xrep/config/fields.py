@@ -1,0 +1,147 @@
+"""The options of a part: the fields of the ``Config`` dataclass nested in its class, and values of their types.
+
+The string under a field is its help. Fields are read from the source text, without importing it, so that ``--help``
+need not wait for torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from xrep.errors import UserError
+from xrep.registry import class_node, load_target
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One option: a field of a ``Config`` dataclass as its source text gives it."""
+
+    section: str
+    """Where the part stands in a configuration: ``criterion``, or ``parts.NAME.criterion``; empty at the top."""
+    name: str
+    annotation: str
+    default: Any
+    help: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}" if self.section else self.name
+
+
+def read_fields(section: str, target: str) -> list[FieldSpec]:
+    """The options of a part, read from its module's source text without running it.
+
+    A ``Config`` that inherits options (or a class that inherits its ``Config``) is imported to find the rest of them.
+
+    Raises:
+        UserError: the module or its class has no readable ``Config``.
+    """
+    module, _, class_name = target.partition(":")
+    node = class_node(module, f"{class_name}.Config")
+    if node is not None and not node.bases:
+        return _fields_of(section, node)
+    config = getattr(load_target(target), "Config", None)
+    if not dataclasses.is_dataclass(config):
+        raise UserError(f"{target} has no nested dataclass Config", cure="every part declares its options there")
+    assert isinstance(config, type)
+    fields: dict[str, FieldSpec] = {}
+    for base in reversed(config.__mro__[:-1]):
+        node = class_node(base.__module__, base.__qualname__)
+        fields |= {spec.name: spec for spec in _fields_of(section, node)} if node is not None else {}
+    return list(fields.values())
+
+
+def _fields_of(section: str, node: ast.ClassDef) -> list[FieldSpec]:
+    fields = []
+    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        documented = (
+            isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+            and isinstance(following.value.value, str)
+        )
+        text = " ".join(following.value.value.split()) if documented else ""
+        name = statement.target.id
+        try:
+            default = _default_of(statement.value)
+        except ValueError as error:
+            raise UserError(f"the default of {section}.{name} is not a literal", cure="write it out") from error
+        fields.append(FieldSpec(section, name, ast.unparse(statement.annotation), default, text))
+    return fields
+
+
+def _default_of(node: ast.expr | None) -> Any:
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("field", "dataclasses.field"):
+        for keyword in node.keywords:
+            if keyword.arg == "default":
+                return ast.literal_eval(keyword.value)
+            if keyword.arg == "default_factory":
+                if isinstance(keyword.value, ast.Lambda):
+                    return ast.literal_eval(keyword.value.body)
+                if ast.unparse(keyword.value) == "list":
+                    return []
+    return dataclasses.MISSING if node is None else ast.literal_eval(node)
+
+
+def convert(value: Any, annotation: str) -> Any:
+    """``value`` (of a YAML file, or a string of the command line) as the type the annotation names.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    options = _union(annotation)
+    if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+        if "None" in options:
+            return None
+        raise ValueError(f"must be {annotation}")
+    for option in options:
+        try:
+            return _convert_one(value, option)
+        except (ValueError, TypeError, OverflowError):
+            continue
+    raise ValueError(f"must be {annotation}, not {value!r}")
+
+
+def _union(annotation: str) -> list[str]:
+    node = ast.parse(annotation, mode="eval").body
+    parts = []
+    while isinstance(node, ast.BinOp):
+        parts.append(ast.unparse(node.right))
+        node = node.left
+    return [ast.unparse(node), *reversed(parts)]
+
+
+def _convert_one(value: Any, kind: str) -> Any:
+    if kind.startswith("Literal["):
+        for choice in _elements(kind):
+            if str(value) == str(ast.literal_eval(choice)):
+                return ast.literal_eval(choice)
+    elif kind.startswith("list["):
+        if isinstance(value, str):
+            value = [item.strip() for item in value.strip("[] ").split(",") if item.strip()]
+        if isinstance(value, list | tuple):
+            return [convert(item, _elements(kind)[0]) for item in value]
+    elif kind == "bool":
+        text = str(value).lower()
+        if text in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+            return text in ("true", "yes", "on", "1")
+    elif kind == "int" and not isinstance(value, bool):
+        number = float(value) if not isinstance(value, int) else value
+        if number == int(number):
+            return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
+    elif kind == "float" and not isinstance(value, bool):
+        return float(value)
+    elif kind == "str" and isinstance(value, str | int | float):
+        return str(value)
+    raise ValueError(kind)
+
+
+def _elements(kind: str) -> list[str]:
+    node = ast.parse(kind, mode="eval").body
+    assert isinstance(node, ast.Subscript)
+    inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return [ast.unparse(element) for element in inner]

@@ -1,0 +1,258 @@
+"""What a configuration is made of: sections, each with the options of one part, and the layers that give them.
+
+Values of a layer are nested mappings: ``{"criterion": {"name": "dual_moco", "queue_size": 512}, "seed": 1}``. Two keys
+hold lists of named items: ``parts`` (several tasks and criteria in one run) and ``stages`` (a course of training). A
+list takes the place of that of the layers below; a mapping ``{"NAME": {...}}`` changes the items of that name (of
+parts, also by index: ``{"0": {...}}``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from xrep.config.fields import FieldSpec, convert, read_fields
+from xrep.errors import UserError
+from xrep.registry import REGISTRIES, one_line
+
+FIXED_SECTIONS = {
+    "trainer": "xrep.training.trainer:Trainer",
+    "checkpoint": "xrep.training.checkpoint:Checkpoints",
+    "distributed": "xrep.training.distributed:Distributed",
+    "logging": "xrep.training.progress:Progress",
+}
+"""Sections whose class is not chosen by name."""
+
+DEFAULT_NAMES: dict[str, str | None] = {
+    "task": None,
+    "model": "dual_encoder",
+    "criterion": None,
+    "optimizer": "adamw",
+    "lr_scheduler": "cosine",
+    "validation": "retrieval",
+}
+SECTIONS = [*DEFAULT_NAMES, *FIXED_SECTIONS]
+OF_A_PART = ("task", "criterion")
+"""Sections of which each of several parts has its own."""
+TOP_LEVEL: dict[str, tuple[str, Any, str]] = {
+    "init": (
+        "str | None",
+        None,
+        "Checkpoint directory to start from: the model, and every criterion tensor of the same name and shape.",
+    ),
+    "seed": ("int", 1, "Seed of initialisation, order of data and dropout."),
+    "plugins": ("list[str]", [], "Python modules that register further parts (same as --plugin)."),
+}
+MIXING: dict[str, tuple[str, Any, str]] = {
+    "mixing": (
+        "Literal['weight', 'proportion']",
+        "weight",
+        "How parts share the training. weight: each step has a batch of every part; proportion: of one of them, "
+        "drawn with probability proportional to its proportion.",
+    ),
+}
+PART_LEVEL: dict[str, tuple[str, Any, str]] = {
+    "weight": ("float", 1.0, "Factor of the part's losses."),
+    "proportion": (
+        "float | None",
+        None,
+        "With mixing proportion: the part's share of the steps, beside the proportions of the others. None: 1.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a run with the values that it is given; ``name`` is None if it is not chosen, or has none."""
+
+    key: str
+    """``criterion``, or ``parts.NAME.criterion``."""
+    kind: str
+    name: str | None
+    given: dict[str, Any]
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether there is a class of that name."""
+        return self.kind in FIXED_SECTIONS or self.name in REGISTRIES[self.kind].names()
+
+    @property
+    def target(self) -> str:
+        """``module:Class``.
+
+        Raises:
+            UserError: there is no part of that name.
+        """
+        return FIXED_SECTIONS[self.kind] if self.name is None else REGISTRIES[self.kind].target(self.name)
+
+    def fields(self) -> list[FieldSpec]:
+        return read_fields(self.key, self.target)
+
+
+def sections_of(values: Mapping[str, Any]) -> list[Section]:
+    """The sections of one run; of those of several parts each has its own key."""
+    found = []
+    if "parts" in values:
+        for part in parts_of(values):
+            found += [_section(f"parts.{part['name']}.{kind}", kind, part) for kind in OF_A_PART]
+    single = [kind for kind in SECTIONS if "parts" not in values or kind not in OF_A_PART]
+    return found + [_section(kind, kind, values) for kind in single]
+
+
+def _section(key: str, kind: str, values: Mapping[str, Any]) -> Section:
+    given = values.get(kind)
+    given = dict(given) if isinstance(given, Mapping) else {}
+    if kind in FIXED_SECTIONS:
+        return Section(key, kind, None, given)
+    name = given.pop("name", DEFAULT_NAMES[kind])
+    return Section(key, kind, None if name is None else str(name), given)
+
+
+def parts_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a run that has several, as far as they can be understood."""
+    parts = values.get("parts")
+    return [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+
+
+def own_fields(values: Mapping[str, Any]) -> Iterator[FieldSpec]:
+    """The options of a run that belong to no section: those of its parts, then those at the top."""
+    for part in parts_of(values):
+        yield from specs(f"parts.{part['name']}", PART_LEVEL)
+    if "parts" in values:
+        yield from specs("", MIXING)
+    yield from specs("", TOP_LEVEL)
+
+
+def specs(section: str, options: Mapping[str, tuple[str, Any, str]]) -> list[FieldSpec]:
+    return [FieldSpec(section, name, *option) for name, option in options.items()]
+
+
+def fields_of(values: Mapping[str, Any]) -> list[FieldSpec]:
+    """Every option of one run, as far as its parts are chosen."""
+    chosen = [section for section in sections_of(values) if section.is_chosen]
+    return [field for section in chosen for field in section.fields()] + list(own_fields(values))
+
+
+def plugins_of(values: Mapping[str, Any]) -> list[str]:
+    """The modules that a layer of values names; what is no list of names is reported where options are converted."""
+    try:
+        return convert(values.get("plugins") or [], "list[str]")
+    except ValueError:
+        return []
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A configuration file as nested values, short forms written out as ``expand`` does.
+
+    Raises:
+        UserError: the file is missing or is not a YAML mapping.
+    """
+    try:
+        loaded = OmegaConf.load(path)
+        values = OmegaConf.to_container(loaded, resolve=True)
+    except FileNotFoundError:
+        raise UserError("no such file", path=path, cure="name an existing YAML file") from None
+    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"not a valid configuration: {one_line(error)}", path=path) from error
+    if not isinstance(values, dict):
+        raise UserError("holds no mapping of sections", path=path, cure="write for example 'task: bitext'")
+    return expand(values)
+
+
+def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Short forms of a layer written out.
+
+    ``task: bitext`` is ``task: {name: bitext}``; ``batch_size`` of a part is that of its task; a part without a name is
+    called after its criterion (``dual_moco``, the next one ``dual_moco_2``), a stage by its number (``1``, ``2``).
+    """
+    expanded: dict[str, Any] = {str(key): value for key, value in values.items()}
+    for kind in DEFAULT_NAMES:
+        if isinstance(expanded.get(kind), str):
+            expanded[kind] = {"name": expanded[kind]}
+    for key, each in (("parts", _expand_part), ("stages", expand)):
+        items = expanded.get(key)
+        if isinstance(items, list):
+            expanded[key] = _named(key, [each(item) if isinstance(item, Mapping) else item for item in items])
+        elif isinstance(items, Mapping):
+            expanded[key] = {str(k): each(v) if isinstance(v, Mapping) else v for k, v in items.items()}
+    return expanded
+
+
+def _expand_part(part: Mapping[Any, Any]) -> dict[str, Any]:
+    expanded = expand(part)
+    task = expanded.get("task", {})
+    if "batch_size" in expanded and isinstance(task, Mapping) and "batch_size" not in task:
+        expanded["task"] = {**task, "batch_size": expanded.pop("batch_size")}
+    return expanded
+
+
+def _named(key: str, items: list[Any]) -> list[Any]:
+    taken = {str(item["name"]) for item in items if isinstance(item, Mapping) and "name" in item}
+    for number, item in enumerate(items, 1):
+        if not isinstance(item, dict):
+            continue
+        if "name" not in item:
+            stem = str(number) if key == "stages" else _stem(item, number)
+            choices = [stem, *(f"{stem}_{n}" for n in range(2, len(items) + 2))]
+            item["name"] = next(name for name in choices if name not in taken)
+            taken.add(item["name"])
+        item["name"] = str(item["name"])
+    return items
+
+
+def _stem(part: Mapping[str, Any], number: int) -> str:
+    criterion = part.get("criterion")
+    name = criterion.get("name") if isinstance(criterion, Mapping) else None
+    return re.sub(r"\W", "_", str(name)) if name else f"part_{number}"
+
+
+def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """``upper`` over ``lower``, field by field. A section whose name changes forgets the fields of the old part."""
+    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in lower.items()}
+    for key, value in upper.items():
+        old = merged.get(key)
+        if key in ("parts", "stages") and isinstance(old, list) and isinstance(value, Mapping):
+            by_index = key == "parts"
+            merged[key] = [_changed(item, str(i) if by_index else None, value) for i, item in enumerate(old)]
+        elif isinstance(value, Mapping) and isinstance(old, Mapping):
+            renamed = "name" in old and value.get("name", old["name"]) != old["name"]
+            merged[key] = dict(value) if renamed else {**old, **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _changed(item: Any, index: str | None, changes: Mapping[str, Any]) -> Any:
+    if not isinstance(item, Mapping):
+        return item
+    for key in (index, item["name"]):
+        if isinstance(changes.get(key), Mapping):
+            item = merge(item, changes[key])
+    return item
+
+
+class _Dumper(yaml.SafeDumper):
+    """Plain data only; text stays text where OmegaConf reads a number that YAML 1.1 does not (``1e3``)."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_text(self, text: str) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text[:1] in "+-.0123456789" else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,281 @@
+"""BUCC: find the translations hidden in two monolingual texts, against a gold list.
+
+Data: the shared tasks of 2017 and 2018 (Zweigenbaum, Sharoff and Rapp). A folder holds, for each pair of languages and
+split, ``zh-en.training.zh`` and ``zh-en.training.en`` (lines ``id<TAB>sentence``) and ``zh-en.training.gold`` (lines
+``id<TAB>id``). Protocol: margin scores of nearest neighbours (Artetxe and Schwenk, 2019, arXiv:1811.01136), one target
+for each source; pairs from a threshold on are extracted, which is the best one of *another* split.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.evaluation.encoders import Encoder
+from xrep.evaluation.overlap import Overlap, find_overlap
+from xrep.metrics.mining import MiningScores, best_threshold, mining_scores
+from xrep.retrieval.candidates import Candidates, Retrieval, choose
+from xrep.retrieval.margins import Margin, check_neighbours
+from xrep.retrieval.neighbours import neighbours
+from xrep.text.languages import canonical
+from xrep.text.readers import read_lines
+
+TUNING = ("training", "train", "dev", "sample")
+"""Splits in which a threshold is looked for; the first that is there is taken."""
+_GOLD = re.compile(r"(\w+)-(\w+)\.(\w+)\.gold")
+_LAYOUT = "the folder must hold files such as zh-en.training.zh, zh-en.training.en and zh-en.training.gold"
+
+
+@dataclass(frozen=True)
+class Side:
+    """The different sentences of one side, and the row of each id; equal sentences share a row."""
+
+    language: str
+    sentences: list[str]
+    rows: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a pair of languages; ``gold`` int64 [G, 2]: rows of source and target, each pair once."""
+
+    pair: str
+    name: str
+    source: Side
+    target: Side
+    gold: np.ndarray
+    files: tuple[Path, Path, Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How pairs are mined; the threshold is given, or the best one of the tuning split, or with ``oracle`` the best one
+    of the split that is measured."""
+
+    margin: Margin = "ratio"
+    neighbours: int = 4
+    retrieval: Retrieval = "max"
+    one_to_one: bool = False
+    threshold: float | None = None
+    oracle: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured on ``split``; ``tuned_on``: a split, ``given``, or ``oracle``, which no system should quote."""
+
+    pair: str
+    split: str
+    scores: MiningScores
+    threshold: float
+    tuned_on: str
+
+
+def available(folder: str | Path) -> dict[str, dict[str, Path]]:
+    """The gold files in a folder and in the folders in it: pair of languages -> split -> file.
+
+    Raises:
+        UserError: no such folder, no gold file, or two of one split.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError("no such folder", path=folder, cure="name the folder of the BUCC files")
+    found: dict[str, dict[str, Path]] = {}
+    for file in sorted([*folder.glob("*.gold"), *folder.glob("*/*.gold")]):
+        if match := _GOLD.fullmatch(file.name):
+            splits = found.setdefault(f"{match[1]}-{match[2]}", {})
+            if match[3] in splits:
+                raise UserError(f"{splits[match[3]]} is of the same split", path=file, cure="keep one of them")
+            splits[match[3]] = file
+    if not found:
+        raise UserError("no file {xx}-{yy}.{split}.gold in it", path=folder, cure=_LAYOUT)
+    return found
+
+
+def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
+    """Those of ``available`` that are asked for: ``all``, or pairs such as ``de-en,zh-en``.
+
+    Raises:
+        UserError: none is named, or one that is not there.
+    """
+    found = available(folder)
+    named = [name.strip() for name in pairs.split(",") if name.strip()]
+    wanted = list(dict.fromkeys(found if named == ["all"] else named))
+    missing = [name for name in wanted if name not in found]
+    if missing or not wanted:
+        cure = f"it holds {' '.join(found)}"
+        raise UserError(f"no BUCC files of {' '.join(missing) or 'no pair'}", path=folder, cure=cure)
+    return {name: found[name] for name in wanted}
+
+
+def plan(splits: Iterable[str], pair: str, options: Options, measured: str | None = None) -> tuple[str, str | None]:
+    """(split to measure, split to look for the threshold in); the latter is None where that is not needed.
+
+    Args:
+        measured: as named by the user; else ``test``, or the only split there is.
+
+    Raises:
+        UserError: the split is not there, or there is no other to tune on and no threshold nor ``oracle`` was given.
+    """
+    splits = list(splits)
+    split = measured or ("test" if "test" in splits else splits[0] if len(splits) == 1 else None)
+    if split not in splits:
+        problem = f"no split {measured}" if measured else "which split is measured is not clear"
+        raise UserError(f"{pair}: {problem}", cure=f"give --split with one of {' '.join(splits)}")
+    if options.threshold is not None or options.oracle:
+        return split, None
+    tuning = next((name for name in TUNING if name in splits and name != split), None)
+    if tuning is None:
+        cure = "give --threshold, or --oracle to take the best one of this split, as no real search could"
+        raise UserError(f"{pair}: there is no split but {split}, so none to find a threshold in", cure=cure)
+    return split, tuning
+
+
+def read_split(gold: Path) -> Split:
+    """A split by its gold file.
+
+    Empty lines are passed over. Equal sentences count as one, and so do pairs of them.
+
+    Raises:
+        UserError: a file is missing or empty, a line has no tab, an id stands twice or is unknown.
+    """
+    match = _GOLD.fullmatch(gold.name)
+    assert match is not None
+    files = tuple(gold.with_suffix(f".{language}") for language in match.groups()[:2])
+    for file in files:
+        if not file.is_file():
+            raise UserError("no such file", path=file, cure=f"{gold.name} needs the texts of both languages beside it")
+    source, target = (_read_side(file, match[place]) for place, file in enumerate(files, start=1))
+    pairs = []
+    for number, (first, second) in _rows(gold, "id<TAB>id"):
+        for name, side, file in ((first, source, files[0]), (second, target, files[1])):
+            if name not in side.rows:
+                cure = f"{file.name} has no such id: take both files from one release"
+                raise UserError(f"unknown id {name!r}", path=gold, line=number, cure=cure)
+        pairs.append((source.rows[first], target.rows[second]))
+    return Split(f"{match[1]}-{match[2]}", match[3], source, target, np.unique(np.array(pairs), axis=0), (*files, gold))
+
+
+def _read_side(file: Path, language: str) -> Side:
+    places: dict[str, int] = {}
+    rows: dict[str, int] = {}
+    for number, (name, sentence) in _rows(file, "id<TAB>sentence"):
+        if name in rows:
+            raise UserError(f"the id {name!r} stands there twice", path=file, line=number, cure="keep one of the lines")
+        rows[name] = places.setdefault(sentence, len(places))
+    return Side(canonical(language), list(places), rows)
+
+
+def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
+    """Two columns of each line; raises a UserError at a line without, or where there is none."""
+    count = 0
+    for number, line in read_lines(file):
+        if not line.strip():
+            continue
+        first, tab, second = (part.strip() for part in line.partition("\t"))
+        if "\t" not in line or not first or not second:
+            raise UserError(f"not of the form {form}", path=file, line=number, cure="correct or remove the line")
+        count += 1
+        yield number, (first, second)
+    if not count:
+        raise UserError("only empty lines", path=file, cure=f"give a file with lines {form}")
+
+
+def leave_out_overlap(splits: Sequence[Split], training_hashes: Path | None, drop: bool) -> tuple[list[Split], Overlap]:
+    """Count the gold pairs with a side that was trained on and, with ``drop``, leave out their sentences.
+
+    Raises:
+        UserError: ``drop`` without training hashes; no gold pair of a split would be left.
+    """
+    kept, overlaps = [], []
+    for split in splits:
+        columns = (
+            [side.sentences[row] for row in rows]
+            for side, rows in zip((split.source, split.target), split.gold.T, strict=True)
+        )
+        keep, overlap = find_overlap(training_hashes, *columns, drop=drop)
+        kept.append(split if keep.all() else _without(split, ~keep))
+        overlaps.append(overlap)
+    return kept, sum(overlaps[1:], overlaps[0])
+
+
+def _without(split: Split, out: np.ndarray) -> Split:
+    """A split without some gold pairs and their sentences."""
+    if out.all():
+        raise UserError(f"all gold pairs of {split.pair} were in the training text", cure="leave out --drop-overlap")
+    sides, columns = [], []
+    for side, rows in zip((split.source, split.target), split.gold.T, strict=True):
+        left = np.ones(len(side.sentences), dtype=bool)
+        left[rows[out]] = False
+        left[rows[~out]] = True  # in another gold pair, too
+        place = np.cumsum(left) - 1
+        ids = {name: int(place[row]) for name, row in side.rows.items() if left[row]}
+        sides.append(Side(side.language, [side.sentences[row] for row in np.flatnonzero(left)], ids))
+        columns.append(place[rows[~out]])
+    return replace(split, source=sides[0], target=sides[1], gold=np.stack(columns, axis=1))
+
+
+def mine(
+    encoder: Encoder, split: Split, options: Options, show_progress: bool = False
+) -> tuple[Candidates, np.ndarray]:
+    """Candidate pairs of a split, the best first, and which of them are gold: bool [P].
+
+    Raises:
+        UserError: fewer sentences than neighbours, vectors that are not finite or of unequal width.
+    """
+    check_neighbours(options.neighbours, len(split.source.sentences), len(split.target.sentences))
+    x, y = (
+        encoder.encode(side.sentences, side.language, show_progress=show_progress)
+        for side in (split.source, split.target)
+    )
+    if x.shape[1] != y.shape[1]:
+        raise UserError(
+            f"vectors of {x.shape[1]} and of {y.shape[1]} numbers", cure="name an encoder of both languages"
+        )
+    found = neighbours(x, y, options.neighbours)
+    pairs = choose(found, options.margin, options.retrieval, one_to_one=options.one_to_one)
+    gold = set(map(tuple, split.gold.tolist()))
+    correct = [pair in gold for pair in zip(pairs.source.tolist(), pairs.target.tolist(), strict=True)]
+    return pairs, np.array(correct, dtype=bool)
+
+
+def measure(
+    encoder: Encoder, measured: Split, tuning: Split | None, options: Options, show_progress: bool = False
+) -> Result:
+    """Precision, recall and F1 of one split, with a threshold of another one, given, or its own best (``oracle``).
+
+    Raises:
+        UserError: see ``mine``; no candidates in the tuning split.
+    """
+    pairs, correct = mine(encoder, measured, options, show_progress)
+    threshold, tuned_on = options.threshold, "given"
+    if threshold is None:
+        split = measured if options.oracle else tuning
+        assert split is not None
+        found = (pairs, correct) if options.oracle else mine(encoder, split, options, show_progress)
+        if not len(found[0]):
+            raise UserError(f"{split.pair}: no candidates in {split.name}", cure="use another margin or --retrieval")
+        threshold, _ = best_threshold(found[0].score, found[1], len(split.gold))
+        tuned_on = "oracle" if options.oracle else split.name
+    taken = pairs.score.astype(np.float64) >= threshold
+    scores = mining_scores(int(correct[taken].sum()), int(taken.sum()), len(measured.gold))
+    return Result(measured.pair, measured.name, scores, threshold, tuned_on)
+
+
+def values(results: Sequence[Result]) -> dict[str, Any]:
+    """For JSON: pair of languages -> figures."""
+    return {
+        result.pair: {
+            "split": result.split,
+            **vars(result.scores),
+            "threshold": result.threshold,
+            "threshold_from": result.tuned_on,
+        }
+        for result in results
+    }

@@ -1,0 +1,259 @@
+"""What can be measured: an encoder that xrep loads, or the vectors of any other system."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.files import write_aside
+from xrep.registry import import_plugin
+from xrep.retrieval.neighbours import normalize_rows
+from xrep.text.languages import canonical
+from xrep.text.readers import read_lines
+
+if TYPE_CHECKING:
+    from xrep.sentence_encoder import SentenceEncoder
+
+VECTORS, SENTENCES = "vectors.npy", "sentences.tsv"
+_LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES}, N lines language<TAB>sentence"
+
+
+class Encoder(Protocol):
+    """What every evaluation asks of a sentence encoder."""
+
+    path: str
+    """Where it came from."""
+    training_hashes: Path | None
+    """Hashes of its training sentences, see ``xrep.evaluation.overlap``."""
+
+    def encode(
+        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
+    ) -> np.ndarray:
+        """float32 [N, D], of length 1 or as the system gives them; every number is finite.
+
+        Raises:
+            UserError: the language is not one of its own, or a vector is not finite.
+        """
+        ...
+
+    def fingerprint(self) -> str:
+        """Changes with what it computes."""
+        ...
+
+
+def open_encoder(
+    path: str | Path,
+    plugins: Sequence[str] = (),
+    *,
+    batch_tokens: int = 4096,
+    cache: str | Path | None = None,
+    random_weights: bool = False,
+) -> Encoder:
+    """The encoder at ``path``: a run of xrep, a directory of Hugging Face or sentence-transformers, or a folder of
+    ``vectors.npy`` [N, D] and ``sentences.tsv`` (lines ``language<TAB>sentence``).
+
+    Args:
+        plugins: modules to import first.
+        batch_tokens: subwords that go through the encoder at once.
+        cache: folder to keep vectors in, by encoder, language and sentences.
+        random_weights: the same architecture, not trained.
+
+    Raises:
+        UserError: no encoder there, or one that has no weights to be random.
+    """
+    for plugin in plugins:
+        import_plugin(plugin)
+    if (Path(path) / VECTORS).exists():
+        if random_weights:
+            raise UserError("vectors have no random baseline", path=path, cure="measure without --random-baseline")
+        return Precomputed(path)
+    from xrep.sentence_encoder import SentenceEncoder
+
+    encoder = SentenceEncoder.load(path, random_weights=random_weights)
+    return Loaded(str(path), encoder, batch_tokens, None if cache is None else Path(cache))
+
+
+def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
+    """Try one sentence of each language, so that an encoder without a tower for it says so before the work.
+
+    Args:
+        sentences: language -> a sentence of it that will be measured.
+
+    Raises:
+        UserError: names every language that the encoder refuses.
+    """
+    refused: dict[str, UserError] = {}
+    for language, sentence in sentences.items():
+        try:
+            encoder.encode([sentence], language)
+        except UserError as error:
+            refused[language] = error
+    if refused:
+        known = [language for language in sentences if language not in refused and language != "en"]
+        reason = next(iter(refused.values())).problem
+        raise UserError(
+            f"the encoder cannot encode {' '.join(refused)} ({reason})",
+            cure=f"give --langs {','.join(known)}" if known and "en" not in refused else "name another encoder",
+        )
+
+
+class Loaded:
+    """A ``SentenceEncoder`` for evaluations, with a cache of its vectors on disk.
+
+    Args:
+        path: where it was loaded from.
+        cache: folder, made if need be; None: nothing is kept.
+    """
+
+    def __init__(
+        self, path: str, encoder: SentenceEncoder, batch_tokens: int = 4096, cache: Path | None = None
+    ) -> None:
+        self.path, self.encoder = path, encoder
+        self.training_hashes: Path | None = encoder.training_hashes
+        self._batch_tokens, self._cache = batch_tokens, cache
+        self._fingerprint: str | None = None
+
+    def fingerprint(self) -> str:
+        if self._fingerprint is None:
+            self._fingerprint = self.encoder.fingerprint()
+        return self._fingerprint
+
+    def encode(
+        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
+    ) -> np.ndarray:
+        def compute() -> np.ndarray:
+            options = {"batch_tokens": self._batch_tokens, "normalize": normalize, "show_progress": show_progress}
+            return _finite(self.encoder.encode(sentences, lang, **options), self.path, "take an earlier checkpoint")
+
+        if self._cache is None or len(sentences) == 1:  # one is encoded sooner than found
+            return compute()
+        self._cache.mkdir(exist_ok=True)
+        digest = hashlib.sha256(f"{self.fingerprint()} {lang and canonical(lang)} {normalize}".encode())
+        for sentence in sentences:
+            digest.update(hashlib.sha256(sentence.encode()).digest())
+        return _cached(self._cache / f"{digest.hexdigest()[:32]}.npy", len(sentences), compute)
+
+
+def _cached(path: Path, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    if path.exists():
+        try:
+            vectors = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError):
+            vectors = None
+        if vectors is None or vectors.ndim != 2 or len(vectors) != rows:
+            raise UserError("a damaged file of kept vectors", path=path, cure="delete it")
+        return vectors
+    vectors = compute()
+    with write_aside(path) as temporary, temporary.open("wb") as file:
+        np.save(file, vectors, allow_pickle=False)
+    return vectors
+
+
+def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        raise UserError(f"{len(finite) - finite.sum()} of {len(finite)} vectors are not finite", path=path, cure=cure)
+    return vectors
+
+
+class Precomputed:
+    """Vectors that some other system made, looked up by language and sentence.
+
+    Raises:
+        UserError: a file is missing or of another form, the numbers of rows differ, or a sentence stands there twice.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        folder = Path(path)
+        self.path = str(path)
+        hashes = folder / "training_hashes.npy"
+        self.training_hashes = hashes if hashes.exists() else None
+        self._vectors = _open_vectors(folder / VECTORS)
+        self._rows = _read_rows(folder / SENTENCES)
+        if len(self._rows) != len(self._vectors):
+            problem = f"{len(self._rows)} lines, but {VECTORS} has {len(self._vectors)} rows"
+            raise UserError(problem, path=folder / SENTENCES, cure="row i must be the vector of line i")
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name in (VECTORS, SENTENCES):
+            with (Path(self.path) / name).open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    def encode(
+        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
+    ) -> np.ndarray:
+        language = canonical(lang) if lang else ""
+        rows = [self._rows.get((language, _one_line(sentence))) for sentence in sentences]
+        missing = [sentence for sentence, row in zip(sentences, rows, strict=True) if row is None]
+        if missing:
+            problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
+            cure = "encode what --list-sentences writes"
+            raise UserError(f"{problem}the first is {missing[0][:80]!r}", path=self.path, cure=cure)
+        vectors = self._vectors[rows].astype(np.float32)
+        vectors = _finite(vectors, str(Path(self.path) / VECTORS), "check the system that made them")
+        return normalize_rows(vectors) if normalize else vectors
+
+
+def _open_vectors(path: Path) -> np.ndarray:
+    try:
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError):
+        raise UserError("not a file of vectors", path=path, cure=_LAYOUT) from None
+    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.floating):
+        raise UserError("not an array [N, D] of floats", path=path, cure=_LAYOUT)
+    return vectors
+
+
+def _read_rows(path: Path) -> dict[tuple[str, str], int]:
+    rows: dict[tuple[str, str], int] = {}
+    for number, line in read_lines(path):
+        language, tab, sentence = line.partition("\t")
+        if not tab:
+            raise UserError("no tab in the line", path=path, line=number, cure=_LAYOUT)
+        key = canonical(language) if language else "", sentence
+        if key in rows:
+            problem = f"the sentence stands in line {rows[key] + 1}, too"
+            raise UserError(problem, path=path, line=number, cure="keep one of the two, here and in the vectors")
+        rows[key] = number - 1
+    return rows
+
+
+class SentenceList:
+    """Stands in for an encoder: notes the sentences that an evaluation wants vectors of, gives arbitrary ones."""
+
+    path, training_hashes = "", None
+
+    def __init__(self) -> None:
+        self._noted: dict[tuple[str, str], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._noted)
+
+    def encode(
+        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
+    ) -> np.ndarray:
+        language = canonical(lang) if lang else ""
+        self._noted.update(dict.fromkeys((language, _one_line(sentence)) for sentence in sentences))
+        digests = b"".join(hashlib.blake2b(sentence.encode(), digest_size=64).digest() for sentence in sentences)
+        vectors = np.frombuffer(digests, np.uint8).reshape(len(sentences), 64).astype(np.float32) - 127.5
+        return normalize_rows(vectors)
+
+    def fingerprint(self) -> str:
+        return ""
+
+    def write(self, path: str | Path) -> None:
+        """Each sentence once: lines ``language<TAB>sentence``."""
+        with write_aside(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{language}\t{sentence}\n" for language, sentence in self._noted)
+
+
+def _one_line(sentence: str) -> str:
+    """Some data sets have sentences with line ends in them; a list of lines cannot."""
+    return sentence.replace("\r", " ").replace("\n", " ")

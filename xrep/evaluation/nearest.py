@@ -1,0 +1,136 @@
+"""The nearest sentences of a query in text of any size ("Aligning Cross-lingual Sentence Representations with Dual
+Momentum Contrast", table 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from xrep.errors import UserError
+from xrep.evaluation.encoders import Encoder, check_languages
+from xrep.text.readers import read_lines
+
+CHUNK_LINES = 16384
+"""Sentences that are encoded and compared at a time."""
+_CHUNK_CHARACTERS = 8_000_000
+_QUERIES = 1024
+"""Queries that are compared at a time: 64 MB of similarities."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A sentence of the text: its cosine with the query, and where it first stands."""
+
+    similarity: float
+    file: str
+    line: int
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Different sentences of a file, and the lines where they first stand in the chunk."""
+
+    file: str
+    sentences: list[str]
+    lines: list[int]
+
+
+def read_queries(queries: Sequence[str], file: str | Path | None) -> list[str]:
+    """Queries of the command line and the lines of a file, blank ones and repetitions left out.
+
+    Raises:
+        UserError: there is none.
+    """
+    lines = [line for _, line in read_lines(file)] if file is not None else []
+    found = list(dict.fromkeys(query for query in [*queries, *lines] if query.strip()))
+    if not found:
+        raise UserError("no query", cure="give --query 'a sentence', or --query-file with one on each line")
+    return found
+
+
+def nearest(
+    encoder: Encoder,
+    queries: Sequence[str],
+    files: Sequence[str | Path],
+    *,
+    top: int = 3,
+    lang: str | None = None,
+    text_lang: str | None = None,
+    show_progress: bool = False,
+) -> list[list[Hit]]:
+    """The sentences nearest to each query by cosine, nearest first.
+
+    The text is read in chunks, so memory does not grow with it. Equal sentences count once, and as in the paper one
+    that equals the query does not count; blank lines are passed over.
+
+    Args:
+        top: sentences for each query; of equally near ones the earlier.
+        lang, text_lang: languages of queries and text, for encoders that need them.
+
+    Raises:
+        UserError: the encoder refuses a language, the text has too few sentences, or a file cannot be read.
+    """
+    if top < 1:
+        raise UserError(f"--top {top}", cure="give at least 1")
+    check_languages(encoder, {language: queries[0] for language in (lang, text_lang) if language})
+    vectors_QD = encoder.encode(list(queries), lang)
+    hits: list[list[Hit]] = [[] for _ in queries]
+    with tqdm(disable=not show_progress, unit=" lines", unit_scale=True, leave=False) as progress:
+        for chunk in _chunks(files):
+            chunk_CD = encoder.encode(chunk.sentences, text_lang)
+            for start in range(0, len(queries), _QUERIES):
+                block = slice(start, start + _QUERIES)
+                similarity_QC = vectors_QD[block] @ chunk_CD.T
+                for place, row in enumerate(similarity_QC, start=start):
+                    hits[place] = _merge(hits[place], row, chunk, queries[place], top)
+            progress.update(len(chunk.lines))
+    fewest = min(map(len, hits))
+    if fewest < top:
+        problem = f"--top {top}, but {fewest} different sentences to find"
+        raise UserError(problem, path=files[0], cure="give a smaller --top, or more text")
+    return hits
+
+
+def _chunks(files: Sequence[str | Path]) -> Iterator[Chunk]:
+    for file in files:
+        first_line: dict[str, int] = {}
+        characters = 0
+        for number, line in read_lines(file):
+            if line.strip() and line not in first_line:
+                first_line[line] = number
+                characters += len(line)
+            if len(first_line) >= CHUNK_LINES or characters >= _CHUNK_CHARACTERS:
+                yield Chunk(str(file), list(first_line), list(first_line.values()))
+                first_line, characters = {}, 0
+        if first_line:
+            yield Chunk(str(file), list(first_line), list(first_line.values()))
+
+
+def _merge(hits: list[Hit], similarity_C: np.ndarray, chunk: Chunk, query: str, top: int) -> list[Hit]:
+    """The best ``top`` of those known and of a chunk, of which known ones and the query may be part."""
+    near = np.flatnonzero(similarity_C > hits[-1].similarity) if len(hits) == top else np.arange(len(similarity_C))
+    best = near[np.argsort(-similarity_C[near], kind="stable")[: top + 1]]
+    known = {query, *(hit.sentence for hit in hits)}
+    found = [Hit(float(similarity_C[i]), chunk.file, chunk.lines[i], chunk.sentences[i]) for i in best.tolist()]
+    both = hits + [hit for hit in found if hit.sentence not in known]
+    return sorted(both, key=lambda hit: -hit.similarity)[:top]
+
+
+def table(queries: Sequence[str], hits: Sequence[Sequence[Hit]]) -> str:
+    """Each query, and below it cosine, file, line and sentence of what is near."""
+    lines = []
+    for query, found in zip(queries, hits, strict=True):
+        lines += [f"query: {query}", *(f"{h.similarity:6.3f}  {h.file}:{h.line}  {h.sentence}" for h in found), ""]
+    return "\n".join(lines[:-1])
+
+
+def values(queries: Sequence[str], hits: Sequence[Sequence[Hit]]) -> dict[str, Any]:
+    """For JSON: ``queries``, a list of ``query`` and ``nearest`` (``similarity``, ``file``, ``line``, ``sentence``)."""
+    found = zip(queries, hits, strict=True)
+    return {"queries": [{"query": query, "nearest": [asdict(hit) for hit in near]} for query, near in found]}

@@ -1,0 +1,209 @@
+"""Sentences that translate each other, or their tokens, as points in the plane.
+
+"Aligning Cross-lingual Sentence Representations with Dual Momentum Contrast" (figure 3) and "Universal Sentence
+Representation Learning with Conditional Masked Language Model" (figure 3) show sentences by t-SNE; "Dual-Alignment
+Pre-training for Cross-lingual Sentence Embedding" (figure 1) the tokens of 100 pairs by principal components.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from xrep.data.batching import collate
+from xrep.errors import UserError
+from xrep.evaluation.encoders import Encoder, Loaded, check_languages
+from xrep.evaluation.multilingual import Group, Texts
+from xrep.metrics.principal_components import principal_components
+from xrep.sentence_encoder import SentenceEncoder, batches_of
+from xrep.text.languages import canonical
+from xrep.text.sides import tokenizer_of
+
+Method = Literal["pca", "tsne"]
+_PERPLEXITY = 30.0
+_BATCH_TOKENS = 4096
+_WORD_START = "▁"
+"""What SentencePiece puts before a word; where it is a token of its own it has no text."""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """P points in the plane.
+
+    Attributes:
+        explained: share of the variance that both axes hold (PCA), else None.
+        points: float64 [P, 2].
+        languages, labels: of each point; its label is the number of its sentence, or the token.
+        links: pairs of points that translate each other; none between tokens.
+        sentences: of each number, language -> sentence.
+    """
+
+    method: Method
+    tokens: bool
+    explained: float | None
+    points: np.ndarray
+    languages: list[str]
+    labels: list[str]
+    links: list[tuple[int, int]]
+    sentences: list[dict[str, str]]
+
+
+def check_method(method: Method) -> None:
+    """Find out before the work whether the points can be placed.
+
+    Raises:
+        UserError: t-SNE without scikit-learn.
+    """
+    if method == "tsne" and importlib.util.find_spec("sklearn") is None:
+        raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give --method pca")
+
+
+def draw_rows(texts: Texts, count: int, seed: int = 0) -> list[Group]:
+    """``count`` random rows of each group of parallel sentences.
+
+    Raises:
+        UserError: a group has fewer.
+    """
+    smallest = min(texts.groups, key=lambda group: len(next(iter(group.values()))))
+    there = len(next(iter(smallest.values())))
+    if not 1 <= count <= there:
+        problem = f"--sentences {count}, but {there} of {' '.join(smallest)} with a translation"
+        raise UserError(problem, cure=f"give 1 to {there}")
+    chosen = [random.Random(seed).sample(range(len(next(iter(group.values())))), count) for group in texts.groups]
+    return [
+        {language: [sentences[row] for row in rows] for language, sentences in group.items()}
+        for group, rows in zip(texts.groups, chosen, strict=True)
+    ]
+
+
+def sentence_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0) -> Scatter:
+    """Vectors of sentences in the plane; links go from each sentence to its English (or first) translation.
+
+    Raises:
+        UserError: the encoder refuses a language; fewer than 3 points.
+    """
+    _check_languages(encoder, groups)
+    vectors, languages, labels, links, sentences = [], [], [], [], []
+    for group in groups:
+        hub, count = ("en" if "en" in group else next(iter(group))), len(next(iter(group.values())))
+        first = {language: len(languages) + count * place for place, language in enumerate(group)}
+        links += [(first[hub] + i, first[other] + i) for other in group if other != hub for i in range(count)]
+        for language, own in group.items():
+            vectors.append(encoder.encode(own, language))
+            languages += [language] * count
+            labels += [str(len(sentences) + number) for number in range(1, count + 1)]
+        sentences += [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
+    points, explained = project(np.concatenate(vectors), method, seed)
+    return Scatter(method, False, explained, points, languages, labels, links, sentences)
+
+
+def token_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0) -> Scatter:
+    """Vectors of the tokens of sentences in the plane, as the layer gives them that sentence vectors are pooled from.
+
+    Raises:
+        UserError: an encoder that has no tokens (ready vectors), or refuses a language; fewer than 3 points.
+    """
+    if not isinstance(encoder, Loaded):
+        raise UserError("ready vectors have no tokens", path=encoder.path, cure="name an encoder, or omit --tokens")
+    _check_languages(encoder, groups)
+    vectors, languages, labels = [], [], []
+    sentences = [dict(zip(group, row, strict=True)) for group in groups for row in zip(*group.values(), strict=True)]
+    for language, column in itertools.chain.from_iterable(group.items() for group in groups):
+        tokens, found = token_vectors(encoder.encoder, column, language)
+        vectors.append(found)
+        labels += tokens
+        languages += [language] * len(tokens)
+    points, explained = project(np.concatenate(vectors), method, seed)
+    return Scatter(method, True, explained, points, languages, labels, [], sentences)
+
+
+def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str | None) -> tuple[list[str], np.ndarray]:
+    """The subwords of all sentences and their vectors, float32 [subwords, H], without those of bos and eos.
+
+    Raises:
+        UserError: the encoder has no tower for the language, or a vector is not finite.
+    """
+    tower, max_length = encoder.model.tower(lang and canonical(lang)), encoder.text.max_length
+    tokenizer, vocabulary = tokenizer_of(encoder.tokenizers, tower), encoder.text.vocabulary(tower)
+    ids = [np.asarray(own[: max_length - 2], dtype=np.int64) for own in tokenizer.encode(list(sentences))]
+    vectors: list[np.ndarray] = [np.empty(0)] * len(ids)
+    device = next(encoder.model.parameters()).device
+    with torch.inference_mode():
+        for rows in batches_of(ids, _BATCH_TOKENS, max_length):
+            batch = collate([ids[row] for row in rows], vocabulary, max_length).to(device)
+            found = encoder.model.encode(tower, batch)[1].float().cpu().numpy()
+            for place, row in enumerate(rows):
+                vectors[row] = found[place, 1 : 1 + len(ids[row])]
+    joined = np.concatenate(vectors)
+    if not np.isfinite(joined).all():
+        raise UserError("vectors of tokens are not finite", cure="take an earlier checkpoint")
+    names = {token: tokenizer.decode([token]) or _WORD_START for own in ids for token in own.tolist()}
+    names[tokenizer.unk_id] = "[unk]"
+    return [names[token] for own in ids for token in own.tolist()], joined
+
+
+def _check_languages(encoder: Encoder, groups: Sequence[Group]) -> None:
+    check_languages(encoder, {language: sentences[0] for group in groups for language, sentences in group.items()})
+
+
+def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndarray, float | None]:
+    """Points [P, 2] of vectors [P, D], and for PCA the share of the variance that they keep.
+
+    The axes of PCA are turned so that the point farthest along each has a positive value.
+
+    Raises:
+        UserError: fewer than 3 vectors, or all are equal; t-SNE without scikit-learn.
+    """
+    centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
+    if len(vectors) < 3:
+        raise UserError(f"{len(vectors)} points make no picture", cure="give a larger --sentences")
+    if np.abs(centred).max() < 1e-6:
+        raise UserError("all vectors are equal", cure="take another checkpoint: this one has collapsed")
+    if method == "tsne":
+        return _tsne(vectors, seed), None
+    points = centred @ principal_components(centred, 2).T
+    farthest = np.abs(points).argmax(axis=0)
+    points *= np.where(points[farthest, [0, 1]] < 0, -1, 1)
+    return points, float((points**2).sum() / (centred**2).sum())
+
+
+def _tsne(vectors: np.ndarray, seed: int) -> np.ndarray:
+    check_method("tsne")
+    from sklearn.manifold import TSNE
+
+    perplexity = min(_PERPLEXITY, (len(vectors) - 1) / 3)
+    model = TSNE(perplexity=perplexity, init="pca", random_state=seed)
+    return model.fit_transform(vectors.astype(np.float32)).astype(np.float64)
+
+
+def values(scatter: Scatter) -> dict[str, Any]:
+    """For JSON: ``method``, ``explained``, ``points`` (``language``, ``label``, ``x``, ``y``) and ``sentences``."""
+    points = [
+        {"language": language, "label": label, "x": x, "y": y}
+        for language, label, (x, y) in zip(scatter.languages, scatter.labels, scatter.points.tolist(), strict=True)
+    ]
+    return {
+        "method": scatter.method,
+        "explained": scatter.explained,
+        "points": points,
+        "sentences": scatter.sentences,
+    }
+
+
+def text(scatter: Scatter) -> str:
+    """What is in the picture; the sentences by their numbers, if they are few."""
+    what = "tokens" if scatter.tokens else "sentences"
+    kept = "" if scatter.explained is None else f"; the two axes hold {100 * scatter.explained:.1f}% of the variance"
+    languages = " ".join(dict.fromkeys(scatter.languages))
+    lines = [f"{len(scatter.points)} {what} of {languages} by {scatter.method}{kept}"]
+    if len(scatter.sentences) <= 40:
+        for number, row in enumerate(scatter.sentences, start=1):
+            lines += [f"{number:3}  {language}  {sentence}" for language, sentence in row.items()]
+    return "\n".join(lines)

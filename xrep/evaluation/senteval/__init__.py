@@ -1,0 +1,1 @@
+"""SentEval: how well a logistic regression on frozen sentence vectors does (Conneau and Kiela, 2018)."""

@@ -1,0 +1,195 @@
+"""Data sets of semantic textual similarity, read as they are published.
+
+- STS12 to STS16 (SemEval; Agirre et al., 2012 to 2016): a folder with the year in its name, of
+  ``STS.input.{subset}.txt`` (two sentences, and more, between tabs) and ``STS.gs.{subset}.txt`` (a score a line; a
+  blank line is unscored).
+- STS-B (Cer et al., 2017): ``sts-{train,dev,test}.csv``, in truth tab-separated and without quotes.
+- SICK-R (Marelli et al., 2014): ``SICK_train.txt``, ``SICK_trial.txt`` (dev) and ``SICK_test_annotated.txt``.
+- STS-B translated (stsb_multi_mt): ``stsb-{xx}-{train,dev,test}.csv``, with quotes.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.text.languages import canonical
+from xrep.text.readers import read_lines
+
+SPLITS = ("test", "dev", "train")
+_SICK = {"test": "SICK_test_annotated.txt", "dev": "SICK_trial.txt", "train": "SICK_train.txt"}
+_TRANSLATED = re.compile(r"stsb-([A-Za-z-]+)-(train|dev|test)\.csv")
+_YEAR = re.compile(r"STS[-_ ]?(?:20)?(1[2-6])(?!\d)", re.IGNORECASE)
+_WHAT = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_multi_mt, or one of these"
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Scored pairs: ``first[i]`` and ``second[i]`` have the gold score ``gold[i]``, float64 [N]."""
+
+    name: str
+    first: list[str]
+    second: list[str]
+    gold: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.gold)
+
+    def only(self, rows: np.ndarray) -> Subset:
+        """The pairs chosen by bool [N]."""
+        chosen = np.flatnonzero(rows)
+        first, second = ([side[row] for row in chosen] for side in (self.first, self.second))
+        return Subset(self.name, first, second, self.gold[chosen])
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """One published test: ``STS12``, ``STS-B``, ``SICK-R`` or ``STS-B de`` (translated)."""
+
+    __test__ = False  # for pytest: not a class of tests
+
+    name: str
+    split: str
+    language: str
+    subsets: list[Subset]
+    files: list[Path]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.subsets))
+
+
+def find_sets(folder: str | Path, split: str = "test") -> list[TestSet]:
+    """Every data set in a folder and its subfolders (three levels down) that has this split, by name.
+
+    Raises:
+        UserError: no such folder, nothing in it, a damaged file, or two data sets of one name.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError("no such folder", path=folder, cure=f"name {_WHAT}")
+    places = [folder, *sorted(path for depth in ("*", "*/*", "*/*/*") for path in folder.glob(depth) if path.is_dir())]
+    found: dict[str, TestSet] = {}
+    for test in (test for place in places for test in _sets_in(place, split)):
+        if test.name in found:
+            problem = f"{test.name} is in {found[test.name].files[0].parent}, too"
+            raise UserError(problem, path=test.files[0].parent, cure="name one of the two folders")
+        found[test.name] = test
+    if not found:
+        raise UserError(f"no STS data set with a {split} split in it", path=folder, cure=f"name {_WHAT}")
+    return [found[name] for name in sorted(found)]
+
+
+def _sets_in(place: Path, split: str) -> Iterator[TestSet]:
+    """The data sets whose files lie in this very folder."""
+    if split == "test" and any(place.glob("STS.input.*.txt")):
+        yield read_semeval(place)
+    if (file := place / f"sts-{split}.csv").is_file():
+        yield TestSet("STS-B", split, "en", [_subset("STS-B", file, _stsb_rows(file))], [file])
+    if (file := place / _SICK[split]).is_file():
+        yield TestSet("SICK-R", split, "en", [_subset("SICK-R", file, _sick_rows(file))], [file])
+    for file in sorted(place.glob(f"stsb-*-{split}.csv")):
+        if match := _TRANSLATED.fullmatch(file.name):
+            language = canonical(match[1])
+            name = f"STS-B {language}"
+            yield TestSet(name, split, language, [_subset(name, file, _csv_rows(file))], [file])
+
+
+def read_semeval(folder: Path) -> TestSet:
+    """A year of SemEval's STS, a subset for each of its files.
+
+    Raises:
+        UserError: a file of scores is missing, of another length or with other things than numbers; no year.
+    """
+    year = _YEAR.search(folder.resolve().name)
+    if not year:
+        raise UserError("whose year?", path=folder, cure="give the folder the name it was published by: STS12-en-test")
+    subsets, files = [], []
+    for file in sorted(folder.glob("STS.input.*.txt")):
+        name = file.name.removeprefix("STS.input.").removesuffix(".txt")
+        if name == "ALL":  # the others once more
+            continue
+        gold = file.with_name(f"STS.gs.{name}.txt")
+        subsets.append(_subset(name, gold, _semeval_rows(file, gold)))
+        files += [file, gold]
+    return TestSet(f"STS{year[1]}", "test", "en", subsets, files)
+
+
+_Row = tuple[int, str, str, str]
+"""Line, both sentences, the score as written."""
+
+
+def _subset(name: str, path: Path, rows: Iterator[_Row]) -> Subset:
+    first, second, gold = [], [], []
+    for line, one, other, score in rows:
+        if not score.strip():
+            continue
+        try:
+            number = float(score)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError(f"{score.strip()!r} is not a score", path=path, line=line, cure="fetch the file again")
+        first.append(one)
+        second.append(other)
+        gold.append(number)
+    if len(gold) < 2:
+        raise UserError(f"{len(gold)} scored pairs, a correlation needs 2", path=path, cure="fetch the file again")
+    return Subset(name, first, second, np.array(gold))
+
+
+def _semeval_rows(file: Path, gold: Path) -> Iterator[_Row]:
+    pairs, scores = list(_fields(file, 2)), [score for _, score in read_lines(gold)]
+    if len(pairs) != len(scores):
+        problem = f"{len(scores)} lines, but {file.name} has {len(pairs)}"
+        line = min(len(pairs), len(scores)) + 1
+        raise UserError(problem, path=gold, line=line, cure="line i of one scores line i of the other")
+    for (line, fields), score in zip(pairs, scores, strict=True):
+        yield line, fields[0], fields[1], score
+
+
+def _stsb_rows(file: Path) -> Iterator[_Row]:
+    for line, fields in _fields(file, 7):
+        yield line, fields[5], fields[6], fields[4]
+
+
+def _sick_rows(file: Path) -> Iterator[_Row]:
+    rows = _fields(file, 4)
+    names = ["sentence_A", "sentence_B", "relatedness_score"]
+    header = next(rows)[1]
+    if missing := [name for name in names if name not in header]:
+        raise UserError(f"no column {missing[0]}", path=file, line=1, cure="fetch SICK again, with its header")
+    columns = [header.index(name) for name in names]
+    for line, fields in rows:
+        if len(fields) <= max(columns):
+            raise UserError(f"{len(fields)} columns", path=file, line=line, cure="fetch SICK again")
+        one, other, score = (fields[column] for column in columns)
+        yield line, one, other, score
+
+
+def _csv_rows(file: Path) -> Iterator[_Row]:
+    reader = csv.reader((f"{line}\n" for _, line in read_lines(file)), strict=True)
+    try:
+        for fields in reader:
+            if len(fields) != 3:
+                problem = f"{len(fields)} columns, not 3"
+                raise UserError(problem, path=file, line=reader.line_num, cure="fetch the file again")
+            yield reader.line_num, *(field.replace("\n", " ") for field in fields)
+    except csv.Error as error:
+        raise UserError(str(error), path=file, line=reader.line_num, cure="fetch the file again") from None
+
+
+def _fields(path: Path, least: int) -> Iterator[tuple[int, list[str]]]:
+    """Columns between tabs of each line."""
+    for number, line in read_lines(path):
+        fields = line.split("\t")
+        if len(fields) < least:
+            problem = f"{len(fields)} columns where {least} are needed"
+            raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
+        yield number, fields

@@ -1,0 +1,48 @@
+"""Principal component removal: what all vectors of a language share, taken out of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.linalg import eigh
+
+
+def principal_components(vectors: np.ndarray, count: int) -> np.ndarray:
+    """The first right singular vectors of the *uncentred* matrix.
+
+    Args:
+        vectors: [N, D] float, of one language.
+        count: how many.
+
+    Returns:
+        float64 [count, D], orthonormal, largest singular value first; the signs are arbitrary.
+
+    Raises:
+        ValueError: ``count`` is not between 0 and min(N, D).
+    """
+    if vectors.ndim != 2 or not 0 <= count <= min(vectors.shape):
+        raise ValueError(f"{count} principal components of vectors of shape {vectors.shape}")
+    x_ND = vectors.astype(np.float64)
+    width = x_ND.shape[1]
+    if count == 0:
+        return np.zeros((0, width))
+    # Eigenvectors of the Gram matrix in float64: many times faster than a singular value decomposition.
+    return eigh(x_ND.T @ x_ND, subset_by_index=(width - count, width - 1))[1].T[::-1]
+
+
+def remove_components(vectors: np.ndarray, count: int) -> np.ndarray:
+    """``v - (v . c) c`` for each of the first ``count`` principal components c of these vectors.
+
+    "Universal Sentence Representation Learning with Conditional Masked Language Model" (section 5.2, whose formula
+    lacks the trailing c).
+
+    Args:
+        vectors: [N, D] float, all of one language, as they are compared (of length 1 for the cosine).
+
+    Returns:
+        [N, D] of the same type; their lengths are no longer 1.
+
+    Raises:
+        ValueError: as ``principal_components``.
+    """
+    components_CD = principal_components(vectors, count)
+    return (vectors - (vectors @ components_CD.T) @ components_CD).astype(vectors.dtype)

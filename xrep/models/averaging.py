@@ -1,0 +1,45 @@
+"""The mean of the last checkpoints of a run, which often measures better than any of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from xrep.errors import UserError
+from xrep.models.directory import Checkpoint, checkpoints_in, open_checkpoint
+
+
+def average_last(run: str | Path, count: int) -> tuple[Checkpoint, dict[str, Tensor]]:
+    """The newest checkpoint in the directory of a run, and its model's tensors averaged over the ``count`` newest.
+
+    Numbers with a fraction are averaged in float64 and come in their own type; others are the newest checkpoint's.
+
+    Raises:
+        UserError: the directory has fewer checkpoints, one is damaged, or they are of different models.
+    """
+    run = Path(run)
+    paths = checkpoints_in(run)
+    if len(paths) < count:
+        cure = "lower --average, or train with a larger --keep-last" if paths else "name the directory of a run"
+        raise UserError(f"has {len(paths)} checkpoints, not {count}", path=run, cure=cure)
+    newest, *older = map(open_checkpoint, paths[: -count - 1 : -1])
+    tensors = newest.tensors()
+    sums = {name: tensor.double() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    for checkpoint in older:
+        others = checkpoint.tensors()
+        if problem := _difference(newest, tensors, checkpoint, others):
+            cure = "average checkpoints of one run"
+            raise UserError(f"{problem} than in {newest.path.name}", path=checkpoint.path, cure=cure)
+        for name, total in sums.items():
+            total += others[name]
+    return newest, tensors | {name: (total / count).to(tensors[name].dtype) for name, total in sums.items()}
+
+
+def _difference(a: Checkpoint, ours: dict[str, Tensor], b: Checkpoint, theirs: dict[str, Tensor]) -> str:
+    """What the second has otherwise; empty: nothing."""
+    for name in sorted({*ours, *theirs}):
+        if name not in ours or name not in theirs or ours[name].shape != theirs[name].shape:
+            return f"{name} is another tensor"
+    same = a.manifest["architecture"] == b.manifest["architecture"] and a.text == b.text
+    return "" if same else "it has another architecture or vocabulary"

@@ -1,0 +1,100 @@
+"""Margin scores of pairs of sentences: their cosine, measured against those of their nearest neighbours.
+
+A sentence whose neighbours are all near (a short one, a common one) is no translation of them all. Artetxe and Schwenk
+(2019, "Margin-based Parallel Corpus Mining with Multilingual Sentence Embeddings", arXiv:1811.01136) compare
+a = cos(x, y) with b = ½ mean_x + ½ mean_y, the mean cosines of x and of y with their k nearest neighbours on the other
+side:
+
+    absolute   a
+    distance   a - b
+    ratio      a / b
+
+"Dual-Alignment Pre-training for Cross-lingual Sentence Embedding" writes the ratio without the ½ (equation 8): half of
+this one, with the same ranking.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.retrieval.neighbours import Neighbours, neighbours
+
+Margin = Literal["absolute", "distance", "ratio"]
+MARGINS: tuple[str, ...] = get_args(Margin)
+
+
+def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin) -> np.ndarray:
+    """The score of pairs with these cosines; the shapes of all three broadcast, the means are those of the neighbours.
+
+    Raises:
+        ValueError: an unknown margin.
+    """
+    if margin == "absolute":
+        return np.broadcast_to(cosine, np.broadcast_shapes(cosine.shape, mean_x.shape, mean_y.shape))
+    around = (mean_x + mean_y) / 2
+    if margin == "distance":
+        return cosine - around
+    if margin == "ratio":
+        # A mean that is not positive tells nothing about scale; no pair with one may pass for the best.
+        return np.where(around > 0, cosine / np.where(around > 0, around, 1), -np.inf).astype(around.dtype)
+    raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")
+
+
+def neighbour_means(found: Neighbours) -> tuple[np.ndarray, np.ndarray]:
+    """Mean cosine of each row with its k neighbours: [N] of x, [M] of y.
+
+    Where an approximate search found fewer (index -1), it is that of those found; of none it is 0.
+    """
+    return _mean_found(found.xy, found.xy_similarity), _mean_found(found.yx, found.yx_similarity)
+
+
+def _mean_found(index_NK: np.ndarray, similarity_NK: np.ndarray) -> np.ndarray:
+    there_NK = index_NK >= 0
+    total_N = np.where(there_NK, similarity_NK, 0).sum(axis=1)
+    return (total_N / np.maximum(there_NK.sum(axis=1), 1)).astype(similarity_NK.dtype)
+
+
+def margin_scores(
+    x: np.ndarray, y: np.ndarray, k: int, margin: Margin, pairs: tuple[np.ndarray, np.ndarray] | None = None
+) -> np.ndarray:
+    """Margin scores of all pairs of rows, or of some.
+
+    Args:
+        x: [N, D] float, L2-normalised.
+        y: [M, D] float, L2-normalised.
+        k: neighbours in each direction, at most N and M; the absolute margin needs none.
+        pairs: (rows of x [P], rows of y [P]); None: all, for sets whose N times M similarities fit in memory.
+
+    Returns:
+        float [N, M], or [P] for ``pairs``. Products are taken in float32, or in float64 where both sides are float64.
+
+    Raises:
+        UserError: k is not between 1 and the number of sentences of the smaller side.
+        ValueError: an unknown margin, one side empty, or another width.
+    """
+    if margin not in MARGINS:
+        raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")
+    dtype = np.result_type(x, y, np.float32)
+    x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
+    mean_x, mean_y = np.zeros(len(x), dtype), np.zeros(len(y), dtype)
+    if margin != "absolute":
+        check_neighbours(k, len(x), len(y))
+        mean_x, mean_y = neighbour_means(neighbours(x, y, k))
+    if pairs is None:
+        return apply_margin(x @ y.T, mean_x[:, None], mean_y[None, :], margin)
+    of_x, of_y = pairs
+    return apply_margin(np.einsum("pd,pd->p", x[of_x], y[of_y]), mean_x[of_x], mean_y[of_y], margin)
+
+
+def check_neighbours(k: int, sources: int, targets: int) -> None:
+    """Raise a UserError unless each side has k neighbours on the other."""
+    if k < 1:
+        raise UserError(f"{k} neighbours", cure="give at least 1")
+    if k > min(sources, targets):
+        which = f"{sources:,} sentences and {targets:,}" if sources != targets else f"{sources:,} sentences a side"
+        raise UserError(
+            f"{k} neighbours, but there are {which}", cure=f"give at most {min(sources, targets)}, or more sentences"
+        )

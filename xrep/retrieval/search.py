@@ -1,0 +1,160 @@
+"""Nearest neighbours between two files of vectors of any size: in bounded memory, and going on where a run stopped."""
+
+from __future__ import annotations
+
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from xrep.errors import UserError
+from xrep.files import write_aside
+from xrep.kernels.precision import operand_dtype
+from xrep.retrieval.neighbours import TILE, Best, Neighbours, search_block
+from xrep.retrieval.vectors import VectorFile
+
+_UNIT_BYTES = 1 << 27
+"""Of the float32 rows of x that are held while all of y passes by."""
+_PANEL_BYTES = 1 << 25
+"""Of the float32 rows of y that are read at a time."""
+SAVE_SECONDS = 60.0
+"""What was found is written to disk after the unit of work that ends after so long, and after the last one."""
+
+Progress = Callable[[int, int], None]
+"""Called with the units of work done and their total."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """The sentences of one side that are searched: ``rows`` int64 [N] of a file, ascending."""
+
+    vectors: VectorFile
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Sentences ``start`` .. ``stop``: float32 [stop - start, D], L2-normalised."""
+        rows = self.rows[start:stop]
+        whole = len(rows) and rows[-1] - rows[0] + 1 == len(rows)
+        return self.vectors.read(slice(int(rows[0]), int(rows[-1]) + 1) if whole else rows)
+
+    def blocks(self, size: int) -> Iterator[tuple[int, int]]:
+        """(start, stop) of blocks of ``size`` rows."""
+        return ((start, min(start + size, len(self))) for start in range(0, len(self), size))
+
+
+@dataclass
+class Found:
+    """The best neighbours so far, of both sides, and the units of work that led to them; kept in the file ``path``."""
+
+    xy: Best
+    yx: Best
+    path: Path
+    done: int = 0
+    _saved: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def begin(cls, path: Path, sources: int, targets: int, k: int, device: str = "cpu") -> Found:
+        """What an earlier run left in ``path``, or nothing found yet.
+
+        Raises:
+            UserError: the file is damaged, or of other numbers of sentences.
+        """
+        found = cls(Best(sources, k, torch.float32, device), Best(targets, k, torch.float32, device), path)
+        if path.exists():
+            stored, found.done = load_found(path)
+            if stored.xy.shape != (sources, k) or stored.yx.shape != (targets, k):
+                raise UserError("of another search", path=path, cure="remove it to begin anew")
+            for best, index, similarity in (
+                (found.xy, stored.xy, stored.xy_similarity),
+                (found.yx, stored.yx, stored.yx_similarity),
+            ):
+                best.index.copy_(torch.from_numpy(index))
+                best.similarity.copy_(torch.from_numpy(similarity))
+        return found
+
+    def step(self, total: int) -> None:
+        """A unit of work is done."""
+        self.done += 1
+        if self.done == total or time.monotonic() - self._saved >= SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        found = self.neighbours()
+        with write_aside(self.path) as aside, aside.open("wb") as file:
+            np.savez(file, done=np.int64(self.done), **vars(found))
+        self._saved = time.monotonic()
+
+    def neighbours(self) -> Neighbours:
+        parts = (self.xy.index, self.xy.similarity, self.yx.index, self.yx.similarity)
+        return Neighbours(*(part.cpu().numpy() for part in parts))
+
+
+def load_found(path: Path) -> tuple[Neighbours, int]:
+    """What ``Found`` keeps, and the units of work done.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names = ("xy", "xy_similarity", "yx", "yx_similarity")
+            return Neighbours(*(file[name] for name in names)), int(file["done"])
+    except FileNotFoundError:
+        raise UserError("no such file", path=path, cure="run that part of the search first") from None
+    except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
+        raise UserError("a damaged file of neighbours", path=path, cure="remove it to begin anew") from None
+
+
+def search_flat(x: Side, y: Side, found: Found, *, device: str = "cpu", progress: Progress | None = None) -> None:
+    """Exact neighbours: block by block of x, all of y passes by, and one product serves both directions.
+
+    Memory: the neighbours of both sides, 12 k bytes a sentence, and about 200 MB.
+
+    Args:
+        found: what an earlier run found; units that it has are passed over.
+        device: where products are taken. A GPU multiplies in the type of the files.
+    """
+    width = 4 * x.vectors.size
+    units = list(x.blocks(_rows(_UNIT_BYTES, width)))
+    panels = list(y.blocks(_rows(_PANEL_BYTES, width)))
+    for unit, (first, last) in enumerate(units):
+        if unit < found.done:
+            continue
+        x_BD = _operand(x, first, last, device)
+        for start, stop in panels:
+            y_CD = _operand(y, start, stop, device)
+            search_block(x_BD, y_CD, found.xy.slice(first, last), found.yx.slice(start, stop), first, start)
+        found.step(len(units))
+        if progress is not None:
+            progress(unit + 1, len(units))
+
+
+def _rows(size: int, width: int) -> int:
+    """Rows of ``width`` bytes in ``size`` bytes, whole tiles of them."""
+    return max(1, size // width // TILE) * TILE
+
+
+def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
+    vectors = torch.from_numpy(side.read(start, stop)).to(device)
+    if side.vectors.dtype == np.float16:
+        return vectors.to(operand_dtype(vectors.half()))
+    return vectors
+
+
+def merge(parts: list[Neighbours]) -> Neighbours:
+    """Neighbours of all of x with y, from those of consecutive parts of x with all of y."""
+    k, targets = parts[0].yx.shape[1], len(parts[0].yx)
+    best, first = Best(targets, k, torch.float32), 0
+    for part in parts:
+        index = np.where(part.yx < 0, -1, part.yx + first)
+        best.merge(slice(None), torch.from_numpy(part.yx_similarity), torch.from_numpy(index))
+        first += len(part.xy)
+    xy, similarity = (np.concatenate([getattr(part, name) for part in parts]) for name in ("xy", "xy_similarity"))
+    return Neighbours(xy, similarity, best.index.numpy(), best.similarity.numpy())

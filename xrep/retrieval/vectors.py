@@ -1,0 +1,99 @@
+"""Vectors on disk: read block by block, so that they need not fit in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.retrieval.neighbours import normalize_rows
+
+_SURVEY_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one pass over a file of vectors told: hex ``sha256`` of its rows, and uint64 [N] ``keys``, equal for rows of
+    equal bytes (for others with a chance of 1 in 10¹⁹)."""
+
+    sha256: str
+    keys: np.ndarray
+
+
+class VectorFile:
+    """The vectors [N, D] of a .npy file.
+
+    The file is mapped, and what was read is let go at once: it costs no memory of the process, however large it is.
+
+    Raises:
+        UserError: no such file, or no two-dimensional array of floats in it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        cure = "give a .npy file of floats [sentences, size], as xrep-encode writes it"
+        try:
+            self._rows = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        except FileNotFoundError:
+            raise UserError("no such file", path=path, cure="check the name") from None
+        except (ValueError, EOFError):
+            raise UserError("not a file of vectors", path=path, cure=cure) from None
+        rows = self._rows
+        if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind != "f" or not rows.size:
+            raise UserError("not an array of vectors", path=path, cure=cure)
+        if not rows.flags.c_contiguous:
+            raise UserError("the rows do not lie one after the other", path=path, cure="save it in C order")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def size(self) -> int:
+        return self._rows.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._rows.dtype
+
+    def read(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Some rows, L2-normalised: float32 [rows, D]."""
+        block = np.asarray(self._rows[rows], dtype=np.float32)
+        vectors = normalize_rows(block)
+        self._let_go()
+        return vectors
+
+    def survey(self) -> Survey:
+        """Look at every row once.
+
+        Raises:
+            UserError: a row is not finite.
+        """
+        digest, keys = hashlib.sha256(), np.empty(len(self), dtype=np.uint64)
+        for start, block in self._blocks():
+            finite = np.isfinite(block).all(axis=1)
+            if not finite.all():
+                line = start + int(np.argmin(finite)) + 1
+                cure = "encode that sentence again, or leave it out here and in the text"
+                raise UserError("the vector of this row is not finite", path=self.path, line=line, cure=cure)
+            digest.update(block.data)
+            keys[start : start + len(block)] = [key(row.data) for row in block]
+        return Survey(digest.hexdigest(), keys)
+
+    def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        step = max(1, _SURVEY_BYTES // (self.size * self.dtype.itemsize))
+        for start in range(0, len(self), step):
+            yield start, self._rows[start : start + step]
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._rows._mmap.madvise(mmap.MADV_DONTNEED)
+
+
+def key(data: bytes | memoryview) -> int:
+    """64 bits, equal for equal bytes."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

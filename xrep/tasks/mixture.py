@@ -1,0 +1,211 @@
+"""Several tasks as one: every step has a batch of each of them, or of one that is drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from xrep.config import Part
+from xrep.data.batching import TextSpec
+from xrep.data.stream import Plan
+from xrep.errors import UserError
+from xrep.files import write_aside
+from xrep.tasks.bitext import Pool
+from xrep.text.sides import same_tokenizers
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 divided by the golden ratio: the step of the sequence that draws parts."""
+
+
+@dataclass
+class MixedBatch:
+    """Batches of the parts that a step has, by the part's name; its length is that of all together."""
+
+    parts: dict[str, Any]
+
+    def to(self, device: torch.device | str) -> MixedBatch:
+        return MixedBatch({name: batch.to(device) for name, batch in self.parts.items()})
+
+    def pin_memory(self) -> MixedBatch:
+        return MixedBatch({name: batch.pin_memory() for name, batch in self.parts.items()})
+
+    @property
+    def token_count(self) -> int:
+        return sum(batch.token_count for batch in self.parts.values())
+
+    def __len__(self) -> int:
+        return sum(len(batch) for batch in self.parts.values())
+
+
+class MixtureTask:
+    """The tasks of several parts, which read text of one vocabulary, as one task.
+
+    With mixing ``weight`` each batch has one of every part. With ``proportion`` it has that of one part, drawn with
+    probability proportional to its proportion: the n-th number of the Weyl sequence n·2⁶⁴/φ + seed, modulo 2⁶⁴, falls
+    into the part's share of [0, 2⁶⁴). So the draw depends on (seed, n) alone, is the same on all ranks and after
+    resuming, and any stretch of the training has the parts in their proportions, but for a few batches.
+
+    An epoch ends when the part that takes longest has been seen once; the smaller ones are repeated, each in the order
+    of its own epochs. ``examples`` counts what all parts consume until then; ``stop`` counts alike, and cuts the last
+    batch of the part that takes longest so that it ends exactly.
+
+    Attributes:
+        tasks: of the parts, by name.
+        examples: training examples of all parts in one epoch.
+        text: languages of all parts, the largest of their lengths.
+
+    Raises:
+        UserError: two parts have different vocabularies, or what the parts' own tasks raise.
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        parts: list[Part]
+        """Name, class, ``Config`` and share of the task of each part."""
+        mixing: Literal["weight", "proportion"]
+        """Whether a batch has all parts or one."""
+
+        def problems(self) -> list[str]:
+            return []
+
+    def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
+        self.config = config
+        self.tasks = {part.name: part.kind(part.config, seed, tokenizers) for part in config.parts}
+        first, *others = self.tasks
+        for name in others:
+            if not same_tokenizers(self.tasks[first].tokenizers, self.tasks[name].tokenizers):
+                raise UserError(
+                    f"the parts {first} and {name} have different vocabularies",
+                    cure="preprocess the text of both with the same --tokenizer",
+                )
+        self.tokenizers = self.tasks[first].tokenizers
+        self.text = _joined([task.text for task in self.tasks.values()])
+        by_proportion = config.mixing == "proportion"
+        shares = {p.name: Fraction(p.proportion if by_proportion else 1).limit_denominator(10**6) for p in config.parts}
+        rates = {part.name: shares[part.name] * part.config.batch_size for part in config.parts}
+        # Steps of an epoch of each part, up to a factor that all have.
+        self._longest = max(self.tasks, key=lambda name: self.tasks[name].examples / rates[name])
+        steps = self.tasks[self._longest].examples / rates[self._longest]
+        self.examples = sum(round(steps * rate) for rate in rates.values())
+        total = sum(shares.values())
+        self._borders = [int(sum(list(shares.values())[: n + 1]) / total * 2**64) for n in range(len(shares))]
+        self._start = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
+
+    def check_size(self, world_size: int) -> None:
+        """Raise UserError if an epoch of one part is smaller than one batch on each of ``world_size`` ranks."""
+        for name, task in self.tasks.items():
+            with _naming(name):
+                task.check_size(world_size)
+
+    def drawn(self, step: int) -> list[str]:
+        """The parts that the batch of that number has, counted from 0 at the start of training."""
+        if self.config.mixing == "weight":
+            return list(self.tasks)
+        number = (self._start + step * GOLDEN) % 2**64
+        return [next(name for name, border in zip(self.tasks, self._borders, strict=True) if number < border)]
+
+    def plan(
+        self, cursor: dict[str, Any] | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
+    ) -> Iterator[Plan]:
+        """The training batches of one rank, for ever or up to example ``stop``, which is of all parts together.
+
+        ``Plan.what``: by part, what its task makes a batch of. ``Plan.cursor``: the cursors and the examples of the
+        parts, and the number of batches so far.
+        """
+        cursor = cursor or {"step": 0, "parts": {}, "examples": {}}
+        step, cursors, seen = cursor["step"], dict(cursor["parts"]), dict(cursor["examples"])
+        longest = self._longest
+        # That of whole epochs is exact: stop is a multiple of ``examples`` then.
+        end = None if stop is None else math.ceil(Fraction(stop) * self.tasks[longest].examples / self.examples)
+        plans = {
+            name: task.plan(cursors.get(name), rank, world_size, end if name == longest else None)
+            for name, task in self.tasks.items()
+        }
+        while end is None or seen.get(longest, 0) < end:
+            what = {}
+            for name in self.drawn(step):
+                part = next(plans[name])
+                what[name], cursors[name], seen[name] = part.what, part.cursor, part.examples
+            step += 1
+            examples = sum(seen.values())
+            if end is not None and stop is not None:  # the parts' shares are not exact, the end of the longest one is
+                examples = max(examples, stop) if seen.get(longest, 0) >= end else min(examples, stop - 1)
+            yield Plan(what, {"step": step, "parts": dict(cursors), "examples": dict(seen)}, examples)
+
+    def make(self, what: Mapping[str, Any]) -> MixedBatch:
+        """The batch of ``Plan.what``."""
+        return MixedBatch({name: self.tasks[name].make(each) for name, each in what.items()})
+
+    def describe(self, batch: MixedBatch, limit: int = 3) -> str:
+        """The first examples of each part of a batch as text, for messages."""
+        return "; ".join(f"{name}: {self.tasks[name].describe(each, limit)}" for name, each in batch.parts.items())
+
+    def fingerprint(self) -> str:
+        """Changes with the data of any part."""
+        prints = {name: task.fingerprint() for name, task in self.tasks.items()}
+        return hashlib.sha256(json.dumps(prints, sort_keys=True).encode()).hexdigest()
+
+    def save_tokenizers(self, directory: Path) -> None:
+        self.tasks[self._longest].save_tokenizers(directory)
+
+    def write_training_hashes(self, path: Path) -> None:
+        """Write the sorted hashes of the training sentences of all parts (uint64 ``.npy``) to ``path``."""
+        union = np.zeros(0, dtype=np.uint64)
+        with tempfile.TemporaryDirectory() as folder:
+            for task in self.tasks.values():
+                task.write_training_hashes(Path(folder) / "hashes.npy")
+                union = np.union1d(union, np.load(Path(folder) / "hashes.npy", allow_pickle=False))
+        with write_aside(path) as aside, open(aside, "wb") as file:
+            np.save(file, union)
+
+    def validation_pools(self, max_pool_size: int) -> list[Pool]:
+        """Those of all parts; pools of one language pair are put together, and the same data counts once."""
+        pools: dict[tuple[str, str], list[Pool]] = {}
+        for task in {task.fingerprint(): task for task in self.tasks.values()}.values():
+            for pool in task.validation_pools(max_pool_size):
+                pools.setdefault((pool.source_language, pool.target_language), []).append(pool)
+        return [replace(some[0], batches=_one_after_another(some)) for some in pools.values()]
+
+
+def _one_after_another(pools: list[Pool]) -> Callable[[], Iterator[Any]]:
+    def batches() -> Iterator[Any]:
+        first = 0
+        for pool in pools:
+            rows = 0
+            for batch in pool.batches():
+                rows += len(batch)
+                yield replace(batch, indices=batch.indices + first)
+            first += rows
+
+    return batches
+
+
+def _joined(texts: list[TextSpec]) -> TextSpec:
+    return replace(
+        texts[0],
+        max_length=max(text.max_length for text in texts),
+        source_languages=sorted({language for text in texts for language in text.source_languages}),
+        target_languages=sorted({language for text in texts for language in text.target_languages}),
+    )
+
+
+@contextmanager
+def _naming(part: str) -> Iterator[None]:
+    """Let what a part's task refuses begin with the part's name."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"the part {part}: {error.problem}", path=error.path, line=error.line, cure=error.cure
+        ) from error

@@ -1,0 +1,289 @@
+"""The processes of one run: how they find each other, agree, and end together.
+
+torch.distributed does the work (torchrun starts the processes; NCCL on GPUs, gloo on CPUs). Beside the group of the
+gradients there are two of gloo for plain numbers, which never make a GPU wait: ``control``, for what ranks tell each
+other at every step, and ``patient``, without a limit that matters, for preparing data and for validation.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from xrep.errors import TrainingError, UserError
+
+T = TypeVar("T")
+
+
+class Distributed:
+    """How the processes that torchrun starts work together; one process alone needs none of it."""
+
+    @dataclass(kw_only=True)
+    class Config:
+        backend: Literal["auto", "nccl", "gloo"] = "auto"
+        """What moves the gradients; auto: nccl on GPUs, gloo on CPUs."""
+        timeout_minutes: float = 10.0
+        """Minutes that a rank waits for another before it gives up."""
+        check_every: int = 1000
+        """Steps between comparisons of every weight, momentum encoder and queue over the ranks; 0: never."""
+
+        def problems(self) -> list[str]:
+            found = [] if self.timeout_minutes > 0 else [f"timeout_minutes must be above 0, not {self.timeout_minutes}"]
+            return found + ([f"check_every must not be negative: {self.check_every}"] if self.check_every < 0 else [])
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, seen from one of them."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    control: dist.ProcessGroup | None = None
+    patient: dist.ProcessGroup | None = None
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sums(self, values: list[float]) -> list[float]:
+        """Each value summed over the ranks, on the CPU."""
+        if self.control is None:
+            return values
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, group=self.control)
+        return total.tolist()
+
+    def from_main(self, value: T) -> T:
+        """What rank 0 has; it may take its time."""
+        if self.patient is None:
+            return value
+        held = [value]
+        dist.broadcast_object_list(held, src=0, group=self.patient)
+        return held[0]
+
+    def gather(self, value: T) -> list[T]:
+        """What every rank has, by rank."""
+        if self.patient is None:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.patient)
+        return found
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block after which all ranks go on or none does: what one may not do ends all, told once.
+
+        Raises:
+            UserError: on rank 0, that of the first rank that has one.
+            SystemExit: of code 2, on the others.
+        """
+        problem: UserError | None = None
+        try:
+            yield
+        except UserError as error:
+            problem = error
+        except OSError as error:
+            if self.size == 1:
+                raise
+            problem = UserError(f"{error.strerror or error}", path=error.filename)
+        self.stop_all(problem, 2)
+
+    def stop_all(self, problem: UserError | TrainingError | None, code: int) -> None:
+        """End every rank if one has a problem: rank 0 raises it (that of the first rank that has one), to tell it."""
+        if self.size == 1:
+            if problem is not None:
+                raise problem
+            return
+        told = self.gather(None if problem is None else str(problem))
+        first = next((rank for rank, text in enumerate(told) if text is not None), None)
+        if first is None:
+            return
+        if not self.is_main:
+            raise SystemExit(code)
+        if problem is None:
+            text = f"rank {first}: {told[first]}"
+            problem = UserError(text) if code == 2 else TrainingError(text)
+        raise problem
+
+    def in_turn(self, make: Callable[[], T]) -> T:
+        """``make()`` on rank 0, then on the first rank of every host, then on all others.
+
+        What the first writes (a cache, a download), the next ones find. Errors as in ``together``.
+        """
+        mine = 0 if self.is_main else 1 if self.local_rank == 0 else 2
+        made: list[T] = []
+        for turn in range(1 if self.size == 1 else 3):
+            with self.together():
+                if turn == mine:
+                    made.append(make())
+        return made[0]
+
+
+def alone(device: torch.device | str) -> World:
+    """The world of one process."""
+    return World(0, 1, 0, torch.device(device))
+
+
+def start(config: Distributed.Config, device: str) -> World:
+    """Join the processes that torchrun started; without torchrun, or with one process, there is nothing to join.
+
+    Args:
+        device: auto, cpu or cuda; every rank takes a GPU of its own.
+
+    Raises:
+        UserError: the other ranks cannot be reached, or there are fewer GPUs than ranks on this host.
+    """
+    kind = pick_device(device)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return alone(kind)
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    place = torch.device(kind)
+    if kind == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"rank {rank} finds {torch.cuda.device_count()} GPUs on its host, and is number {local_rank} there",
+                cure="lower --nproc-per-node, or use --device cpu",
+            )
+        place = torch.device("cuda", local_rank)
+        torch.cuda.set_device(place)
+    backend = {"auto": "nccl" if kind == "cuda" else "gloo"}.get(config.backend, config.backend)
+    limit = timedelta(minutes=config.timeout_minutes)
+    _join(backend, limit)
+    control = dist.new_group(backend="gloo", timeout=limit)
+    patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    return World(rank, size, local_rank, place, control, patient)
+
+
+def _join(backend: str, limit: timedelta) -> None:
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    cure = "set MASTER_ADDR and MASTER_PORT to the host and a free port of rank 0, the same on every host"
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError:
+        raise UserError(f"MASTER_ADDR {address!r} is not the name of a host", cure=cure) from None
+    try:
+        dist.init_process_group(backend, timeout=limit, **_meeting_place(limit))
+    except (RuntimeError, ValueError) as error:  # what torch raises where a rank cannot be reached
+        reason = str(error).splitlines()[0]
+        problem = f"not all {os.environ['WORLD_SIZE']} ranks met at {address}:{port} ({reason})"
+        raise UserError(problem, cure=cure) from None
+
+
+def _meeting_place(limit: timedelta) -> dict[str, Any]:
+    """Arguments of ``init_process_group``: torchrun's own store, in a corner that no earlier attempt has used.
+
+    torchrun keeps one store over its restarts, where addresses of processes that have died would be found. Restarts are
+    not counted alike on all hosts, so the ranks agree on a fresh name: each asks with a word of its own, rank 0 answers
+    every word with the name, until all have said that they have it.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=limit)
+    mine = uuid.uuid4().hex
+    if rank:
+        store.set(f"xrep/asks/{rank}", mine)
+        name = store.get(f"xrep/answer/{mine}").decode()
+        store.add(f"xrep/met/{name}", 1)
+    else:
+        name = mine
+        deadline = time.monotonic() + limit.total_seconds()
+        while store.add(f"xrep/met/{name}", 0) < size - 1:
+            for other in range(1, size):
+                if store.check([f"xrep/asks/{other}"]):
+                    store.set(f"xrep/answer/{store.get(f'xrep/asks/{other}').decode()}", name)
+            if time.monotonic() > deadline:
+                raise RuntimeError("some ranks did not come in time")
+            time.sleep(0.01)
+    return {"store": dist.PrefixStore(f"xrep/{name}", store), "rank": rank, "world_size": size}
+
+
+@contextmanager
+def missing_each_other(world: World) -> Iterator[None]:
+    """Say in one line that another rank is gone, where torch has a traceback of its sockets.
+
+    Raises:
+        TrainingError: another rank died or did not answer in time.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if world.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        reason = str(error).splitlines()[0]
+        raise TrainingError(
+            f"rank {world.rank}: another rank died or did not answer ({reason}); the same command goes on from the "
+            "last checkpoint, torchrun --max-restarts N does so by itself"
+        ) from None
+
+
+def leave(world: World) -> None:
+    """Part from the other processes."""
+    if world.size > 1 and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def pick_device(wanted: str) -> str:
+    """``auto`` is cuda where there is a GPU."""
+    if wanted != "auto":
+        return wanted
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_equal(world: World, facts: dict[str, Any]) -> None:
+    """Refuse to train where the ranks were given different things.
+
+    Raises:
+        UserError: naming what differs, and a rank that differs from rank 0.
+    """
+    everyone = world.gather(facts)
+    for rank, theirs in enumerate(everyone):
+        for name, ours in everyone[0].items():
+            if theirs.get(name) != ours:
+                raise UserError(
+                    f"rank {rank} has another {name} than rank 0: {theirs.get(name)!r} against {ours!r}",
+                    cure="start every rank with the same command and the same files",
+                )
+
+
+def check_in_step(world: World, module: nn.Module) -> None:
+    """Compare every tensor of the module over the ranks, by checksum.
+
+    Raises:
+        TrainingError: naming the first tensor that differs (on rank 0; the others exit).
+    """
+    if world.size == 1:
+        return
+    digests = {name: _digest(tensor) for name, tensor in module.state_dict().items()}
+    everyone = world.gather({name: digest.tolist() for name, digest in digests.items()})
+    for name, ours in everyone[0].items():
+        for rank, theirs in enumerate(everyone):
+            if theirs[name] != ours:
+                problem = TrainingError(
+                    f"{name} is no longer the same on rank 0 and rank {rank}: the ranks have drifted apart; "
+                    "go on from the last checkpoint, and look for a criterion that treats ranks differently"
+                )
+                world.stop_all(problem, 1)
+
+
+def _digest(tensor: Tensor) -> Tensor:
+    """Two sums over the bits of a tensor: of all of them, and of its rows by their position (the order of a queue)."""
+    words = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[tensor.element_size()]
+    rows = tensor.detach().contiguous().reshape(max(len(tensor), 1) if tensor.ndim else 1, -1).view(words)
+    sums = rows.sum(1, dtype=torch.int64)
+    places = torch.arange(1, len(sums) + 1, device=sums.device)
+    return torch.stack([sums.sum(), (sums * places).sum()])

@@ -1,0 +1,145 @@
+"""What went wrong in a step, found out after the fact: where a NaN began, what did not fit into memory."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from xrep.criteria.criterion import Loss
+from xrep.training.distributed import World
+
+BEGINS = "it begins in "
+
+
+def not_finite(
+    module: nn.Module,
+    forward: Callable[[Any], Loss],
+    loss: float,
+    norm: float,
+    batches: list[Any],
+    describe: Callable[[Any], str],
+    world: World,
+) -> str:
+    """Where a loss or a gradient that is not finite came from: which module, on which rank, in which batch.
+
+    Every rank must make this call: the forward passes of the step are run again, and may talk to other ranks.
+
+    Args:
+        forward: the forward pass of one batch.
+        describe: the beginning of a batch as text.
+    """
+    if math.isfinite(loss):
+        where, batch = f"{BEGINS}the gradient of {_bad_gradient(module)}", batches[0]
+        what = f"the norm of the gradient is {norm}"
+    else:
+        where, batch, what = "", batches[0], f"the loss is {loss}"
+        for batch in batches:
+            where = _bad_module(module, lambda batch=batch: forward(batch))
+            if world.sums([float(where.startswith(BEGINS))])[0]:
+                break
+    everyone = world.gather(f"{where}; the batch begins with {describe(batch)}")
+    rank = next((number for number, text in enumerate(everyone) if text.startswith(BEGINS)), 0)
+    return f"{what}{f' (rank {rank})' if world.size > 1 else ''}; {everyone[rank]}"
+
+
+def _bad_module(module: nn.Module, forward: Callable[[], Any]) -> str:
+    """Run a forward pass again and name the module in which a NaN or an infinity first appears."""
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def look(_: nn.Module, inputs: Any, output: Any) -> None:
+            if not found and not _finite(output):
+                cause = "from finite inputs" if _finite(inputs) else "its inputs are not finite either"
+                found.append(f"{name} ({cause})")
+
+        return look
+
+    parameters = [name for name, parameter in module.named_parameters() if not _finite(parameter)]
+    hooks = [part.register_forward_hook(watch(name or "the whole")) for name, part in module.named_modules()]
+    try:
+        # Compiled layers would run without the hooks of what is inside them.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            forward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if parameters:
+        return f"{BEGINS}the weights of {parameters[0]}"
+    return f"{BEGINS}{found[0]}" if found else "the forward pass is finite"
+
+
+def _bad_gradient(module: nn.Module) -> str | None:
+    """The first parameter whose gradient is not finite."""
+    return next((n for n, p in module.named_parameters() if p.grad is not None and not _finite(p.grad)), None)
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, Loss):
+        value = [term.sum for term in value.terms.values()]
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on a GPU or on the host."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+    )
+
+
+def out_of_memory(batches: list[Any]) -> str:
+    """What to say when memory ran out over these batches: how large they are, and what to change."""
+    shapes = "; ".join(_shape_of(batch) for batch in batches)
+    return (
+        f"out of memory with {shapes}; lower --batch-size (and raise --update-freq) or --max-length, "
+        "or set --activation-checkpointing or --precision bf16"
+    )
+
+
+def _shape_of(batch: Any) -> str:
+    """How large a batch is, in words: its rows, and the shape of every token matrix."""
+    shapes = [tuple(leaf.shape) for leaf in _tensors(batch) if leaf.ndim == 2]
+    return f"{len(batch)} examples, tensors of {', '.join(map(str, sorted(set(shapes), reverse=True)))}"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif hasattr(value, "__dict__"):
+        yield from _tensors(vars(value))
+
+
+class Preemption:
+    """Whether the run was asked to stop: SIGTERM (schedulers, torchrun) and SIGUSR1 (Slurm's early warning)."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note the signals instead of dying of them."""
+        previous = {}
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            try:
+                previous[number] = signal.signal(number, self._note)
+            except ValueError:  # not the main thread: signals are someone else's
+                break
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _: Any) -> None:
+        self.signal = signal.Signals(number).name

@@ -1,0 +1,72 @@
+"""The LAMB optimizer, all tensors of a group at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LambOptimizer(torch.optim.Optimizer):
+    """Algorithm 2 of You et al. 2020 (phi the identity): each step of a matrix has the length lr * |matrix|.
+
+    Args:
+        groups: with ``params``, ``lr``, ``weight_decay``, and ``decays``: whether the trust ratio applies; without it
+            the step is Adam's.
+        betas, eps: decay rates of the moments, and what is added to the denominator.
+        bias_correction: divide the moments by 1 - beta^t, t counting the steps of each parameter.
+    """
+
+    def __init__(
+        self, groups: list[dict[str, Any]], *, betas: tuple[float, float], eps: float, bias_correction: bool
+    ) -> None:
+        super().__init__(groups, {"betas": betas, "eps": eps, "bias_correction": bias_correction})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._step(group, parameters)
+        return loss
+
+    def _step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        updates = self._adam(group, parameters, [p.grad for p in parameters])
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+        if group["decays"]:
+            weights, steps = (torch.stack(torch._foreach_norm(tensors)) for tensors in (parameters, updates))
+            # On the device from end to end: a number that Python looks at would make it wait for the GPU.
+            ratios = torch.where((weights > 0) & (steps > 0), weights / steps, 1.0)
+            torch._foreach_mul_(updates, list(ratios.unbind()))
+        torch._foreach_add_(parameters, updates, alpha=-group["lr"])
+
+    def _adam(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Any]) -> list[Tensor]:
+        """Adam's update m / (sqrt(v) + eps), the moments corrected for their start at 0."""
+        states = [self.state[p] for p in parameters]
+        for state, parameter in zip(states, parameters, strict=True):
+            if not state:
+                state["step"] = torch.zeros(())
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        (first, second), counts = group["betas"], [state["step"] for state in states]
+        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        torch._foreach_add_(counts, 1)
+        torch._foreach_lerp_(means, gradients, 1 - first)
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
+        updates = list(torch._foreach_sqrt(squares))
+        if group["bias_correction"]:
+            torch._foreach_div_(updates, [(1 - second ** float(count)) ** 0.5 for count in counts])
+        torch._foreach_add_(updates, group["eps"])
+        torch._foreach_reciprocal_(updates)
+        torch._foreach_mul_(updates, means)
+        if group["bias_correction"]:
+            torch._foreach_div_(updates, [1 - first ** float(count) for count in counts])
+        return updates

@@ -1,0 +1,179 @@
+"""One optimizer step over the batches of all ranks: forward, backward, clip, update."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from xrep.criteria.criterion import Criterion, Loss
+from xrep.training.distributed import World
+from xrep.training.freezing import Freezing
+
+Precision = Literal["float32", "bf16", "fp16"]
+_SYNC_BUFFERS = next(  # renamed in torch 2.13
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel).parameters
+)
+SMALLEST_SCALE = 2.0**-10
+"""Loss scale of fp16 below which overflowing gradients are no longer a matter of scale."""
+
+
+class TrainingModule(nn.Module):
+    """Model and criterion side by side, as one module for the distributed engine."""
+
+    def __init__(self, model: nn.Module, criterion: Criterion) -> None:
+        super().__init__()
+        self.model, self.criterion = model, criterion
+
+    def forward(self, batch: Any) -> Loss:
+        return self.criterion(self.model, batch)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step gave, over all ranks.
+
+    Attributes:
+        loss: the objective.
+        norm: of the gradient, before clipping.
+        values: the objective's terms (``loss_NAME``, where there are several) and the criterion's metrics.
+        skipped: whether fp16 gradients overflowed, so that weights stayed as they were.
+    """
+
+    loss: float
+    norm: float
+    values: dict[str, float]
+    skipped: bool = False
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and (self.skipped or math.isfinite(self.norm))
+
+
+class Engine:
+    """Runs steps of one module with one optimizer.
+
+    Gradients are averaged by DDP while they are computed, on the last batch of a step only. The objective is
+    Σ weight · sum / size with sizes of all ranks and batches; DDP averages, so each rank multiplies by their number.
+
+    Args:
+        precision: bf16 and fp16 run products in half precision; weights stay float32.
+        clip_norm: largest norm of the gradient; 0 does not clip.
+    """
+
+    def __init__(
+        self,
+        module: TrainingModule,
+        optimizer: torch.optim.Optimizer,
+        freezing: Freezing,
+        world: World,
+        *,
+        precision: Precision,
+        clip_norm: float,
+    ) -> None:
+        self.module, self.optimizer, self.freezing, self.world = module, optimizer, freezing, world
+        self.limit = clip_norm or math.inf
+        self._half = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
+        self._parallel: nn.Module | None = None
+
+    def prepare(self, step: int) -> None:
+        """Before a step: freeze and thaw what the step asks for."""
+        if self.freezing.apply(self.module, step) or self._parallel is None:
+            self._parallel = self._wrap()
+
+    def train_mode(self) -> None:
+        """Dropout on, but in what is frozen."""
+        self.module.train()
+        self.freezing.rest(self.module)
+
+    def _wrap(self) -> nn.Module:
+        if self.world.size == 1:
+            return self.module
+        return DistributedDataParallel(
+            self.module,
+            device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
+            find_unused_parameters=self.module.criterion.idle_parameters,
+            **{_SYNC_BUFFERS: False},  # queues are buffers, and equal on all ranks already
+        )
+
+    def autocast(self) -> Any:
+        return nullcontext() if self._half is None else torch.autocast(self.world.device.type, self._half)
+
+    def forward(self, batch: Any) -> Loss:
+        """The loss of a batch (on any device) in the engine's precision."""
+        with self.autocast():
+            return (self._parallel or self.module)(batch.to(self.world.device))
+
+    def run(self, batches: list[Any], sizes: dict[str, float], update: Callable[[], None]) -> Outcome:
+        """The step, up to the optimizer's update and what follows it if all numbers are finite.
+
+        Args:
+            batches: of this rank; every rank has as many.
+            sizes: of each term, over all ranks and batches.
+            update: sets learning rates; called before the optimizer's step.
+        """
+        assert self._parallel is not None
+        self.optimizer.zero_grad(set_to_none=True)
+        tally = _Tally(self.world)
+        for number, batch in enumerate(batches):
+            waits = number + 1 < len(batches) and isinstance(self._parallel, DistributedDataParallel)
+            with self._parallel.no_sync() if waits else nullcontext():
+                loss = self.forward(batch)
+                parts = {name: term.weight * term.sum / max(sizes[name], 1) for name, term in loss.terms.items()}
+                objective = sum(parts.values())
+                assert isinstance(objective, Tensor)
+                self.scaler.scale(objective * self.world.size).backward()
+            tally.add(objective, parts, loss.metrics, len(batch))
+        self.scaler.unscale_(self.optimizer)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.limit, error_if_nonfinite=False)
+        outcome = tally.outcome(norm, self.scaler)
+        if outcome.finite:
+            update()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.module.criterion.after_step(self.module.model)
+        return outcome
+
+
+class _Tally:
+    """Losses and metrics of a step's batches, kept on the device and read once."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, float] = {}
+
+    def add(self, objective: Tensor, parts: dict[str, Tensor], metrics: dict[str, Tensor], rows: int) -> None:
+        shares = {"loss": objective} | ({f"loss_{n}": part for n, part in parts.items()} if len(parts) > 1 else {})
+        for name, share in shares.items():
+            self._sums[name] = self._sums.get(name, 0.0) + share.detach().double()
+        for name, metric in metrics.items():  # of no rows there is no mean
+            weighed = metric.detach().double() * rows if rows else torch.zeros_like(objective, dtype=torch.float64)
+            self._sums[name] = self._sums.get(name, 0.0) + weighed
+            self._counts[name] = self._counts.get(name, 0.0) + rows
+
+    def outcome(self, norm: Tensor, scaler: torch.amp.GradScaler) -> Outcome:
+        device = self.world.device
+        counts = torch.tensor(list(self._counts.values()), dtype=torch.float64, device=device)
+        everything = torch.cat([torch.stack(list(self._sums.values())), counts])
+        if self.world.size > 1:
+            dist.all_reduce(everything)
+        *numbers, norm_value = torch.cat([everything, norm.detach().double().reshape(1)]).tolist()
+        values = dict(zip(self._sums, numbers, strict=False))
+        for name, count in zip(self._counts, numbers[len(values) :], strict=True):
+            values[name] = values[name] / count if count else math.nan
+        loss = values.pop("loss")
+        overflow = scaler.is_enabled() and not math.isfinite(norm_value) and scaler.get_scale() > SMALLEST_SCALE
+        return Outcome(loss, norm_value, values, overflow)
