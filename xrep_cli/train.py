@@ -31,8 +31,10 @@ def main(argv: Sequence[str]) -> None:
     except UserError:
         _speak_once_a_host()
         raise
-    train_course(runs, functools.partial(train, world=world), world.is_main)
-    leave(world)
+    try:
+        train_course(runs, functools.partial(train, world=world), world.is_main)
+    finally:
+        leave(world)
 
 
 def _read(argv: Sequence[str]) -> tuple[CommandLine, list[RunConfig]]:

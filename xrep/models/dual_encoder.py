@@ -140,6 +140,9 @@ class DualEncoder(nn.Module):
         first = next(iter(shapes))
         self.output_size = projections[first].output_size if first in projections else shapes[first].hidden_size
         """D, the width of sentence vectors."""
+        pooled = config.pooled_layer
+        self.idle_parameters = pooled is not None and any(pooled < shape.layers for shape in shapes.values())
+        """Whether some parameters stand above the pooled layer, so that sentence vectors give them no gradient."""
         for name, source in pretrained.items():
             self._load(name, source)
 

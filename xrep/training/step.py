@@ -103,7 +103,7 @@ class Engine:
         return DistributedDataParallel(
             self.module,
             device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
-            find_unused_parameters=self.module.criterion.idle_parameters,
+            find_unused_parameters=self.module.criterion.idle_parameters or self.module.model.idle_parameters,
             **{_SYNC_BUFFERS: False},  # queues are buffers, and equal on all ranks already
         )
 
