@@ -179,7 +179,7 @@ def texts_of(task: BitextTask, batches: Iterator[Any], count: int) -> list[tuple
 def sentence_transformers_loop(path: str, texts: list[tuple[list[str], list[str]]], device: str, fast: bool) -> Turn:
     """MultipleNegativesRankingLoss on texts: its tokenizer and its collation included, as in its trainer."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     model = SentenceTransformer(path, device=device)
     model.max_seq_length = 64
@@ -191,7 +191,7 @@ def sentence_transformers_loop(path: str, texts: list[tuple[list[str], list[str]
     def turn(steps: int) -> None:
         with medium_precision() if fast else nullcontext():
             for sides in itertools.islice(endless, steps):
-                features = [model.tokenize(side) for side in sides]
+                features = [model.preprocess(side) for side in sides]
                 features = [{k: v.to(device) for k, v in f.items() if torch.is_tensor(v)} for f in features]
                 loss = loss_of(features, torch.zeros(len(sides[0]), device=device))
                 optimizer.zero_grad()
