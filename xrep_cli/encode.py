@@ -33,9 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--path", required=True, metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or "
         "sentence-transformers, or a name in the local Hugging Face cache")  # fmt: skip
-    add(
-        "--input", required=True, metavar="FILE", help="UTF-8 text (.gz and .xz too), one sentence a line; -: stdin"
-    )
+    add("--input", required=True, metavar="FILE", help="UTF-8 text (.gz and .xz too), one sentence a line; -: stdin")
     add("--output", required=True, metavar="FILE.npy", help="the vectors, [lines, size]")
     add("--lang", metavar="CODE", help="language of the lines; needed where the encoder has a tower for each side")
     add("--batch-tokens", type=int, default=4096, metavar="N", help="subwords that go through the encoder at once")
@@ -86,7 +84,8 @@ def _main(argv: Sequence[str]) -> None:
         world_size=world_size,
     )
     if options.json:
-        print(json.dumps({**asdict(done), "path": str(done.path)}))
+        # One write, line feed included: unbuffered, print makes two, and ranks share the stream.
+        sys.stdout.write(json.dumps({**asdict(done), "path": str(done.path)}) + "\n")
         return
     resumed = f", {done.resumed:,} of them before" if done.resumed else ""
     empty = f"; {done.empty_lines:,} lines were empty" if done.empty_lines else ""
