@@ -71,6 +71,7 @@ def make_batch(tokenizer: Tokenizer, text: TextSpec) -> Callable[[Sequence[tuple
             *(collate(side, text.vocabulary("shared"), text.max_length) for side in (source, target)),
             torch.from_numpy(ids.view(np.int64)),
             torch.arange(len(pairs)),
+            torch.tensor([[0, 1]]).expand(len(pairs), 2),
         )
 
     return make

@@ -14,7 +14,7 @@ from tests.kernels.ranks import Found, Results
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.models.dual_encoder import DualEncoder
 
@@ -96,18 +96,9 @@ RUNS = {
 }
 
 
-def some(batch: PairBatch, rows: slice) -> PairBatch:
-    """A part of a batch, no wider than it must be; [0, 2] without rows."""
-    sides = []
-    for side in (batch.source, batch.target):
-        lengths = side.lengths[rows]
-        sides.append(TokenBatch(side.tokens[rows, : int(lengths.max()) if len(lengths) else 2], lengths))
-    return PairBatch(*sides, batch.ids[rows], batch.indices[rows])
-
-
 def part(batch: PairBatch, sizes: tuple[int, ...], rank: int) -> PairBatch:
     start = sum(sizes[:rank])
-    return some(batch, slice(start, start + sizes[rank]))
+    return batch.rows(start, start + sizes[rank])
 
 
 def train(

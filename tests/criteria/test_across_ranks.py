@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.corpus import sentence_pairs
-from tests.criteria.ranks import PARTS, RUNS, check, some, train
+from tests.criteria.ranks import PARTS, RUNS, check, train
 from tests.kernels.ranks import Found, Results, run_ranks
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch
@@ -35,7 +35,7 @@ def batches(make_batch) -> list[PairBatch]:
     sizes, start, found = [sum(counts) for counts in PARTS[1]], 0, []
     for size in sizes:
         batch = make_batch(pairs[start : start + max(size, 1)])
-        found.append(some(batch, slice(0, size)))
+        found.append(batch.rows(0, size))
         start += size
     return found
 
@@ -76,7 +76,7 @@ def test_negatives_of_the_own_rank_alone(found: Found, whole: dict[str, Results]
     start = 0
     first = PARTS[len(found)][0]
     for rank, size in enumerate(first):
-        expected = criterion(models["shared"], some(batches[0], slice(start, start + size))).terms
+        expected = criterion(models["shared"], batches[0].rows(start, start + size)).terms
         assert found[rank][name]["loss"][0].item() == pytest.approx(
             expected["translation_ranking"].sum.item(), abs=1e-10
         )

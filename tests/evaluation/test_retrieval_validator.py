@@ -47,7 +47,8 @@ def _pool(source: list[np.ndarray], target: list[np.ndarray], languages: tuple[s
         for start in range(0, len(order), size):
             rows = order[start : start + size]
             sides = (collate([side[row] for row in rows], VOCABULARY, 32) for side in (source, target))
-            yield PairBatch(*sides, ids=torch.zeros(len(rows), 2, dtype=torch.int64), indices=torch.from_numpy(rows))
+            nothing = torch.zeros(len(rows), 2, dtype=torch.int64)
+            yield PairBatch(*sides, ids=nothing, indices=torch.from_numpy(rows), languages=nothing)
 
     return Pool("-".join(languages), *languages, batches)
 

@@ -42,6 +42,11 @@ class TextSpec:
     source_languages: list[str] = field(default_factory=list)
     target_languages: list[str] = field(default_factory=list)
 
+    @property
+    def languages(self) -> list[str]:
+        """All languages, sorted."""
+        return sorted({*self.source_languages, *self.target_languages})
+
     def vocabulary(self, side: str) -> Vocabulary:
         """That of ``source``, ``target`` or ``shared``: what both sides share serves each of them."""
         return self.vocabularies.get(side) or self.vocabularies["shared"]
@@ -101,6 +106,12 @@ class TokenBatch:
         both.real_tokens = self.real_tokens + other.real_tokens
         return both
 
+    def rows(self, start: int, stop: int) -> TokenBatch:
+        """Some of the sentences, no wider than the longest of them. Best asked of a batch that is not on a GPU yet."""
+        lengths = self.lengths[start:stop]
+        width = int(lengths.max()) if len(lengths) else self.tokens.size(1)
+        return TokenBatch(self.tokens[start:stop, :width], lengths)
+
     def __len__(self) -> int:
         return self.tokens.size(0)
 
@@ -112,18 +123,28 @@ class PairBatch:
     Attributes:
         ids: int64 [B, 2]; equal numbers in a column mean equal sentences (source in column 0, target in column 1).
         indices: int64 [B]: which example of its split each row is (for messages and for restoring an order).
+        languages: int64 [B, 2]: the languages of both sides, by their place in ``TextSpec.languages``.
     """
 
     source: TokenBatch
     target: TokenBatch
     ids: torch.Tensor
     indices: torch.Tensor
+    languages: torch.Tensor
 
     def to(self, device: torch.device | str) -> PairBatch:
-        return PairBatch(self.source.to(device), self.target.to(device), self.ids.to(device), self.indices)
+        sides = self.source.to(device), self.target.to(device)
+        return PairBatch(*sides, self.ids.to(device), self.indices, self.languages.to(device))
 
     def pin_memory(self) -> PairBatch:
-        return PairBatch(self.source.pin_memory(), self.target.pin_memory(), self.ids.pin_memory(), self.indices)
+        sides = self.source.pin_memory(), self.target.pin_memory()
+        return PairBatch(*sides, self.ids.pin_memory(), self.indices, self.languages.pin_memory())
+
+    def rows(self, start: int, stop: int) -> PairBatch:
+        """Some of the pairs."""
+        some = slice(start, stop)
+        sides = self.source.rows(start, stop), self.target.rows(start, stop)
+        return PairBatch(*sides, self.ids[some], self.indices[some], self.languages[some])
 
     @property
     def token_count(self) -> int:

@@ -160,7 +160,7 @@ class DualEncoder(nn.Module):
 
     @property
     def languages(self) -> list[str]:
-        return sorted({*self._text.source_languages, *self._text.target_languages})
+        return self._text.languages
 
     def tower(self, language: str | None) -> str:
         """Name of the tower that encodes a language.

@@ -177,7 +177,13 @@ class BitextTask:
             self._side("target", [pair.target.gather(rows, keep) for pair, rows in some], back),
             torch.from_numpy(hashes.view(np.int64)),
             torch.from_numpy(starts[examples[:, 0]] + examples[:, 1]),
+            torch.from_numpy(self._languages(pairs)[examples[:, 0]]),
         )
+
+    def _languages(self, pairs: list[PairSplit]) -> np.ndarray:
+        """int64 [pairs, 2]: places of the languages of each pair in ``text.languages``."""
+        known = {language: place for place, language in enumerate(self.text.languages)}
+        return np.array([[known[language] for language in pair.languages] for pair in pairs], dtype=np.int64)
 
     def _side(self, name: str, gathered: list[tuple[np.ndarray, np.ndarray]], order: np.ndarray) -> TokenBatch:
         ids, lengths = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
