@@ -1,0 +1,94 @@
+"""Masking: which tokens are chosen, what becomes of them, and that special ones never are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from xrep.data.batching import TokenBatch, Vocabulary, collate
+from xrep.data.masking import mask_counts, mask_tokens
+
+VOCABULARY = Vocabulary(size=1000, pad_id=7, unk_id=0, bos_id=2, eos_id=3, mask_id=999)
+SPECIALS = [0, 2, 3, 7, 999]
+NORMAL = np.setdiff1d(np.arange(1000), SPECIALS)
+
+
+@pytest.fixture(scope="module")
+def batch() -> TokenBatch:
+    """A million tokens in sentences of 20 to 60 subwords, among them unknown ones."""
+    random = np.random.default_rng(1)
+    sentences = [random.choice(NORMAL, random.integers(20, 61)) for _ in range(25_000)]
+    for sentence in sentences[::10]:
+        sentence[3] = VOCABULARY.unk_id
+    return collate(sentences, VOCABULARY, 64)
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.25, 0.3125])
+def test_a_million_tokens(batch: TokenBatch, rate: float) -> None:
+    torch.manual_seed(0)
+    masked = mask_tokens(batch, VOCABULARY, rate)
+    before, after = batch.tokens.flatten(), masked.batch.tokens.flatten()
+    real = ~torch.isin(before, torch.tensor(SPECIALS))
+    assert len(masked.labels) / real.sum().item() == pytest.approx(rate, abs=0.002)
+    assert masked.labels.equal(before[masked.positions]) and masked.positions.diff().gt(0).all()
+    rest = torch.ones_like(before, dtype=torch.bool).index_fill(0, masked.positions, False)
+    assert after[rest].equal(before[rest]) and masked.batch.lengths.equal(batch.lengths)
+    assert not torch.isin(masked.labels, torch.tensor(SPECIALS)).any()
+    shown = after[masked.positions]
+    hidden, same = shown == VOCABULARY.mask_id, shown == masked.labels
+    assert hidden.double().mean().item() == pytest.approx(0.8, abs=0.005)
+    assert same.double().mean().item() == pytest.approx(0.1, abs=0.005)
+    replaced = shown[~hidden & ~same]
+    counts = torch.bincount(replaced, minlength=1000)
+    assert not counts[SPECIALS].any() and counts[NORMAL].min() > 0
+    mean = len(replaced) / len(NORMAL)
+    assert ((counts[NORMAL] - mean) ** 2 / mean).sum().item() == pytest.approx(len(NORMAL), rel=0.2)  # chi square
+
+
+def test_every_place_is_as_likely(batch: TokenBatch) -> None:
+    torch.manual_seed(1)
+    some = TokenBatch(batch.tokens[:1].repeat(20_000, 1), batch.lengths[:1].repeat(20_000))
+    chosen = torch.bincount(mask_tokens(some, VOCABULARY, 0.15).positions % some.tokens.size(1))
+    real = ~torch.isin(batch.tokens[0], torch.tensor(SPECIALS))
+    chosen = torch.nn.functional.pad(chosen, (0, len(real) - len(chosen)))
+    share = mask_counts(some, VOCABULARY, 0.15)[0] / real.sum()
+    assert not chosen[~real].any()
+    assert (chosen[real] / 20_000 - share).abs().max() < 5 * (share / 20_000) ** 0.5
+
+
+def test_counts() -> None:
+    sentences = [np.arange(10, 10 + n) for n in (0, 1, 4, 10, 17, 20)] + [np.array([VOCABULARY.unk_id] * 5)]
+    batch = collate(sentences, VOCABULARY, 64)
+    assert mask_counts(batch, VOCABULARY, 0.15).tolist() == [0, 1, 1, 2, 3, 3, 0]
+    parts = [mask_counts(batch.rows(0, 3), VOCABULARY, 0.15), mask_counts(batch.rows(3, 7), VOCABULARY, 0.15)]
+    assert torch.cat(parts).equal(mask_counts(batch, VOCABULARY, 0.15))
+    masked = mask_tokens(batch, VOCABULARY, 0.15)
+    assert torch.bincount(masked.positions // batch.tokens.size(1), minlength=7).tolist() == [0, 1, 1, 2, 3, 3, 0]
+    assert len(mask_tokens(batch.rows(0, 0), VOCABULARY, 0.15).labels) == 0
+
+
+def test_vectors_of_the_chosen(batch: TokenBatch) -> None:
+    masked = mask_tokens(batch.rows(0, 9), VOCABULARY, 0.15)
+    states = masked.batch.tokens.unsqueeze(-1).double()
+    assert masked.at_positions(states).squeeze(1).equal(states.flatten()[masked.positions])
+
+
+def test_whole_words(batch: TokenBatch) -> None:
+    torch.manual_seed(2)
+    begins = torch.rand(1000) < 0.5
+    begins[SPECIALS] = False
+    masked = mask_tokens(batch, VOCABULARY, 0.15, begins)
+    chosen = torch.zeros(batch.tokens.numel(), dtype=torch.bool).index_fill(0, masked.positions, True)
+    chosen = chosen.view_as(batch.tokens)
+    special = torch.isin(batch.tokens, torch.tensor(SPECIALS))
+    inside = ~begins[batch.tokens][:, 1:] & ~special[:, 1:] & ~special[:, :-1]
+    assert chosen[:, 1:][inside].equal(chosen[:, :-1][inside])  # a word is hidden whole or not at all
+    counts, budget = chosen.sum(dim=1), mask_counts(batch, VOCABULARY, 0.15)
+    assert (counts <= budget).all() and counts.sum() > 0.97 * budget.sum()
+
+
+def test_no_mask_token(batch: TokenBatch) -> None:
+    vocabulary = Vocabulary(size=1000, pad_id=7, unk_id=0, bos_id=2, eos_id=3, mask_id=None)
+    with pytest.raises(ValueError, match="no .MASK."):
+        mask_tokens(batch.rows(0, 2), vocabulary, 0.15)
