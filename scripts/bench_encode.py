@@ -94,7 +94,7 @@ def openvino(encoder: SentenceEncoder, batch_tokens: int, precision: str) -> Enc
             batch = collate([tokens[row] for row in rows], vocabulary, longest)
             hidden = torch.from_numpy(model([batch.tokens.numpy(), batch.mask.numpy()])[0])
             vectors[rows] = torch.nn.functional.normalize(
-                pool(hidden, batch.mask, encoder.model.pooling), dim=1
+                pool(hidden, batch.mask, encoder.model.pooling["shared"]), dim=1
             ).numpy()
         return vectors
 

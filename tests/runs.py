@@ -60,6 +60,7 @@ def make_trainer(
     task = run.classes["task"](run.configs["task"], run.seed)
     model = run.classes["model"](run.configs["model"], task.text)
     criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+    criterion.prepare(task)
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
     progress = Progress(run.configs["logging"], directory, 0)
     return Trainer(run, task, model, criterion, checkpoints, progress, validate, world or alone("cpu"))

@@ -142,8 +142,8 @@ def test_a_part_that_is_not_chosen():
     with pytest.raises(ConfigError) as error:
         compose([("file", {"criterion": {"queue_size": 5}})])
     assert error.value.problems == [
-        "no task chosen; name one: --task (bitext)",
-        "no criterion chosen; name one: --criterion (dual_moco, translation_ranking)",
+        f"no {kind} chosen; name one: --{kind} ({', '.join(REGISTRIES[kind].names())})"
+        for kind in ("task", "criterion")
     ]
 
 

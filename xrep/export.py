@@ -12,7 +12,9 @@ from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.models.averaging import average_last
 from xrep.models.directory import CONFIG, TOKENIZER, Checkpoint, Snapshot, open_checkpoint, write_checkpoint
+from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.exported import write_huggingface, write_sentence_transformers
+from xrep.nn.pooling import Pooling
 from xrep.sentence_encoder import SentenceEncoder
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import tokenizer_of
@@ -22,20 +24,32 @@ LIBRARIES = {"sentence-transformers": "sentence_transformers.SentenceTransformer
 
 
 def export_path(
-    path: str | Path, directory: str | Path, kind: Format | Literal["xrep"], average: int | None = None
+    path: str | Path,
+    directory: str | Path,
+    kind: Format | Literal["xrep"],
+    average: int | None = None,
+    *,
+    pooling: Pooling | None = None,
+    projection: bool = True,
 ) -> list[Path]:
     """Write the encoder of a checkpoint, or a pretrained one, to ``directory``.
 
     Args:
         kind: ``xrep`` is a checkpoint without what training alone needs; else as for ``export``.
         average: take the mean of the model over this many newest checkpoints; ``path`` is the directory of their run.
+        pooling: another one than the encoder was trained with.
+        projection: False leaves it out (frozen_source, table 8: '[CLS] without MLP').
 
     Returns:
         The directories written.
 
     Raises:
-        UserError: no encoder, too few checkpoints, something is there already, or as ``export``.
+        UserError: no encoder, too few checkpoints, something is there already, no projection to leave out, a format
+            that has no pooling, or as ``export``.
     """
+    if (pooling or not projection) and kind != "sentence-transformers":
+        problem = f"--pooling and --no-projection are for the format sentence-transformers, not for {kind}"
+        raise UserError(problem, cure="leave --format out")
     checkpoint, mean = None, None
     if average is not None:
         if average < 1:
@@ -47,7 +61,17 @@ def export_path(
     encoder = SentenceEncoder.load(path, device="cpu")
     if mean is not None:
         encoder.model.load_state_dict(mean)
+    _change(encoder.model, path, pooling, projection)
     return export(encoder, directory, kind)
+
+
+def _change(model: DualEncoder, path: str | Path, pooling: Pooling | None, projection: bool) -> None:
+    if pooling is not None:
+        model.pooling = dict.fromkeys(model.pooling, pooling)
+    if not projection:
+        if not model.projections:
+            raise UserError("has no projection to leave out", path=path, cure="export it without --no-projection")
+        model.projections.clear()
 
 
 def _write_encoder(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path) -> Path:
@@ -122,7 +146,7 @@ def _write_tower(encoder: SentenceEncoder, tower: str, path: Path, kind: Format)
     write_sentence_transformers(
         path,
         model.encoders[tower],
-        pooling=model.pooling,
+        pooling=model.pooling[tower],
         projection=projection,
         activation="none" if projection is None else projection.shape.activation,
         normalize=model.config.normalize,
@@ -132,10 +156,12 @@ def _write_tower(encoder: SentenceEncoder, tower: str, path: Path, kind: Format)
 
 def _readme(encoder: SentenceEncoder, towers: list[str], kind: Format) -> str:
     model = encoder.model
+    comparable = len(model.projections) == len(model.architecture()["projections"])  # else one was left out
+    sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in towers))
     lines = [
         "# A cross-lingual sentence encoder",
         "",
-        f"Trained with xrep; sentences become vectors of {encoder.output_size} numbers. Load with `{LIBRARIES[kind]}`"
+        f"Trained with xrep; sentences become vectors of {sizes} numbers. Load with `{LIBRARIES[kind]}`"
         " or `xrep.SentenceEncoder.load`.",
         "",
     ]
@@ -143,7 +169,8 @@ def _readme(encoder: SentenceEncoder, towers: list[str], kind: Format) -> str:
         languages = f" It was trained on: {', '.join(encoder.languages)}." if encoder.languages else ""
         lines.append(f"One encoder reads every language.{languages}")
     else:
-        lines.append("It has a tower for each side of its language pairs; vectors of both lie in one space:")
+        space = "; vectors of both lie in one space" if comparable else ""
+        lines.append(f"It has a tower for each side of its language pairs{space}:")
         lines += [f"- `{tower}/` reads {', '.join(getattr(encoder.text, f'{tower}_languages'))}" for tower in towers]
     if kind == "hf":
         pooled = {
@@ -151,7 +178,8 @@ def _readme(encoder: SentenceEncoder, towers: list[str], kind: Format) -> str:
             "max": "their maximum",
             "cls": "the vector of the first token",
         }
-        steps = [f"{pooled[model.pooling]}, padding left out"]
+        kinds = " or ".join(dict.fromkeys(pooled[kind] for kind in model.pooling.values()))
+        steps = [f"{kinds}, padding left out"]
         if len(model.projections):
             steps.append("then a projection, which this format cannot hold (sentence-transformers can)")
         if model.config.normalize:

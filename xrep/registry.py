@@ -167,12 +167,17 @@ def _register_entry_points() -> None:
         registry.register(name, entry.value)
 
 
-TASKS = Registry("task", {"bitext": "xrep.tasks.bitext:BitextTask"})
+TASKS = Registry("task", {"bitext": "xrep.tasks.bitext:BitextTask", "nli": "xrep.tasks.nli:NliTask"})
 MODELS = Registry("model", {"dual_encoder": "xrep.models.dual_encoder:DualEncoder"})
 CRITERIA = Registry(
     "criterion",
     {
+        "dap": "xrep.criteria.dap:DAP",
         "dual_moco": "xrep.criteria.dual_moco:DualMoco",
+        "frozen_source": "xrep.criteria.frozen_source:FrozenSource",
+        "nli": "xrep.criteria.nli:Nli",
+        "nli_triplet": "xrep.criteria.nli_triplet:NliTriplet",
+        "simcse": "xrep.criteria.simcse:SimCSE",
         "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
     },
 )
@@ -194,5 +199,12 @@ LR_SCHEDULERS = Registry(
         "polynomial": "xrep.training.lr_scheduler:Polynomial",
     },
 )
-VALIDATORS = Registry("validation", {"retrieval": "xrep.evaluation.retrieval:RetrievalValidator"})
+VALIDATORS = Registry(
+    "validation",
+    {
+        "nli": "xrep.evaluation.nli_validator:NliValidator",
+        "retrieval": "xrep.evaluation.retrieval:RetrievalValidator",
+        "sts": "xrep.evaluation.sts_validator:StsValidator",
+    },
+)
 REGISTRIES = {r.kind: r for r in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS)}

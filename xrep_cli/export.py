@@ -48,6 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="the mean of the weights of the N newest checkpoints of the run, which was trained with --keep-last N",
     )
+    add("--pooling", choices=("mean", "max", "cls"), help="another pooling than it was trained with")
+    add("--no-projection", action="store_true", help="leave out the projection behind the pooling ([CLS] without MLP)")
     add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the encoder's model")
     return parser
 
@@ -60,7 +62,8 @@ def _main(argv: Sequence[str]) -> None:
 
     for plugin in options.plugin:
         import_plugin(plugin)
-    for path in export_path(options.path, options.output, options.format, options.average):
+    changes = {"pooling": options.pooling, "projection": not options.no_projection}
+    for path in export_path(options.path, options.output, options.format, options.average, **changes):
         print(path)
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from tests.kernels.ranks import Found, Results
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
+from xrep.criteria.frozen_source import FrozenSource
+from xrep.criteria.simcse import SimCSE
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
@@ -55,9 +57,12 @@ class Run:
         if "queue_dtype" not in dict(self.options):  # buffers become float64, too
             criterion.double()
         nn.ModuleList([model, criterion]).train()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not any(name.startswith(f"{part}.") for part in criterion.frozen))
+        trained = [p for p in nn.ModuleList([model, criterion]).parameters() if p.requires_grad]
         sums, gradients = [], []
         for start in range(0, len(batches), self.accumulate):
-            model.zero_grad()
+            nn.ModuleList([model, criterion]).zero_grad()
             group = slice(start, start + self.accumulate)
             for batch in batches[group]:
                 loss = criterion(model, batch)
@@ -65,32 +70,45 @@ class Run:
                 (term.sum / max(sum(sizes[group]), 1)).backward()
                 sums.append(term.sum.detach())
                 assert all(torch.isfinite(metric) for metric in loss.metrics.values())
-            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-            self._step(model, gradients[-1])
+            gradients.append(torch.cat([p.grad.flatten() for p in trained]))
+            self._step(trained, gradients[-1])
             criterion.after_step(model)
         kept = {name: tensor.clone() for name, tensor in nn.ModuleList([model, criterion]).state_dict().items()}
         return {"loss": torch.stack(sums), "gradient": torch.stack(gradients), **kept}
 
     @staticmethod
     @torch.no_grad()
-    def _step(model: nn.Module, gradient: Tensor) -> None:
+    def _step(parameters: list[nn.Parameter], gradient: Tensor) -> None:
         """Of gradient descent along the sum of all ranks' gradients."""
         gradient = gradient.clone()
         if current_group() is not None:
             dist.all_reduce(gradient)
-        for parameter, part in zip(
-            model.parameters(), gradient.split([p.numel() for p in model.parameters()]), strict=True
-        ):
+        for parameter, part in zip(parameters, gradient.split([p.numel() for p in parameters]), strict=True):
             parameter -= RATE * part.view_as(parameter)
 
 
 MOCO = (("queue_size", 11), ("momentum", 0.7), ("temperature", 0.1))
 MASKED = ("mask_equal_sentences", True)
+FROZEN = (("queue_size", 11), ("temperature", 0.3))
+TRAINED = (("source", "trained"), ("temperature", 0.3))
 RUNS = {
     "dual_moco": Run(criterion=DualMoco, options=MOCO, towers="separate"),
     "dual_moco, masked, accumulated": Run(criterion=DualMoco, options=(*MOCO, MASKED), accumulate=2),
     "dual_moco, bfloat16 queue": Run(criterion=DualMoco, options=(*MOCO, ("queue_dtype", "bfloat16"))),
+    "dual_moco, no queue": Run(criterion=DualMoco, options=(*MOCO[1:], ("queue_size", 0))),
+    "dual_moco, no queue, masked": Run(criterion=DualMoco, options=(*MOCO[1:], ("queue_size", 0), MASKED)),
+    "frozen_source": Run(criterion=FrozenSource, options=FROZEN, towers="separate"),
+    "frozen_source, masked, accumulated": Run(
+        criterion=FrozenSource, options=(*FROZEN, MASKED), towers="separate", accumulate=2
+    ),
+    "frozen_source, mse": Run(criterion=FrozenSource, options=(("loss", "mse"),), towers="separate"),
+    "frozen_source, trained": Run(criterion=FrozenSource, options=TRAINED, towers="separate"),
+    "simcse": Run(criterion=SimCSE, options=(("temperature", 0.3),)),
+    "simcse, masked": Run(criterion=SimCSE, options=(MASKED,), towers="separate"),
     "translation_ranking": Run(criterion=TranslationRanking, options=()),
+    "translation_ranking, margin": Run(
+        criterion=TranslationRanking, options=(("margin", 0.3), ("directions", "forward"))
+    ),
     "translation_ranking, masked": Run(criterion=TranslationRanking, options=(MASKED,), towers="separate"),
     "translation_ranking, alone": Run(criterion=TranslationRanking, options=(("cross_rank_negatives", False),)),
 }

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.corpus import sentence_pairs
 from xrep.criteria.criterion import Criterion, percentage
 from xrep.criteria.dual_moco import DualMoco
+from xrep.criteria.frozen_source import FrozenSource
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch
 from xrep.models.dual_encoder import DualEncoder
@@ -24,6 +25,9 @@ SMALL = {"layers": 2, "hidden_size": 32, "heads": 4, "feedforward_size": 64, "ma
 CRITERIA = {
     "dual_moco": (DualMoco, {"queue_size": 7, "temperature": 0.1, "momentum": 0.5}),
     "dual_moco, masked": (DualMoco, {"queue_size": 7, "mask_equal_sentences": True, "queue_dtype": "bfloat16"}),
+    "frozen_source": (FrozenSource, {"queue_size": 7, "temperature": 0.5}),
+    "frozen_source, masked": (FrozenSource, {"queue_size": 7, "mask_equal_sentences": True}),
+    "frozen_source, trained": (FrozenSource, {"source": "trained", "temperature": 0.1}),
     "translation_ranking": (TranslationRanking, {}),
     "translation_ranking, masked": (TranslationRanking, {"mask_equal_sentences": True}),
 }
@@ -31,9 +35,18 @@ CRITERIA = {
 
 def make(text, name: str, **options: Any) -> tuple[DualEncoder, Criterion]:
     torch.manual_seed(0)
-    model = DualEncoder(DualEncoder.Config(**{**SMALL, **options}), text).train()
     kind, given = CRITERIA[name]
-    return model, kind(kind.Config(**given), model, text).train()
+    if kind is FrozenSource and "trained" not in name:  # a frozen tower is not shared
+        options["towers"] = "separate"
+    model = DualEncoder(DualEncoder.Config(**{**SMALL, **options}), text).train()
+    criterion = kind(kind.Config(**given), model, text).train()
+    for parameter_name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(parameter_name.startswith(f"{part}.") for part in criterion.frozen))
+    return model, criterion
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def make_batches(make_batch) -> list[PairBatch]:
@@ -66,7 +79,7 @@ def test_a_batch_of_no_rows_is_worth_nothing(text, make_batch, name: str, kind: 
             criterion.after_step(model)
             assert torch.isfinite(term.sum) and term.sum.dtype == (torch.float64 if "64" in kind else torch.float32)
             assert torch.isfinite(loss.metrics["accuracy"]) and [*criterion.sizes(batch).values()] == [len(batch)]
-            for parameter in model.parameters():
+            for parameter in trained(model):
                 assert parameter.grad is not None and torch.isfinite(parameter.grad).all()
                 assert len(batch) or not parameter.grad.any()
             if not len(batch):
@@ -94,7 +107,7 @@ def test_half_precision_is_near_to_float32(text, make_batch, name: str, towers: 
         if number or "moco" not in name:
             assert float(mine.sum.detach()) == pytest.approx(float(theirs.sum.detach()), rel=2e-2)
             assert float(mine.sum.detach()) != float(theirs.sum.detach()), "nothing was rounded"
-        for one, two in zip(other.parameters(), model.parameters(), strict=True):
+        for one, two in zip(trained(other), trained(model), strict=True):
             assert one.dtype == one.grad.dtype == torch.float32
             slack = 0.1 * float(two.grad.abs().max()) + 0.02
             torch.testing.assert_close(one.grad, two.grad, rtol=0, atol=slack)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.corpus import sentence_pairs
 from xrep.criteria.translation_ranking import TranslationRanking
@@ -14,9 +16,39 @@ from xrep.models.dual_encoder import DualEncoder
 TAU = 0.07
 
 
+def plain(x: Tensor, y: Tensor, ids: Tensor | None, before: float, after: float) -> tuple[Tensor, int]:
+    """Loss of finding each y by its x, and how many are found.
+
+    Args:
+        before, after: margins that are subtracted before and after the division by the temperature.
+    """
+    loss, found = torch.zeros((), dtype=torch.float64), 0
+    for i in range(len(x)):
+        scores = {
+            j: x[i] @ y[j] / TAU
+            for j in range(len(y))
+            if j != i and (ids is None or not bool((ids[i] == ids[j]).any()))
+        }
+        right = (x[i] @ y[i] - before) / TAU - after
+        loss = loss - torch.log(right.exp() / (right.exp() + sum(score.exp() for score in scores.values())))
+        found += all(right > score for score in scores.values())
+    return loss, found
+
+
 @pytest.mark.parametrize("towers", ["shared", "separate"])
-@pytest.mark.parametrize("masked", [True, False])
-def test_loss_gradient_and_accuracy(text, make_batch, towers: str, masked: bool) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mask_equal_sentences": True},
+        {"margin": 0.3},  # CMLM
+        {"margin": 0.3, "margin_scale": "logit"},
+        {"margin": 0.2, "directions": "forward", "mask_equal_sentences": True},
+        {"margin": 0.2, "margin_scale": "logit", "directions": "forward"},  # DAP's released code, whose margin is 0
+    ],
+    ids=lambda options: ", ".join(map(str, options.values())),
+)
+def test_loss_gradient_and_accuracy(text, make_batch, towers: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     sizes = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
     config = DualEncoder.Config(towers=towers, **sizes, dropout=0.0, attention_dropout=0.0)
@@ -25,26 +57,27 @@ def test_loss_gradient_and_accuracy(text, make_batch, towers: str, masked: bool)
     batch = make_batch([*some[:7], (some[0][0], some[7][1]), (some[8][0], some[1][1])])
     exact = copy.deepcopy(model).double()
     x, y = exact.encode(exact.tower("de"), batch.source)[0], exact.encode(exact.tower("en"), batch.target)[0]
-    expected, found = torch.zeros((), dtype=torch.float64), 0
-    for a, b in ((x, y), (y, x)):
-        for i in range(9):
-            equal = [masked and i != j and bool((batch.ids[i] == batch.ids[j]).any()) for j in range(9)]
-            scores = {j: a[i] @ b[j] / TAU for j in range(9) if not equal[j]}
-            expected = expected - torch.log(scores[i].exp() / sum(score.exp() for score in scores.values()))
-            found += all(scores[i] >= score for score in scores.values())
+    ids, margin = batch.ids if "mask_equal_sentences" in options else None, options.get("margin", 0.0)
+    margins = (0.0, margin) if options.get("margin_scale") == "logit" else (margin, 0.0)
+    sides = [(x, y)] if "directions" in options else [(x, y), (y, x)]
+    results = [plain(one, other, ids, *margins) for one, other in sides]
+    expected = sum(loss for loss, _ in results)
     expected.backward()
 
-    criterion = TranslationRanking(TranslationRanking.Config(temperature=TAU, mask_equal_sentences=masked), model, text)
+    criterion = TranslationRanking(TranslationRanking.Config(temperature=TAU, **options), model, text)
     loss = criterion(model, batch)
     term = loss.terms["translation_ranking"]
     term.sum.backward()
     assert criterion.sizes(batch) == {"translation_ranking": 9}
     assert float(term.sum.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    if masked:  # else equal sentences tie
-        assert loss.metrics["accuracy"] == pytest.approx(100 * found / 18)
+    if ids is not None or margin:  # else equal sentences tie
+        found = sum(count for _, count in results)
+        assert loss.metrics["accuracy"] == pytest.approx(100 * found / (9 * len(sides)))
     for (name, mine), theirs in zip(model.named_parameters(), exact.parameters(), strict=True):
         torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
 def test_problems() -> None:
-    assert TranslationRanking.Config(temperature=-0.1).problems() == ["temperature must be above 0, not -0.1"]
+    config = TranslationRanking.Config(temperature=-0.1, margin=-1.0)
+    assert config.problems() == ["temperature must be above 0, not -0.1", "margin must be at least 0, not -1.0"]
+    assert TranslationRanking.Config().problems() == []

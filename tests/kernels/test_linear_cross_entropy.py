@@ -292,6 +292,25 @@ def test_no_array_of_tokens_by_words_exists() -> None:
     assert largest == 128 * 300 * 4
 
 
+def test_blocks_have_few_sizes() -> None:
+    """The CPU library keeps a copy of the weight for each."""
+    sizes: set[tuple[int, ...]] = set()
+    multiply = module.multiply
+
+    def noted(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        sizes.add(tuple(a.shape))
+        return multiply(a, b, out=out)
+
+    with patch.object(module, "multiply", noted), patch.object(precision, "fast_float32_is_exact", lambda: True):
+        for block in (1, 2**20):
+            with patch.object(chunked_steps, "VOCABULARY_LOGITS", block):
+                for tokens in range(800, 1000, 3):
+                    problem = Problem(Case(tokens=tokens, size=4, words=300))
+                    hidden, weight, bias = problem.inputs.values()
+                    assert len(linear_cross_entropy(hidden, weight, problem.target, bias=bias).nll) == tokens
+    assert len(sizes) <= 8 + 4, sizes
+
+
 def test_there_is_no_second_derivative() -> None:
     # The gradient is saved, not the graph behind it: a second derivative would be wrong.
     problem = Problem(Case(tokens=9))

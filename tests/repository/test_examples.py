@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from xrep.config import compose, read_yaml
+from xrep.config import compose, compose_course, read_yaml
+from xrep.config.sections import merge
 from xrep.training.run import run_directory
 
 ROOT = Path(__file__).parents[2]
@@ -17,9 +18,24 @@ def test_there_are_recipes():
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_recipe_composes(path):
-    run = compose([(str(path), read_yaml(path))])
     given = read_yaml(path)
-    assert all(run.values[section][key] == value for section in given for key, value in given[section].items())
+    runs = compose_course([(str(path), given)])
+    if "stages" not in given:
+        assert holds(runs[0].values, given)
+        return
+    common = {key: value for key, value in given.items() if key not in ("stages", "checkpoint")}
+    for run, stage in zip(runs, given["stages"], strict=True):
+        own = {key: value for key, value in stage.items() if key not in ("name", "init")}
+        assert holds(run.values, merge(common, own))
+
+
+def holds(values, given):
+    """Whether all that is given is so among the values."""
+    if isinstance(given, dict):
+        return all(holds(values[key], value) for key, value in given.items())
+    if isinstance(given, list):
+        return len(values) == len(given) and all(map(holds, values, given))
+    return values == given
 
 
 def test_the_paper_recipe_has_the_values_of_table_9():
@@ -33,5 +49,27 @@ def test_the_paper_recipe_has_the_values_of_table_9():
 
 def test_recipes_do_not_share_a_directory():
     """One after the other, none is refused because another's run is in its way."""
-    directories = [run_directory(compose([(str(path), read_yaml(path))])) for path in RECIPES]
+    courses = [compose_course([(str(path), read_yaml(path))]) for path in RECIPES]
+    directories = [run_directory(run) for course in courses for run in course]
     assert len(set(directories)) == len(directories)
+
+
+def test_the_recipe_with_nli_has_the_values_of_appendix_b():
+    parts = {part["name"]: part for part in read_yaml(ROOT / "examples" / "moco_bert" / "nli.yaml")["parts"]}
+    paper = read_yaml(ROOT / "examples" / "moco_bert" / "en-zh.yaml")
+    assert all(parts["moco"][section] == paper[section] for section in ("task", "criterion"))
+    assert parts["nli"]["weight"] == 0.1 and parts["nli"]["task"]["batch_size"] == 128
+    assert holds(parts["nli"]["criterion"], {"head": "mlp", "head_size": 256, "head_dropout": 0.1})
+
+
+def test_the_recipe_of_frozen_source_has_the_values_of_table_6():
+    a, nli, b = compose_course([("", read_yaml(ROOT / "examples" / "frozen_source" / "zh-en.yaml"))])
+    for run, batch_size, rate, queue_size in ((a, 200, 5e-5, 200_000), (b, 400, 2e-4, 10_000)):
+        assert (run.configs["task"].batch_size, run.configs["optimizer"].lr) == (batch_size, rate)
+        assert (run.configs["criterion"].queue_size, run.configs["criterion"].learnable_temperature) == (
+            queue_size,
+            True,
+        )
+    assert (nli.configs["criterion"].temperature, nli.configs["optimizer"].lr) == (0.05, 1e-5)
+    assert b.init is None and nli.init == "runs/frozen_source/zh-en/A/best"
+    assert b.configs["model"].source_encoder == "runs/frozen_source/zh-en/nli/best/source"

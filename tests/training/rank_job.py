@@ -28,6 +28,8 @@ CASES: dict[str, dict[str, Any]] = {
     # 403 of 630 examples: three rows are left for the last step, fewer than four ranks.
     "ragged": {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_epochs": 402.5 / 630},
     "ragged ranking": {"criterion": "translation_ranking", "optimizer": "sgd", "lr": 0.1, "max_epochs": 402.5 / 630},
+    "ragged dap": {"criterion": "dap", "rtl_layers": 1, "rtl_direction": "both", "rtl_vocabulary": "target-language",
+                   "optimizer": "sgd", "lr": 0.1, "max_epochs": 402.5 / 630},
     # Two batches a step, the last of them with three rows.
     "accumulated": {"criterion": "two_terms", "optimizer": "sgd", "lr": 0.01, "max_epochs": 302.5 / 630, "rows": 20},
     "frozen": {"criterion": "dual_moco", "optimizer": "adamw", "max_steps": 6, "freeze": "encoders.*.layers@3"},

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+
+from xrep.errors import UserError
 
 
 @dataclass
@@ -24,10 +27,12 @@ class Loss:
     Attributes:
         metrics: further numbers to log, each a mean over the batch (0 of an empty one), as scalars without gradient: a
             number of Python would wait for the GPU.
+        rows: of how many rows a metric is the mean, where it is not of the whole batch.
     """
 
     terms: dict[str, Term]
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
 
 
 def percentage(correct: Tensor) -> Tensor:
@@ -45,9 +50,20 @@ class Criterion(nn.Module, ABC):
     Attributes:
         idle_parameters: whether a step may leave parameters that are trained without gradient (which the engine that
             averages gradients over ranks then has to look for).
+        frozen: patterns, as of ``--freeze``, of the parameters that the objective itself keeps as they are.
+        micro_batch: rows of a batch that are encoded at a time (``set_micro_batch``); None: all.
     """
 
     idle_parameters: bool = False
+    micro_batch: int | None = None
+    frozen: Sequence[str] = ()
+
+    def prepare(self, task: Any) -> None:
+        """Called once before training, and before tensors are loaded: what it needs of the text beyond ``TextSpec``.
+
+        Raises:
+            UserError: the objective does not fit the text.
+        """
 
     @abstractmethod
     def sizes(self, batch: Any) -> dict[str, float]:
@@ -60,6 +76,21 @@ class Criterion(nn.Module, ABC):
     @abstractmethod
     def forward(self, model: nn.Module, batch: Any) -> Loss:
         """The loss of one batch, with gradient towards the model (and towards what the criterion trains itself)."""
+
+    def set_micro_batch(self, rows: int) -> None:
+        """Let ``pieces`` be of so many rows, whose activations need not be held together.
+
+        Raises:
+            UserError: the criterion is none that compares the rows of a batch (``ContrastiveCriterion``).
+        """
+        raise UserError(
+            "micro_batch is for objectives that compare the sentences of a batch",
+            cure="lower --batch-size and raise --update-freq",
+        )
+
+    def pieces(self, batch: Any) -> list[Any]:
+        """A batch cut into those that are encoded at a time."""
+        return [batch]
 
     def after_step(self, model: nn.Module) -> None:
         """Called once after each optimizer step (momentum update, enqueueing)."""

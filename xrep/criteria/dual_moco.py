@@ -8,28 +8,31 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from xrep.criteria.criterion import Criterion, Loss, Term, percentage
+from xrep.criteria.batch_keys import among_batch, gathered
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
+from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec
-from xrep.kernels.gather import current_group, gather_rows, rank_sizes
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
 from xrep.nn.momentum import MomentumEncoder
 from xrep.nn.queue import Queue
 
 
-class DualMoco(Criterion):
+class DualMoco(ContrastiveCriterion):
     """L(x, y) + L(y, x) of equations 1-3 of the paper.
 
     The positive of a query is its translation's key, from the momentum encoder; the negatives are the queue of the
     other side alone. The momentum update of step t and the enqueueing of its keys follow the optimizer step, which is
     the same as updating the momentum encoders before the keys of step t + 1; at the start they equal the base encoders.
     Queues fill step by step; unfilled rows never count, so the very first step has a loss of 0. Every rank enqueues the
-    keys of all ranks, in the order that one process with the whole batch would.
+    keys of all ranks, in the order that one process with the whole batch would. Without queues (figure 2's smallest)
+    the negatives are the other keys of the batch.
     """
 
     @dataclass(kw_only=True)
     class Config:
         queue_size: int = 409600
-        """K: vectors kept of each side. It need not be a multiple of the batch size."""
+        """K: vectors kept of each side, which are the negatives. It need not be a multiple of the batch size. 0: no queue;
+        the negatives are the keys of the batch, of all ranks."""
         temperature: float = 0.04
         """tau: similarities are divided by it."""
         momentum: float = 0.999
@@ -44,8 +47,8 @@ class DualMoco(Criterion):
 
         def problems(self) -> list[str]:
             found = []
-            if self.queue_size < 1:
-                found.append(f"queue_size must be at least 1, not {self.queue_size}")
+            if self.queue_size < 0:
+                found.append(f"queue_size must be at least 0, not {self.queue_size}")
             if not self.temperature > 0:
                 found.append(f"temperature must be above 0, not {self.temperature}")
             if not 0 <= self.momentum <= 1:
@@ -56,29 +59,36 @@ class DualMoco(Criterion):
         super().__init__()
         self.config = config
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
-        dtype = getattr(torch, config.queue_dtype)
-        self.source_queue = Queue(config.queue_size, model.output_size, dtype)
-        self.target_queue = Queue(config.queue_size, model.output_size, dtype)
+        shape = config.queue_size, model.output_size, getattr(torch, config.queue_dtype)
+        self.source_queue = Queue(*shape) if config.queue_size else None
+        self.target_queue = Queue(*shape) if config.queue_size else None
         self._keys: list[tuple[Tensor, Tensor]] = []
-        """Keys of each micro-batch since the last step, both sides beside each other [B, 2 D], and ids."""
+        """Keys of each batch since the last step, both sides beside each other [B, 2 D], and ids."""
 
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"infonce": len(batch)}
 
-    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
-        source_query, target_query = model.encode_pair(batch.source, batch.target)
-        with torch.no_grad():
-            source_key, target_key = self.momentum_encoder.model.encode_pair(batch.source, batch.target)
-        if self.training:
+    def encode(self, model: nn.Module, batch: PairBatch) -> Encoded:
+        return Encoded(model.encode_pair(batch.source, batch.target))
+
+    def constants(self, model: nn.Module, batch: PairBatch) -> tuple[Tensor, ...]:
+        return self.momentum_encoder.model.encode_pair(batch.source, batch.target)
+
+    def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
+        source_query, target_query, source_key, target_key = vectors
+        if self.training and self.source_queue is not None:
             keys = torch.cat([source_key, target_key], dim=1).to(self.source_queue.vectors.dtype)
             self._keys.append((keys, batch.ids))
-        to_target = self._contrast(source_query, target_key, self.target_queue, batch.ids)
-        to_source = self._contrast(target_query, source_key, self.source_queue, batch.ids)
+        to_target = self._infonce(source_query, target_key, self.target_queue, batch.ids)
+        to_source = self._infonce(target_query, source_key, self.source_queue, batch.ids)
         loss = (to_target.loss + to_source.loss).sum()
         correct = torch.cat([to_target.correct, to_source.correct])
         return Loss({"infonce": Term(loss)}, {"accuracy": percentage(correct)})
 
-    def _contrast(self, query: Tensor, key: Tensor, queue: Queue, ids: Tensor) -> InfoNCE:
+    def _infonce(self, query: Tensor, key: Tensor, queue: Queue | None, ids: Tensor) -> InfoNCE:
+        if queue is None:
+            mask_equal = self.config.mask_equal_sentences
+            return among_batch(query, key, ids, self.config.temperature, mask_equal=mask_equal)[0]
         masked = (ids, queue.ids) if self.config.mask_equal_sentences else (None, None)
         return queue_infonce(
             query,
@@ -92,11 +102,8 @@ class DualMoco(Criterion):
 
     def after_step(self, model: nn.Module) -> None:
         self.momentum_encoder.update(model)
-        group = current_group()
         for keys, ids in self._keys:
-            if group is not None:
-                sizes = rank_sizes(len(ids), ids.device, group)
-                keys, ids = gather_rows(keys, sizes, group), gather_rows(ids, sizes, group)
+            keys, ids, _ = gathered(keys, ids)
             for queue, vectors in zip((self.source_queue, self.target_queue), keys.chunk(2, dim=1), strict=True):
                 queue.enqueue(vectors, ids)
         self._keys.clear()

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from xrep.config import Part
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, merged
 from xrep.criteria.criterion import Criterion, Loss, Term
 from xrep.data.batching import TextSpec
 from xrep.tasks.mixture import MixedBatch
 
 
-class Multitask(Criterion):
+class Multitask(ContrastiveCriterion):
     """Σ over the parts of weight · the part's loss, each by its own criterion on its own batch.
 
     Terms and metrics are named ``part/name``, tensors ``parts.PART.name``. A part that a step has no batch of has no
     gradient in that step, and its criterion's ``after_step`` (momentum, queues) is left out.
+
+    Of a batch that is encoded in pieces, each has rows of one part whose criterion compares rows; the last has the
+    whole batches of all the other parts.
     """
 
     @dataclass(kw_only=True)
@@ -37,7 +42,15 @@ class Multitask(Criterion):
         self.parts = nn.ModuleDict({part.name: part.kind(part.config, model, text) for part in config.parts})
         self._weights = {part.name: part.weight for part in config.parts}
         self.idle_parameters = config.mixing == "proportion" or any(c.idle_parameters for c in self.parts.values())
+        self.frozen = [pattern for own in self.parts.values() for pattern in own.frozen]
         self._seen: dict[str, None] = {}
+        self._trained: dict[str, int] = {}
+        """How many kinds of vectors the parts have that compare rows."""
+        self._constant: dict[str, int] = {}
+
+    def prepare(self, task: Any) -> None:
+        for part, own in self.parts.items():
+            own.prepare(task.tasks[part])
 
     def sizes(self, batch: MixedBatch) -> dict[str, float]:
         return {
@@ -46,17 +59,72 @@ class Multitask(Criterion):
             for name, size in self.parts[part].sizes(own).items()
         }
 
-    def forward(self, model: nn.Module, batch: MixedBatch) -> Loss:
-        terms: dict[str, Term] = {}
-        metrics: dict[str, Tensor] = {}
+    def _contrastive(self, batch: MixedBatch) -> dict[str, tuple[ContrastiveCriterion, Any]]:
+        """The parts of a batch that compare rows."""
+        found = {part: (self.parts[part], own) for part, own in batch.parts.items()}
+        return {part: pair for part, pair in found.items() if isinstance(pair[0], ContrastiveCriterion)}
+
+    def set_micro_batch(self, rows: int) -> None:
+        contrastive = [part for part in self.parts.values() if isinstance(part, ContrastiveCriterion)]
+        if not contrastive:
+            Criterion.set_micro_batch(self, rows)
+        for part in contrastive:
+            part.set_micro_batch(rows)
+        self.micro_batch = rows
+
+    def pieces(self, batch: MixedBatch) -> list[MixedBatch]:
+        if self.micro_batch is None:
+            return [batch]
+        # Never two parts with rows that are compared in one: ``vectors`` draws fewer random numbers than ``encode``.
+        cut = {part: criterion.pieces(own) for part, (criterion, own) in self._contrastive(batch).items()}
+        none = {part: pieces[0].rows(0, 0) for part, pieces in cut.items()}
+        found = [MixedBatch(none | {part: piece}) for part, pieces in cut.items() for piece in pieces]
+        whole = {part: own for part, own in batch.parts.items() if part not in cut}
+        return [*found, MixedBatch(none | whole)] if whole else found
+
+    def encode(self, model: nn.Module, batch: MixedBatch) -> Encoded:
+        vectors: list[Tensor] = []
+        losses: list[Loss] = []
         for part, own in batch.parts.items():
-            loss = self.parts[part](model, own)
-            weight = self._weights[part]
-            terms |= {f"{part}/{name}": Term(term.sum, weight * term.weight) for name, term in loss.terms.items()}
-            metrics |= {f"{part}/{name}": metric for name, metric in loss.metrics.items()}
-            if self.training:
-                self._seen[part] = None
-        return Loss(terms, metrics)
+            criterion = self.parts[part]
+            if isinstance(criterion, ContrastiveCriterion):
+                encoded = criterion.encode(model, own)
+                self._trained[part] = len(encoded.vectors)
+                vectors += encoded.vectors
+                losses.append(self._named(part, encoded.loss, len(own)))
+            else:
+                losses.append(self._named(part, criterion(model, own), len(own)))
+        return Encoded(tuple(vectors), merged(losses, [0] * len(losses)))
+
+    def vectors(self, model: nn.Module, batch: MixedBatch) -> tuple[Tensor, ...]:
+        found = {p: criterion.vectors(model, own) for p, (criterion, own) in self._contrastive(batch).items()}
+        self._trained |= {part: len(vectors) for part, vectors in found.items()}
+        return tuple(vector for vectors in found.values() for vector in vectors)
+
+    def constants(self, model: nn.Module, batch: MixedBatch) -> tuple[Tensor, ...]:
+        found = {p: criterion.constants(model, own) for p, (criterion, own) in self._contrastive(batch).items()}
+        self._constant |= {part: len(vectors) for part, vectors in found.items()}
+        return tuple(vector for vectors in found.values() for vector in vectors)
+
+    def contrast(self, vectors: tuple[Tensor, ...], batch: MixedBatch) -> Loss:
+        if self.training:
+            self._seen |= dict.fromkeys(batch.parts)
+        parts = self._contrastive(batch)
+        trained, constants = iter(vectors), iter(vectors[sum(self._trained[part] for part in parts) :])
+        losses = []
+        for part, (criterion, own) in parts.items():
+            mine = (*islice(trained, self._trained[part]), *islice(constants, self._constant[part]))
+            losses.append(self._named(part, criterion.contrast(mine, own), len(own)))
+        return merged(losses, [0] * len(losses))
+
+    def _named(self, part: str, loss: Loss, size: int) -> Loss:
+        """The loss of a part that has so many rows, as that of all."""
+        weight = self._weights[part]
+        return Loss(
+            {f"{part}/{name}": Term(term.sum, weight * term.weight) for name, term in loss.terms.items()},
+            {f"{part}/{name}": metric for name, metric in loss.metrics.items()},
+            {f"{part}/{name}": loss.rows.get(name, size) for name in loss.metrics},
+        )
 
     def after_step(self, model: nn.Module) -> None:
         for part in self._seen:  # over all the batches of the step; in the same order on all ranks

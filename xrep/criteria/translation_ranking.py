@@ -1,32 +1,48 @@
-"""Translation ranking: each pair against all others of its batch, in both directions."""
+"""Translation ranking: each pair against all others of its batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from xrep.criteria.criterion import Criterion, Loss, Term, percentage
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
+from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 
 
-class TranslationRanking(Criterion):
-    """Bidirectional in-batch softmax: the baseline that dual momentum contrast is compared with."""
+class TranslationRanking(ContrastiveCriterion):
+    """Softmax over a batch's sentences: which is the translation (additive margin softmax, Yang et al. 2019)?
+
+    A sentence x and its translation y have the loss -log e^((x.y - m)/tau) / (e^((x.y - m)/tau) + sum over the other
+    sentences y' of the batch e^(x.y'/tau)), m being the margin and tau the temperature; in the other direction the sum
+    is over x'. It is dual momentum contrast's baseline, the bitext retrieval loss of CMLM (section 4.2: the losses of
+    both directions added; 4.4: margin 0.3) and L_TR of DAP (equation 5: from source to target alone).
+    """
 
     @dataclass(kw_only=True)
     class Config:
         temperature: float = 0.05
         """Similarities are divided by it."""
+        margin: float = 0.0
+        """Subtracted from the similarity of translations, so that they must be nearer by it. CMLM has 0.3, DAP none."""
+        margin_scale: Literal["similarity", "logit"] = "similarity"
+        """Whether the margin is subtracted before similarities are divided by the temperature, or after it (as DAP's
+        released code does)."""
+        directions: Literal["both", "forward"] = "both"
+        """Find the target by the source and the source by the target, their losses added; or the target alone (DAP)."""
         mask_equal_sentences: bool = False
         """Two pairs that share a sentence are not each other's negatives; turn it on where sentences repeat."""
         cross_rank_negatives: bool = True
         """On several ranks the pairs of all are negatives; else those of a rank's own part of the batch alone."""
 
         def problems(self) -> list[str]:
-            return [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]
+            found = [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]
+            return found + ([] if self.margin >= 0 else [f"margin must be at least 0, not {self.margin}"])
 
     def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
         super().__init__()
@@ -35,11 +51,19 @@ class TranslationRanking(Criterion):
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"translation_ranking": len(batch)}
 
-    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
-        source, target = model.encode_pair(batch.source, batch.target)
-        ids = batch.ids if self.config.mask_equal_sentences else None
-        group = current_group() if self.config.cross_rank_negatives else None
-        result = inbatch_infonce(source, target, self.config.temperature, ids=ids, group=group)
-        loss = (result.forward + result.backward).sum()
-        correct = torch.cat([result.forward_correct, result.backward_correct])
-        return Loss({"translation_ranking": Term(loss)}, {"accuracy": percentage(correct)})
+    def encode(self, model: nn.Module, batch: PairBatch) -> Encoded:
+        return Encoded(model.encode_pair(batch.source, batch.target))
+
+    def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
+        config = self.config
+        result = inbatch_infonce(
+            *vectors,
+            config.temperature,
+            margin=config.margin * (config.temperature if config.margin_scale == "logit" else 1.0),
+            ids=batch.ids if config.mask_equal_sentences else None,
+            group=current_group() if config.cross_rank_negatives else None,
+        )
+        loss, correct = result.forward, result.forward_correct
+        if config.directions == "both":
+            loss, correct = loss + result.backward, torch.cat([correct, result.backward_correct])
+        return Loss({"translation_ranking": Term(loss.sum())}, {"accuracy": percentage(correct)})

@@ -83,6 +83,11 @@ class TokenBatch:
         """Σ lengths. A batch that moves takes it along: asking a GPU would wait for all that it has to do before."""
         return int(self.lengths.sum())
 
+    @cached_property
+    def host_lengths(self) -> np.ndarray:
+        """``lengths`` for what is planned in Python; taken along as well."""
+        return self.lengths.numpy(force=True)
+
     @property
     def is_padded(self) -> bool:
         return self.real_tokens < self.tokens.numel()
@@ -95,7 +100,7 @@ class TokenBatch:
 
     def _moved(self, tokens: torch.Tensor, lengths: torch.Tensor) -> TokenBatch:
         moved = TokenBatch(tokens, lengths)
-        moved.real_tokens = self.real_tokens
+        moved.real_tokens, moved.host_lengths = self.real_tokens, self.host_lengths
         return moved
 
     def followed_by(self, other: TokenBatch, pad_id: int) -> TokenBatch:
@@ -107,10 +112,12 @@ class TokenBatch:
         return both
 
     def rows(self, start: int, stop: int) -> TokenBatch:
-        """Some of the sentences, no wider than the longest of them. Best asked of a batch that is not on a GPU yet."""
-        lengths = self.lengths[start:stop]
+        """Some of the sentences, no wider than the longest of them."""
+        lengths = self.host_lengths[start:stop]
         width = int(lengths.max()) if len(lengths) else self.tokens.size(1)
-        return TokenBatch(self.tokens[start:stop, :width], lengths)
+        some = TokenBatch(self.tokens[start:stop, :width], self.lengths[start:stop])
+        some.real_tokens, some.host_lengths = int(lengths.sum()), lengths
+        return some
 
     def __len__(self) -> int:
         return self.tokens.size(0)
@@ -123,7 +130,8 @@ class PairBatch:
     Attributes:
         ids: int64 [B, 2]; equal numbers in a column mean equal sentences (source in column 0, target in column 1).
         indices: int64 [B]: which example of its split each row is (for messages and for restoring an order).
-        languages: int64 [B, 2]: the languages of both sides, by their place in ``TextSpec.languages``.
+        languages: int64 [B, 2]: the languages of both sides, by their place in ``TextSpec.languages``. They stay where
+            Python can read them, as ``indices`` do.
     """
 
     source: TokenBatch
@@ -134,11 +142,11 @@ class PairBatch:
 
     def to(self, device: torch.device | str) -> PairBatch:
         sides = self.source.to(device), self.target.to(device)
-        return PairBatch(*sides, self.ids.to(device), self.indices, self.languages.to(device))
+        return PairBatch(*sides, self.ids.to(device), self.indices, self.languages)
 
     def pin_memory(self) -> PairBatch:
         sides = self.source.pin_memory(), self.target.pin_memory()
-        return PairBatch(*sides, self.ids.pin_memory(), self.indices, self.languages.pin_memory())
+        return PairBatch(*sides, self.ids.pin_memory(), self.indices, self.languages)
 
     def rows(self, start: int, stop: int) -> PairBatch:
         """Some of the pairs."""

@@ -44,7 +44,7 @@ class PreprocessOptions:
     """Pieces of the SentencePiece vocabulary that is trained, special ones included."""
     tokenizers: dict[str, str] = field(default_factory=dict)
     """Tokenizers to use (folders, ``.model`` files, directories of pretrained encoders): ``shared``, or ``source`` and
-    ``target``. Without any, one is trained on the training text."""
+    ``target``. Without any, one is trained on the training text; with one side's, one on the text of the other side."""
     exclude: list[str] = field(default_factory=list)
     """Files or folders of evaluation sets: training pairs with a sentence that occurs there are dropped."""
     cleaning: CleaningOptions = field(default_factory=CleaningOptions)
@@ -109,7 +109,7 @@ def preprocess(
     for bitext in [*splits.get("valid", []), *splits.get("test", [])]:
         if bitext.sample is not None:
             raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
-    given = load_tokenizers(options.tokenizers) if options.tokenizers else None
+    given = load_tokenizers(options.tokenizers, partial=True) if options.tokenizers else {}
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.absolute().parent))
     try:
@@ -244,22 +244,26 @@ class _Run:
             said = ", ".join(f"{count:,} {step}" for step, count in counts.items() if count)
             raise UserError(f"no training pair is left ({said})", cure="check the text and the cleaning options")
 
-    def make_tokenizers(self, train: list[Spool], given: Tokenizers | None) -> Tokenizers:
-        """Save the given tokenizers, or train one on the kept training text (a part of it, if that is large)."""
+    def make_tokenizers(self, train: list[Spool], given: Tokenizers) -> Tokenizers:
+        """Save the given tokenizers, and train what lacks on the kept training text (a part of it, if it is large)."""
         directory = self.output / store.TOKENIZER_DIRECTORY
-        if given:
-            save_tokenizers(given, directory)
+        save_tokenizers(given, directory)
+        lacking = [side for side in SIDES if side not in given and SHARED not in given]
+        if not lacking:
             return given
+        sides = [SIDES.index(side) for side in lacking]
         counts: Counter[str] = Counter()
         for corpus in train:
-            for language in corpus.bitext.languages:
-                counts[language] += self.report.counts[corpus.name]["kept"]
-        self.log(f"training a SentencePiece vocabulary of {self.options.vocabulary_size:,} pieces")
+            for side in sides:
+                counts[corpus.bitext.languages[side]] += self.report.counts[corpus.name]["kept"]
+        of = "" if len(lacking) > 1 else f" of the {lacking[0]} side"
+        self.log(f"training a SentencePiece vocabulary{of} of {self.options.vocabulary_size:,} pieces")
         longest = max(corpus.characters / (2 * corpus.rows) for corpus in train if corpus.rows)
         maximum = min(int(_TOKENIZER_CHARACTERS / longest), _TOKENIZER_SENTENCES)
         exponent = self.options.sampling_exponent
-        sentences = sample_for_tokenizer(_texts(train), counts, exponent=exponent, maximum=maximum)
-        return {SHARED: train_tokenizer(sentences, self.options.vocabulary_size, directory)}
+        sentences = sample_for_tokenizer(_texts(train, sides), counts, exponent=exponent, maximum=maximum)
+        name, place = (SHARED, directory) if len(lacking) > 1 else (lacking[0], directory / lacking[0])
+        return {**given, name: train_tokenizer(sentences, self.options.vocabulary_size, place)}
 
     def write(self, spools: dict[str, list[Spool]], tokenizers: Tokenizers) -> dict[str, Any]:
         """Tokenise every split, write the overlap hashes and, last, the manifest."""
@@ -335,11 +339,11 @@ def _by_pair(spools: Iterable[Spool]) -> dict[tuple[str, str], list[Spool]]:
     return grouped
 
 
-def _texts(spools: list[Spool]) -> Iterator[tuple[str, str]]:
+def _texts(spools: list[Spool], sides: list[int]) -> Iterator[tuple[str, str]]:
     for corpus in spools:
         for sources, targets, _ in corpus.pairs(KEPT):
-            for language, texts in zip(corpus.bitext.languages, (sources, targets), strict=True):
-                yield from ((language, text) for text in texts)
+            for side in sides:
+                yield from ((corpus.bitext.languages[side], text) for text in (sources, targets)[side])
 
 
 class _Progress:

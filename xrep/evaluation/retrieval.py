@@ -58,7 +58,7 @@ class RetrievalValidator:
             ``mean_cosine``: mean cosine of different target sentences, mean over language pairs (near 1: collapsed).
         """
         measured, cosines = {}, []
-        with _evaluating(model):
+        with evaluating(model):
             for pool in self.pools:
                 source, target = _embed(model, pool)
                 accuracy = retrieval_accuracy(source, target)
@@ -68,7 +68,8 @@ class RetrievalValidator:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Context in which a model computes as in use; its modes are as before afterwards."""
     # Module by module: a frozen part that was in evaluation mode must not come back in training mode.
     training = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -90,7 +90,7 @@ def evaluate(
     for test in progress:
         progress.set_postfix_str(test.name)
         test, overlap = _without_overlap(test, encoder, drop_overlap)
-        results.append(Result(test, _measure(encoder, test), overlap))
+        results.append(Result(test, measure(encoder, test), overlap))
     return results
 
 
@@ -105,7 +105,8 @@ def _without_overlap(test: TestSet, encoder: Encoder, drop: bool) -> tuple[TestS
     return replace(test, subsets=subsets), overlap
 
 
-def _measure(encoder: Encoder, test: TestSet) -> dict[str, dict[str, Measured]]:
+def measure(encoder: Encoder, test: TestSet) -> dict[str, dict[str, Measured]]:
+    """``[similarity][correlation]`` of one test."""
     sentences = [sentence for subset in test.subsets for sentence in subset.first + subset.second]
     places = {sentence: place for place, sentence in enumerate(dict.fromkeys(sentences))}
     # As the model gives them: on vectors of length 1 dot, Euclid and cosine would rank alike.

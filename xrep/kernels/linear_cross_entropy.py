@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels import reference
 from xrep.kernels.paths import path_for, steps_for
-from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
+from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, takes_fast_product
 
 
 class CrossEntropy(NamedTuple):
@@ -105,17 +106,19 @@ def _sweep(
         steps = steps_for(hidden.device)
         differentiable = of_hidden or of_weight or of_bias
         accumulate, operand = accumulation_dtype(hidden), steps.operand_dtype(hidden)
+        count = max(128, steps.VOCABULARY_LOGITS // max(1, len(weight)) // 128 * 128)
         rows, columns = hidden.to(operand), weight.to(operand)
-        nll = torch.zeros(len(hidden), dtype=accumulate, device=hidden.device)
-        correct = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
+        if extra := _filling(rows, count):
+            rows, target = F.pad(rows, (0, 0, 0, extra)), F.pad(target, (0, extra), value=ignore_index)
+        nll = torch.zeros(len(rows), dtype=accumulate, device=hidden.device)
+        correct = torch.zeros(len(rows), dtype=torch.bool, device=hidden.device)
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
         for_hidden = nll.new_empty(rows.shape if of_hidden else 0)
         for_weight = (nll.new_empty if len(hidden) else nll.new_zeros)(columns.shape if of_weight else 0)
         for_bias = nll.new_zeros(len(weight) if of_bias else 0)
-        count = max(128, steps.VOCABULARY_LOGITS // max(1, len(weight)) // 128 * 128)
-        room = nll.new_empty(min(count, len(hidden)), len(weight))
-        for start in range(0, len(hidden), count):
-            block = slice(start, min(start + count, len(hidden)))
+        room = nll.new_empty(min(count, len(rows)), len(weight))
+        for start in range(0, len(rows), count):
+            block = slice(start, min(start + count, len(rows)))
             logits = multiply(rows[block], columns.t(), out=room[: block.stop - start])
             if bias is not None:
                 logits += bias
@@ -133,7 +136,16 @@ def _sweep(
                 multiply_add(for_weight, gradient.t(), rows[block])
             if of_bias:
                 for_bias += gradient.sum(0, dtype=accumulate)
-    return loss, nll, correct, for_hidden, for_weight, for_bias
+    own = slice(len(hidden) if of_hidden else 0)
+    return loss, nll[: len(hidden)], correct[: len(hidden)], for_hidden[own], for_weight, for_bias
+
+
+def _filling(rows: Tensor, block: int) -> int:
+    """How many ignored rows bring blocks to one of few sizes, of which each costs the CPU library's fast product a copy
+    of the weight that it keeps."""
+    if not takes_fast_product(rows):
+        return 0
+    return -len(rows) % (1 << max(3, min(len(rows), block).bit_length() - 4))
 
 
 @_sweep.register_fake

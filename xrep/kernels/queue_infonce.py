@@ -70,6 +70,15 @@ def queue_infonce(
     return InfoNCE(loss, correct)
 
 
+def against_both(one: InfoNCE, other: InfoNCE) -> InfoNCE:
+    """The result against both of two sets of negatives, from those of the same queries and positives against each.
+
+    With L = log(1 + S), S the negatives' sum over the positive's share, it is log(1 + S + S') = log(e^L + e^L' - 1).
+    """
+    low, high = torch.minimum(one.loss, other.loss), torch.maximum(one.loss, other.loss)
+    return InfoNCE(high + torch.log1p(-torch.expm1(-low) * torch.exp(low - high)), one.correct & other.correct)
+
+
 def _check(query: Tensor, positive: Tensor, queue: Tensor, query_ids: Tensor | None, queue_ids: Tensor | None) -> None:
     if query.dim() != 2 or positive.shape != query.shape or queue.dim() != 2 or queue.size(1) != query.size(1):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in (query, positive, queue))

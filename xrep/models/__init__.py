@@ -7,6 +7,7 @@ A registered sentence model is an ``nn.Module`` with
   empty if it reads the subwords of the text's own;
 - ``architecture()``: plain data, saved beside the weights;
 - ``notes``: lines for the user; ``output_size``; ``languages``;
+- ``pooling``: of each tower; ``new_projections``: towers whose projection has random weights;
 - ``idle_parameters``: whether training on sentence vectors leaves some parameters without gradient;
 - ``tower(language)``: name of the tower that reads a language;
 - ``encode(tower, TokenBatch) -> (sentence, tokens)``, [B, D] and [B, T, H]; ``encode_pair(source, target)``: sentence

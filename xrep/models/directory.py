@@ -36,7 +36,7 @@ from xrep.files import naming
 from xrep.nn.weights import save_tensors
 from xrep.registry import MODELS
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST, CONFIG, MODEL, CRITERION, STATE = (
     "manifest.json",
     "config.yaml",

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import UserError
 from xrep.models.projection import Projection, ProjectionShape
+from xrep.models.start import Start, find_start
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
-from xrep.nn.pooling import pool
-from xrep.nn.pretrained import Pretrained, encoder_state, find_pretrained, read_pretrained
+from xrep.nn.pooling import Pooling, pool
 
 SHARED, SIDES = "shared", ("source", "target")
 
@@ -32,6 +32,7 @@ class DualEncoder(nn.Module):
 
     Attributes:
         notes: what a user should know of the pretrained weights.
+        new_projections: towers whose projection has random weights.
 
     Raises:
         UserError: sentences may be longer than the position table; a language is on both sides of separate towers; a
@@ -44,9 +45,11 @@ class DualEncoder(nn.Module):
         """One encoder for all languages, or one for the source and one for the target languages."""
         encoder: str | None = None
         """Pretrained encoder that the towers start from: a directory of Hugging Face or sentence-transformers (BERT,
-        RoBERTa, XLM-R), or a name in the local Hugging Face cache. Its sizes and its tokenizer are taken over."""
+        RoBERTa, XLM-R), a name in the local Hugging Face cache, or a tower of a run: RUN/best, or RUN/best/target where
+        each side has one. Its sizes and its tokenizer are taken over."""
         source_encoder: str | None = None
-        """The same for the source tower alone."""
+        """The same for the source tower alone. A tower without one has the sizes below and random weights; if the other
+        one brings a tokenizer, its own is trained on the text of its side."""
         target_encoder: str | None = None
         """The same for the target tower alone."""
         pretrained_layers: int | None = None
@@ -68,14 +71,23 @@ class DualEncoder(nn.Module):
         max_positions: int = 512
         """Longest sentence in subwords, special tokens included."""
         pooling: Literal["auto", "mean", "max", "cls"] = "auto"
-        """How token vectors become a sentence vector; padding never counts. auto: as a sentence-transformers directory
-        says, else mean."""
+        """How token vectors become a sentence vector; padding never counts. auto: as the tower's pretrained directory
+        says, else as the other tower's, else mean."""
+        source_pooling: Literal["auto", "mean", "max", "cls"] = "auto"
+        """The same for the source tower alone. auto: as pooling says."""
+        target_pooling: Literal["auto", "mean", "max", "cls"] = "auto"
+        """The same for the target tower alone. auto: as pooling says."""
         pooled_layer: int | None = None
         """Layer whose token vectors are pooled: 0 is the embeddings; none: the last."""
         projection_size: int | None = None
-        """Width of a linear projection after pooling. none: that of a sentence-transformers directory, if it has one;
-        else the pooled vector is the sentence vector, and if the towers differ in width, a projection brings the target
-        tower's vectors to the source tower's."""
+        """Width of a new projection after pooling, in every tower. none: a pretrained encoder keeps its own, if it has
+        one, and one of two towers may be projected to the width of the other (projected_side)."""
+        projection: Literal["auto", "linear", "tanh"] = "auto"
+        """What a new projection is: linear, or linear and tanh (with pooling cls SimCSE's '[CLS] with an MLP';
+        xrep-export can leave it out). auto: linear, but without projection_size only if the towers differ in width."""
+        projected_side: Literal["auto", "source", "target"] = "auto"
+        """The tower that is projected to the width of the other one, without projection_size. auto: the one that is not
+        pretrained where the other is, else the target tower."""
         normalize: bool = True
         """L2-normalise sentence vectors, so that dot product is cosine."""
 
@@ -94,9 +106,11 @@ class DualEncoder(nn.Module):
             of_sides = [side for side in SIDES if getattr(self, f"{side}_encoder")]
             if self.towers == "shared" and of_sides:
                 found.append(f"{of_sides[0]}_encoder needs towers: separate; a shared tower has --encoder")
-            if self.towers == "separate" and len(of_sides) == 1 and not self.encoder:
-                other = SIDES[1 - SIDES.index(of_sides[0])]
-                found.append(f"{of_sides[0]}_encoder alone: name {other}_encoder too")
+            for name in ("source_pooling", "target_pooling", "projected_side"):
+                if getattr(self, name) != "auto" and self.towers == "shared":
+                    found.append(f"{name} needs towers: separate")
+            if self.projected_side != "auto" and self.projection_size is not None:
+                found.append("projected_side is for one tower, projection_size for both; give one of them")
             return found
 
         def pretrained(self) -> dict[str, str]:
@@ -111,8 +125,7 @@ class DualEncoder(nn.Module):
             Raises:
                 UserError: a pretrained encoder is not there.
             """
-            named = self.pretrained().items()
-            return {name: str(read_pretrained(find_pretrained(path)).path) for name, path in named}
+            return {name: str(find_start(path).tokenizer) for name, path in self.pretrained().items()}
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -123,12 +136,11 @@ class DualEncoder(nn.Module):
         if config.towers == "shared" and SHARED not in text.vocabularies:
             raise UserError("the sides of this text have vocabularies of their own", cure="use --towers separate")
         fresh = architecture is None
-        pretrained = (
-            {name: read_pretrained(find_pretrained(p)) for name, p in config.pretrained().items()} if fresh else {}
-        )
+        pretrained = {name: find_start(path) for name, path in config.pretrained().items()} if fresh else {}
         if architecture is None:
             architecture = _architecture(config, text, pretrained)
-        self.pooling = architecture["pooling"]
+        self.pooling: dict[str, Pooling] = architecture["pooling"]
+        """Of each tower."""
         shapes = {name: EncoderShape(**values) for name, values in architecture["towers"].items()}
         for name, shape in shapes.items():
             _check(name, shape, text.vocabulary(name), text.max_length, config)
@@ -137,8 +149,9 @@ class DualEncoder(nn.Module):
         projections = {name: ProjectionShape(**values) for name, values in architecture["projections"].items()}
         self.projections = nn.ModuleDict({name: Projection(shape) for name, shape in projections.items()})
         self._architecture = architecture
-        first = next(iter(shapes))
-        self.output_size = projections[first].output_size if first in projections else shapes[first].hidden_size
+        brought = [n for n, start in pretrained.items() if start.projection and config.projection_size is None]
+        self.new_projections = [name for name in projections if fresh and name not in brought]
+        self.output_size = self.width(next(iter(shapes)))
         """D, the width of sentence vectors."""
         pooled = config.pooled_layer
         self.idle_parameters = pooled is not None and any(pooled < shape.layers for shape in shapes.values())
@@ -150,13 +163,19 @@ class DualEncoder(nn.Module):
         """Sizes of towers and projections, and pooling, as plain data: saved beside the weights."""
         return self._architecture
 
-    def _load(self, name: str, source: Pretrained) -> None:
-        state, unused = encoder_state(source, self.config.pretrained_layers)
+    def _load(self, name: str, source: Start) -> None:
+        state, unused = source.state(self.config.pretrained_layers)
         self.encoders[name].load_state_dict(state)
         kept = f"tower {name}: {len(state)} tensors of {source.path}"
         self.notes.append(f"{kept}; not used: {_listed(unused)}" if unused else kept)
         if source.projection is not None and self.config.projection_size is None:
             self.projections[name].load(source.projection)
+
+    def width(self, tower: str) -> int:
+        """Of the tower's sentence vectors."""
+        if tower in self.projections:
+            return self.projections[tower].shape.output_size
+        return self.encoders[tower].shape.hidden_size
 
     @property
     def languages(self) -> list[str]:
@@ -184,7 +203,7 @@ class DualEncoder(nn.Module):
     def encode(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Sentence vectors [B, D] (of length 1 if ``normalize``) and token vectors [B, T, H] of the pooled layer."""
         tokens = self.encoders[tower](batch, self.config.pooled_layer)
-        sentence = pool(tokens, batch.mask, self.pooling)
+        sentence = pool(tokens, batch.mask, self.pooling[tower])
         if tower in self.projections:
             sentence = self.projections[tower](sentence)
         if self.config.normalize:
@@ -199,7 +218,7 @@ class DualEncoder(nn.Module):
         return both[: len(source)], both[len(source) :]
 
 
-def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[str, Pretrained]) -> dict[str, Any]:
+def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[str, Start]) -> dict[str, Any]:
     names = (SHARED,) if config.towers == "shared" else SIDES
     shapes = {
         name: _pretrained_shape(pretrained[name], config)
@@ -207,42 +226,55 @@ def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[s
         else _shape(config, text.vocabulary(name))
         for name in names
     }
-    given = {source.pooling for source in pretrained.values()} - {None}
-    pooling = config.pooling
-    if pooling == "auto":
-        if len(given) > 1:
-            raise UserError(f"the towers pool differently ({', '.join(sorted(given))})", cure="choose with --pooling")
-        pooling = given.pop() if given else "mean"
     return {
         "towers": {name: shape.as_dict() for name, shape in shapes.items()},
-        "pooling": pooling,
+        "pooling": _pooling(config, names, pretrained),
         "projections": {name: shape.as_dict() for name, shape in _projections(config, shapes, pretrained).items()},
     }
 
 
+def _pooling(config: DualEncoder.Config, names: tuple[str, ...], pretrained: dict[str, Start]) -> dict[str, Pooling]:
+    own = {name: source.pooling for name, source in pretrained.items() if source.pooling is not None}
+    default = next(iter(own.values()), "mean")
+    pooling = {name: own.get(name, default) if config.pooling == "auto" else config.pooling for name in names}
+    sides = {"source": config.source_pooling, "target": config.target_pooling}
+    return {name: sides[name] if sides.get(name, "auto") != "auto" else kind for name, kind in pooling.items()}
+
+
 def _projections(
-    config: DualEncoder.Config, shapes: dict[str, EncoderShape], pretrained: dict[str, Pretrained]
+    config: DualEncoder.Config, shapes: dict[str, EncoderShape], pretrained: dict[str, Start]
 ) -> dict[str, ProjectionShape]:
     widths = {name: shape.hidden_size for name, shape in shapes.items()}
+    activation: Literal["none", "tanh"] = "tanh" if config.projection == "tanh" else "none"
     if config.projection_size is not None:
-        return {
-            name: ProjectionShape(input_size=width, output_size=config.projection_size)
-            for name, width in widths.items()
-        }
+        size = config.projection_size
+        return {n: ProjectionShape(input_size=w, output_size=size, activation=activation) for n, w in widths.items()}
     found = {
         name: ProjectionShape.of(source.projection)
         for name, source in pretrained.items()
         if source.projection is not None
     }
     outputs = {name: found[name].output_size if name in found else width for name, width in widths.items()}
-    if len(set(outputs.values())) == 1:
+    if config.projection == "auto" and len(set(outputs.values())) == 1:
         return found
-    if "target" in found:
-        raise UserError(f"the towers give vectors of {outputs}", cure="choose a --projection-size for both")
-    return {**found, "target": ProjectionShape(input_size=widths["target"], output_size=outputs["source"])}
+    side = _projected(config, pretrained)
+    if side in found:
+        problem = f"the {side} encoder brings a projection; the towers give vectors of {outputs}"
+        raise UserError(problem, cure="choose a --projection-size for all, or another --projected-side")
+    size = next((size for name, size in outputs.items() if name != side), widths[side])
+    return {**found, side: ProjectionShape(input_size=widths[side], output_size=size, activation=activation)}
 
 
-def _pretrained_shape(source: Pretrained, config: DualEncoder.Config) -> EncoderShape:
+def _projected(config: DualEncoder.Config, pretrained: dict[str, Start]) -> str:
+    """The tower that is projected if one is."""
+    if config.towers == "shared":
+        return SHARED
+    if config.projected_side != "auto":
+        return config.projected_side
+    return "source" if list(pretrained) == ["target"] else "target"
+
+
+def _pretrained_shape(source: Start, config: DualEncoder.Config) -> EncoderShape:
     layers = config.pretrained_layers
     if layers is None:
         return source.shape

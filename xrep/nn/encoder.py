@@ -97,7 +97,7 @@ class TransformerEncoder(nn.Module):
         tokens = batch.tokens
         if layout is not None:
             tokens, positions = layout.pack(tokens), layout.pack(positions)
-        x = self._embed(tokens, positions)
+        x = self.embed(tokens, positions)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         for layer in islice(self.layers, count):
             x = checkpoint(layer, x, layout, use_reentrant=False) if again else layer(x, layout)
@@ -106,11 +106,13 @@ class TransformerEncoder(nn.Module):
             return x.masked_fill(~batch.mask.unsqueeze(-1), 0.0)
         return x if layout is None else layout.pad(x)
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """Input of the first layer for token ids of any shape at ``positions`` (from 0; None: nowhere)."""
         x = self.token_embedding(tokens)
         if self.type_embedding is not None:
             x = x + self.type_embedding.weight[0]
-        x = x + self.position_embedding(positions + self.shape.position_offset)
+        if positions is not None:
+            x = x + self.position_embedding(positions + self.shape.position_offset)
         return self.dropout(x if self.norm_first else self.norm(x))
 
 
@@ -125,7 +127,7 @@ def _layout(batch: TokenBatch) -> Layout:
     if not batch.is_padded:
         return None
     packed = batch.real_tokens < PACKED_BELOW * batch.tokens.numel()
-    return Packing(batch) if packed else Masking(batch.mask)
+    return Packing.of(batch) if packed else Masking(batch.mask)
 
 
 def _initialise(module: nn.Module, initializer_range: float) -> None:

@@ -36,17 +36,25 @@ class Packing:
     Contrastive batches mix lengths, and padding would nearly double the work of the linear layers. Copies of the first
     token fill the pack up to one of few sizes (at most an eighth more): the CPU library compiles and caches a product
     for every size it meets, which takes gigabytes where each batch has another one.
+
+    Args:
+        rows: int64 [N], where each packed token stands in [B * T].
+        mask: bool [B, T], True at real tokens.
     """
 
-    def __init__(self, batch: TokenBatch) -> None:
-        self.batch, self.length = batch.tokens.shape
-        lengths, count, device = batch.lengths, batch.real_tokens, batch.tokens.device
+    def __init__(self, rows: Tensor, mask: Tensor) -> None:
+        self.batch, self.length = mask.shape
+        unit = 1 << max(3, len(rows).bit_length() - 4)
+        self.rows, self.packed_rows = rows, torch.cat([rows, rows[:1].expand(-len(rows) % unit)])
+        self.attention_mask = mask[:, None, None, :]
+
+    @classmethod
+    def of(cls, batch: TokenBatch) -> Packing:
+        """Sentence by sentence."""
+        length, lengths, count, device = batch.tokens.size(1), batch.lengths, batch.real_tokens, batch.tokens.device
         # Where each sentence begins, padded and packed. The mask's nonzero() would wait for a GPU to learn its size.
-        shift = torch.arange(self.batch, device=device) * self.length - (lengths.cumsum(0) - lengths)
-        self.rows = torch.arange(count, device=device) + shift.repeat_interleave(lengths, output_size=count)
-        unit = max(8, 1 << count.bit_length() - 4)
-        self.packed_rows = torch.cat([self.rows, self.rows[:1].expand(-count % unit)])
-        self.attention_mask = batch.mask[:, None, None, :]
+        shift = torch.arange(len(batch), device=device) * length - (lengths.cumsum(0) - lengths)
+        return cls(torch.arange(count, device=device) + shift.repeat_interleave(lengths, output_size=count), batch.mask)
 
     def pack(self, padded: Tensor) -> Tensor:
         """[B, T, ...] -> [N, ...], N the number of real tokens, rounded up."""

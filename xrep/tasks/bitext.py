@@ -20,6 +20,8 @@ from xrep.text.corpora import get_demo
 from xrep.text.sides import Tokenizers, load_tokenizers, same_tokenizers, save_tokenizers, tokenizer_of
 
 VALIDATION_BATCH_SIZE = 128
+SCANNED_TOKENS = 1 << 24
+"""Held in memory at a time where all training text is read."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,29 @@ class BitextTask:
 
     def save_tokenizers(self, directory: Path) -> None:
         save_tokenizers(self.tokenizers, directory)
+
+    @property
+    def language_pairs(self) -> list[tuple[str, str]]:
+        """(source, target) of each language pair that is trained."""
+        return [pair.languages for pair in self._train]
+
+    def subwords(self, language: str) -> np.ndarray:
+        """Sorted ids that occur in the training text of a language: reads all of it once."""
+        columns = [
+            column
+            for pair in self._train
+            for name, column in zip(pair.languages, (pair.source, pair.target), strict=True)
+            if name == language
+        ]
+        seen = np.zeros(max(vocabulary.size for vocabulary in self.text.vocabularies.values()), dtype=bool)
+        for column in columns:
+            for start in range(0, len(column.tokens), SCANNED_TOKENS):
+                seen[column.tokens[start : start + SCANNED_TOKENS]] = True
+        return np.flatnonzero(seen)
+
+    def hashes(self) -> Iterator[np.ndarray]:
+        """Of the training sentences of each corpus, source and target: uint64 [n, 2]; see ``PairBatch.ids``."""
+        return (pair.hashes for pair in self._train)
 
     def fingerprint(self) -> str:
         """Changes when the tokens, their order or the vocabulary do: checkpoints of other data are told by it."""
@@ -194,7 +219,8 @@ class BitextTask:
 def _open(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirectory:
     options = PreprocessOptions(vocabulary_size=config.vocab_size, tokenizers=dict(tokenizers), exclude=config.exclude)
     data = DataDirectory.open(prepare(get_demo() if config.data is None else config.data, options))
-    if tokenizers and not same_tokenizers(load_tokenizers(tokenizers), data.tokenizers):
+    given = load_tokenizers(tokenizers, partial=True) if tokenizers else {}
+    if not same_tokenizers(given, {side: own for side, own in data.tokenizers.items() if side in given}):
         named = " ".join(f"--{side}-tokenizer {path}" for side, path in tokenizers.items()).replace("--shared-", "--")
         raise UserError(
             "was tokenised with another vocabulary than that of the pretrained encoder",

@@ -20,16 +20,19 @@ def tokenizer_of(tokenizers: Tokenizers, side: str) -> Tokenizer:
     return tokenizers.get(side) or tokenizers[SHARED]
 
 
-def load_tokenizers(paths: Mapping[str, str | Path]) -> dict[str, Tokenizer]:
+def load_tokenizers(paths: Mapping[str, str | Path], *, partial: bool = False) -> dict[str, Tokenizer]:
     """Tokenizer folders by side; two equal ones are one that both sides share.
+
+    Args:
+        partial: one side may be missing.
 
     Raises:
         UserError: a side is missing, or what ``Tokenizer.load`` raises.
     """
-    if set(paths) not in ({SHARED}, set(SIDES)):
+    if set(paths) not in ({SHARED}, set(SIDES)) and not (partial and set(paths) < set(SIDES)):
         raise UserError(f"a tokenizer of {', '.join(paths)} alone", cure="give one for both sides, or one for each")
     tokenizers = {side: Tokenizer.load(path) for side, path in paths.items()}
-    if SHARED not in tokenizers and same_tokenizer(*tokenizers.values()):
+    if set(tokenizers) == set(SIDES) and same_tokenizer(*tokenizers.values()):
         return {SHARED: tokenizers["source"]}
     return tokenizers
 

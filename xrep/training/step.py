@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from xrep.criteria.criterion import Criterion, Loss
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
+from xrep.training.gradient_cache import GradientCache
 
 Precision = Literal["float32", "bf16", "fp16"]
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
@@ -28,6 +29,13 @@ SMALLEST_SCALE = 2.0**-10
 """Loss scale of fp16 below which overflowing gradients are no longer a matter of scale."""
 
 
+R = TypeVar("R")
+
+
+def _loss(criterion: Criterion, model: nn.Module, batch: Any) -> Loss:
+    return criterion(model, batch)
+
+
 class TrainingModule(nn.Module):
     """Model and criterion side by side, as one module for the distributed engine."""
 
@@ -35,8 +43,9 @@ class TrainingModule(nn.Module):
         super().__init__()
         self.model, self.criterion = model, criterion
 
-    def forward(self, batch: Any) -> Loss:
-        return self.criterion(self.model, batch)
+    def forward(self, batch: Any, call: Callable[[Criterion, nn.Module, Any], R] = _loss) -> R:
+        """What ``call`` makes of criterion, model and batch: the loss, if nothing else is asked for."""
+        return call(self.criterion, self.model, batch)
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ class Engine:
             **{_SYNC_BUFFERS: False},  # queues are buffers, and equal on all ranks already
         )
 
-    def autocast(self) -> Any:
+    def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._half is None else torch.autocast(self.world.device.type, self._half)
 
     def forward(self, batch: Any) -> Loss:
@@ -123,18 +132,11 @@ class Engine:
             sizes: of each term, over all ranks and batches.
             update: sets learning rates; called before the optimizer's step.
         """
-        assert self._parallel is not None
         self.optimizer.zero_grad(set_to_none=True)
-        tally = _Tally(self.world)
+        tally = _Tally(self.world, sizes)
+        step = self._whole if self.module.criterion.micro_batch is None else self._in_pieces
         for number, batch in enumerate(batches):
-            waits = number + 1 < len(batches) and isinstance(self._parallel, DistributedDataParallel)
-            with self._parallel.no_sync() if waits else nullcontext():
-                loss = self.forward(batch)
-                parts = {name: term.weight * term.sum / max(sizes[name], 1) for name, term in loss.terms.items()}
-                objective = sum(parts.values())
-                assert isinstance(objective, Tensor)
-                self.scaler.scale(objective * self.world.size).backward()
-            tally.add(objective, parts, loss.metrics, len(batch))
+            step(batch, tally, number + 1 == len(batches))
         self.scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.limit, error_if_nonfinite=False)
@@ -146,23 +148,61 @@ class Engine:
             self.module.criterion.after_step(self.module.model)
         return outcome
 
+    def _whole(self, batch: Any, tally: _Tally, last: bool) -> None:
+        """Add the gradient of a batch."""
+        with self._averaging(last):
+            self._scaled(tally.add(self.forward(batch), len(batch))).backward()
+
+    def _in_pieces(self, batch: Any, tally: _Tally, last: bool) -> None:
+        """Add the gradient of a batch whose activations are not held together."""
+        assert self._parallel is not None
+        device, criterion = self.world.device, self.module.criterion
+        # Cut before it moves: how long the longest sentence of a piece is, a GPU would have to be asked.
+        pieces = [piece.to(device) for piece in criterion.pieces(batch)]
+        cache = GradientCache(criterion, self.module.model, pieces, device, self.autocast)
+        cache.differentiate(self._scaled(tally.add(cache.contrast(batch.to(device)), len(batch))))
+        for number, piece in enumerate(pieces):
+            with self._averaging(last and number + 1 == len(pieces)):
+                with self.autocast():
+                    encoded, own = self._parallel(piece, cache.encode(number))
+                cache.backward(number, encoded, own, self._scaled(tally.add(encoded.loss, len(piece))))
+
+    def _scaled(self, objective: Tensor) -> Tensor:
+        return self.scaler.scale(objective * self.world.size)
+
+    def _averaging(self, now: bool) -> AbstractContextManager[Any]:
+        """Gradients are averaged over the ranks in the last backward pass of a step alone."""
+        waits = not now and isinstance(self._parallel, DistributedDataParallel)
+        return self._parallel.no_sync() if waits else nullcontext()
+
 
 class _Tally:
-    """Losses and metrics of a step's batches, kept on the device and read once."""
+    """Losses and metrics of a step's batches, kept on the device and read once.
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    Args:
+        sizes: of each term, over all ranks and batches.
+    """
+
+    def __init__(self, world: World, sizes: dict[str, float]) -> None:
+        self.world, self.sizes = world, sizes
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, float] = {}
 
-    def add(self, objective: Tensor, parts: dict[str, Tensor], metrics: dict[str, Tensor], rows: int) -> None:
-        shares = {"loss": objective} | ({f"loss_{n}": part for n, part in parts.items()} if len(parts) > 1 else {})
+    def add(self, loss: Loss, rows: int) -> Tensor:
+        """The part of the objective that comes from these rows; it is noted, and the metrics with it."""
+        parts = {name: term.weight * term.sum / max(self.sizes[name], 1) for name, term in loss.terms.items()}
+        objective = sum(parts.values(), torch.zeros((), device=self.world.device))
+        shares = {"loss": objective}
+        if len(self.sizes) > 1:
+            shares |= {f"loss_{name}": part for name, part in parts.items()}
         for name, share in shares.items():
             self._sums[name] = self._sums.get(name, 0.0) + share.detach().double()
-        for name, metric in metrics.items():  # of no rows there is no mean
-            weighed = metric.detach().double() * rows if rows else torch.zeros_like(objective, dtype=torch.float64)
+        for name, metric in loss.metrics.items():
+            count = loss.rows.get(name, rows)  # of no rows there is no mean
+            weighed = metric.detach().double() * count if count else torch.zeros_like(objective, dtype=torch.float64)
             self._sums[name] = self._sums.get(name, 0.0) + weighed
-            self._counts[name] = self._counts.get(name, 0.0) + rows
+            self._counts[name] = self._counts.get(name, 0.0) + count
+        return objective
 
     def outcome(self, norm: Tensor, scaler: torch.amp.GradScaler) -> Outcome:
         device = self.world.device

@@ -24,6 +24,7 @@ from xrep.training.faults import Preemption, is_out_of_memory, not_finite, out_o
 from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.meters import Meters, memory_megabytes
 from xrep.training.progress import Progress, Quiet, duration
+from xrep.training.random_state import random_state, restore_random_state
 from xrep.training.step import Engine, Outcome, TrainingModule
 
 Group = list[tuple[Any, Plan]]
@@ -67,6 +68,10 @@ class Trainer:
         """Minutes of training, validation included, after which it ends; the schedule decays towards that moment."""
         update_freq: int = 1
         """Batches whose gradients are accumulated for one step."""
+        micro_batch: int | None = None
+        """Sentence pairs of a batch that are encoded at a time, where its activations do not fit into memory: losses
+        and gradients stay those of the whole batch, all of whose pairs are negatives, for a third more work (gradient
+        caching, Gao et al. 2021). For objectives that compare the sentences of a batch. none: all at once."""
         clip_norm: float = 10.0
         """Largest norm of the gradient; 0 does not clip."""
         freeze: list[str] = field(default_factory=list)
@@ -92,7 +97,7 @@ class Trainer:
 
         def problems(self) -> list[str]:
             found = pattern_problems(self.freeze)
-            for name in ("max_steps", "max_epochs", "max_minutes"):
+            for name in ("max_steps", "max_epochs", "max_minutes", "micro_batch"):
                 value = getattr(self, name)
                 if value is not None and not value > 0:
                     found.append(f"{name} must be above 0, not {value}")
@@ -121,13 +126,15 @@ class Trainer:
         self.config: Trainer.Config = run.configs["trainer"]
         self.run, self.task, self.world = run, task, world
         self.checkpoints, self.progress, self.validate = checkpoints, progress, validate
+        if self.config.micro_batch is not None:
+            criterion.set_micro_batch(self.config.micro_batch)
         self.module = TrainingModule(model, criterion).to(world.device)
         set_activation_checkpointing(self.module, self.config.activation_checkpointing)
         if self.config.compile:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
 
             compile_layers(self.module)
-        freezing = Freezing(self.config.freeze)
+        freezing = Freezing([*self.config.freeze, *criterion.frozen])
         optimizer = run.classes["optimizer"].build(run.configs["optimizer"], freezing.ever_trained(self.module))
         options: dict[str, Any] = {"precision": self.config.precision, "clip_norm": self.config.clip_norm}
         self.engine = Engine(self.module, optimizer, freezing, world, **options)
@@ -237,9 +244,8 @@ class Trainer:
         rate = self._learning_rate(shared.examples - self.state.examples)
         try:
             self.engine.prepare(self.state.step)
-            outcome = self.engine.run(
-                [batch for batch, _ in group], shared.sizes, lambda: self._set_learning_rate(rate)
-            )
+            batches = [batch for batch, _ in group]
+            outcome = self.engine.run(batches, shared.sizes, lambda: self._set_learning_rate(rate))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -283,11 +289,9 @@ class Trainer:
 
     def _out_of_memory(self, group: Group) -> TrainingError:
         rank = f"rank {self.world.rank}, " if self.world.size > 1 else ""
+        where = f"step {self.state.step + 1}: {rank}{self.world.device}"
         what = out_of_memory([batch for batch, _ in group])
-        last = self.checkpoints.last_good()
-        return TrainingError(
-            f"step {self.state.step + 1}: {rank}{self.world.device}: {what}; last good checkpoint: {last}"
-        )
+        return TrainingError(f"{where}: {what}; last good checkpoint: {self.checkpoints.last_good()}")
 
     # -- what it tells ------------------------------------------------------------------------------------------------
 
@@ -318,9 +322,8 @@ class Trainer:
         parts = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
         parts += [f"{name} {recent[name]:.4g}" for name in ("loss", "accuracy") if name in recent]
         parts.append(f"lr {rate:.2e}")
-        if "pairs_per_second" in recent:
-            parts.append(f"{recent['pairs_per_second']:,.0f} pairs/s")
-            parts.append(f"{recent['tokens_per_second']:,.0f} tokens/s")
+        speeds = {unit: recent.get(f"{unit}_per_second") for unit in ("pairs", "tokens")}
+        parts += [f"{speed:,.0f} {unit}/s" for unit, speed in speeds.items() if speed is not None]
         return " | ".join([*parts, f"{duration(left)} left"])
 
     # -- validation and checkpoints -----------------------------------------------------------------------------------
@@ -348,9 +351,7 @@ class Trainer:
         return metrics
 
     def _save(self, best: bool, final: bool = False) -> None:
-        cuda = self.world.device.type == "cuda"
-        random = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state(self.world.device) if cuda else None}
-        everyone = self.world.gather(random)
+        everyone = self.world.gather(random_state(self.world.device))
         if not self.world.is_main:
             return
         snapshot = self.checkpoints.snapshot(
@@ -381,10 +382,7 @@ class Trainer:
         self.engine.scaler.load_state_dict(saved["scaler"])
         self.state = TrainingState(**{name: saved[name] for name in vars(self.state)})
         if len(saved["random"]) == self.world.size:
-            mine = saved["random"][self.world.rank]
-            torch.set_rng_state(mine["cpu"])
-            if self.world.device.type == "cuda" and mine["cuda"] is not None:
-                torch.cuda.set_rng_state(mine["cuda"], self.world.device)
+            restore_random_state(saved["random"][self.world.rank], self.world.device)
         else:
             torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
 

@@ -1,0 +1,226 @@
+"""Where frozen_source's source vectors come from: a cache on disk, or any other system."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.corpus import sentence_pairs
+from tests.runs import SMALL_MODEL, command, compose_run, environment, make_trainer, options
+from xrep.criteria.frozen_source import FrozenSource
+from xrep.data.store import DataDirectory
+from xrep.data.teacher_vectors import TeacherVectors
+from xrep.data.vector_cache import token_keys
+from xrep.errors import UserError
+from xrep.models.dual_encoder import DualEncoder
+from xrep.training.run import train
+
+SMALL = {**SMALL_MODEL, "max_positions": 48, "dropout": 0.0, "attention_dropout": 0.0}
+
+
+def make(text, seed: int = 0, towers: str = "separate", **given: Any) -> tuple[DualEncoder, FrozenSource]:
+    torch.manual_seed(seed)
+    model = DualEncoder(DualEncoder.Config(**{**SMALL, "towers": towers}), text)
+    return model, FrozenSource(FrozenSource.Config(**given), model, text)
+
+
+def count_encoded(model: DualEncoder, tower: str = "source") -> Callable[[], int]:
+    """Sentences that go through a tower from now on, and since the last call."""
+    rows, encode = [], model.encode
+
+    def counting(name, batch):
+        rows.extend([1] * (len(batch) if name == tower else 0))
+        return encode(name, batch)
+
+    model.encode = counting
+
+    def told() -> int:
+        found = len(rows)
+        rows.clear()
+        return found
+
+    return told
+
+
+@pytest.fixture
+def batches(make_batch):
+    """Some source sentences come twice, in one batch and in two."""
+    some = sentence_pairs(12)
+    pairs = [*some[:6], (some[0][0], some[7][1]), *some[6:12], (some[3][0], some[1][1])]
+    return [make_batch(pairs[:7]), make_batch(pairs[7:])]
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_each_distinct_sentence_is_encoded_once(text, batches, tmp_path: Path, side: str) -> None:
+    model, criterion = make(text, cache_source=str(tmp_path / "cache"), source_side=side)
+    exact = make(text, source_side=side)[1]
+    distinct = len({tuple(row) for batch in batches for row in token_rows(getattr(batch, side))})
+    told = count_encoded(model, side)
+    for epoch in range(3):
+        for batch in batches:
+            mine, theirs = criterion(model, batch), exact(make(text)[0], batch)
+            terms = [loss.terms["frozen_source"].sum for loss in (mine, theirs)]
+            torch.testing.assert_close(*terms, rtol=1e-5, atol=1e-6)
+        assert told() == (0 if epoch else distinct)
+    other, again = make(text, cache_source=str(tmp_path / "cache"), source_side=side)  # a run that starts later
+    told = count_encoded(other, side)
+    again(other, batches[0])
+    assert told() == 0 and again.frozen == [f"encoders.{side}"]
+
+
+def token_rows(batch) -> list[list[int]]:
+    return [row[:length] for row, length in zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)]
+
+
+def test_vectors_of_another_tower_are_refused(text, batches, tmp_path: Path) -> None:
+    model, criterion = make(text, cache_source=str(tmp_path))
+    criterion(model, batches[0])
+    for change in ({"seed": 1}, {"source_side": "target"}):
+        model, criterion = make(text, cache_source=str(tmp_path), **change)
+        with pytest.raises(UserError, match="holds vectors of another encoder.*--cache-source"):
+            criterion(model, batches[0])
+    model, criterion = make(text, cache_source=str(tmp_path))
+    with torch.no_grad():
+        model.encoders["target"].token_embedding.weight.zero_()  # it is the student's
+    criterion(model, batches[0])
+
+
+def test_rows_of_the_same_tokens_have_the_same_key(make_batch) -> None:
+    some = make_batch([*sentence_pairs(200), (sentence_pairs(1)[0][0], "x " * 30)]).source
+    keys, rows = token_keys(some).tolist(), [tuple(row) for row in token_rows(some)]
+    assert len(set(keys)) == len(set(rows)) < len(rows) and keys[0] == keys[-1]
+    assert token_keys(some.rows(0, 1)).tolist() == keys[:1], "padding counts"
+    swapped = some.rows(0, 1)
+    swapped.tokens[0, [1, 2]] = swapped.tokens[0, [2, 1]]
+    assert token_keys(swapped).tolist() != keys[:1]
+
+
+def test_a_run_is_killed_and_another_one_goes_on(data_directory: Path, tmp_path: Path) -> None:
+    """The trainer's whole way: the second run, and every later epoch, encodes nothing."""
+    for number, (steps, expected) in enumerate(((25, None), (45, 0))):
+        run = compose_run(
+            data_directory, tmp_path / f"run{number}", criterion="frozen_source", max_steps=steps, save_every=0,
+            towers="separate", cache_source=tmp_path / "cache",
+        )  # fmt: skip
+        trainer = make_trainer(run, tmp_path / f"run{number}")
+        told = count_encoded(trainer.module.model)
+        trainer.train()
+        encoded = told()
+        if expected is None:
+            assert 300 < encoded <= 630, "an epoch has 21 steps"
+            index = tmp_path / "cache" / "00000.index"
+            index.write_bytes(index.read_bytes()[:-8])  # the last entry was not whole
+            del trainer
+        else:
+            assert encoded == 1
+
+
+def test_two_ranks_share_what_they_find(data_directory: Path, tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    line = command(
+        data_directory,
+        *options(
+            criterion="frozen_source", towers="separate", batch_size=16, max_steps=40, queue_size=64, micro_batch=8,
+            save_dir=tmp_path / "run", cache_source=tmp_path / "cache", check_every=10, validate_every=0,
+        ),
+    )  # fmt: skip
+    finished = subprocess.run(
+        [line[0], *torchrun, *line[1:]], capture_output=True, text=True, env=environment(threads=1), timeout=120
+    )
+    assert finished.returncode == 0, finished.stderr
+    entries = [np.fromfile(path, "<i8").reshape(-1, 2)[:, 0] for path in sorted((tmp_path / "cache").glob("*.index"))]
+    assert len(entries) == 2 and min(map(len, entries)) > 100
+    keys = np.concatenate(entries)
+    # Both may meet a sentence in the same step. Without looking at each other's files, half would be there twice.
+    assert len(keys) < 1.1 * len(np.unique(keys))
+
+
+# -- vectors of another system ----------------------------------------------------------------------------------------
+
+
+def write_teacher(folder: Path, sentences: list[str], width: int = 32, seed: int = 0) -> dict[str, str]:
+    vectors = np.random.default_rng(seed).normal(size=(len(sentences), width)).astype(np.float16)
+    np.save(folder / "teacher.npy", vectors)
+    (folder / "teacher.txt").write_text("".join(f"{s}\n" for s in sentences), encoding="utf-8")
+    return {"teacher_vectors": str(folder / "teacher.npy"), "teacher_text": str(folder / "teacher.txt")}
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_student_learns_the_vectors_of_a_file(text, make_batch, tmp_path: Path, side: str) -> None:
+    pairs = sentence_pairs(40)
+    column = ["source", "target"].index(side)
+    taught = [pair[column] for pair in pairs]
+    shuffled = [f"{taught[n].upper()}!" for n in np.random.default_rng(1).permutation(40)] + [
+        "not in the training text"
+    ]
+    given = write_teacher(tmp_path, shuffled)
+    model, criterion = make(text, towers="shared", loss="mse", source_side=side, **given)
+    assert criterion.frozen == ()
+    batch = make_batch(pairs)
+    (source,) = criterion.constants(model, batch)
+    rows = [next(n for n, line in enumerate(shuffled) if line.lower() == f"{s.lower()}!") for s in taught]
+    expected = torch.from_numpy(np.load(given["teacher_vectors"])[rows].astype(np.float32))
+    torch.testing.assert_close(source, expected / expected.norm(dim=1, keepdim=True))
+    told = count_encoded(model, "shared")
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        losses.append(criterion(model, batch).terms["frozen_source"].sum)
+        losses[-1].backward()
+        optimizer.step()
+    assert float(losses[-1].detach()) < 0.3 * float(losses[0].detach()) and told() == 60 * 40
+
+
+def test_what_is_wrong_with_a_teacher_is_one_line(text, tmp_path: Path) -> None:
+    sentences = [english for _, english in sentence_pairs(10)]
+    given = write_teacher(tmp_path, sentences)
+    with pytest.raises(UserError, match=r"take the place of a source tower, .*; use --towers shared"):
+        make(text, **given)
+    model, criterion = make(text, towers="shared", source_side="target", **given)
+    hashes = np.zeros((3, 2), np.uint64)
+    with pytest.raises(UserError, match=r"teacher\.txt: lacks the source sentences of 3 of 3 training pairs; add them"):
+        criterion.prepare(type("Task", (), {"hashes": lambda self: iter([hashes])})())
+    write_teacher(tmp_path, sentences, width=24)
+    with pytest.raises(UserError, match=r"vectors of 24 numbers, the model's have 32; give --projection-size 24"):
+        make(text, towers="shared", **given)
+    np.save(given["teacher_vectors"], np.zeros((9, 32), np.float32))
+    with pytest.raises(UserError, match=r"teacher\.npy: 9 vectors, but .*teacher\.txt has 10 lines"):
+        make(text, towers="shared", **given)
+    bad = np.ones((10, 32), np.float32)
+    bad[4, 3] = np.nan
+    np.save(given["teacher_vectors"], bad)
+    teacher = TeacherVectors(**{name.removeprefix("teacher_"): path for name, path in given.items()})
+    with pytest.raises(UserError, match="the vector of line 5 is not finite"):
+        teacher.read(teacher._hashes)
+    for content in (np.zeros(10, np.float32), np.zeros((10, 32), np.int64)):
+        np.save(given["teacher_vectors"], content)
+        with pytest.raises(UserError, match=r"not an array \[N, D\] of floats"):
+            make(text, towers="shared", **given)
+    Path(given["teacher_vectors"]).write_text("no vectors")
+    with pytest.raises(UserError, match="not a file of vectors"):
+        make(text, towers="shared", **given)
+    Path(given["teacher_vectors"]).unlink()
+    with pytest.raises(UserError, match="no such file"):
+        make(text, towers="shared", **given)
+
+
+def test_a_text_that_lacks_a_sentence_is_refused_before_anything_is_written(
+    data_directory: Path, tmp_path: Path
+) -> None:
+    data = DataDirectory.open(data_directory)
+    pairs = data.splits["train"]
+    taught = [data.tokenizers["shared"].decode(pair.target[row]) for pair in pairs for row in range(len(pair))]
+    options = {"criterion": "frozen_source", "source_side": "target", "projection_size": 20, "max_steps": 2}
+    run = compose_run(data_directory, tmp_path / "r", **options, **write_teacher(tmp_path, taught[:-1], width=20))
+    with pytest.raises(UserError, match="lacks the source sentences of 1 of 600 training pairs"):
+        train(run)
+    assert not (tmp_path / "r").exists()
+    write_teacher(tmp_path, taught, width=20)
+    assert train(run).state.step == 2

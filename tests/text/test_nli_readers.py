@@ -1,0 +1,191 @@
+"""Inference data in every form it is published in."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.nli_data import (
+    nli_rows,
+    write,
+    write_columns,
+    write_glue_table,
+    write_jsonl,
+    write_parallel,
+    write_simcse,
+    write_snli_table,
+)
+from xrep.errors import UserError
+from xrep.text.nli_readers import LABELS, Example, discover_nli, read_nli
+
+ROWS = nli_rows(4)
+REAL = Path(os.environ.get("XREP_DATA") or Path(__file__).parents[3] / "shared" / "data") / "nli"
+
+
+def expected(rows: list[tuple[str, str, str]], language: str = "en") -> list[Example]:
+    return [Example((one, two), (language, language), LABELS.index(label)) for one, two, label in rows]
+
+
+def read(path: Path, split: str = "train", language: str = "en", **options) -> list[Example]:
+    return list(read_nli(discover_nli(path, language)[split], triplets=options.pop("triplets", False), **options))
+
+
+def test_snli_and_mnli(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "snli_1.0" / "snli_1.0_train.jsonl", ROWS[:6])
+    write_snli_table(tmp_path / "snli_1.0" / "snli_1.0_train.txt", ROWS[6:])  # the same once more
+    write_snli_table(tmp_path / "snli_1.0" / "snli_1.0_dev.txt", ROWS[:2])
+    write_jsonl(tmp_path / "snli_1.0" / "snli_1.0_test.jsonl", [("a", "b", "hidden")])
+    write(tmp_path / "snli_1.0" / "README.txt", ["This is text."])
+    write_jsonl(tmp_path / "multinli_1.0" / "multinli_1.0_train.jsonl", ROWS[6:])
+    write_jsonl(tmp_path / "multinli_1.0" / "multinli_1.0_dev_mismatched.jsonl", ROWS[2:4])
+    write_jsonl(tmp_path / "__MACOSX" / "snli_1.0_train.jsonl", ROWS)
+    assert read(tmp_path) == expected([*ROWS[6:], *ROWS[:6]])
+    assert read(tmp_path, "valid") == expected([*ROWS[2:4], *ROWS[:2]])
+    assert read(tmp_path / "snli_1.0") == expected(ROWS[:6])
+    assert read(tmp_path / "snli_1.0" / "snli_1.0_train.txt") == expected(ROWS[6:])
+
+
+def test_quotes_in_glue_are_text(tmp_path: Path) -> None:
+    write_glue_table(tmp_path / "train.tsv", ROWS)
+    write_glue_table(tmp_path / "dev_matched.tsv", ROWS[:1])
+    write_snli_table(tmp_path / "original" / "multinli_1.0_train.txt", ROWS)  # as it lies in GLUE's folder
+    assert read(tmp_path) == expected([(one, f'"{two}', label) for one, two, label in ROWS])
+    assert len(read(tmp_path, "valid")) == 1
+
+
+def test_languages_of_cnsd_xnli_and_others(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "cnsd_snli_v1.0.train.jsonl", ROWS[:2])
+    write_columns(tmp_path / "train-de.tsv", ROWS[2:4])
+    write_columns(
+        tmp_path / "multinli.train.fr.tsv",
+        [(one, two, label.replace("contradiction", "contradictory")) for one, two, label in ROWS],
+        "premise\thypo\tlabel",
+    )
+    write_jsonl(tmp_path / "xnli.dev.jsonl", ROWS[4:6], language="sw")
+    header = "language\tgold_label\tsentence1_binary_parse\tsentence1\tsentence2\tmatch"
+    rows = [f"bg\t{label}\t\t{one}\t{two}\tTrue" for one, two, label in ROWS[:3]]
+    write(tmp_path / "other.dev.tsv", [header, *rows])
+    write_parallel(tmp_path, "dev", ROWS[:2])
+    found = [*expected(ROWS[:2], "zh"), *expected(ROWS, "fr"), *expected(ROWS[2:4], "de")]
+    assert read(tmp_path, language="it") == found
+    valid = [*expected(ROWS[:3], "bg"), *expected(ROWS[:2], "it"), *expected(ROWS[4:6], "sw")]
+    assert read(tmp_path, "valid", "ita") == valid
+
+
+def test_what_has_no_label_is_counted(tmp_path: Path) -> None:
+    rows = [("a  dog\u00a0runs", "it moves", "Entailment"), ("a", "b", "-"), ("", "b", "neutral"), ("c", "d", "")]
+    counts: Counter[str] = Counter()
+    found = read(write_jsonl(tmp_path / "train.jsonl", rows), counts=counts)
+    assert found == [Example(("a dog runs", "it moves"), ("en", "en"), 0)]
+    assert counts == {"read": 4, "no label": 2, "empty": 1}
+
+
+def test_triplets_of_pairs_and_of_simcse(tmp_path: Path) -> None:
+    e, n, c = LABELS
+    of_p = [("p", "e1", e), ("p", "c1", c), ("p", "n1", n), ("p", "c2", c), ("p", "e3", e), ("p", "e4", e)]
+    rows = [of_p[0], ("q", "e2", e), *of_p[1:], ("r", "c3", c)]
+    write_jsonl(tmp_path / "a_train.jsonl", rows)
+    anchor = 'a "quoted", word'
+    write_simcse(tmp_path / "nli_for_simcse.csv", [(anchor, "yes", "no"), ("x", "y", "")])
+    counts: Counter[str] = Counter()
+    found = [example.sentences for example in read(tmp_path, triplets=True, counts=counts)]
+    assert found == [("p", "e1", "c1"), ("p", "e3", "c2"), (anchor, "yes", "no")]
+    assert counts == {"read": 10, "empty": 1}
+    assert read(tmp_path, triplets=True)[0] == Example(("p", "e1", "c1"), ("en",) * 3, None)
+    with pytest.raises(UserError, match="nli_for_simcse.csv: holds triplets without labels; set --form triplets"):
+        read(tmp_path)
+
+
+def test_premise_and_hypothesis_in_different_languages(tmp_path: Path) -> None:
+    texts = {
+        code: [(f"{one} {code}", f"{two} {code}", label) for one, two, label in ROWS] for code in ("de", "fr", "sw")
+    }
+    for code, rows in texts.items():
+        write_columns(tmp_path / f"train-{code}.tsv", rows)
+    found = read(tmp_path, cross_lingual=True)
+    assert len(found) == 3 * len(ROWS)
+    pairs = Counter(example.languages for example in found)
+    assert len(pairs) == 6 and set(pairs.values()) == {len(ROWS) // 2} and all(one != two for one, two in pairs)
+    premises = [(example.sentences[0], example.label) for example in found]
+    assert premises == [(texts[code][n][0], expected(ROWS)[n].label) for n in range(len(ROWS)) for code in texts]
+    for example in found:
+        one, two = (sentence.rpartition(" ") for sentence in example.sentences)
+        assert (one[2], two[2]) == example.languages and (one[0], two[0], LABELS[example.label]) in ROWS
+    triplets = read(tmp_path, cross_lingual=True, triplets=True)
+    assert triplets and all(example.languages[0] not in example.languages[1:] for example in triplets)
+    other = next(label for label in LABELS if label != ROWS[5][2])
+    write_columns(tmp_path / "train-sw.tsv", [*ROWS[:5], (*ROWS[5][:2], other), *ROWS[6:]])
+    with pytest.raises(UserError, match=r"example 6 is not the same in train-de.tsv, train-fr.tsv, train-sw.tsv; give"):
+        read(tmp_path, cross_lingual=True)
+    write_columns(tmp_path / "train-sw.tsv", texts["sw"][:-1])
+    with pytest.raises(UserError, match=f"example {len(ROWS)} is not the same"):
+        read(tmp_path, cross_lingual=True)
+    for name, problem in (
+        ("train-it.tsv", "has no translation beside it"),
+        ("train.tsv", "has no language in its name"),
+    ):
+        write_columns(tmp_path / name / name, ROWS)
+        with pytest.raises(UserError, match=f"{name}: {problem}; leave out --cross-lingual"):
+            read(tmp_path / name, cross_lingual=True)
+
+
+def test_compressed_files(tmp_path: Path) -> None:
+    plain = write_columns(tmp_path / "plain" / "train-de.tsv", ROWS).read_bytes()
+    (tmp_path / "train-de.tsv.gz").write_bytes(gzip.compress(plain))
+    assert read(tmp_path) == expected(ROWS, "de")
+
+
+REFUSED = {
+    "train.jsonl": ['{"sentence1": "a"}', "train.jsonl:1: no column 'sentence2'; fetch the file again"],
+    "b_train.jsonl": ["sentence1", "b_train.jsonl:1: no line of JSON; fetch the file again"],
+    "c_train.jsonl": ['{"sentence1": 1, "sentence2": "a", "gold_label": "-"}', "must be text"],
+    "train.tsv": ["a\tb\t-\na\tb", "train.tsv:2: 2 columns where 3 are needed; separate premise"],
+    "train-de.tsv": [
+        "a\tb\t1",
+        "train-de.tsv:1: unknown label '1'; labels are entailment, neutral, contradiction, and -",
+    ],
+    "x.csv": ["a,b", "x.csv:1: columns a, b, not sent0, sent1, hard_neg"],
+    "y.csv": ["sent0,sent1,hard_neg\na,b", "y.csv:2: 2 columns, not 3; fetch it again"],
+    "z.csv": ['sent0,sent1,hard_neg\na,"b', "z.csv:2: unexpected end of data; fetch the file again"],
+    "dev.tsv": ["a\tb\tneutral", "no training text for natural language inference; name SNLI, MNLI"],
+    "s1.train": ["a", "s1.train: no s2.train and labels.train beside it; put them there"],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(tmp_path: Path, name: str) -> None:
+    text, problem = REFUSED[name]
+    write(tmp_path / name, [text])
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, triplets=name.endswith("csv"))
+    assert problem in str(caught.value)
+
+
+def test_files_that_do_not_fit_and_none_at_all(tmp_path: Path) -> None:
+    write_parallel(tmp_path, "train", ROWS)
+    write(tmp_path / "s2.train", ["b"])
+    with pytest.raises(UserError, match="s2.train: fewer lines than the files beside it; align them line by line"):
+        read(tmp_path)
+    with pytest.raises(UserError, match="nowhere: no such file or folder; check the name"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="no training text"):
+        read(write(tmp_path / "notes" / "notes.txt", ["a"]).parent)
+
+
+def test_published_files(tmp_path: Path) -> None:
+    if not REAL.is_dir():
+        pytest.skip(f"{REAL} is not there")
+    for name in ("s1", "s2", "labels"):
+        (tmp_path / f"{name}.train").symlink_to(REAL / "snli_dev" / f"{name}.dev")
+    counts: Counter[str] = Counter()
+    assert len(read(tmp_path, counts=counts)) == counts["read"] == 9842
+    for code in ("de", "en", "zh"):
+        (tmp_path / "xnli" / f"train-{code}.tsv").parent.mkdir(exist_ok=True)
+        (tmp_path / "xnli" / f"train-{code}.tsv").symlink_to(REAL / "xnli" / f"dev-{code}.tsv")
+    found = read(tmp_path / "xnli", cross_lingual=True)
+    assert len(found) == 3 * 2490 and len({example.languages for example in found}) == 6
+    assert Counter(example.label for example in found) == {0: 2490, 1: 2490, 2: 2490}

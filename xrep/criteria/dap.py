@@ -1,0 +1,167 @@
+"""Dual-alignment pre-training: translation ranking of sentences and representation translation of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from xrep.criteria.contrastive import Encoded
+from xrep.criteria.criterion import Loss, Term, percentage
+from xrep.criteria.reconstruction import LANGUAGE, PLACE, POSITION, SLOT, Direction, Planner, Run, on_device
+from xrep.criteria.rtl_head import RTLHead
+from xrep.criteria.translation_ranking import TranslationRanking
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.errors import UserError
+from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.nn.encoder import TransformerEncoder
+
+
+class DAP(TranslationRanking):
+    """L_TR + L_RTL of *Dual-Alignment Pre-training for Cross-lingual Sentence Embedding* (Li et al., 2023), equation 7.
+
+    L_TR (equation 5) is ``translation_ranking`` from source to target. L_RTL (equation 6) is the mean cross-entropy of
+    the tokens of y, told by a small head (equation 4) from the token vectors of x and a [MASK] for each of them.
+
+    Where the paper is silent: "all but [CLS]" includes [SEP], in x and in y, which a released run of the authors
+    predicts too. A [MASK] is what the encoder's embedding layer makes of it at its position in y
+    (``mask_positions``), so that the head knows where in the sentence it is. Logits have a bias of their own beside the
+    encoder's embedding matrix. Token vectors are those that the sentence vector is pooled from: with the model's
+    ``pooled_layer`` that layer is the last for the head, too.
+
+    Raises:
+        UserError: languages have towers of their own, no [MASK], an unknown pivot language, a deeper head than encoder.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(TranslationRanking.Config):
+        directions: Literal["both", "forward"] = "forward"
+        """forward: sources find their targets (equation 5); both: targets find their sources, too."""
+        rtl_layers: int = 2
+        """K: transformer layers of the head, copies of the last K of the encoder."""
+        rtl_direction: Literal["to_pivot", "from_pivot", "both"] = "to_pivot"
+        """Which side is reconstructed from the other: that in the pivot language, the other one (the head then adds
+        learnt language vectors to what it reads), or each of them in half of the pairs, their means averaged (table
+        5)."""
+        pivot_language: str = "en"
+        """One side of every pair must be in this language."""
+        rtl_vocabulary: Literal["all", "target-language"] = "all"
+        """What the softmax is over: all subwords, or those that the training text of y's language has (the authors'
+        released scripts have a list of the English ones)."""
+        reconstruction_ratio: float = 1.0
+        """rho: share of the tokens of each y that are reconstructed (rounded, at least one). In the place of the others
+        the head is given their vectors as the encoder made them, gradient and all (figure 3)."""
+        mask_positions: Literal["target", "none"] = "target"
+        """What a [MASK] knows of its place: its position in y, or nothing (then all of a sentence predict the same)."""
+
+        def problems(self) -> list[str]:
+            found = super().problems()
+            if self.rtl_layers < 1:
+                found.append(f"rtl_layers must be at least 1 (with none no [MASK] sees x), not {self.rtl_layers}")
+            if not 0 < self.reconstruction_ratio <= 1:
+                found.append(f"reconstruction_ratio must lie in (0, 1], not {self.reconstruction_ratio}")
+            return found
+
+    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+        super().__init__(config, model, text)
+        self._tower = _only_tower(model, text)
+        self._vocabulary = text.vocabulary(self._tower)
+        if self._vocabulary.mask_id is None:
+            raise UserError("dap: the tokenizer has no [MASK]", cure="use one that has, such as of xrep-preprocess")
+        if config.pivot_language not in text.languages:
+            known = ", ".join(text.languages)
+            raise UserError(
+                f"pivot_language {config.pivot_language!r} is none of the text's", cure=f"choose one of: {known}"
+            )
+        self._languages = text.languages
+        direction: Direction = config.rtl_direction
+        self._planner = Planner(
+            pivot=text.languages.index(config.pivot_language), direction=direction, ratio=config.reconstruction_ratio
+        )
+        encoder = model.encoders[self._tower]
+        depth = len(encoder.layers) if model.config.pooled_layer is None else model.config.pooled_layer
+        if config.rtl_layers > depth:
+            raise UserError(f"dap: the encoder has {depth} layers", cure=f"lower --rtl-layers {config.rtl_layers}")
+        languages = 0 if direction == "to_pivot" else len(text.languages)
+        self.head = RTLHead(encoder, config.rtl_layers, depth, languages)
+
+    def prepare(self, task: Any) -> None:
+        strange = ["-".join(pair) for pair in task.language_pairs if self.config.pivot_language not in pair]
+        if strange:
+            raise UserError(
+                f"{', '.join(strange[:3])}: no side is in the pivot language {self.config.pivot_language!r}",
+                cure="choose another --pivot-language, or train on pairs that have it",
+            )
+        if self.config.rtl_vocabulary == "target-language":
+            pivot, toward = self.config.pivot_language, self.config.rtl_direction == "to_pivot"
+            for place in [self._languages.index(pivot)] if toward else range(len(self._languages)):
+                ids = np.union1d(task.subwords(self._languages[place]), [self._vocabulary.eos_id])
+                self.register_buffer(f"subwords_{place}", torch.from_numpy(ids.astype(np.int64)), persistent=False)
+
+    def sizes(self, batch: PairBatch) -> dict[str, float]:
+        return super().sizes(batch) | {self._term(away): size for away, size in self._planner.sizes(batch).items()}
+
+    def vectors(self, model: nn.Module, batch: PairBatch) -> tuple[Tensor, ...]:
+        return self._read(model, batch)[0]
+
+    def encode(self, model: nn.Module, batch: PairBatch) -> Encoded:
+        vectors, states, tokens = self._read(model, batch)
+        return Encoded(vectors, self._reconstruct(model.encoders[self._tower], batch, states, tokens))
+
+    def _read(self, model: nn.Module, batch: PairBatch) -> tuple[tuple[Tensor, Tensor], Tensor, TokenBatch]:
+        """Sentence vectors of both sides; token vectors [2 B, T, H] and tokens of sources above targets."""
+        both = batch.source.followed_by(batch.target, self._vocabulary.pad_id)
+        sentences, states = model.encode(self._tower, both)
+        return (sentences[: len(batch)], sentences[len(batch) :]), states, both
+
+    def _reconstruct(self, encoder: TransformerEncoder, batch: PairBatch, states: Tensor, tokens: TokenBatch) -> Loss:
+        """L_RTL of some pairs, as sums over the predicted tokens of each direction."""
+        plan, device = self._planner.plan(batch), states.device
+        given, predicted = plan.split(device)
+        mask = torch.full_like(predicted[PLACE], self._vocabulary.mask_id)
+        hidden = self.head(
+            states.flatten(0, 1).index_select(0, given[PLACE]),
+            encoder.embed(mask, predicted[POSITION] if self.config.mask_positions == "target" else None),
+            torch.cat([given[LANGUAGE], predicted[LANGUAGE]]),
+            torch.cat([given[SLOT], predicted[SLOT]]),
+            on_device(plan.lengths, device),
+            plan.width,
+        )
+        targets = tokens.tokens.flatten().index_select(0, predicted[PLACE])
+        terms: dict[str, Term] = {}
+        correct = []
+        for run in plan.runs:
+            some = slice(run.start, run.stop)
+            loss, found = self._predict(run, hidden[some], targets[some], encoder.token_embedding.weight)
+            name = self._term(run.from_pivot)
+            before = terms.get(name)
+            weight = 0.5 if self.config.rtl_direction == "both" else 1.0
+            terms[name] = Term(loss if before is None else before.sum + loss, weight)
+            correct.append(found)
+        right = torch.cat(correct)
+        return Loss(terms, {"rtl_accuracy": percentage(right)}, {"rtl_accuracy": len(right)})
+
+    def _term(self, from_pivot: bool) -> str:
+        if self.config.rtl_direction != "both":
+            return "rtl"
+        return "rtl_from_pivot" if from_pivot else "rtl_to_pivot"
+
+    def _predict(self, run: Run, hidden: Tensor, targets: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed loss of tokens of one language, and whether each was right."""
+        bias = self.head.bias
+        if self.config.rtl_vocabulary == "target-language":
+            known = self.get_buffer(f"subwords_{run.language}")
+            targets = torch.searchsorted(known, targets)
+            embedding, bias = embedding.index_select(0, known), bias.index_select(0, known)
+        found = linear_cross_entropy(hidden, embedding, targets, bias=bias)
+        return found.loss, found.correct
+
+
+def _only_tower(model: nn.Module, text: TextSpec) -> str:
+    towers = {model.tower(language) for language in text.languages}
+    if len(towers) > 1:
+        raise UserError("dap: all languages share one encoder", cure="use --towers shared")
+    return towers.pop()

@@ -1,0 +1,96 @@
+"""Natural language inference: a classifier on the vectors of premise and hypothesis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from xrep.criteria.criterion import Criterion, Loss, Term, percentage
+from xrep.data.batching import TextSpec
+from xrep.errors import UserError
+from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.nn.layers import Linear
+from xrep.tasks.nli import NliBatch
+from xrep.text.nli_readers import LABELS
+
+FEATURES = ("premise", "hypothesis", "difference", "product")
+
+
+class Nli(Criterion):
+    """Cross-entropy of three classes, from features of the two sentence vectors u and v.
+
+    The features are [u, v, |u - v|, u * v] as in CMLM (4.3), whose classifier is linear. Dual momentum contrast
+    (appendix B) has a two-layer MLP "on top of the sentence representations" and does not say what it concatenates:
+    here the same four, and ``features`` chooses among them (sentence-BERT has the first three).
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        features: list[str] = field(default_factory=lambda: ["premise", "hypothesis", "difference", "product"])
+        """What the classifier reads: of premise u, hypothesis v, difference |u - v| and product u * v."""
+        scale_vectors: bool = True
+        """Bring vectors to length √D first, so that their components are about 1: of vectors of length 1 a classifier
+        learns more slowly. False: as the model gives them. The papers do not say."""
+        head: Literal["linear", "mlp"] = "linear"
+        """One layer (CMLM), or two with ReLU between them (dual momentum contrast)."""
+        head_size: int = 256
+        """Hidden units of the mlp."""
+        head_dropout: float = 0.1
+        """Dropout of the hidden units of the mlp."""
+
+        def problems(self) -> list[str]:
+            known, found = ", ".join(FEATURES), []
+            if not self.features or len(set(self.features)) != len(self.features) or set(self.features) - {*FEATURES}:
+                found.append(f"features must be some of {known}, each once, not {', '.join(self.features) or 'none'}")
+            if self.head_size < 1:
+                found.append(f"head_size must be at least 1, not {self.head_size}")
+            if not 0 <= self.head_dropout < 1:
+                found.append(f"head_dropout must lie in [0, 1), not {self.head_dropout}")
+            return found
+
+    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+        super().__init__()
+        self.config = config
+        width = len(config.features) * model.output_size
+        self.hidden = nn.Identity()
+        if config.head == "mlp":
+            self.hidden = nn.Sequential(Linear(width, config.head_size), nn.ReLU(), nn.Dropout(config.head_dropout))
+            width = config.head_size
+        self.output = Linear(width, len(LABELS))
+
+    def sizes(self, batch: NliBatch) -> dict[str, float]:
+        return {"nli": len(batch)}
+
+    def forward(self, model: nn.Module, batch: NliBatch) -> Loss:
+        hidden = self.hidden(self.features(*sentence_vectors(model, batch, 2)))
+        result = linear_cross_entropy(hidden, self.output.weight, batch.labels, bias=self.output.bias)
+        return Loss({"nli": Term(result.loss)}, {"accuracy": percentage(result.correct)})
+
+    def features(self, premise: Tensor, hypothesis: Tensor) -> Tensor:
+        """What the classifier reads, [B, F·D], of vectors [B, D]."""
+        if self.config.scale_vectors:
+            premise, hypothesis = (F.normalize(side, dim=1) * side.size(1) ** 0.5 for side in (premise, hypothesis))
+        each = {
+            "premise": premise,
+            "hypothesis": hypothesis,
+            "difference": (premise - hypothesis).abs(),
+            "product": premise * hypothesis,
+        }
+        return torch.cat([each[name] for name in self.config.features], dim=1)
+
+
+def sentence_vectors(model: Any, batch: NliBatch, columns: int) -> tuple[Tensor, ...]:
+    """Vectors [B, D] of each column of a batch, every tower reading its sentences in one pass.
+
+    Raises:
+        UserError: the batch holds triplets where pairs are wanted, or the other way round.
+    """
+    if not isinstance(batch, NliBatch) or batch.places.size(1) != columns:
+        form = "pairs" if columns == 2 else "triplets"
+        raise UserError(f"this criterion is for {form} of the task nli", cure=f"set --task nli --form {form}")
+    vectors = torch.cat(model.encode_pair(*batch.sides))
+    return tuple(vectors.index_select(0, places) for places in batch.places.unbind(1))

@@ -1,0 +1,59 @@
+"""Contrast of triplets: supervised SimCSE, with hard negatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
+from xrep.criteria.criterion import Loss, Term, percentage
+from xrep.criteria.nli import sentence_vectors
+from xrep.data.batching import TextSpec
+from xrep.kernels.gather import current_group
+from xrep.kernels.triplet_infonce import triplet_infonce
+from xrep.tasks.nli import NliBatch
+
+
+class NliTriplet(ContrastiveCriterion):
+    """The anchor's positive is what it entails; its negatives are all other positives and all contradictions.
+
+    Gao et al., 2021, equation 5; frozen_source fine-tunes with it (4.2.3).
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        temperature: float = 0.05
+        """Similarities are divided by it (frozen_source 4.2.3)."""
+        hard_negative_weight: float = 1.0
+        """alpha: how much the anchor's own contradiction counts beside the other negatives (Gao et al., 2021: 1 is
+        best of 0.5, 1 and 2)."""
+        mask_equal_sentences: bool = False
+        """Triplets that share a sentence do not give each other false negatives: SNLI repeats its premises."""
+        cross_rank_negatives: bool = True
+        """On several ranks the triplets of all give negatives; else those of a rank's own part of the batch alone."""
+
+        def problems(self) -> list[str]:
+            values = {name: getattr(self, name) for name in ("temperature", "hard_negative_weight")}
+            return [f"{name} must be above 0, not {value}" for name, value in values.items() if not value > 0]
+
+    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+        super().__init__()
+        self.config = config
+
+    def sizes(self, batch: NliBatch) -> dict[str, float]:
+        return {"nli_triplet": len(batch)}
+
+    def encode(self, model: nn.Module, batch: NliBatch) -> Encoded:
+        return Encoded(sentence_vectors(model, batch, 3))
+
+    def contrast(self, vectors: tuple[Tensor, ...], batch: NliBatch) -> Loss:
+        config = self.config
+        result = triplet_infonce(
+            *vectors,
+            config.temperature,
+            weight=config.hard_negative_weight,
+            ids=batch.ids if config.mask_equal_sentences else None,
+            group=current_group() if config.cross_rank_negatives else None,
+        )
+        return Loss({"nli_triplet": Term(result.loss.sum())}, {"accuracy": percentage(result.correct)})

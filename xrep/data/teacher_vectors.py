@@ -1,0 +1,77 @@
+"""Vectors that any system made of a text, a row for each of its lines, found by sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.text.cleaning import sentence_hashes
+from xrep.text.readers import read_lines
+
+_LAYOUT = "give --teacher-vectors an array [N, D] of floats (.npy), a row for each line of --teacher-text"
+
+
+class TeacherVectors:
+    """Row i of ``vectors`` belongs to line i of ``text``; a sentence is known by its hash, as training data has it.
+
+    So lines that differ in case or punctuation alone are one sentence, whose vector is that of the first of them.
+
+    Args:
+        vectors: ``.npy`` of floats [N, D], which is mapped into memory.
+        text: UTF-8, a sentence a line (gzip, xz or neither).
+
+    Raises:
+        UserError: no such files, or they do not belong together.
+    """
+
+    def __init__(self, vectors: str | Path, text: str | Path) -> None:
+        self.path, self.text = Path(vectors), Path(text)
+        self._rows = _open(self.path)
+        self.width: int = self._rows.shape[1]
+        hashes = sentence_hashes(line for _, line in read_lines(self.text)).view(np.int64)
+        if len(hashes) != len(self._rows):
+            problem = f"{len(self._rows)} vectors, but {self.text} has {len(hashes)} lines"
+            raise UserError(problem, path=self.path, cure=_LAYOUT)
+        self._hashes, self._first = np.unique(hashes, return_index=True)
+
+    def rows(self, hashes: np.ndarray) -> np.ndarray:
+        """int64 [N]: where the vectors of the sentences with these hashes (int64 [N]) are.
+
+        Raises:
+            UserError: a sentence has none.
+        """
+        spots = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        missing = int((self._hashes[spots] != hashes).sum())
+        if missing:
+            problem = f"lacks the source sentences of {missing} of {len(hashes)} training pairs"
+            raise UserError(problem, path=self.text, cure="add them, and their vectors")
+        return self._first[spots]
+
+    def read(self, hashes: np.ndarray) -> np.ndarray:
+        """float32 [N, D].
+
+        Raises:
+            UserError: a sentence has no vector, or one that is not finite.
+        """
+        rows = self.rows(hashes)
+        vectors = self._rows[rows].astype(np.float32)
+        finite = np.isfinite(vectors).all(axis=1)
+        if not finite.all():
+            problem = f"the vector of line {int(rows[~finite][0]) + 1} is not finite"
+            raise UserError(problem, path=self.path, cure="check the system that made it")
+        return vectors
+
+
+def _open(path: Path) -> np.ndarray:
+    try:
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError("no such file", path=path, cure=_LAYOUT) from None
+    except (ValueError, EOFError, OSError):
+        raise UserError("not a file of vectors", path=path, cure=_LAYOUT) from None
+    is_array = isinstance(vectors, np.ndarray) and vectors.ndim == 2 and np.issubdtype(vectors.dtype, np.floating)
+    if not is_array or not len(vectors):
+        raise UserError("not an array [N, D] of floats", path=path, cure=_LAYOUT)
+    return vectors

@@ -1,0 +1,97 @@
+"""What a tower may start from: the directory of a pretrained encoder, or a tower of a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from xrep.errors import UserError
+from xrep.models.directory import MANIFEST, TOKENIZER, open_checkpoint
+from xrep.nn.encoder import EncoderShape
+from xrep.nn.pooling import Pooling
+from xrep.nn.pretrained import encoder_state, find_pretrained, read_pretrained
+from xrep.nn.sentence_modules import DenseSpec
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Start:
+    """Sizes and weights of a trained tower.
+
+    Attributes:
+        path: where it lies.
+        tokenizer: folder of the tokenizer that belongs to it.
+        pooling: None if nothing says.
+        projection: dense layer behind the pooling.
+        state: of its first layers (None: all) by name, and the names of the tensors that are not used.
+    """
+
+    path: Path
+    tokenizer: Path
+    shape: EncoderShape
+    pooling: Pooling | None
+    projection: DenseSpec | None
+    state: Callable[[int | None], tuple[dict[str, Tensor], list[str]]]
+
+
+def find_start(name_or_path: str) -> Start:
+    """A directory of Hugging Face or sentence-transformers, a name in the local Hugging Face cache, ``RUN/best`` of a
+    run with one tower, or ``RUN/best/target`` of one with a tower for each side.
+
+    Raises:
+        UserError: none of these, or a damaged one.
+    """
+    path = Path(name_or_path)
+    for checkpoint, tower in ((path, None), (path.parent, path.name)):
+        if (checkpoint / MANIFEST).is_file() and not path.is_file():
+            return _tower(checkpoint, tower)
+    source = read_pretrained(find_pretrained(name_or_path))
+    return Start(
+        path=source.path,
+        tokenizer=source.path,
+        shape=source.shape,
+        pooling=source.pooling,
+        projection=source.projection,
+        state=lambda layers: encoder_state(source, layers),
+    )
+
+
+def _tower(path: Path, tower: str | None) -> Start:
+    checkpoint = open_checkpoint(path)
+    architecture = checkpoint.manifest["architecture"]
+    names = list(architecture["towers"])
+    if tower is None and len(names) == 1:
+        tower = names[0]
+    if tower not in names:
+        cures = " or ".join(str(path / name) for name in names)
+        raise UserError("which of its towers?" if tower is None else f"no tower {tower!r}", path=path, cure=cures)
+    if (pooled := checkpoint.config["model"].get("pooled_layer")) is not None:
+        raise UserError(f"its vectors are of layer {pooled}, not of the last", path=path, cure="start from another run")
+    tensors = checkpoint.tensors()
+    projection = architecture["projections"].get(tower)
+    dense = projection and DenseSpec(
+        weight=tensors[f"projections.{tower}.weight"],
+        bias=tensors.get(f"projections.{tower}.bias"),
+        activation=projection["activation"],
+    )
+    own = checkpoint.path / TOKENIZER / tower
+    prefix = f"encoders.{tower}."
+    state = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return Start(
+        path=path / tower,
+        tokenizer=own if own.is_dir() else own.parent,
+        shape=EncoderShape(**architecture["towers"][tower]),
+        pooling=architecture["pooling"][tower],
+        projection=dense,
+        state=lambda layers: _first_layers(state, layers),
+    )
+
+
+def _first_layers(state: dict[str, Tensor], layers: int | None) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors without those of layers above, and their names."""
+    numbers = {name: re.match(r"layers\.(\d+)\.", name) for name in state}
+    above = [name for name, number in numbers.items() if number and layers is not None and int(number[1]) >= layers]
+    return {name: tensor for name, tensor in state.items() if name not in above}, above

@@ -1,0 +1,268 @@
+"""Natural language inference: pairs with a class, or triplets of an anchor, its positive and its hard negative."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.nli_store import NliOptions, NliSplit, prepare_nli
+from xrep.data.order import ExampleOrder
+from xrep.data.store import TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE
+from xrep.data.stream import Plan
+from xrep.errors import UserError
+from xrep.tasks.bitext import VALIDATION_BATCH_SIZE, Pool
+from xrep.text.languages import canonical
+from xrep.text.nli_readers import LABELS
+from xrep.text.sides import (
+    SHARED,
+    SIDES,
+    Tokenizers,
+    load_tokenizers,
+    open_tokenizers,
+    same_tokenizer,
+    save_tokenizers,
+    tokenizer_of,
+)
+
+
+@dataclass
+class NliBatch:
+    """Examples of S sentences: premise and hypothesis, or anchor, positive and hard negative.
+
+    Attributes:
+        sides: the sentences of all columns, those of source languages and those of target languages, which towers and
+            tokenizers of their own may read.
+        places: int64 [B, S]: where each sentence is in the rows of the first side followed by those of the second.
+        labels: int64 [B], places in ``LABELS``; -1 in triplets.
+        ids: int64 [B, S]: equal numbers mean equal sentences.
+        indices: int64 [B]: which example of its split each row is (for messages).
+    """
+
+    sides: tuple[TokenBatch, TokenBatch]
+    places: Tensor
+    labels: Tensor
+    ids: Tensor
+    indices: Tensor
+
+    def to(self, device: torch.device | str) -> NliBatch:
+        source, target = (side.to(device) for side in self.sides)
+        moved = (tensor.to(device, non_blocking=True) for tensor in (self.places, self.labels, self.ids))
+        return NliBatch((source, target), *moved, self.indices)
+
+    def pin_memory(self) -> NliBatch:
+        source, target = (side.pin_memory() for side in self.sides)
+        pinned = (tensor.pin_memory() for tensor in (self.places, self.labels, self.ids))
+        return NliBatch((source, target), *pinned, self.indices)
+
+    def rows(self, start: int, stop: int) -> NliBatch:
+        """Some of the examples, with their sentences alone. Best asked of a batch that is not on a GPU yet."""
+        some = slice(start, stop)
+        chosen, places = self.places[some].unique(return_inverse=True)
+        border = len(self.sides[0])
+        of_sides = chosen[chosen < border], chosen[chosen >= border] - border
+        source, target = (
+            TokenBatch(side.tokens[rows], side.lengths[rows]).rows(0, len(rows))
+            for side, rows in zip(self.sides, of_sides, strict=True)
+        )
+        return NliBatch((source, target), places, self.labels[some], self.ids[some], self.indices[some])
+
+    @property
+    def token_count(self) -> int:
+        return sum(side.real_tokens for side in self.sides)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+class NliTask:
+    """Inference data of one or several languages, as it is published (``xrep.text.nli_readers``).
+
+    It is tokenised once, by the tokenizer of the pretrained encoder, by ``tokenizer``, or by one that is trained on it,
+    and kept on disk.
+
+    Args:
+        tokenizers: folders of the tokenizers that the model brings, by side; empty if the text has its own.
+
+    Attributes:
+        text: what the model needs to know of the text.
+        tokenizers: by side.
+        examples: training examples in one epoch.
+
+    Raises:
+        UserError: the data is missing or damaged, or two different tokenizers are named.
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        data: str
+        """File or directory of inference data: SNLI, MNLI, XNLI or CNSD as downloaded, s1.train beside s2.train and
+        labels.train, SimCSE's nli_for_simcse.csv; or a directory of such directories."""
+        form: Literal["pairs", "triplets"] = "pairs"
+        """pairs: premise, hypothesis and label (criterion nli). triplets: premise, what it entails and what contradicts
+        it (criterion nli_triplet)."""
+        language: str = "en"
+        """Language of files that do not tell (dev-de.tsv does, and CNSD is Chinese)."""
+        cross_lingual: bool = False
+        """Give each premise a hypothesis in another language. For files that translate each other line by line, such as
+        train-de.tsv and train-fr.tsv."""
+        target_languages: list[str] = field(default_factory=lambda: ["en"])
+        """Languages of the target side, where sides have towers or tokenizers of their own; all others are of the
+        source side."""
+        tokenizer: str | None = None
+        """Directory that holds the tokenizer: a data directory (as a part beside bitext: that of the bitext), a
+        checkpoint or a folder of its own. None: that of the pretrained encoder, else one is trained on this text."""
+        vocab_size: int = 16000
+        """Subwords of the vocabulary that is trained."""
+        batch_size: int = 128
+        """Examples in a batch."""
+        max_length: int = 128
+        """Longest sentence in subwords, special tokens included; longer ones are cut."""
+
+        def problems(self) -> list[str]:
+            found = []
+            if self.batch_size < 1:
+                found.append(f"batch_size must be at least 1, not {self.batch_size}")
+            if self.max_length < 3:
+                found.append(f"max_length must be at least 3, not {self.max_length}")
+            if self.vocab_size < 8:
+                found.append(f"vocab_size must be at least 8, not {self.vocab_size}")
+            return found
+
+    def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
+        self.config = config
+        self._options = NliOptions(
+            triplets=config.form == "triplets",
+            language=config.language,
+            cross_lingual=config.cross_lingual,
+            target_languages=[canonical(language) for language in config.target_languages],
+            vocabulary_size=config.vocab_size,
+        )
+        self._data = prepare_nli(config.data, self._options, _given_tokenizers(config, tokenizers or {}))
+        self._train = self._data.splits["train"]
+        self.examples = len(self._train)
+        self.tokenizers: Tokenizers = self._data.tokenizers
+        self._is_target = np.array([self._options.side(code) == "target" for code in self._data.languages])
+        self.text = self._text_spec()
+        self._order = ExampleOrder([self.examples], 1.0, seed, lambda _, rows: self._train.lengths(rows))
+
+    def _text_spec(self) -> TextSpec:
+        by_side = {side: sorted(c for c in self._data.languages if self._options.side(c) == side) for side in SIDES}
+        return TextSpec(
+            vocabularies={side: Vocabulary.of(tokenizer) for side, tokenizer in self.tokenizers.items()},
+            max_length=self.config.max_length,
+            source_languages=by_side["source"],
+            target_languages=by_side["target"],
+        )
+
+    def check_size(self, world_size: int) -> None:
+        """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
+        size = self.config.batch_size
+        if self.examples < size * world_size:
+            each = f" on each of {world_size} ranks" if world_size > 1 else ""
+            raise UserError(
+                f"{self.examples} training examples do not fill a batch of {size}{each}",
+                path=self.config.data,
+                cure=f"lower --batch-size{', start fewer processes' if each else ''} or give more text",
+            )
+
+    def write_training_hashes(self, path: Path) -> None:
+        """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
+        shutil.copyfile(self._data.path / TRAINING_HASHES_FILE, path)
+
+    def save_tokenizers(self, directory: Path) -> None:
+        save_tokenizers(self.tokenizers, directory)
+
+    def fingerprint(self) -> str:
+        """Changes when the tokens, their order, the classes or the vocabulary do."""
+        return self._data.fingerprint
+
+    def plan(
+        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
+    ) -> Iterator[Plan]:
+        """The training batches of one rank, behind the first ``cursor`` examples of the run; as those of bitext.
+
+        ``Plan.what``: row of each example, int64 [N]. ``Plan.cursor``: examples of the run so far.
+        """
+        start, size = cursor or 0, self.config.batch_size * world_size
+        while stop is None or start < stop:
+            end = start + size if stop is None else min(start + size, stop)
+            rows = self._order.take(start, end)[:, 1]
+            yield Plan(np.array_split(rows, world_size)[rank], end, end)
+            start = end
+
+    def make(self, what: np.ndarray) -> NliBatch:
+        """The batch of ``Plan.what``."""
+        return self._batch(self._train, what)
+
+    def describe(self, batch: NliBatch, limit: int = 3) -> str:
+        """The first examples of a training batch as text, for messages."""
+        lines = []
+        for row in batch.indices[:limit].tolist():
+            sides = ["target" if target else "source" for target in self._is_target[self._train.languages[row]]]
+            columns = zip(sides, self._train.columns, strict=True)
+            texts = [repr(tokenizer_of(self.tokenizers, side).decode(column[row])) for side, column in columns]
+            label = [] if self._options.triplets else [LABELS[self._train.labels[row]]]
+            lines.append(f"example {row}: {' ||| '.join([*texts, *label])}")
+        return "; ".join(lines) or "no examples"
+
+    def validation_pools(self, max_pool_size: int) -> list[Pool]:
+        """None: there are no translations to look for."""
+        return []
+
+    def validation_batches(self) -> Iterator[NliBatch]:
+        """The examples of the dev split by length; none if there is no such split."""
+        split = self._data.splits.get("valid")
+        if split is not None:
+            order = np.argsort(split.lengths(np.arange(len(split))), kind="stable")
+            for start in range(0, len(order), VALIDATION_BATCH_SIZE):
+                yield self._batch(split, order[start : start + VALIDATION_BATCH_SIZE])
+
+    def _batch(self, split: NliSplit, rows: np.ndarray) -> NliBatch:
+        is_target = self._is_target[split.languages[rows]]
+        places = np.empty(is_target.shape, dtype=np.int64)
+        sides, first = [], 0
+        for side, chosen in zip(SIDES, (~is_target, is_target), strict=True):
+            gathered = [
+                column.gather(rows[chosen[:, c]], self.config.max_length - 2) for c, column in enumerate(split.columns)
+            ]
+            ids, lengths = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
+            # Column by column, as they were gathered.
+            places.T[chosen.T] = np.arange(first, first + len(lengths))
+            sides.append(pad(ids, lengths, self.text.vocabulary(side)))
+            first += len(lengths)
+        source, target = sides
+        return NliBatch(
+            (source, target),
+            torch.from_numpy(places),
+            torch.from_numpy(split.labels[rows]),
+            torch.from_numpy(split.hashes[rows].view(np.int64)),
+            torch.from_numpy(rows),
+        )
+
+
+def _given_tokenizers(config: NliTask.Config, brought: Mapping[str, str]) -> Tokenizers | None:
+    """Those of the model, or those that the configuration names; None: train one."""
+    own = None
+    if config.tokenizer is not None:
+        inner = Path(config.tokenizer) / TOKENIZER_DIRECTORY
+        own = open_tokenizers(inner if inner.is_dir() else Path(config.tokenizer))
+    if not brought:
+        return own
+    theirs = load_tokenizers(brought, partial=True)
+    if own is None and len(theirs) == 1 and SHARED not in theirs:
+        (side,) = theirs
+        cure = "name the data directory of the bitext with --tokenizer, which has both"
+        raise UserError(f"the pretrained encoder has a tokenizer of the {side} side alone", cure=cure)
+    if own is not None and not all(same_tokenizer(tokenizer_of(own, side), theirs[side]) for side in theirs):
+        raise UserError(
+            "is another vocabulary than that of the pretrained encoder", path=config.tokenizer, cure="leave it out"
+        )
+    return own or theirs

@@ -1,0 +1,288 @@
+"""Natural language inference data as it is published: premise, hypothesis and label, or triplets made of them.
+
+Understood, by the names of files and what is in them (each also with ``.gz`` or ``.xz``):
+
+- SNLI and MultiNLI (Bowman et al., 2015; Williams et al., 2018): ``snli_1.0_train.jsonl``, ``.txt``, GLUE's
+  ``train.tsv`` and ``dev_matched.tsv``; where a file is there as ``.jsonl`` too, that is read alone;
+- CNSD, the two in Chinese: ``cnsd_snli_v1.0.train.jsonl``;
+- XNLI (Conneau et al., 2018): ``xnli.dev.tsv`` and ``.jsonl``, ``multinli.train.de.tsv``, and ``dev-de.tsv`` of three
+  columns without a header;
+- parallel files ``s1.train``, ``s2.train`` and ``labels.train``;
+- SimCSE's triplets (Gao et al., 2021): ``nli_for_simcse.csv`` of sent0, sent1, hard_neg.
+
+A file is training text unless its name says dev or test; test files are left alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from xrep.errors import UserError
+from xrep.text.languages import canonical
+from xrep.text.readers import read_lines
+
+LABELS = ("entailment", "neutral", "contradiction")
+"""In the order of the classes."""
+_SPELLINGS = {**{label: number for number, label in enumerate(LABELS)}, "contradictory": 2, "-": None, "": None}
+_SPLITS = {"train": "train", "dev": "valid", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
+_HEADERS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypo", "label"), ("premise", "hypothesis", "label"))
+_TRIPLET = ("sent0", "sent1", "hard_neg")
+_LANGUAGE = re.compile(r"(.*[._-])([a-z]{2}(?:-[A-Z][a-z]{3})?)")
+_WHAT = "SNLI, MNLI, XNLI or CNSD as downloaded, s1.train beside s2.train and labels.train, or nli_for_simcse.csv"
+
+
+@dataclass(frozen=True)
+class NliFile:
+    """One file of a data set (``paths``: three, if they are parallel).
+
+    Attributes:
+        kind: ``jsonl``, ``table``, ``parallel`` or ``triplets``.
+        language: of its sentences, where its rows do not tell.
+        family: what files have in common that are translations of each other; None if its name has no language.
+    """
+
+    kind: str
+    paths: tuple[Path, ...]
+    language: str
+    family: str | None = None
+
+
+class Example(NamedTuple):
+    """Sentences, the language of each, and the class of a pair (None: it has no gold label, or is a triplet).
+
+    A pair is (premise, hypothesis), a triplet (anchor, positive, hard negative).
+    """
+
+    sentences: tuple[str, ...]
+    languages: tuple[str, ...]
+    label: int | None
+
+
+def discover_nli(path: str | Path, language: str) -> dict[str, list[NliFile]]:
+    """The files of the splits ``train`` and ``valid``: of a file, a folder, or else of the folders in it.
+
+    Args:
+        language: of files whose name does not tell.
+
+    Raises:
+        UserError: nothing there, no training text, a parallel file missing.
+    """
+    path, language = Path(path), canonical(language)
+    if not path.exists():
+        raise UserError("no such file or folder", path=path, cure="check the name")
+    if path.is_file():
+        found = _files_of([path], language)
+    else:
+        found = _files_of(sorted(path.iterdir()), language)
+        folders = [] if found else [p for p in sorted(path.iterdir()) if p.is_dir() and p.name[0] not in "._"]
+        for folder in folders:
+            found += _files_of(sorted(folder.iterdir()), language)
+    splits: dict[str, list[NliFile]] = {}
+    for split, file in found:
+        splits.setdefault(split, []).append(file)
+    if "train" not in splits:
+        raise UserError("no training text for natural language inference", path=path, cure=f"name {_WHAT}")
+    return {split: splits[split] for split in ("train", "valid") if split in splits}
+
+
+def _files_of(candidates: list[Path], language: str) -> list[tuple[str, NliFile]]:
+    """Split and file of all that are understood among files of one folder."""
+    named = {_plain_name(path): path for path in candidates if path.is_file() and not path.name.startswith(".")}
+    found = []
+    for name, path in named.items():
+        stem, _, suffix = name.rpartition(".")
+        words = [word for word in re.findall(r"[a-z]+", name.lower()) if word in _SPLITS]
+        split = _SPLITS[words[0]] if words else "train"
+        if stem == "s1" and suffix in _SPLITS:
+            paths = [path, *(named.get(f"{other}.{suffix}") for other in ("s2", "labels"))]
+            if None in paths:
+                raise UserError(f"no s2.{suffix} and labels.{suffix} beside it", path=path, cure="put them there")
+            found.append((split, NliFile("parallel", tuple(filter(None, paths)), language)))
+        elif suffix == "csv":
+            found.append((split, NliFile("triplets", (path,), _language_of(stem, language)[0])))
+        elif (
+            suffix == "jsonl"
+            or suffix in ("tsv", "txt")
+            and f"{stem}.jsonl" not in named
+            and (
+                words or suffix == "tsv"  # README.txt
+            )
+        ):
+            kind = "jsonl" if suffix == "jsonl" else "table"
+            found.append((split, NliFile(kind, (path,), *_language_of(stem, language))))
+    return [(split, file) for split, file in found if split != "test"]
+
+
+def _plain_name(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".xz")
+
+
+def _language_of(stem: str, default: str) -> tuple[str, str | None]:
+    """Language and family of ``dev-de`` or ``multinli.train.de``."""
+    match = _LANGUAGE.fullmatch(stem)
+    if match:
+        return canonical(match[2]), match[1]
+    return ("zh" if stem.startswith("cnsd") else default), None
+
+
+# -- pairs and triplets -----------------------------------------------------------------------------------------------
+
+
+def read_nli(
+    files: list[NliFile], *, triplets: bool, cross_lingual: bool = False, counts: Counter[str] | None = None
+) -> Iterator[Example]:
+    """The labelled pairs of files, or the triplets that are in them.
+
+    A triplet is a premise, what it entails and what contradicts it: the k-th entailment and the k-th contradiction of
+    each premise of a file, as SimCSE makes them (314 thousand of SNLI and MNLI).
+
+    Args:
+        cross_lingual: of files that translate each other line by line (``dev-de.tsv``, ``dev-en.tsv``) each premise is
+            given a hypothesis in another language, all languages alike; others are refused.
+        counts: counts ``read``, and what is left out: ``no label``, ``empty``.
+
+    Raises:
+        UserError: a damaged file, an unknown label, triplets where pairs are wanted, files that do not translate each
+            other.
+    """
+    counts = Counter() if counts is None else counts
+    for file in files:
+        if file.kind == "triplets" and (cross_lingual or not triplets):
+            cure = "leave out --cross-lingual" if triplets else "set --form triplets"
+            raise UserError("holds triplets without labels", path=file.paths[0], cure=cure)
+    sources = _crossed(files) if cross_lingual else map(_read_file, files)
+    for source in sources:
+        kept = (example for example in source if _is_whole(example, counts))
+        yield from _triplets(kept) if triplets else kept
+
+
+def _is_whole(example: Example, counts: Counter[str]) -> bool:
+    counts["read"] += 1
+    reason = "empty" if not all(example.sentences) else "no label" if len(example.sentences) == 2 else None
+    if reason is None or (reason == "no label" and example.label is not None):
+        return True
+    counts[reason] += 1
+    return False
+
+
+def _triplets(examples: Iterator[Example]) -> Iterator[Example]:
+    waiting: dict[tuple[str, str], tuple[list[Example], list[Example]]] = {}
+    for example in examples:
+        if len(example.sentences) == 3:
+            yield example
+        elif example.label != LABELS.index("neutral"):
+            both = waiting.setdefault((example.languages[0], example.sentences[0]), ([], []))
+            both[example.label == LABELS.index("contradiction")].append(example)
+    for pairs in waiting.values():
+        for positive, negative in zip(*pairs, strict=False):
+            sentences = (*positive.sentences, negative.sentences[1])
+            yield Example(sentences, (*positive.languages, negative.languages[1]), None)
+
+
+def _crossed(files: list[NliFile]) -> Iterator[Iterator[Example]]:
+    families: dict[tuple[Path, str], list[NliFile]] = {}
+    for file in files:
+        if file.family is None:
+            cure = "leave out --cross-lingual, or name translated files such as train-de.tsv"
+            raise UserError("has no language in its name", path=file.paths[0], cure=cure)
+        families.setdefault((file.paths[0].parent, file.family), []).append(file)
+    for some in families.values():
+        if len(some) == 1:
+            raise UserError("has no translation beside it", path=some[0].paths[0], cure="leave out --cross-lingual")
+        yield _crossed_family(some)
+
+
+def _crossed_family(files: list[NliFile]) -> Iterator[Example]:
+    for number, rows in enumerate(itertools.zip_longest(*map(_read_file, files))):
+        labels = {row.label for row in rows if row is not None}
+        if None in rows or len(labels) > 1:
+            names = ", ".join(file.paths[0].name for file in files)
+            problem, cure = f"example {number + 1} is not the same in {names}", "give files that translate each other"
+            raise UserError(problem, path=files[0].paths[0].parent, cure=cure)
+        step = 1 + number % (len(rows) - 1)
+        for place, row in enumerate(rows):
+            other = rows[(place + step) % len(rows)]
+            sentences = (row.sentences[0], other.sentences[1])
+            yield Example(sentences, (row.languages[0], other.languages[1]), row.label)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _read_file(file: NliFile) -> Iterator[Example]:
+    """Every row of a file, also without a label."""
+    readers = {"jsonl": _jsonl_rows, "table": _table_rows, "parallel": _parallel_rows, "triplets": _triplet_rows}
+    for line, sentences, label, language in readers[file.kind](file):
+        clean = tuple(" ".join(sentence.split()) for sentence in sentences)
+        code = canonical(language) if language else file.language
+        if label is not None and label.strip().lower() not in _SPELLINGS:
+            cure = f"labels are {', '.join(LABELS)}, and - for none"
+            raise UserError(f"unknown label {label.strip()!r}", path=file.paths[-1], line=line, cure=cure)
+        number = None if label is None else _SPELLINGS[label.strip().lower()]
+        yield Example(clean, (code,) * len(clean), number)
+
+
+_Row = tuple[int, tuple[str, ...], str | None, str | None]
+"""Line, sentences, label and language as written (None: neither is in the file)."""
+
+
+def _jsonl_rows(file: NliFile) -> Iterator[_Row]:
+    path = file.paths[0]
+    for number, line in read_lines(path):
+        try:
+            row = json.loads(line)
+            sentences, label = (row["sentence1"], row["sentence2"]), row["gold_label"]
+        except (ValueError, KeyError, TypeError) as error:
+            problem = f"no column {error}" if isinstance(error, KeyError) else "no line of JSON"
+            raise UserError(problem, path=path, line=number, cure="fetch the file again") from None
+        if not all(isinstance(text, str) for text in (*sentences, label)):
+            raise UserError("sentence1, sentence2 and gold_label must be text", path=path, line=number)
+        yield number, sentences, label, row.get("language")
+
+
+def _table_rows(file: NliFile) -> Iterator[_Row]:
+    path, columns, language = file.paths[0], (0, 1, 2), None
+    for number, line in read_lines(path):
+        row = line.split("\t")
+        header = next((names for names in _HEADERS if set(names) <= set(row)), None) if number == 1 else None
+        if header:
+            columns = (row.index(header[0]), row.index(header[1]), row.index(header[2]))
+            language = row.index("language") if "language" in row else None
+            continue
+        if len(row) <= max(*columns, language or 0):
+            problem = f"{len(row)} columns where {max(*columns, language or 0) + 1} are needed"
+            raise UserError(problem, path=path, line=number, cure="separate premise, hypothesis and label by tabs")
+        premise, hypothesis, label = (row[column] for column in columns)
+        yield number, (premise, hypothesis), label, None if language is None else row[language]
+
+
+def _parallel_rows(file: NliFile) -> Iterator[_Row]:
+    for rows in itertools.zip_longest(*(read_lines(path) for path in file.paths)):
+        if None in rows:
+            shortest = next(path for path, row in zip(file.paths, rows, strict=True) if row is None)
+            raise UserError("fewer lines than the files beside it", path=shortest, cure="align them line by line")
+        (_, premise), (_, hypothesis), (number, label) = rows
+        yield number, (premise, hypothesis), label, None
+
+
+def _triplet_rows(file: NliFile) -> Iterator[_Row]:
+    path = file.paths[0]
+    reader = csv.reader((f"{line}\n" for _, line in read_lines(path)), strict=True)
+    try:
+        header = tuple(next(reader))
+        if header != _TRIPLET:
+            raise UserError(f"columns {', '.join(header)}, not {', '.join(_TRIPLET)}", path=path, line=1)
+        for row in reader:
+            if len(row) != 3:
+                raise UserError(f"{len(row)} columns, not 3", path=path, line=reader.line_num, cure="fetch it again")
+            yield reader.line_num, tuple(row), None, None
+    except csv.Error as error:
+        raise UserError(str(error), path=path, line=reader.line_num, cure="fetch the file again") from None
