@@ -130,7 +130,7 @@ def test_all_problems_are_told_together():
         "trainer.max_steps must be int | None, not [1]",
         "plugins must be list[str], not {'a': 1}",
         "seed must lie in [0, 2**63), not -1",
-        "criterion.queue_size must be at least 1, not -5",
+        "criterion.queue_size must be at least 0, not -5",
         "optimizer.lr must be a number of at least 0, not nan",
         "optimizer.adam_eps must be a number of at least 0, not -1.0",
         "trainer.clip_norm must be at least 0, not -1.0",
