@@ -96,8 +96,8 @@ def load_target(target: str) -> type:
     return found
 
 
-def class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
-    """The syntax tree of a class, from the source text of its module; None if the text has no such class.
+def module_node(module: str) -> ast.Module:
+    """The syntax tree of a module, from its source text.
 
     Raises:
         UserError: the source text cannot be found or is no Python.
@@ -105,12 +105,22 @@ def class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
     try:
         spec = importlib.util.find_spec(module)
         source = spec.loader.get_source(module) if spec is not None and spec.loader is not None else None
-        node: Any = _parsed(source) if source is not None else None
+        node = _parsed(source) if source is not None else None
     except (ImportError, SyntaxError) as error:
         problem = f"the module {module} cannot be read: {one_line(error)}"
         raise UserError(problem, cure="mend or reinstall it") from error
     if node is None:
         raise UserError(f"the source text of {module} cannot be found", cure="install the package that has it")
+    return node
+
+
+def class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
+    """The syntax tree of a class, from the source text of its module; None if the text has no such class.
+
+    Raises:
+        UserError: as in ``module_node``.
+    """
+    node: Any = module_node(module)
     for name in qualified_name.split("."):
         node = next((n for n in node.body if isinstance(n, ast.ClassDef) and n.name == name), None)
         if node is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from tests.corpus import sentence_pairs
 from tests.criteria.dap_reference import Chosen, reference
 from tests.criteria.test_batches import NoWaiting
 from tests.fixtures import spanish_pairs
-from tests.runs import compose_run, contents, make_trainer
+from tests.runs import compose_run, contents, environment, make_trainer
 from xrep.config import Part
 from xrep.criteria.criterion import Loss
 from xrep.criteria.dap import DAP
@@ -352,3 +354,12 @@ def test_problems() -> None:
         "reconstruction_ratio",
     ]
     assert DAP.Config().problems() == []
+
+
+def test_help_shows_what_is_inherited_and_waits_for_no_torch() -> None:
+    code = "import sys; from xrep_cli.train import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    line = [sys.executable, "-c", code, "--task", "bitext", "--criterion", "dap", "--help"]
+    finished = subprocess.run(line, env=environment(), capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert all(f"\n  --{name} " in finished.stdout for name in ("temperature", "margin", "rtl-layers"))
+    assert finished.stdout.count("--directions {both,forward}") == 1 and "(default: forward)" in finished.stdout

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.registry import class_node, load_target
+from xrep.registry import class_node, load_target, module_node
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,16 @@ class FieldSpec:
 def read_fields(section: str, target: str) -> list[FieldSpec]:
     """The options of a part, read from its module's source text without running it.
 
-    A ``Config`` that inherits options (or a class that inherits its ``Config``) is imported to find the rest of them.
+    So is a ``Config`` whose base classes its module defines or imports by name. Where that does not lead to all of them
+    (a class inherits its ``Config``, say) the class is imported.
 
     Raises:
         UserError: the module or its class has no readable ``Config``.
     """
     module, _, class_name = target.partition(":")
-    node = class_node(module, f"{class_name}.Config")
-    if node is not None and not node.bases:
-        return _fields_of(section, node)
+    read = _read(section, module, f"{class_name}.Config")
+    if read is not None:
+        return list(read.values())
     config = getattr(load_target(target), "Config", None)
     if not dataclasses.is_dataclass(config):
         raise UserError(f"{target} has no nested dataclass Config", cure="every part declares its options there")
@@ -52,6 +53,32 @@ def read_fields(section: str, target: str) -> list[FieldSpec]:
         node = class_node(base.__module__, base.__qualname__)
         fields |= {spec.name: spec for spec in _fields_of(section, node)} if node is not None else {}
     return list(fields.values())
+
+
+def _read(section: str, module: str, name: str) -> dict[str, FieldSpec] | None:
+    """The fields of a class and of its bases, in the order of a dataclass; None if the text does not tell them all."""
+    node = class_node(module, name)
+    if node is None:
+        return None
+    fields: dict[str, FieldSpec] = {}
+    for base in reversed(node.bases):
+        first, _, rest = ast.unparse(base).partition(".")
+        place, named = _origin(module, first)
+        inherited = _read(section, place, f"{named}.{rest}" if rest else named)
+        if inherited is None:
+            return None
+        fields |= inherited
+    return fields | {spec.name: spec for spec in _fields_of(section, node)}
+
+
+def _origin(module: str, name: str) -> tuple[str, str]:
+    """The module that a name comes from, and what it is called there."""
+    for statement in module_node(module).body:
+        if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            for alias in statement.names:
+                if (alias.asname or alias.name) == name:
+                    return statement.module, alias.name
+    return module, name
 
 
 def _fields_of(section: str, node: ast.ClassDef) -> list[FieldSpec]:
