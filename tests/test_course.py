@@ -120,7 +120,8 @@ def test_problems_of_all_stages_are_told_together_and_once(course):
         "give --save-dir for the whole course",
         "unknown key trainer.max_step; did you mean 'max_steps'?",
         "trainer.max_steps must be int | None, not 'many'",
-        "stage rank: unknown key criterion.queue_size; known: temperature, mask_equal_sentences, cross_rank_negatives",
+        "stage rank: unknown key criterion.queue_size; known: temperature, margin, "
+        "margin_scale, directions, mask_equal_sentences, cross_rank_negatives",
         "stage both: parts.b.weight must be above 0, not -2.0",
     ]
     assert problems(course, "stages.both.model=3") == ["stage both: unknown model '3'; known: dual_encoder"]

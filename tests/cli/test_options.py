@@ -9,7 +9,7 @@ import yaml
 from tests.runs import environment
 from xrep.config import compose
 from xrep.errors import ConfigError
-from xrep.registry import CRITERIA
+from xrep.registry import CRITERIA, TASKS
 from xrep_cli.options import help_text, parse
 from xrep_cli.train import main
 
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_listed():
         "unknown criterion 'dual_moko'; did you mean 'dual_moco'?",
         "seed must be int, not 'x'",
     ]
-    assert problems()[0] == "no task chosen; name one: --task (bitext)"
+    assert problems()[0] == f"no task chosen; name one: --task ({', '.join(TASKS.names())})"
 
 
 def test_a_name_of_two_parts(tmp_path, monkeypatch):
@@ -130,7 +130,7 @@ def test_help_shows_every_option_with_type_default_and_help():
     for spec in line.fields:
         name = f"--{spec.name.replace('_', '-')} "
         assert name in shown and spec.help[:40] in shown, spec.key
-    assert "--queue-size INT K: vectors kept of each side. It need not be a multiple" in shown
+    assert "--queue-size INT K: vectors kept of each side, which are the negatives." in shown
     assert "(default: 409600)" in shown and "--norm {post,pre}" in shown
     assert "criterion dual_moco: L(x, y) + L(y, x)" in shown
     assert max(map(len, help_text(line).splitlines())) <= 120

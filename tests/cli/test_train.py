@@ -62,7 +62,7 @@ def test_raw_text_is_prepared_and_trained_on(tmp_path, monkeypatch):
 
 REFUSALS = {
     "unknown criterion": (["--criterion", "dual_moko"], "unknown criterion 'dual_moko'; did you mean 'dual_moco'?"),
-    "negative queue size": (["--queue-size", "-5"], "criterion.queue_size must be at least 1, not -5"),
+    "negative queue size": (["--queue-size", "-5"], "criterion.queue_size must be at least 0, not -5"),
     "no YAML": (["--config", "broken.yaml"], "broken.yaml: not a valid configuration: "),
     "no checkpoint": (
         ["--init", "nowhere"],
@@ -117,7 +117,7 @@ def test_all_problems_at_once_before_any_data_is_read(tmp_path):
     assert finished.returncode == 2
     assert [line.split(": error: ")[1].split(";")[0] for line in finished.stderr.splitlines()] == [
         "unknown option --batch-sise", "criterion.temperature must be float, not 'hot'", "unknown key trainer.max_step",
-        "criterion.queue_size must be at least 1, not -5", "trainer.clip_norm must be at least 0, not -1.0",
+        "criterion.queue_size must be at least 0, not -5", "trainer.clip_norm must be at least 0, not -1.0",
     ]  # fmt: skip
 
 

@@ -31,8 +31,8 @@ class DualMoco(ContrastiveCriterion):
     @dataclass(kw_only=True)
     class Config:
         queue_size: int = 409600
-        """K: vectors kept of each side, which are the negatives. It need not be a multiple of the batch size. 0: no queue;
-        the negatives are the keys of the batch, of all ranks."""
+        """K: vectors kept of each side, which are the negatives. It need not be a multiple of the batch size. 0: no
+        queue; the negatives are the keys of the batch, of all ranks."""
         temperature: float = 0.04
         """tau: similarities are divided by it."""
         momentum: float = 0.999

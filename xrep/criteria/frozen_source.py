@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xrep.criteria.batch_keys import among_batch
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.criteria.temperature import LARGEST, SMALLEST, LearnableTemperature
@@ -20,7 +21,7 @@ from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.teacher_vectors import TeacherVectors
 from xrep.data.vector_cache import VectorCache, token_keys
 from xrep.errors import UserError
-from xrep.kernels.gather import current_group, gather_rows, rank_sizes
+from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
 from xrep.nn.queue import Queue
@@ -169,16 +170,8 @@ class FrozenSource(ContrastiveCriterion):
 
     def _against_frozen(self, source: Tensor, target: Tensor, ids: Tensor, tau: float | Tensor) -> InfoNCE:
         """Among the source vectors of the batch, of all ranks, and of the queue."""
-        keys, key_ids, first, group = source, ids, 0, current_group()
-        if group is not None:
-            sizes = rank_sizes(len(source), source.device, group)
-            first = sum(sizes[: torch.distributed.get_rank(group)])
-            keys, key_ids = gather_rows(source, sizes, group), gather_rows(ids, sizes, group)
-        rows = torch.arange(len(keys), device=keys.device).unsqueeze(1)
-        own = rows[first : first + len(source)]  # the positive is none of the negatives
         masked = self.config.mask_equal_sentences
-        own_ids, row_ids = (torch.cat([own, ids], 1), torch.cat([rows, key_ids], 1)) if masked else (own, rows)
-        found = queue_infonce(target, source, keys, tau, query_ids=own_ids, queue_ids=row_ids)
+        found, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=masked)
         if self.queue is None:
             return found
         if self.training:

@@ -12,6 +12,7 @@ import torch
 
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.order import ExampleOrder
+from xrep.data.plan import check_size, plan_batches
 from xrep.data.preprocess import PreprocessOptions, prepare
 from xrep.data.store import DataDirectory, PairSplit
 from xrep.data.stream import Plan
@@ -90,14 +91,7 @@ class BitextTask:
 
     def check_size(self, world_size: int) -> None:
         """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
-        size = self.config.batch_size
-        if self.examples < size * world_size:
-            each = f" on each of {world_size} ranks" if world_size > 1 else ""
-            raise UserError(
-                f"{self.examples} training pairs do not fill a batch of {size}{each}",
-                path=self._data.path,
-                cure=f"lower --batch-size{', start fewer processes' if each else ''} or give more text",
-            )
+        check_size(self.examples, "pairs", self.config.batch_size, world_size, self._data.path)
 
     def write_training_hashes(self, path: Path) -> None:
         """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
@@ -136,18 +130,8 @@ class BitextTask:
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """The training batches of one rank, behind the first ``cursor`` examples of the run.
-
-        They go on for ever, or up to example ``stop``. Each global batch of ``world_size`` * batch_size consecutive
-        examples is cut into one part a rank; where examples run out, parts may be smaller, even empty.
-        ``Plan.what``: (corpus, row) of each example, int64 [N, 2]. ``Plan.cursor``: examples of the run so far.
-        """
-        start, size = cursor or 0, self.config.batch_size * world_size
-        while stop is None or start < stop:
-            end = start + size if stop is None else min(start + size, stop)
-            examples = np.array_split(self._order.take(start, end), world_size)[rank]
-            yield Plan(examples, end, end)
-            start = end
+        """The training batches of one rank: see ``xrep.data.plan.plan_batches``."""
+        return plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
 
     def make(self, what: np.ndarray) -> PairBatch:
         """The batch of ``Plan.what``."""

@@ -63,7 +63,7 @@ class MixtureTask:
     Attributes:
         tasks: of the parts, by name.
         examples: training examples of all parts in one epoch.
-        text: languages of all parts, the largest of their lengths.
+        text: languages of all parts, the largest of their lengths. The parts' own have these languages, too.
 
     Raises:
         UserError: two parts have different vocabularies, or what the parts' own tasks raise.
@@ -91,6 +91,8 @@ class MixtureTask:
                 )
         self.tokenizers = self.tasks[first].tokenizers
         self.text = _joined([task.text for task in self.tasks.values()])
+        for task in self.tasks.values():  # places of languages are those that models and criteria know
+            task.text = replace(self.text, max_length=task.text.max_length)
         by_proportion = config.mixing == "proportion"
         shares = {p.name: Fraction(p.proportion if by_proportion else 1).limit_denominator(10**6) for p in config.parts}
         rates = {part.name: shares[part.name] * part.config.batch_size for part in config.parts}

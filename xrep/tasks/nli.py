@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.nli_store import NliOptions, NliSplit, prepare_nli
 from xrep.data.order import ExampleOrder
+from xrep.data.plan import check_size, plan_batches
 from xrep.data.store import TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE
 from xrep.data.stream import Plan
 from xrep.errors import UserError
@@ -44,6 +45,8 @@ class NliBatch:
         labels: int64 [B], places in ``LABELS``; -1 in triplets.
         ids: int64 [B, S]: equal numbers mean equal sentences.
         indices: int64 [B]: which example of its split each row is (for messages).
+        languages: int64 [B, S]: of the sentences, by their place in ``TextSpec.languages``; they and ``indices`` stay
+            where Python can read them.
     """
 
     sides: tuple[TokenBatch, TokenBatch]
@@ -51,16 +54,17 @@ class NliBatch:
     labels: Tensor
     ids: Tensor
     indices: Tensor
+    languages: Tensor
 
     def to(self, device: torch.device | str) -> NliBatch:
         source, target = (side.to(device) for side in self.sides)
         moved = (tensor.to(device, non_blocking=True) for tensor in (self.places, self.labels, self.ids))
-        return NliBatch((source, target), *moved, self.indices)
+        return NliBatch((source, target), *moved, self.indices, self.languages)
 
     def pin_memory(self) -> NliBatch:
         source, target = (side.pin_memory() for side in self.sides)
         pinned = (tensor.pin_memory() for tensor in (self.places, self.labels, self.ids))
-        return NliBatch((source, target), *pinned, self.indices)
+        return NliBatch((source, target), *pinned, self.indices, self.languages)
 
     def rows(self, start: int, stop: int) -> NliBatch:
         """Some of the examples, with their sentences alone. Best asked of a batch that is not on a GPU yet."""
@@ -72,7 +76,8 @@ class NliBatch:
             TokenBatch(side.tokens[rows], side.lengths[rows]).rows(0, len(rows))
             for side, rows in zip(self.sides, of_sides, strict=True)
         )
-        return NliBatch((source, target), places, self.labels[some], self.ids[some], self.indices[some])
+        facts = (tensor[some] for tensor in (self.labels, self.ids, self.indices, self.languages))
+        return NliBatch((source, target), places, *facts)
 
     @property
     def token_count(self) -> int:
@@ -164,14 +169,7 @@ class NliTask:
 
     def check_size(self, world_size: int) -> None:
         """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
-        size = self.config.batch_size
-        if self.examples < size * world_size:
-            each = f" on each of {world_size} ranks" if world_size > 1 else ""
-            raise UserError(
-                f"{self.examples} training examples do not fill a batch of {size}{each}",
-                path=self.config.data,
-                cure=f"lower --batch-size{', start fewer processes' if each else ''} or give more text",
-            )
+        check_size(self.examples, "examples", self.config.batch_size, world_size, self.config.data)
 
     def write_training_hashes(self, path: Path) -> None:
         """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
@@ -187,16 +185,9 @@ class NliTask:
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """The training batches of one rank, behind the first ``cursor`` examples of the run; as those of bitext.
-
-        ``Plan.what``: row of each example, int64 [N]. ``Plan.cursor``: examples of the run so far.
-        """
-        start, size = cursor or 0, self.config.batch_size * world_size
-        while stop is None or start < stop:
-            end = start + size if stop is None else min(start + size, stop)
-            rows = self._order.take(start, end)[:, 1]
-            yield Plan(np.array_split(rows, world_size)[rank], end, end)
-            start = end
+        """The training batches of one rank: see ``xrep.data.plan.plan_batches``, but ``Plan.what`` has rows alone."""
+        plans = plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
+        return (replace(plan, what=plan.what[:, 1]) for plan in plans)
 
     def make(self, what: np.ndarray) -> NliBatch:
         """The batch of ``Plan.what``."""
@@ -227,6 +218,7 @@ class NliTask:
 
     def _batch(self, split: NliSplit, rows: np.ndarray) -> NliBatch:
         is_target = self._is_target[split.languages[rows]]
+        known = np.array([self.text.languages.index(language) for language in self._data.languages])
         places = np.empty(is_target.shape, dtype=np.int64)
         sides, first = [], 0
         for side, chosen in zip(SIDES, (~is_target, is_target), strict=True):
@@ -245,6 +237,7 @@ class NliTask:
             torch.from_numpy(split.labels[rows]),
             torch.from_numpy(split.hashes[rows].view(np.int64)),
             torch.from_numpy(rows),
+            torch.from_numpy(known[split.languages[rows]]),
         )
 
 
