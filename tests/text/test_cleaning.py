@@ -1,5 +1,7 @@
 """Keys, hash sets and rules of cleaning, against Python's own sets and by hand."""
 
+import gzip
+
 import numpy as np
 import pytest
 
@@ -151,6 +153,16 @@ def test_exclusion_reads_lines_and_columns_of_every_file(tmp_path):
     excluded = load_exclusion([tmp_path])
     texts = ["DAS IST EIN TEST", "links", "On the left!", "Links\tOn the left", "...", "Ein Test"]
     assert excluded.contains(sentence_hashes(texts)).tolist() == [True, True, True, True, False, False]
+
+
+def test_exclusion_reads_csv_and_json_lines(tmp_path):
+    (tmp_path / "sts.csv").write_text('"Ein Hund, der bellt",Ein Tier,2.0\nkaputt "\nmain\tA plane\n', encoding="utf-8")
+    values = '{"premise": "Zwei Katzen", "label": 1}\n["Drei Katzen", "x"]\n{"premise": "Vier\n'
+    with gzip.open(tmp_path / "dev.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write(values)
+    texts = ["Ein Hund, der bellt", "Ein Tier", "kaputt", "A plane", "Zwei Katzen", "der bellt", "Drei Katzen"]
+    found = load_exclusion([tmp_path]).contains(sentence_hashes(texts)).tolist()
+    assert found == [True, True, True, True, True, False, False]
 
 
 def test_exclusion_that_cannot_be_read(tmp_path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -204,7 +207,10 @@ def drop_reason(source: str, target: str, hashes: Sequence[int], options: Cleani
 
 
 def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
-    """Hashes of every line, and of every tab-separated column, of files and folders (any suffix, gzip or xz).
+    """Hashes of every line, and of every column, of files and folders (any suffix, gzip or xz).
+
+    Columns stand between tabs; in a ``.csv`` between commas, quoted or not; in a ``.jsonl`` they are the strings of a
+    line's object.
 
     Raises:
         UserError: a path that is missing, a folder without files, a file that is not UTF-8 text.
@@ -213,13 +219,24 @@ def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
     for path in paths:
         for file in _files_below(Path(path)):
             hashes: list[int] = []
+            kind = next((suffix for suffix in file.suffixes[::-1] if suffix in (".csv", ".jsonl")), "")
             for _, line in read_lines(file, allow_empty=True):
-                hashes.extend(map(sentence_hash, {line, *line.split("\t")}))
+                hashes.extend(map(sentence_hash, {line, *_columns(line, kind)}))
                 if len(hashes) >= 1 << 16:
                     excluded.add(np.array(hashes, dtype=np.uint64))
                     hashes.clear()
             excluded.add(np.array(hashes, dtype=np.uint64))
     return excluded
+
+
+def _columns(line: str, kind: str) -> list[str]:
+    columns = line.split("\t")  # also of a .csv: the STS benchmark's are so
+    with suppress(csv.Error, ValueError):
+        if kind == ".csv":
+            columns += next(csv.reader([line]), [])
+        elif kind == ".jsonl" and isinstance(values := json.loads(line), dict):
+            columns += [text for text in values.values() if isinstance(text, str)]
+    return columns
 
 
 def _files_below(path: Path) -> list[Path]:
