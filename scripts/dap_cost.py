@@ -12,8 +12,8 @@ operations for a multiplication and its addition), for pairs of two full sentenc
   python scripts/dap_cost.py --layers 4 --hidden-size 192 --heads 4 --feedforward-size 768 --vocabulary-size 16000 \\
       --steps 30 --data data-bin/de-en                                  # and what training steps really take
 
-With --steps, whole training steps of TR and DAP take turns on the same batches; printed are the medians, their ratio,
-and that over the ratio of their operations. 1.00: DAP costs what its operations do.
+With --steps, whole training steps of TR, TR+TLM and DAP take turns on the same batches; printed are the medians, their
+ratio to TR's, and that over the ratio of their operations. 1.00: it costs what its operations do.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
-from xrep.criteria.criterion import Criterion
+from xrep.criteria.criterion import Criterion, Loss
 from xrep.criteria.dap import DAP
+from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary
 from xrep.data.stream import stream
@@ -141,30 +143,54 @@ def engine(options: argparse.Namespace, model: DualEncoder, criterion: Criterion
     return found
 
 
-def measured(options: argparse.Namespace) -> dict[str, float]:
+def measured(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Milliseconds per pair of training steps that take turns, and how the costs compare."""
     text, batches = text_of(options)
     torch.manual_seed(0)
     sizes = {name: getattr(options, name) for name in ("layers", "hidden_size", "heads", "feedforward_size")}
     config = DualEncoder.Config(towers="shared", pooling="cls", max_positions=max(512, options.length), **sizes)
     model = DualEncoder(config, text)
-    ranking = TranslationRanking(TranslationRanking.Config(directions="forward"), model, text)
-    dap = DAP(DAP.Config(rtl_layers=options.rtl_layers, reconstruction_ratio=options.ratio), model, text)
-    engines = {"TR": engine(options, copy.deepcopy(model), ranking), "DAP": engine(options, model, dap)}
+    ranking = TranslationRanking.Config(directions="forward")
+    head = {"layers": options.rtl_layers, "ratio": options.ratio}
+    dap = DAP.Config(rtl_layers=options.rtl_layers, reconstruction_ratio=options.ratio)
+    first, second = copy.deepcopy(model), copy.deepcopy(model)
+    engines = {
+        "TR": (engine(options, first, TranslationRanking(ranking, first, text)), {}),
+        "TR+TLM": (engine(options, second, RankingAndTLM(ranking, second, text)), {"tlm": MASKED}),
+        "DAP": (engine(options, model, DAP(dap, model, text)), head),
+    }
     times: dict[str, list[float]] = {name: [] for name in engines}
     done = dict.fromkeys(engines, 0)
     for number, batch in enumerate(itertools.islice(batches, WARM_UP + options.steps)):
         lengths = (batch.source.host_lengths, batch.target.host_lengths)
-        for name, one in engines.items():
+        for name, (one, beyond) in engines.items():
             begun = time.perf_counter()
             one.run([batch], one.module.criterion.sizes(batch), lambda: None)
             if number >= WARM_UP:
                 times[name].append(1000 * (time.perf_counter() - begun) / len(batch))
-                head = {"layers": options.rtl_layers, "ratio": options.ratio} if name == "DAP" else {}
-                done[name] += operations(options, *lengths, **head)
+                done[name] += operations(options, *lengths, **beyond)
     medians = {name: statistics.median(values) for name, values in times.items()}
-    ratio, expected = medians["DAP"] / medians["TR"], done["DAP"] / done["TR"]
-    return {**medians, "time ratio": ratio, "operations ratio": expected, "over": ratio / expected}
+    return {name: _compared(medians[name], medians["TR"], done[name] / done["TR"]) for name in engines}
+
+
+def _compared(median: float, base: float, expected: float) -> dict[str, float]:
+    ratio = median / base
+    return {"ms a pair": median, "time ratio": ratio, "operations ratio": expected, "over": ratio / expected}
+
+
+class RankingAndTLM(TranslationRanking):
+    """L_TR + L_TLM, what the paper compares with."""
+
+    def __init__(self, config: TranslationRanking.Config, model: DualEncoder, text: TextSpec) -> None:
+        super().__init__(config, model, text)
+        self.tlm = TLM(TLM.Config(mask_rate=MASKED), model, text)
+
+    def sizes(self, batch: PairBatch) -> dict[str, float]:
+        return super().sizes(batch) | self.tlm.sizes(batch)
+
+    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
+        ranking, masked = super().forward(model, batch), self.tlm(model, batch)
+        return Loss(ranking.terms | masked.terms)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -179,11 +205,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.steps:
         found = measured(options)
         report["measured"] = found
+        print(f"\ntraining steps of {options.batch_size} pairs on {options.device}, {options.precision}:\n")
         print(
-            f"\ntraining steps of {options.batch_size} pairs on {options.device}, {options.precision}: TR "
-            f"{found['TR']:.3g} ms a pair, DAP {found['DAP']:.3g}: {found['time ratio']:.2f} times, operations "
-            f"{found['operations ratio']:.2f} times; {found['over']:.2f}"
+            "| | ms a pair | time over TR | operations over TR | one over the other |\n| --- | --- | --- | --- | --- |"
         )
+        for name, values in found.items():
+            print(f"| {name} | " + " | ".join(f"{value:.3g}" for value in values.values()) + " |")
     if options.json:
         with write_aside(Path(options.json)) as aside:
             aside.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

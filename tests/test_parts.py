@@ -12,6 +12,7 @@ from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import ConfigError
+from xrep.registry import CRITERIA, REGISTRIES
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
 
@@ -52,6 +53,23 @@ def test_parts_are_one_task_and_one_criterion_to_the_trainer(tmp_path):
     assert (run.label, run.data, run.configs["task"].mixing) == ("dual_moco+dual_moco_2+rank", ["news"], "weight")
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("{task: {name: nli, data: a}, criterion: nli}", "nli"),
+        ("{task: bitext, criterion: dual_moco}", "retrieval"),
+        ("{task: {name: nli, data: a}, criterion: nli, validation: retrieval}", "retrieval"),
+        ("parts: [{task: {name: nli, data: a}, criterion: nli}, {task: bitext, criterion: dual_moco}]", "retrieval"),
+        ("parts: [{task: {name: nli, data: a}, criterion: nli}, {task: {name: nli, data: b}, criterion: nli}]", "nli"),
+    ],
+)
+def test_without_a_choice_validation_fits_the_tasks(tmp_path, text, name):
+    """Where there is bitext translations are looked for; inference data has none."""
+    run = compose([layer(tmp_path, text)])
+    assert run.values["validation"]["name"] == name and REGISTRIES["validation"].load(name) is run.classes["validation"]
+    assert compose([layer(tmp_path, run.to_yaml())]) == run
+
+
 def test_saved_parts_give_the_same_run(tmp_path):
     run = compose([layer(tmp_path, TEXT + "mixing: proportion\n"), ("", {"parts": {"rank": {"proportion": 3}}})])
     again = compose([layer(tmp_path, run.to_yaml(), "saved.yaml")])
@@ -90,7 +108,7 @@ def test_all_problems_of_all_parts_are_told_together(tmp_path):
         "my.yaml: parts.rank must hold options, not 5",
         unknown,
         "parts.rank.task: unknown task 'bitex'; did you mean 'bitext'?",
-        "no parts.none.criterion chosen; name one: parts.none.criterion= (dual_moco, translation_ranking)",
+        f"no parts.none.criterion chosen; name one: parts.none.criterion= ({', '.join(CRITERIA.names())})",
         "unknown key parts.rank.wieght; did you mean 'weight'?",
         "parts.rank.proportion must be float | None, not 'x'",
         "parts.rank.weight must be above 0, not -1.0",

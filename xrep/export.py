@@ -13,6 +13,7 @@ from xrep.files import write_aside
 from xrep.models.averaging import average_last
 from xrep.models.directory import CONFIG, TOKENIZER, Checkpoint, Snapshot, open_checkpoint, write_checkpoint
 from xrep.models.dual_encoder import DualEncoder
+from xrep.models.projection import MeanOfSpaces
 from xrep.nn.exported import write_huggingface, write_sentence_transformers
 from xrep.nn.pooling import Pooling
 from xrep.sentence_encoder import SentenceEncoder
@@ -143,6 +144,9 @@ def _write_tower(encoder: SentenceEncoder, tower: str, path: Path, kind: Format)
         write_huggingface(path, model.encoders[tower], **shared)
         return
     projection = model.projections[tower] if tower in model.projections else None
+    if isinstance(projection, MeanOfSpaces):
+        problem = "its vectors are means of projection spaces, which sentence-transformers does not have"
+        raise UserError(problem, path=path, cure="leave them out by --no-projection, or keep --format xrep")
     write_sentence_transformers(
         path,
         model.encoders[tower],

@@ -177,17 +177,28 @@ def _register_entry_points() -> None:
         registry.register(name, entry.value)
 
 
-TASKS = Registry("task", {"bitext": "xrep.tasks.bitext:BitextTask", "nli": "xrep.tasks.nli:NliTask"})
+TASKS = Registry(
+    "task",
+    {
+        "bitext": "xrep.tasks.bitext:BitextTask",
+        "monolingual": "xrep.tasks.monolingual:MonolingualTask",
+        "nli": "xrep.tasks.nli:NliTask",
+    },
+)
 MODELS = Registry("model", {"dual_encoder": "xrep.models.dual_encoder:DualEncoder"})
 CRITERIA = Registry(
     "criterion",
     {
+        "cmlm": "xrep.criteria.cmlm:CMLM",
         "dap": "xrep.criteria.dap:DAP",
         "dual_moco": "xrep.criteria.dual_moco:DualMoco",
         "frozen_source": "xrep.criteria.frozen_source:FrozenSource",
+        "hictl": "xrep.criteria.hictl:HiCTL",
+        "mlm": "xrep.criteria.mlm:MLM",
         "nli": "xrep.criteria.nli:Nli",
         "nli_triplet": "xrep.criteria.nli_triplet:NliTriplet",
         "simcse": "xrep.criteria.simcse:SimCSE",
+        "tlm": "xrep.criteria.tlm:TLM",
         "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
     },
 )
@@ -212,6 +223,7 @@ LR_SCHEDULERS = Registry(
 VALIDATORS = Registry(
     "validation",
     {
+        "loss": "xrep.evaluation.loss_validator:LossValidator",
         "nli": "xrep.evaluation.nli_validator:NliValidator",
         "retrieval": "xrep.evaluation.retrieval:RetrievalValidator",
         "sts": "xrep.evaluation.sts_validator:StsValidator",

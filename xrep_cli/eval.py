@@ -18,6 +18,7 @@ EVALUATIONS = {
     "bucc": "mine parallel sentences from two monolingual texts, with a gold list",
     "sts": "semantic textual similarity: STS12-16, STS-B, SICK-R, multilingual STS-B",
     "senteval": "classify sentences by their vectors: MR CR SUBJ MPQA SST TREC MRPC SICK",
+    "nli": "natural language inference by the classifier of a run: XNLI, SNLI, MNLI, CNSD",
     "alignment": "alignment and uniformity, of one encoder or along a run",
     "language-bias": "share of each language among nearest neighbours in a mixed pool",
     "neighbours": "the nearest sentences of a query",

@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.criteria.cmlm_reference import SteadyCMLM
 from tests.kernels.ranks import Found, Results
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.frozen_source import FrozenSource
+from xrep.criteria.hictl import HiCTL
 from xrep.criteria.simcse import SimCSE
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch, TextSpec
@@ -90,8 +92,11 @@ class Run:
 MOCO = (("queue_size", 11), ("momentum", 0.7), ("temperature", 0.1))
 MASKED = ("mask_equal_sentences", True)
 FROZEN = (("queue_size", 11), ("temperature", 0.3))
+HICTL = (("language_model", False), ("word_contrast", False), ("temperature", 0.2))
 TRAINED = (("source", "trained"), ("temperature", 0.3))
 RUNS = {
+    "cmlm": Run(criterion=SteadyCMLM, options=(("projections", 3),)),
+    "cmlm, accumulated": Run(criterion=SteadyCMLM, options=(("projections", 2), ("skip", True)), accumulate=2),
     "dual_moco": Run(criterion=DualMoco, options=MOCO, towers="separate"),
     "dual_moco, masked, accumulated": Run(criterion=DualMoco, options=(*MOCO, MASKED), accumulate=2),
     "dual_moco, bfloat16 queue": Run(criterion=DualMoco, options=(*MOCO, ("queue_dtype", "bfloat16"))),
@@ -103,6 +108,9 @@ RUNS = {
     ),
     "frozen_source, mse": Run(criterion=FrozenSource, options=(("loss", "mse"),), towers="separate"),
     "frozen_source, trained": Run(criterion=FrozenSource, options=TRAINED, towers="separate"),
+    "hictl": Run(criterion=HiCTL, options=HICTL),
+    "hictl, masked, accumulated": Run(criterion=HiCTL, options=(*HICTL, MASKED), accumulate=2),
+    "hictl, alone": Run(criterion=HiCTL, options=(*HICTL, ("cross_rank_negatives", False))),
     "simcse": Run(criterion=SimCSE, options=(("temperature", 0.3),)),
     "simcse, masked": Run(criterion=SimCSE, options=(MASKED,), towers="separate"),
     "translation_ranking": Run(criterion=TranslationRanking, options=()),

@@ -87,9 +87,12 @@ def test_steps_take_turns(
     line = [*SIZES, "--length", "20", "--batch-size", "4", "--steps", "2", "--device", "cpu", "--json", str(report)]
     assert script.main([*line, *given]) == 0
     found = json.loads(report.read_text())
-    measured = found["measured"]
-    assert measured["over"] == pytest.approx(measured["DAP"] / measured["TR"] / measured["operations ratio"])
-    expected = found["operations"]["DAP, K = 2"] / found["operations"]["TR"]
-    assert data or measured["operations ratio"] == pytest.approx(expected)
+    base = found["operations"]["TR"]
+    for name, counted in (("TR", "TR"), ("TR+TLM", "TR+TLM, vocabulary at 15% of the tokens"), ("DAP", "DAP, K = 2")):
+        measured = found["measured"][name]
+        ratio = measured["ms a pair"] / found["measured"]["TR"]["ms a pair"]
+        assert measured["time ratio"] == pytest.approx(ratio)
+        assert measured["over"] == pytest.approx(ratio / measured["operations ratio"])
+        assert data or measured["operations ratio"] == pytest.approx(found["operations"][counted] / base, rel=0.01)
     shown = capsys.readouterr().out
     assert "| TR |" in shown and "2 pairs" not in shown and "training steps of 4 pairs on cpu" in shown

@@ -108,3 +108,15 @@ def test_without_a_compiler() -> None:
     text = str(error.value)
     assert "\n" not in text and "/nowhere/g++" in text and "torch.compile does not work on cpu here" in text
     assert text.endswith("or train without --compile")
+
+
+def test_vectors_in_front_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_layers, "BACKEND", "aot_eager")
+    encoder, compiled = make_pair()
+    compile_layers(compiled)
+    counters.clear()
+    for number, batch in enumerate(make_batches(18, ["packed", "masked", "full"])):
+        front = {"prefix": torch.randn(len(batch), 5, 32)} if number % 2 else {}
+        found, expected = compiled(batch, **front), encoder(batch, **front)
+        assert float((found - expected).detach().abs().max()) < 1e-4
+    assert counters["stats"]["unique_graphs"] == 3, "one of each layout"

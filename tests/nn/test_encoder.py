@@ -238,3 +238,74 @@ def test_products_are_taken_in_bfloat16_under_autocast(norm: str) -> None:
         assert 1e-4 < float((hidden - exact).detach().abs().mean()) < 0.03
         for values in seen.values():
             values.clear()
+
+
+LAYOUTS = {"packed": [5, 11, 1, 8], "masked": [11, 11, 10, 11], "full": [11] * 4, "none": []}
+
+
+def make_inputs(lengths: list[int], dtype: torch.dtype) -> tuple[TokenBatch, dict[str, torch.Tensor]]:
+    """A batch, and all that can be given beside it."""
+    generator = torch.Generator().manual_seed(2)
+    rows = len(lengths)
+    batch = TokenBatch(make_batch().tokens[:rows], torch.tensor(lengths, dtype=torch.int64))
+    given = {
+        "positions": torch.randint(0, 11, (rows, 11), generator=generator),
+        "added": torch.randn(rows, 11, HIDDEN, generator=generator).to(dtype).requires_grad_(),
+        "prefix": torch.randn(rows, 3, HIDDEN, generator=generator).to(dtype).requires_grad_(),
+    }
+    return batch, given
+
+
+@pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_positions_additions_and_vectors_in_front(norm: str, lengths: list[int]) -> None:
+    """Against torch's encoder: which vectors are added, and that those in front are attended to and attend."""
+    encoder = make_encoder(replace(SHAPE, norm=norm, type_vocabulary_size=2, position_offset=2)).double()
+    batch, given = make_inputs(lengths, torch.float64)
+    found = encoder(batch, **given)
+    direction = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    inputs = [given["added"], given["prefix"], *encoder.parameters()]
+    gradients = torch.autograd.grad((found * direction).sum(), inputs, allow_unused=True)
+
+    embedded = encoder.token_embedding(batch.tokens) + encoder.position_embedding(given["positions"] + 2)
+    embedded = embedded + encoder.type_embedding.weight[0] + given["added"]
+    embedded = encoder.norm(embedded) if norm == "post" else embedded
+    if not lengths:
+        assert found.shape == embedded.shape and not any(g is not None and g.any() for g in gradients)
+        return
+    absent = F.pad(~batch.mask, (3, 0), value=False)
+    stack = copy_to_torch(encoder)
+    behind = stack(torch.cat([given["prefix"], embedded], dim=1), src_key_padding_mask=absent)[:, 3:]
+    expected = behind * batch.mask.unsqueeze(-1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    (expected * direction).sum().backward()
+    torch.testing.assert_close(gradients[0], given["added"].grad, rtol=0, atol=1e-9)
+    torch.testing.assert_close(gradients[1], given["prefix"].grad, rtol=0, atol=1e-9)
+    assert given["prefix"].grad.abs().min() > 0, "every vector in front has a part in the loss"
+    first = encoder(batch, hidden_layer=0, **given)
+    torch.testing.assert_close(first, embedded * batch.mask.unsqueeze(-1), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("lengths", [lengths for lengths in LAYOUTS.values() if lengths], ids=list(LAYOUTS)[:3])
+def test_vectors_in_front_are_computed_again_too(lengths: list[int]) -> None:
+    encoder = make_encoder(SHAPE).train()
+    found = []
+    for on in (False, True):
+        set_activation_checkpointing(encoder, on)
+        batch, given = make_inputs(lengths, torch.float32)
+        torch.manual_seed(5)
+        hidden = encoder(batch, **given)
+        hidden.square().sum().backward()
+        found.append((hidden.detach(), given["added"].grad, given["prefix"].grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_vectors_embedded_like_tokens_in_front_are_tokens() -> None:
+    encoder, batch = make_encoder(replace(SHAPE, type_vocabulary_size=1, position_offset=2)), make_batch()
+    front = torch.randint(2, VOCABULARY, (4, 3))
+    longer = TokenBatch(torch.cat([front, batch.tokens], dim=1), batch.lengths + 3)
+    positions = torch.arange(14)
+    vectors = encoder.embed_vectors(encoder.token_embedding(front), positions[:3])
+    found = encoder(batch, prefix=vectors, positions=positions[3:])
+    torch.testing.assert_close(found, encoder(longer)[:, 3:], rtol=0, atol=1e-5)

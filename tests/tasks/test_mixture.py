@@ -13,16 +13,27 @@ import pytest
 import torch
 
 from tests.corpus import sentence_pairs, write_corpus
+from tests.nli_data import write_columns
 from xrep.config import Part
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.data.stream import Plan, stream
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
+from xrep.tasks.nli import NliTask
 from xrep.text.cleaning import sentence_hash
 from xrep.text.readers import discover_bitext
 
 SIZES = {"large": 630, "small": 47}
+FRENCH = [
+    ("Maria has lived in Berlin since 1998.", "Maria vit à Berlin depuis 1998."),
+    ("The hotel has 45 rooms and a bar.", "L'hôtel a 45 chambres et un bar."),
+    ("We drink water.", "Nous buvons de l'eau."),
+    ("The president visited Japan in October.", "Le président a visité le Japon en octobre."),
+    ("Did you read the book?", "As-tu lu le livre ?"),
+    ("Tom loves music.", "Tom aime la musique."),
+]
+"""English and French."""
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +211,33 @@ def test_validation_pools_of_one_language_pair_are_put_together(mix, data_direct
     same = MixtureTask.Config(parts=[Part(name, BitextTask, config, 1.0, 1.0) for name in "ab"], mixing="weight")
     alone = [sum(len(batch) for batch in pool.batches()) for pool in MixtureTask(same, 1).validation_pools(40)]
     assert alone == [6, 40]
+
+
+def test_parts_of_different_languages_tell_them_alike(data_directory: Path, tmp_path: Path, monkeypatch) -> None:
+    """Places of languages in a part's batch are those in the text of all parts, which criteria are made with."""
+    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
+    for name, rows in (("fr", FRENCH), ("de", [pair[::-1] for pair in sentence_pairs(40)])):
+        (tmp_path / name).mkdir()
+        for split, some in (("train", rows[:-3]), ("valid", rows[-3:])):
+            text = "".join(f"{other}\t{english}\n" for english, other in some)
+            (tmp_path / name / f"{split}.{name}-en.tsv").write_text(text, encoding="utf-8")
+    write_columns(tmp_path / "nli" / "train-fr.tsv", [(*pair[::-1], "neutral") for pair in FRENCH])
+    given = {"data": str(tmp_path / "nli"), "tokenizer": str(data_directory)}
+    tokenizers = {"shared": str(data_directory / "tokenizer")}
+    parts = [
+        Part("french", BitextTask, BitextTask.Config(data=str(tmp_path / "fr"), max_length=8), 1.0, 1.0),
+        Part("german", BitextTask, BitextTask.Config(data=str(tmp_path / "de")), 1.0, 1.0),
+        Part("nli", NliTask, NliTask.Config(**given), 1.0, 1.0),
+    ]
+    task = MixtureTask(MixtureTask.Config(parts=parts, mixing="weight"), 1, tokenizers)
+    assert task.text.languages == ["de", "en", "fr"] and task.text.source_languages == ["de", "fr"]
+    batch = task.make(next(task.plan()).what)
+    for name, languages in (("french", ("fr", "en")), ("german", ("de", "en")), ("nli", ("fr", "fr"))):
+        found = {tuple(task.text.languages[place] for place in row) for row in batch.parts[name].languages.tolist()}
+        assert found == {languages}, name
+        assert task.tasks[name].text.languages == task.text.languages
+    assert [own.text.max_length for own in task.tasks.values()] == [8, 128, 128] and task.text.max_length == 128
+    assert batch.parts["french"].source.tokens.size(1) == 8 < batch.parts["german"].source.tokens.size(1)
 
 
 def test_what_it_refuses(mix, data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

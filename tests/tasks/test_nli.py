@@ -126,12 +126,14 @@ def test_premise_and_hypothesis_of_different_languages(make, both: Path, form: s
     else:
         assert task.examples == 200 and len(set(examples(task, whole))) == 200
     assert len(whole.sides[0]) > 0 and len(whole.sides[1]) > 0
+    border = len(whole.sides[0])  # German is read by the source side
+    assert torch.equal(whole.languages, (whole.places >= border).long()) and task.text.languages == ["de", "en"]
     batch = task.make(np.array([3, 17, 40, 41, 9, 160]))
     all_of_it = rows_of(batch, task)
     for start, stop in ((0, 6), (0, 2), (2, 3), (3, 6), (4, 4), (6, 9)):
         some = batch.rows(start, stop)
         assert rows_of(some, task) == all_of_it[start:stop] and len(some) == len(all_of_it[start:stop])
-        for name in ("labels", "ids", "indices"):
+        for name in ("labels", "ids", "indices", "languages"):
             assert torch.equal(getattr(some, name), getattr(batch, name)[start:stop])
     moved = batch.to("meta")
     assert {tensor.device.type for tensor in (moved.places, moved.labels, moved.ids, moved.sides[0].tokens)} == {"meta"}

@@ -20,7 +20,7 @@ from tests.nli_data import (
     write_snli_table,
 )
 from xrep.errors import UserError
-from xrep.text.nli_readers import LABELS, Example, discover_nli, read_nli
+from xrep.text.nli_readers import LABELS, Example, discover_nli, discover_nli_test, read_nli
 
 ROWS = nli_rows(4)
 REAL = Path(os.environ.get("XREP_DATA") or Path(__file__).parents[3] / "shared" / "data") / "nli"
@@ -74,6 +74,30 @@ def test_languages_of_cnsd_xnli_and_others(tmp_path: Path) -> None:
     assert read(tmp_path, language="it") == found
     valid = [*expected(ROWS[:3], "bg"), *expected(ROWS[:2], "it"), *expected(ROWS[4:6], "sw")]
     assert read(tmp_path, "valid", "ita") == valid
+
+
+def test_files_to_measure_on(tmp_path: Path) -> None:
+    write_columns(tmp_path / "xnli" / "dev-de.tsv", ROWS[:2])
+    write_columns(tmp_path / "xnli" / "test-de.tsv", ROWS[2:])
+    header = "language\tgold_label\tsentence1\tsentence2\tpairID"
+    write(tmp_path / "xnli" / "xnli.test.tsv", [header, *(f"sw\t{label}\t{a}\t{b}\t1" for a, b, label in ROWS)])
+    write_parallel(tmp_path / "snli", "test", ROWS[:3])
+
+    def measured(path: Path, split: str) -> list[Example]:
+        return list(read_nli(discover_nli_test(path, split, "it"), triplets=False))
+
+    assert measured(tmp_path / "xnli", "dev") == expected(ROWS[:2], "de")
+    assert measured(tmp_path / "xnli", "test") == [*expected(ROWS[2:], "de"), *expected(ROWS, "sw")]
+    assert measured(tmp_path, "test")[:3] == expected(ROWS[:3], "it")
+    assert measured(tmp_path / "xnli" / "test-de.tsv", "test") == expected(ROWS[2:], "de")
+    for path, split in ((tmp_path / "snli", "dev"), (tmp_path / "xnli" / "test-de.tsv", "dev")):
+        with pytest.raises(UserError, match="no dev split for natural language inference; name XNLI.*--split"):
+            measured(path, split)
+    with pytest.raises(UserError, match="no training text"):
+        discover_nli(tmp_path / "xnli", "it")
+    write_columns(tmp_path / "xnli" / "deeper" / "train.tsv", ROWS)
+    write_columns(tmp_path / "xnli" / "dev-de.tsv", ROWS).unlink()
+    assert read(tmp_path / "xnli") == expected(ROWS), "test files are no reason not to look further"
 
 
 def test_what_has_no_label_is_counted(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_two_pieces_of_one_name_are_refused(tmp_path) -> None:
 def test_another_kind_is_refused(made, tmp_path) -> None:
     class Words(Tokenizer):
         kind = "words"
-        _from_directory = encode = decode = save = None
+        _from_directory = encode = decode = begins_word = save = None
 
     with pytest.raises(UserError, match="a tokenizer of kind 'words' cannot become a tokenizer.json"):
         save_as_huggingface(Words(), tmp_path, 96)
@@ -243,3 +243,23 @@ def test_pieces_with_spaces_inside(tmp_path) -> None:
     assert any("▁" in piece.text[1:] for piece in parse_sentencepiece(model.getvalue()).pieces)
     save_as_huggingface(tokenizer, tmp_path, 96)
     assert Tokenizer.load(tmp_path).encode(TEXT[:300]) == tokenizer.encode(TEXT[:300])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_pieces_that_begin_a_word(made, name: str) -> None:
+    """They are those behind a space, as many as there are words; a first word may have no sign of its own."""
+    tokenizer, directory = made[name]
+    exported = Tokenizer.load(directory)
+    for own in (tokenizer, exported):
+        begins = own.begins_word()
+        assert len(begins) == own.vocabulary_size
+        text = "the quick brown foxes jumped"
+        (ids,) = own.encode([text])
+        words: list[list[int]] = []
+        for number in ids:
+            if begins[number] or not words:
+                words.append([])
+            words[-1].append(number)
+        assert [own.decode(word).strip() for word in words] == [
+            own.decode(own.encode([w])[0]).strip() for w in text.split()
+        ]

@@ -38,6 +38,8 @@ DEFAULT_NAMES: dict[str, str | None] = {
     "lr_scheduler": "cosine",
     "validation": "retrieval",
 }
+DEFAULT_VALIDATION = {"monolingual": "loss", "nli": "nli"}
+"""Of runs whose only task is of that name: there are no translations to look for."""
 SECTIONS = [*DEFAULT_NAMES, *FIXED_SECTIONS]
 OF_A_PART = ("task", "criterion")
 """Sections of which each of several parts has its own."""
@@ -111,8 +113,16 @@ def _section(key: str, kind: str, values: Mapping[str, Any]) -> Section:
     given = dict(given) if isinstance(given, Mapping) else {}
     if kind in FIXED_SECTIONS:
         return Section(key, kind, None, given)
-    name = given.pop("name", DEFAULT_NAMES[kind])
+    name = given.pop("name", _default_name(kind, values))
     return Section(key, kind, None if name is None else str(name), given)
+
+
+def _default_name(kind: str, values: Mapping[str, Any]) -> str | None:
+    tasks = [run.get("task") for run in (parts_of(values) if "parts" in values else [values])]
+    names = {str(task.get("name")) if isinstance(task, Mapping) else "" for task in tasks}
+    if kind == "validation" and len(names) == 1:
+        return DEFAULT_VALIDATION.get(names.pop(), DEFAULT_NAMES[kind])
+    return DEFAULT_NAMES[kind]
 
 
 def parts_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -70,6 +70,10 @@ class Nli(Criterion):
         result = linear_cross_entropy(hidden, self.output.weight, batch.labels, bias=self.output.bias)
         return Loss({"nli": Term(result.loss)}, {"accuracy": percentage(result.correct)})
 
+    def predict(self, premise: Tensor, hypothesis: Tensor) -> Tensor:
+        """Classes int64 [B], places in ``LABELS``, of pairs of vectors [B, D] as the model gives them."""
+        return self.output(self.hidden(self.features(premise, hypothesis))).argmax(dim=1)
+
     def features(self, premise: Tensor, hypothesis: Tensor) -> Tensor:
         """What the classifier reads, [B, F·D], of vectors [B, D]."""
         if self.config.scale_vectors:

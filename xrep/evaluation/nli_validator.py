@@ -1,39 +1,40 @@
-"""How well sentence vectors tell entailment from contradiction on the dev split, measured while a model trains."""
+"""Natural language inference on the dev split, measured while a model trains."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xrep.criteria.criterion import Criterion
+from xrep.criteria.multitask import Multitask
+from xrep.criteria.nli import Nli, sentence_vectors
 from xrep.errors import UserError
 from xrep.evaluation.retrieval import evaluating
 from xrep.tasks.nli import NliBatch, NliTask
-from xrep.text.nli_readers import LABELS
 
-ENTAILMENT, CONTRADICTION = LABELS.index("entailment"), LABELS.index("contradiction")
 ROUNDING = 1e-6
 """Cosines that differ by less are equal: where all vectors are one, nothing is told."""
-NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 class NliValidator:
-    """Is what a premise entails nearer to it than what contradicts it? Chance is 50%; no classifier is asked.
-
-    Of triplets each is a question, of pairs every entailment of a premise with each of its contradictions.
+    """Of pairs, how many the criterion's classifier puts into their class. Of triplets, which have no classes, how many
+    positives are nearer to their anchor than its hard negative is (chance is 50%).
 
     Args:
-        task: ``nli``, or several of which some are.
+        task: ``nli``, or several of which some are. The best checkpoint is chosen by its pairs if there are any.
+
+    Attributes:
+        metric: ``accuracy`` of the classifier, or ``triplet_accuracy``.
 
     Raises:
-        UserError: none of them has a dev split, or there is no such question in it.
+        UserError: none of the tasks is nli with a dev split.
     """
 
-    metric = "accuracy"
     maximize = True
 
     @dataclass(kw_only=True)
@@ -42,56 +43,62 @@ class NliValidator:
             return []
 
     def __init__(self, config: Config, task: Any) -> None:
-        tasks = getattr(task, "tasks", {"": task}).values()
-        self.tasks = [own for own in tasks if isinstance(own, NliTask)]
-        if not any(_questions(*_records(own)[:2]) for own in self.tasks):
+        tasks = getattr(task, "tasks", {"": task})
+        self.tasks = {part: own for part, own in tasks.items() if isinstance(own, NliTask) and own.has_validation}
+        if not self.tasks:
             cure = "give it a file such as snli_1.0_dev.jsonl, or choose another --validation"
             raise UserError("there is no dev split of task nli to validate on", cure=cure)
+        has_pairs = any(own.config.form == "pairs" for own in self.tasks.values())
+        self.metric = "accuracy" if has_pairs else "triplet_accuracy"
 
-    def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Measure ``model`` as it is now; its training mode is as before afterwards.
+    def __call__(self, model: nn.Module, criterion: Criterion) -> dict[str, float]:
+        """Measure both as they are now; their training modes are as before afterwards.
+
+        Args:
+            criterion: ``nli`` for pairs, or several parts of which those with pairs are ``nli``.
 
         Returns:
-            ``accuracy``: percent, a tie counting as wrong.
+            ``accuracy``: percent, mean over the languages of pairs; ``accuracy-XX``, or ``accuracy-XX-YY`` where
+            premise and hypothesis differ: of each, where there are several. ``triplet_accuracy``: of triplets, a tie
+            counting as wrong.
+
+        Raises:
+            UserError: a criterion of pairs has no classifier.
         """
-        right = total = 0
-        with evaluating(model):
-            for task in self.tasks:
-                groups, labels, scores = _records(task, model)
-                for entailed, contradicted in _questions(groups, labels):
-                    beaten = scores[entailed][:, None] > scores[contradicted] + ROUNDING
-                    right, total = right + int(beaten.sum()), total + beaten.size
-        return {"accuracy": 100 * right / total}
+        languages: dict[str, list[np.ndarray]] = {}
+        triplets: list[np.ndarray] = []
+        with evaluating(model, criterion):
+            for part, task in self.tasks.items():
+                own = criterion.parts[part] if isinstance(criterion, Multitask) else criterion
+                if task.config.form == "triplets":
+                    triplets += [_nearer(model, batch).numpy() for batch in task.validation_batches()]
+                    continue
+                for language, right in _classified(task, model, own):
+                    languages.setdefault(language, []).append(right)
+        means = {name: 100 * float(np.concatenate(found).mean()) for name, found in sorted(languages.items())}
+        measured = {"accuracy": float(np.mean(list(means.values())))} if means else {}
+        if len(means) > 1:
+            measured |= {f"accuracy-{language}": mean for language, mean in means.items()}
+        if triplets:
+            measured["triplet_accuracy"] = 100 * float(np.concatenate(triplets).mean())
+        return measured
 
 
-def _records(task: NliTask, model: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each pair of the dev split: the premise it is of, its class, and the cosine of its vectors (0 without model).
-
-    A triplet is two pairs, of a premise of their own.
-    """
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for batch in task.validation_batches():
-        hypotheses = batch.places.size(1) - 1
-        scores = torch.zeros(len(batch), hypotheses) if model is None else _cosines(model, batch)
-        is_triplet = hypotheses == 2
-        labels = torch.tensor([[ENTAILMENT, CONTRADICTION]]).expand(len(batch), 2) if is_triplet else batch.labels
-        groups = batch.indices if is_triplet else batch.ids[:, 0]
-        found.append((groups.repeat_interleave(hypotheses), labels.flatten(), scores.flatten()))
-    groups, labels, scores = (torch.cat(parts).numpy() for parts in zip(*found, strict=True)) if found else NOTHING
-    return groups, labels, scores
-
-
-def _cosines(model: Any, batch: NliBatch) -> Tensor:
-    """Of the first sentence with each of the others, float32 [B, S - 1]."""
+def _classified(task: NliTask, model: Any, criterion: Criterion) -> Iterator[tuple[str, np.ndarray]]:
+    """Which pairs of the dev split are put into their class, bool arrays by language."""
+    if not isinstance(criterion, Nli):
+        raise UserError("the criterion has no classifier", cure="choose --criterion nli or --validation sts")
     device = next(model.parameters()).device
-    vectors = torch.cat(model.encode_pair(*(side.to(device) for side in batch.sides))).float().cpu()
-    first, *others = (vectors[places] for places in batch.places.unbind(1))
-    return torch.stack([F.cosine_similarity(first, other, dim=1) for other in others], dim=1)
+    for batch in task.validation_batches():
+        classes = criterion.predict(*sentence_vectors(model, batch.to(device), 2)).cpu()
+        right, places = (classes == batch.labels).numpy(), batch.languages.numpy()
+        for pair in np.unique(places, axis=0):
+            names = dict.fromkeys(task.text.languages[place] for place in pair)
+            yield "-".join(names), right[(places == pair).all(axis=1)]
 
 
-def _questions(groups: np.ndarray, labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Rows of the entailments and of the contradictions of each premise that has both."""
-    order = np.argsort(groups, kind="stable")
-    premises = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
-    sides = [(rows[labels[rows] == ENTAILMENT], rows[labels[rows] == CONTRADICTION]) for rows in premises]
-    return [(entailed, contradicted) for entailed, contradicted in sides if len(entailed) and len(contradicted)]
+def _nearer(model: Any, batch: NliBatch) -> Tensor:
+    """Of each triplet whether its positive is nearer to its anchor than its hard negative, bool [B]."""
+    vectors = sentence_vectors(model, batch.to(next(model.parameters()).device), 3)
+    anchor, positive, negative = (vector.float().cpu() for vector in vectors)
+    return F.cosine_similarity(anchor, positive) > F.cosine_similarity(anchor, negative) + ROUNDING

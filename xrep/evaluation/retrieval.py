@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.metrics.retrieval import mean_cosine, retrieval_accuracy
 from xrep.retrieval.neighbours import normalize_rows
@@ -41,7 +42,7 @@ class RetrievalValidator:
         self.config = config
         self.pools = task.validation_pools(config.max_pool_size)
         if not self.pools:
-            raise UserError("no pairs to validate on", cure="give a dev split of at least 2 pairs")
+            raise UserError("the text has no translations to validate on", cure="choose --validation nli or sts")
         for pool in self.pools:
             pairs = sum(len(batch) for batch in pool.batches())
             if pairs < 2:
@@ -50,7 +51,7 @@ class RetrievalValidator:
                     cure="give it more pairs, or leave the language pair out",
                 )
 
-    def __call__(self, model: nn.Module) -> dict[str, float]:
+    def __call__(self, model: nn.Module, criterion: Criterion) -> dict[str, float]:
         """Measure ``model`` as it is now; its training mode is as before afterwards.
 
         Returns:
@@ -68,17 +69,18 @@ class RetrievalValidator:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context in which a model computes as in use; its modes are as before afterwards."""
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Context in which modules compute as in use; their modes are as before afterwards."""
     # Module by module: a frozen part that was in evaluation mode must not come back in training mode.
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
+    training = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
     try:
         with torch.inference_mode():
             yield
     finally:
-        for module, mode in training:
-            module.training = mode
+        for part, mode in training:
+            part.training = mode
 
 
 def _embed(model: Any, pool: Any) -> tuple[np.ndarray, np.ndarray]:

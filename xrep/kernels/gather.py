@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_apart = ContextVar("apart", default=False)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Context in which a process computes for itself what others do not (rank 0 validates, say)."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
 
 def current_group() -> dist.ProcessGroup | None:
-    """The processes that train together; None if this one is alone."""
-    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    """The processes that train together; None if this one is alone, or ``apart`` from them."""
+    together = not _apart.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return dist.group.WORLD if together else None
 
 

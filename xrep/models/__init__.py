@@ -11,5 +11,6 @@ A registered sentence model is an ``nn.Module`` with
 - ``idle_parameters``: whether training on sentence vectors leaves some parameters without gradient;
 - ``tower(language)``: name of the tower that reads a language;
 - ``encode(tower, TokenBatch) -> (sentence, tokens)``, [B, D] and [B, T, H]; ``encode_pair(source, target)``: sentence
-  vectors of both sides.
+  vectors of both sides; ``pooled(tower, TokenBatch)``: [B, H] and [B, T, H], before ``projections[tower]`` and
+  normalisation.
 """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import UserError
-from xrep.models.projection import Projection, ProjectionShape
+from xrep.models.projection import ProjectionShape, make_projection
 from xrep.models.start import Start, find_start
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.nn.pooling import Pooling, pool
@@ -82,9 +82,13 @@ class DualEncoder(nn.Module):
         projection_size: int | None = None
         """Width of a new projection after pooling, in every tower. none: a pretrained encoder keeps its own, if it has
         one, and one of two towers may be projected to the width of the other (projected_side)."""
-        projection: Literal["auto", "linear", "tanh"] = "auto"
-        """What a new projection is: linear, or linear and tanh (with pooling cls SimCSE's '[CLS] with an MLP';
-        xrep-export can leave it out). auto: linear, but without projection_size only if the towers differ in width."""
+        projection: Literal["auto", "linear", "tanh", "spaces"] = "auto"
+        """What a new projection is: linear; linear and tanh (with pooling cls SimCSE's '[CLS] with an MLP'; xrep-export
+        can leave it out); or spaces, the mean of the vectors that CMLM predicts from (see projection_spaces). auto:
+        linear, but without projection_size only if the towers differ in width."""
+        projection_spaces: int = 15
+        """N of the projection spaces: the pooled vector itself and N - 1 perceptrons of it, which the criterion cmlm
+        trains."""
         projected_side: Literal["auto", "source", "target"] = "auto"
         """The tower that is projected to the width of the other one, without projection_size. auto: the one that is not
         pretrained where the other is, else the target tower."""
@@ -92,7 +96,8 @@ class DualEncoder(nn.Module):
         """L2-normalise sentence vectors, so that dot product is cosine."""
 
         def problems(self) -> list[str]:
-            sizes = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions", "projection_size")
+            sizes = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions")
+            sizes = (*sizes, "projection_size", "projection_spaces")
             given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
             found = [f"{name} must be at least 1, not {value}" for name, value in given.items() if value < 1]
             if not found and self.hidden_size % self.heads:
@@ -111,6 +116,8 @@ class DualEncoder(nn.Module):
                     found.append(f"{name} needs towers: separate")
             if self.projected_side != "auto" and self.projection_size is not None:
                 found.append("projected_side is for one tower, projection_size for both; give one of them")
+            if self.projection == "spaces" and (self.projection_size is not None or self.projected_side != "auto"):
+                found.append("projection spaces are in all towers, as wide as they: no projection_size, projected_side")
             return found
 
         def pretrained(self) -> dict[str, str]:
@@ -147,7 +154,7 @@ class DualEncoder(nn.Module):
         rates = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
         self.encoders = nn.ModuleDict({name: TransformerEncoder(shape, **rates) for name, shape in shapes.items()})
         projections = {name: ProjectionShape(**values) for name, values in architecture["projections"].items()}
-        self.projections = nn.ModuleDict({name: Projection(shape) for name, shape in projections.items()})
+        self.projections = nn.ModuleDict({name: make_projection(shape) for name, shape in projections.items()})
         self._architecture = architecture
         brought = [n for n, start in pretrained.items() if start.projection and config.projection_size is None]
         self.new_projections = [name for name in projections if fresh and name not in brought]
@@ -202,13 +209,17 @@ class DualEncoder(nn.Module):
 
     def encode(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Sentence vectors [B, D] (of length 1 if ``normalize``) and token vectors [B, T, H] of the pooled layer."""
-        tokens = self.encoders[tower](batch, self.config.pooled_layer)
-        sentence = pool(tokens, batch.mask, self.pooling[tower])
+        sentence, tokens = self.pooled(tower, batch)
         if tower in self.projections:
             sentence = self.projections[tower](sentence)
         if self.config.normalize:
             sentence = F.normalize(sentence, dim=-1)
         return sentence, tokens
+
+    def pooled(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """What a projection and normalisation make the sentence vectors from, [B, H]; and token vectors [B, T, H]."""
+        tokens = self.encoders[tower](batch, self.config.pooled_layer)
+        return pool(tokens, batch.mask, self.pooling[tower]), tokens
 
     def encode_pair(self, source: TokenBatch, target: TokenBatch) -> tuple[Tensor, Tensor]:
         """Sentence vectors of both sides of pairs, [B, D] each; a shared tower reads both in one pass."""
@@ -254,6 +265,12 @@ def _projections(
         for name, source in pretrained.items()
         if source.projection is not None
     }
+    if config.projection == "spaces":
+        if found:
+            problem = f"{', '.join(found)}: the pretrained encoder brings a projection"
+            raise UserError(problem, cure="leave out --projection spaces, or take its transformer alone")
+        n = config.projection_spaces
+        return {name: ProjectionShape(input_size=w, output_size=w, spaces=n) for name, w in widths.items()}
     outputs = {name: found[name].output_size if name in found else width for name, width in widths.items()}
     if config.projection == "auto" and len(set(outputs.values())) == 1:
         return found

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xrep.nn.layers import Linear
 from xrep.nn.pretrained import DenseSpec
+from xrep.nn.projection_spaces import ProjectionSpaces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class ProjectionShape:
     output_size: int
     bias: bool = True
     activation: Literal["none", "tanh"] = "none"
+    spaces: int | None = None
+    """None: a linear layer. N: the mean of N projection spaces, as wide as the input."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,3 +52,25 @@ class Projection(Linear):
             self.weight.copy_(dense.weight)
             if dense.bias is not None:
                 self.bias.copy_(dense.bias)
+
+
+class MeanOfSpaces(nn.Module):
+    """The mean of the pooled vector and its projections: ``proj`` in table 7 of CMLM.
+
+    Attributes:
+        spaces: gives the vectors whose mean it is, [B, H] -> [B, N, H].
+    """
+
+    def __init__(self, shape: ProjectionShape) -> None:
+        super().__init__()
+        assert shape.spaces is not None
+        self.shape = shape
+        self.spaces = ProjectionSpaces(shape.input_size, shape.spaces)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """[B, H] -> [B, H]."""
+        return self.spaces(pooled).mean(dim=1)
+
+
+def make_projection(shape: ProjectionShape) -> Projection | MeanOfSpaces:
+    return Projection(shape) if shape.spaces is None else MeanOfSpaces(shape)

@@ -72,6 +72,9 @@ def _tower(path: Path, tower: str | None) -> Start:
         raise UserError(f"its vectors are of layer {pooled}, not of the last", path=path, cure="start from another run")
     tensors = checkpoint.tensors()
     projection = architecture["projections"].get(tower)
+    if projection and projection["spaces"] is not None:
+        problem = "its vectors are means of projection spaces, which are not carried over"
+        raise UserError(problem, path=path, cure="start from it as a whole, by --init")
     dense = projection and DenseSpec(
         weight=tensors[f"projections.{tower}.weight"],
         bias=tensors.get(f"projections.{tower}.bias"),

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -77,13 +78,26 @@ class TransformerEncoder(nn.Module):
         self.activation_checkpointing = False
         self.apply(lambda module: _initialise(module, initializer_range))
 
-    def forward(self, batch: TokenBatch, hidden_layer: int | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: TokenBatch,
+        hidden_layer: int | None = None,
+        *,
+        positions: Tensor | None = None,
+        added: Tensor | None = None,
+        prefix: Tensor | None = None,
+    ) -> Tensor:
         """Hidden states of a layer, [B, T, H]; zeros at padding.
 
         Args:
             hidden_layer: k in [0, layers]: the output of layer k, of the embeddings for 0 (a post-norm encoder
                 normalises them; a pre-norm one normalises the output of its last layer alone). None: the last layer.
                 The layers above are not computed.
+            positions: int64 [B, T] or [T], of the tokens; None: 0, 1, ... in each row.
+            added: [B, T, H], added to the embeddings of the tokens before they are normalised (XLM's languages).
+            prefix: [B, N, H], put in front of the embedded tokens of each row just as they are (``embed_vectors`` makes
+                them like those). Tokens attend to them and they to tokens; their own states are not returned. They take
+                no positions from the tokens, which begin at 0 unless ``positions`` say otherwise.
 
         Raises:
             ValueError: there is no such layer.
@@ -93,14 +107,22 @@ class TransformerEncoder(nn.Module):
         if not 0 <= count <= last:
             raise ValueError(f"hidden_layer must lie in [0, {last}], not {hidden_layer}")
         layout = _layout(batch)
-        positions = torch.arange(batch.tokens.size(1), device=batch.tokens.device).expand_as(batch.tokens)
-        tokens = batch.tokens
+        if positions is None:
+            positions = torch.arange(batch.tokens.size(1), device=batch.tokens.device)
+        positions, tokens = positions.expand_as(batch.tokens), batch.tokens
         if layout is not None:
             tokens, positions = layout.pack(tokens), layout.pack(positions)
-        x = self.embed(tokens, positions)
+        vectors = self.token_embedding(tokens)
+        if added is not None:
+            vectors = vectors + (added if layout is None else layout.pack(added))
+        x, whole = self.embed_vectors(vectors, positions), layout
+        if prefix is not None:
+            x, whole = _behind(prefix, x, batch, layout)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         for layer in islice(self.layers, count):
-            x = checkpoint(layer, x, layout, use_reentrant=False) if again else layer(x, layout)
+            x = checkpoint(layer, x, whole, use_reentrant=False) if again else layer(x, whole)
+        if prefix is not None:
+            x = x[prefix.size(0) * prefix.size(1) :] if isinstance(layout, Packing) else x[:, prefix.size(1) :]
         x = self.norm(x) if self.norm_first and count == last else x
         if isinstance(layout, Masking):
             return x.masked_fill(~batch.mask.unsqueeze(-1), 0.0)
@@ -108,7 +130,11 @@ class TransformerEncoder(nn.Module):
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Input of the first layer for token ids of any shape at ``positions`` (from 0; None: nowhere)."""
-        x = self.token_embedding(tokens)
+        return self.embed_vectors(self.token_embedding(tokens), positions)
+
+    def embed_vectors(self, vectors: Tensor, positions: Tensor | None) -> Tensor:
+        """Input of the first layer for vectors [..., H] in the place of token embeddings."""
+        x = vectors
         if self.type_embedding is not None:
             x = x + self.type_embedding.weight[0]
         if positions is not None:
@@ -128,6 +154,23 @@ def _layout(batch: TokenBatch) -> Layout:
         return None
     packed = batch.real_tokens < PACKED_BELOW * batch.tokens.numel()
     return Packing.of(batch) if packed else Masking(batch.mask)
+
+
+def _behind(prefix: Tensor, x: Tensor, batch: TokenBatch, layout: Layout) -> tuple[Tensor, Layout]:
+    """Embedded tokens, as they lie in ``layout``, behind vectors [B, N, H]; and how both together lie."""
+    rows, count, _ = prefix.shape
+    if layout is None:
+        return torch.cat([prefix, x], dim=1), None
+    mask = F.pad(batch.mask, (count, 0), value=True)
+    if isinstance(layout, Masking):
+        return torch.cat([prefix, x], dim=1), Masking(mask)
+    # All that stands in front first, then all tokens: attention puts each where it belongs.
+    places = torch.arange(count, device=mask.device)
+    front = torch.arange(rows, device=mask.device).unsqueeze(1) * mask.size(1) + places
+    behind = layout.rows + (layout.rows // layout.length + 1) * count
+    whole = Packing(torch.cat([front.flatten(), behind]), mask)
+    x = torch.cat([prefix.flatten(0, 1), x[: len(behind)]])
+    return torch.cat([x, x[:1].expand(len(whole.packed_rows) - len(x), -1)]), whole
 
 
 def _initialise(module: nn.Module, initializer_range: float) -> None:

@@ -22,7 +22,7 @@ from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.tasks.bitext import Pool
-from xrep.text.sides import same_tokenizers
+from xrep.text.sides import SIDES, same_tokenizers
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: the step of the sequence that draws parts."""
@@ -92,7 +92,8 @@ class MixtureTask:
         self.tokenizers = self.tasks[first].tokenizers
         self.text = _joined([task.text for task in self.tasks.values()])
         for task in self.tasks.values():  # places of languages are those that models and criteria know
-            task.text = replace(self.text, max_length=task.text.max_length)
+            joined = {f"{side}_languages": getattr(self.text, f"{side}_languages") for side in SIDES}
+            task.text = replace(task.text, **joined)
         by_proportion = config.mixing == "proportion"
         shares = {p.name: Fraction(p.proportion if by_proportion else 1).limit_denominator(10**6) for p in config.parts}
         rates = {part.name: shares[part.name] * part.config.batch_size for part in config.parts}

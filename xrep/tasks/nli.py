@@ -208,6 +208,11 @@ class NliTask:
         """None: there are no translations to look for."""
         return []
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a dev split."""
+        return "valid" in self._data.splits
+
     def validation_batches(self) -> Iterator[NliBatch]:
         """The examples of the dev split by length; none if there is no such split."""
         split = self._data.splits.get("valid")

@@ -10,7 +10,7 @@ Understood, by the names of files and what is in them (each also with ``.gz`` or
 - parallel files ``s1.train``, ``s2.train`` and ``labels.train``;
 - SimCSE's triplets (Gao et al., 2021): ``nli_for_simcse.csv`` of sent0, sent1, hard_neg.
 
-A file is training text unless its name says dev or test; test files are left alone.
+A file is training text unless its name says dev or test; test files are for evaluation alone.
 """
 
 from __future__ import annotations
@@ -75,26 +75,40 @@ def discover_nli(path: str | Path, language: str) -> dict[str, list[NliFile]]:
     Raises:
         UserError: nothing there, no training text, a parallel file missing.
     """
-    path, language = Path(path), canonical(language)
+    splits = _discover(Path(path), canonical(language), ("train", "valid"))
+    if not splits["train"]:
+        raise UserError("no training text for natural language inference", path=path, cure=f"name {_WHAT}")
+    return {split: files for split, files in splits.items() if files}
+
+
+def discover_nli_test(path: str | Path, split: str, language: str) -> list[NliFile]:
+    """The files of the split ``test`` or ``dev``, found as ``discover_nli`` finds those of the others.
+
+    Raises:
+        UserError: nothing there, no such file, a parallel file missing.
+    """
+    found = _discover(Path(path), canonical(language), (_SPLITS[split],))[_SPLITS[split]]
+    if not found:
+        cure = "name XNLI, SNLI, MNLI or CNSD as downloaded, or another --split"
+        raise UserError(f"no {split} split for natural language inference", path=path, cure=cure)
+    return found
+
+
+def _discover(path: Path, language: str, splits: tuple[str, ...]) -> dict[str, list[NliFile]]:
     if not path.exists():
         raise UserError("no such file or folder", path=path, cure="check the name")
     if path.is_file():
-        found = _files_of([path], language)
+        found = _files_of([path], language, splits)
     else:
-        found = _files_of(sorted(path.iterdir()), language)
+        found = _files_of(sorted(path.iterdir()), language, splits)
         folders = [] if found else [p for p in sorted(path.iterdir()) if p.is_dir() and p.name[0] not in "._"]
         for folder in folders:
-            found += _files_of(sorted(folder.iterdir()), language)
-    splits: dict[str, list[NliFile]] = {}
-    for split, file in found:
-        splits.setdefault(split, []).append(file)
-    if "train" not in splits:
-        raise UserError("no training text for natural language inference", path=path, cure=f"name {_WHAT}")
-    return {split: splits[split] for split in ("train", "valid") if split in splits}
+            found += _files_of(sorted(folder.iterdir()), language, splits)
+    return {split: [file for own, file in found if own == split] for split in splits}
 
 
-def _files_of(candidates: list[Path], language: str) -> list[tuple[str, NliFile]]:
-    """Split and file of all that are understood among files of one folder."""
+def _files_of(candidates: list[Path], language: str, splits: tuple[str, ...]) -> list[tuple[str, NliFile]]:
+    """Split and file of all of these splits that are understood among files of one folder."""
     named = {_plain_name(path): path for path in candidates if path.is_file() and not path.name.startswith(".")}
     found = []
     for name, path in named.items():
@@ -118,7 +132,7 @@ def _files_of(candidates: list[Path], language: str) -> list[tuple[str, NliFile]
         ):
             kind = "jsonl" if suffix == "jsonl" else "table"
             found.append((split, NliFile(kind, (path,), *_language_of(stem, language))))
-    return [(split, file) for split, file in found if split != "test"]
+    return [(split, file) for split, file in found if split in splits]
 
 
 def _plain_name(path: Path) -> str:

@@ -26,11 +26,13 @@ from xrep.text.special_tokens import (
 )
 from xrep.text.tokenizer import (
     CONFIG_FILE,
+    SPACE,
     SentencePieceTokenizer,
     Tokenizer,
     open_sentencepiece,
     read_model,
     save_files,
+    word_starts,
 )
 from xrep.text.tokenizer_json import (
     AGAIN,
@@ -47,6 +49,8 @@ from xrep.text.tokenizer_json import (
 JSON_FILE = "tokenizer.json"
 XLM_ROBERTA_FILE = "sentencepiece.bpe.model"
 SENTENCE_FILE = "sentence_bert_config.json"
+BYTE_LEVEL_SPACE = "\u0120"
+"""What byte-level BPE writes for a space."""
 # Whose files these are, by the class of transformers that reads them.
 _WORDPIECE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 _BYTE_LEVEL = ("RobertaTokenizer",)
@@ -118,6 +122,13 @@ class HuggingFaceTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids if int(i) not in self._silent], skip_special_tokens=True)
 
+    def begins_word(self) -> list[bool]:
+        model = json.loads(self.text)["model"]
+        pieces = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary_size)]
+        if model["type"] == "WordPiece":
+            return [not piece.startswith(model["continuing_subword_prefix"]) for piece in pieces]
+        return [piece.startswith((SPACE, BYTE_LEVEL_SPACE)) for piece in pieces]
+
     def save(self, directory: str | Path) -> None:
         special_ids = {name: getattr(self, f"{name}_id") for name in ROLES}
         files = {JSON_FILE: self.text.encode("utf-8")}
@@ -168,6 +179,9 @@ class XLMRobertaTokenizer(Tokenizer):
         silent = {self.bos_id, self.pad_id, self.eos_id, self.mask_id}
         kept = (int(i) for i in ids if int(i) not in silent)
         return self._processor.decode([0 if i == self.unk_id else i - 1 for i in kept])
+
+    def begins_word(self) -> list[bool]:
+        return [False, *word_starts(self._processor), False]
 
     def save(self, directory: str | Path) -> None:
         save_files(self, directory, {XLM_ROBERTA_FILE: self.model})

@@ -274,8 +274,8 @@ def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
             continue
         languages = _pair_of(parts[:-1])
         if parts[-1] == "tsv" and languages:
-            splits[_split_of(parts)].append(_english_last(Bitext(languages, (str(file),), (0, 1))))
-        elif parts[0] in _SPLITS and len(parts) == (3 if languages else 2) and _is_language(parts[-1]):
+            splits[split_of(parts)].append(_english_last(Bitext(languages, (str(file),), (0, 1))))
+        elif parts[0] in _SPLITS and len(parts) == (3 if languages else 2) and is_language(parts[-1]):
             _add_side(sides.setdefault((_SPLITS[parts[0]], languages), {}), canonical(parts[-1]), file)
     for (split, languages), files in sides.items():
         splits[split] += _pair_sides(directory, split, languages, files)
@@ -293,11 +293,12 @@ def _pair_of(parts: list[str]) -> tuple[str, str] | None:
     return None
 
 
-def _is_language(code: str) -> bool:
+def is_language(code: str) -> bool:
+    """Whether a part of a file name is a language code."""
     return re.fullmatch(_CODE, code) is not None and code.lower() not in _NO_LANGUAGE
 
 
-def _split_of(parts: list[str]) -> str:
+def split_of(parts: list[str]) -> str:
     """The split a file name speaks of: ``news_test2016.de-en.tsv`` is no training text."""
     words = re.findall(r"[a-z]+", " ".join(parts).lower())
     return next((_SPLITS[word] for word in words if word in _SPLITS), "train")

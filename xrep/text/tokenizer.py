@@ -26,6 +26,8 @@ from xrep.files import write_aside
 CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "sentencepiece.model"
 MASK_PIECE = "<mask>"
+SPACE = "\u2581"
+"""SentencePiece's sign for a space, which begins a word."""
 
 
 class Tokenizer(ABC):
@@ -77,6 +79,11 @@ class Tokenizer(ABC):
         """Text of one list of ids; special ids give no text."""
 
     @abstractmethod
+    def begins_word(self) -> list[bool]:
+        """Of every id whether its piece begins a word, as far as the tokenizer knows words: those of a language without
+        spaces are no words to SentencePiece."""
+
+    @abstractmethod
     def save(self, directory: str | Path) -> None:
         """Write the files of this tokenizer into ``directory`` (made if missing)."""
 
@@ -124,6 +131,9 @@ class SentencePieceTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
+
+    def begins_word(self) -> list[bool]:
+        return word_starts(self._processor)
 
     def save(self, directory: str | Path) -> None:
         save_files(self, directory, {SENTENCEPIECE_FILE: self.model})
@@ -242,6 +252,11 @@ def open_sentencepiece(model: bytes, origin: Path | str) -> sentencepiece.Senten
     if size == 0:
         raise UserError("an empty SentencePiece model", path=origin, cure=cure)
     return processor
+
+
+def word_starts(processor: sentencepiece.SentencePieceProcessor) -> list[bool]:
+    """Of every piece of a SentencePiece model whether it begins with the sign for a space."""
+    return [processor.id_to_piece(i).startswith(SPACE) for i in range(processor.get_piece_size())]
 
 
 def save_files(tokenizer: Tokenizer, directory: str | Path, files: Mapping[str, bytes], **more: Any) -> None:

@@ -53,7 +53,7 @@ class Trainer:
         task: see ``xrep.tasks``: ``plan``, ``make``, ``examples``, ``text``, ``save_tokenizers``, ``describe``.
         checkpoints: of the run's directory; rank 0 alone writes.
         progress: tells on rank 0, and nothing elsewhere.
-        validate: ``validate(model) -> metrics``, with the attributes ``metric`` and ``maximize``; None: no validation.
+        validate: ``validate(model, criterion) -> metrics``, with ``metric`` and ``maximize``; None: no validation.
         world: the processes of the run.
     """
 
@@ -120,7 +120,7 @@ class Trainer:
         criterion: Criterion,
         checkpoints: Checkpoints,
         progress: Progress | Quiet,
-        validate: Callable[[nn.Module], dict[str, float]] | None,
+        validate: Callable[[nn.Module, Criterion], dict[str, float]] | None,
         world: World,
     ) -> None:
         self.config: Trainer.Config = run.configs["trainer"]
@@ -346,7 +346,7 @@ class Trainer:
     def _measured(self) -> dict[str, float]:
         assert self.validate is not None
         with self.engine.autocast():
-            metrics = self.validate(self.module.model)
+            metrics = self.validate(self.module.model, self.module.criterion)
         self.engine.train_mode()
         return metrics
 

@@ -1,0 +1,123 @@
+"""Runs of xrep-train on monolingual text: mlm on two ranks and on one, beside tlm, and QuickThought."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.corpus import sentence_pairs
+from tests.runs import SMALL_MODEL, contents, environment, options
+from xrep.models.directory import CRITERION, MODEL, open_checkpoint
+from xrep.sentence_encoder import SentenceEncoder
+from xrep_cli.train import main
+
+STEADY = {"task": "monolingual", "criterion": "mlm", "lr_scheduler": "constant", "save_every": 4, "log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents whose sentences share a subject and a verb."""
+    folder = tmp_path_factory.mktemp("text")
+    for language, side in (("de", 0), ("en", 1)):
+        some = sorted(sentence_pairs(700), key=lambda pair: pair[side])
+        lines = [f"{pair[side]}\n" + "\n" * (n % 10 == 9) for n, pair in enumerate(some)]
+        (folder / f"valid.{language}").write_text("".join(lines[:60]), encoding="utf-8")
+        (folder / f"train.{language}").write_text("".join(lines[60:]), encoding="utf-8")
+    return folder
+
+
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_mlm_goes_on_exactly(raw: Path, tmp_path: Path) -> None:
+    given = {**STEADY, "vocab_size": 120}
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert main([str(raw), *options(**given, save_dir=whole, max_steps=8)]) == 0
+    for steps in (4, 8):
+        assert main([str(raw), *options(**given, save_dir=halves, max_steps=steps)]) == 0
+    for file in (MODEL, CRITERION):
+        one, other = (open_checkpoint(run / "last").tensors(file) for run in (whole, halves))
+        assert all(torch.equal(one[name], other[name]) for name in one) and set(one) == set(other)
+    assert {"language.heads.shared.dense.weight", "language.heads.shared.bias"} < set(one)
+    (valid,) = records(whole, "valid")
+    assert {"loss", "accuracy", "perplexity"} <= set(valid) and 0 < valid["loss"] < 6
+    assert SentenceEncoder.load(whole / "best").encode(["the old man"]).shape == (1, 32)
+    assert "tokenizer" in {name.split("/")[0] for name in contents(whole / "best")}
+
+
+def test_two_ranks_and_then_one(raw: Path, data_directory: Path, tmp_path: Path) -> None:
+    """Whole words, and neighbours against all others of both ranks; rank 0 validates by itself."""
+    recipe = tmp_path / "parts.yaml"
+    of_text = f"name: monolingual, data: {raw}, tokenizer: {data_directory}, max_length: 32, batch_size: 15"
+    recipe.write_text(f"""
+parts:
+  - name: mlm
+    task: {{{of_text}}}
+    criterion: {{name: mlm, whole_word: true}}
+  - name: quick_thought
+    task: {{{of_text}, units: adjacent}}
+    criterion: translation_ranking
+mixing: weight
+lr_scheduler: constant
+""")
+    small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL_MODEL.items()]
+    line = ["-m", "xrep_cli.train", "--config", str(recipe), *small, "--log-every=1", "--no-tensorboard"]
+    line += ["--device=cpu", f"--save-dir={tmp_path / 'run'}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    together = [*launcher, *line, "--max-steps=4", "--validate-every=2"]
+    done = subprocess.run(together, env=environment(threads=1), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks" in done.stderr
+    assert main([*line[2:], "--max-steps=6"]) == 0
+    train, valid = (records(tmp_path / "run", kind) for kind in ("train", "valid"))
+    assert [record["step"] for record in train] == [1, 2, 3, 4, 5, 6] and len(valid) == 3
+    assert all(3 < record["loss_mlm/mlm"] < 6 and record["mlm/perplexity"] > 1 for record in train)
+    for record in valid:
+        assert record["loss"] == pytest.approx((record["mlm/loss"] + record["quick_thought/loss"]) / 2)
+
+
+def test_mlm_beside_tlm(raw: Path, data_directory: Path, tmp_path: Path) -> None:
+    """As XLM is trained: text of each language, and translations."""
+    recipe = tmp_path / "xlm.yaml"
+    recipe.write_text(f"""
+parts:
+  - name: mlm
+    task: {{name: monolingual, data: {raw}, tokenizer: {data_directory}, batch_size: 20, max_length: 32}}
+    criterion: mlm
+  - name: tlm
+    task: {{name: bitext, data: {data_directory}, batch_size: 10, max_length: 32}}
+    criterion: {{name: tlm, mask_rate: 0.15, position_reset: true, language_embeddings: true}}
+mixing: weight
+""")
+    small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL_MODEL.items()]
+    given = ["--max-steps=3", "--log-every=1", "--no-tensorboard", "--device=cpu", f"--save-dir={tmp_path / 'run'}"]
+    assert main(["--config", str(recipe), *small, *given]) == 0
+    for record in records(tmp_path / "run", "train"):
+        assert record["loss"] == pytest.approx(record["loss_mlm/mlm"] + record["loss_tlm/tlm"], rel=1e-4)
+    tensors = open_checkpoint(tmp_path / "run" / "last").tensors(CRITERION)
+    assert list(tensors["parts.tlm.language_embedding.weight"].shape) == [3, 32]
+
+
+def test_quick_thought(raw: Path, tmp_path: Path) -> None:
+    """CMLM's baseline (Logeswaran and Lee 2018): which sentence of the batch is the neighbour?"""
+    given = {"task": "monolingual", "units": "adjacent", "vocab_size": 120, "criterion": "translation_ranking"}
+    given |= {"temperature": 0.05, "directions": "both", "lr": 1e-2, "max_steps": 60}
+    assert main([str(raw), *options(**given, save_dir=tmp_path / "run")]) == 0
+    train = records(tmp_path / "run", "train")
+    assert train[-1]["accuracy"] > 3 * 100 / 30 and train[-1]["loss"] < 0.8 * train[0]["loss"]
+    (valid,) = records(tmp_path / "run", "valid")
+    assert set(valid) >= {"loss", "accuracy"}
+
+
+def test_tlm_needs_pairs(raw: Path, tmp_path: Path, capfd) -> None:
+    given = {**STEADY, "criterion": "tlm", "vocab_size": 120, "save_dir": tmp_path / "run"}
+    assert main([str(raw), *options(**given)]) == 2
+    assert "tlm reads pairs, this task gives single sentences; choose --task bitext" in capfd.readouterr().err

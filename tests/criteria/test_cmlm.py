@@ -1,0 +1,239 @@
+"""cmlm on real sentences against the paper's words in float64; what of s1 reaches s2; batches, ranks and resuming."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.corpus import sentence_pairs
+from tests.criteria.cmlm_reference import reference
+from tests.criteria.test_batches import NoWaiting
+from tests.runs import compose_run, contents
+from xrep.criteria.cmlm import CMLM
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.masking import Masked, mask_counts, mask_tokens
+from xrep.errors import UserError
+from xrep.models.directory import open_checkpoint
+from xrep.models.dual_encoder import DualEncoder
+from xrep.training.run import train
+
+SMALL = {"hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 60}
+OF_MODEL = ("norm", "pooled_layer", "dropout", "pooling", "projection", "projection_spaces", "projection_size",
+            "normalize", "max_positions", "towers")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def batch(make_batch) -> PairBatch:
+    """Nine ragged neighbours: English sentences, each beside another."""
+    sentences = [english * (1 + number % 2) for number, (_, english) in enumerate(sentence_pairs(10))]
+    return make_batch(list(zip(sentences, sentences[1:], strict=False)))
+
+
+def make(text: TextSpec, **options: Any) -> tuple[DualEncoder, CMLM]:
+    """A model and its criterion, with weights that are all different."""
+    torch.manual_seed(0)
+    of_model = {name: options.pop(name) for name in OF_MODEL if name in options}
+    rates = {"dropout": 0.0, "attention_dropout": 0.0}
+    config = DualEncoder.Config(**{"towers": "shared", "layers": 2, **SMALL, **rates, **of_model})
+    model = DualEncoder(config, text).double()
+    cmlm = CMLM(CMLM.Config(**{"projections": 3, **options}), model, text).double()
+    with torch.no_grad():
+        for parameter in nn.ModuleList([model, cmlm]).parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model, cmlm
+
+
+def loss_of(cmlm: CMLM, model: nn.Module, batch: PairBatch, seed: int = 5) -> Tensor:
+    """The summed loss after this seed, by which alone tokens are masked."""
+    torch.manual_seed(seed)
+    return cmlm(model, batch).terms["cmlm"].sum
+
+
+CASES = {
+    "as published": {},
+    "one vector": {"projections": 1},
+    "vectors at positions": {"vector_embedding": "positioned"},
+    "vectors as they are": {"vector_embedding": "raw", "projections": 2},
+    "pre-norm": {"norm": "pre", "projections": 5},
+    "pre-norm, as they are": {"norm": "pre", "vector_embedding": "raw"},
+    "skip": {"skip": True},
+    "proj": {"projection": "spaces", "projection_spaces": 3},
+    "proj and skip, at positions": {
+        "projection": "spaces", "projection_spaces": 4, "projections": 4, "skip": True, "vector_embedding": "positioned"
+    },
+    "cls": {"pooling": "cls", "mask_rate": 0.5},
+    "max, of the first layer": {"pooling": "max", "pooled_layer": 1},
+    "a linear projection": {"projection_size": 16, "projections": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradient(text: TextSpec, batch: PairBatch, name: str) -> None:
+    model, cmlm = make(text, **CASES[name])
+    exact, exact_cmlm = copy.deepcopy(model), copy.deepcopy(cmlm)
+    torch.manual_seed(5)
+    masked = mask_tokens(batch.target, text.vocabulary("shared"), cmlm.config.mask_rate)
+    expected = reference(exact, exact_cmlm, batch.source, masked)
+    expected.backward()
+    torch.manual_seed(5)
+    loss = cmlm(model, batch)
+    (term,) = loss.terms.values()
+    torch.testing.assert_close(term.sum, expected, rtol=1e-12, atol=0)
+    term.sum.backward()
+    assert cmlm.sizes(batch) == {"cmlm": len(masked.labels)} and loss.rows["accuracy"] == len(masked.labels)
+    named = [*nn.ModuleDict({"model": model, "cmlm": cmlm}).named_parameters()]
+    theirs = [*exact.parameters(), *exact_cmlm.parameters()]
+    for (parameter, mine), other in zip(named, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-9, atol=1e-12, msg=parameter)
+    for spaces in (module for module in (cmlm.spaces, *model.projections.values()) if module is not None):
+        assert all(parameter.grad.any() for parameter in spaces.parameters())
+
+
+@pytest.mark.parametrize("name", ["as published", "skip", "proj", "vectors at positions", "vectors as they are"])
+def test_s2_knows_of_s1_by_the_vectors_alone(text: TextSpec, batch: PairBatch, make_batch, name: str) -> None:
+    model, cmlm = make(text, **CASES[name])
+    others = make_batch([(f"{german} {german}", english) for german, english in sentence_pairs(29)[20:]]).source
+    replaced = dataclasses.replace(batch, source=others)
+    plain, vectors = loss_of(cmlm, model, batch), cmlm.vectors(model, batch.source).detach()
+    assert not torch.isclose(loss_of(cmlm, model, replaced), plain, rtol=1e-8)
+    cmlm.vectors = lambda model, sentences: vectors
+    assert torch.equal(loss_of(cmlm, model, replaced), plain)
+    for space in range(vectors.size(1)):
+        changed = vectors.clone()
+        changed[:, space] += torch.randn_like(changed[:, space])
+        cmlm.vectors = lambda model, sentences, changed=changed: changed
+        assert not torch.isclose(loss_of(cmlm, model, batch), plain, rtol=1e-8), f"nothing reads vector {space}"
+    cmlm.vectors = lambda model, sentences: vectors.flip(0)
+    assert not torch.isclose(loss_of(cmlm, model, batch), plain, rtol=1e-8), "pairs are mixed up"
+
+
+def test_each_vector_is_of_its_own_s1(text: TextSpec, batch: PairBatch) -> None:
+    """Losses of the pairs add up, whatever stands beside them."""
+    model, cmlm = make(text)
+    whole = cmlm.vectors(model, batch.source)
+    parts = [cmlm.vectors(model, batch.rows(*bounds).source) for bounds in ((0, 4), (4, 4), (4, 5), (5, 9))]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-12, atol=1e-12)
+    assert sum(cmlm.sizes(batch.rows(row, row + 1))["cmlm"] for row in range(9)) == cmlm.sizes(batch)["cmlm"]
+
+
+def test_one_projection_is_the_sentence_vector(text: TextSpec, batch: PairBatch) -> None:
+    model, cmlm = make(text, projections=1, normalize=False)
+    assert not [*cmlm.spaces.parameters()]
+    torch.testing.assert_close(cmlm.vectors(model, batch.source)[:, 0], model.encode("shared", batch.source)[0])
+    model, cmlm = make(text, projections=4, normalize=True)
+    vectors = cmlm.vectors(model, batch.source)
+    assert vectors.shape == (9, 4, 16) and not torch.allclose(vectors[:, 0].norm(dim=1), torch.ones(9).double())
+    assert torch.pdist(vectors[0]).min() > 1e-3, "two spaces are one"
+
+
+def test_special_tokens_are_never_masked(text: TextSpec, batch: PairBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cmlm = make(text, mask_rate=1.0)
+    vocabulary, found = text.vocabulary("shared"), list[Masked]()
+
+    plain = cmlm.mask
+    monkeypatch.setattr(cmlm, "mask", lambda batch: found.append(plain(batch)) or found[-1])
+    for seed in range(20):
+        loss_of(cmlm, model, batch, seed)
+    special = torch.tensor([vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id])
+    for masked in found:
+        assert not torch.isin(masked.labels, special).any() and len(masked.labels) == cmlm.sizes(batch)["cmlm"]
+        kept = torch.isin(batch.target.tokens, special)
+        assert torch.equal(masked.batch.tokens[kept], batch.target.tokens[kept]) and kept.any()
+    shown = torch.stack([masked.batch.tokens for masked in found])
+    assert (shown != batch.target.tokens).any(dim=0)[~kept].all(), "not all others are masked"
+
+
+def test_how_many_tokens_are_masked(text: TextSpec) -> None:
+    """Of 256 tokens 80, as in the paper."""
+    vocabulary = text.vocabulary("shared")
+    tokens = torch.full((1, 256), vocabulary.mask_id + 1)
+    counts = mask_counts(TokenBatch(tokens, torch.tensor([256])), vocabulary, CMLM.Config().mask_rate)
+    assert counts.tolist() == [80]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "bf16 autocast"])
+@pytest.mark.parametrize("name", ["as published", "skip", "proj", "vectors at positions", "vectors as they are"])
+def test_a_batch_of_no_rows_is_worth_nothing(text: TextSpec, batch: PairBatch, name: str, kind: str) -> None:
+    model, cmlm = make(text, **CASES[name], dropout=0.1)
+    both = nn.ModuleList([model, cmlm]).train()
+    both.double() if kind == "float64" else both.float()
+    for part in (batch, batch.rows(3, 3), batch.rows(0, 1)):
+        both.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in kind):
+            loss = cmlm(model, part)
+        (term,) = loss.terms.values()
+        term.sum.backward()
+        assert term.sum.isfinite() and all(metric.isfinite() for metric in loss.metrics.values())
+        for parameter in both.parameters():  # every rank has gradients of all, which the engine waits for
+            assert parameter.grad is not None and parameter.grad.isfinite().all()
+            assert len(part) or not parameter.grad.any()
+        assert (len(part) > 0) is bool(term.sum.detach() > 0) is (cmlm.sizes(part)["cmlm"] > 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_does_not_wait_for_the_device(text: TextSpec, batch: PairBatch, name: str) -> None:
+    model, cmlm = make(text, **CASES[name])
+    moved = batch.to("cpu")
+    masked = cmlm.mask(moved)  # of what has no gradient, before all else
+    cmlm.mask = lambda batch: masked
+    with NoWaiting():
+        cmlm(model, moved).terms["cmlm"].sum.backward()
+
+
+def test_it_learns_to_read_the_other_sentence(text: TextSpec, make_batch) -> None:
+    """Where s1 is the translation of s2, the loss of new pairs is much less than beside a wrong s1."""
+    torch.manual_seed(0)
+    sizes = {**SMALL, "hidden_size": 64, "feedforward_size": 128, "dropout": 0.0, "attention_dropout": 0.0}
+    model = DualEncoder(DualEncoder.Config(towers="shared", layers=1, norm="pre", **sizes), text)
+    cmlm = CMLM(CMLM.Config(projections=4, mask_rate=0.5), model, text)
+    optimizer = torch.optim.AdamW([*model.parameters(), *cmlm.parameters()], lr=3e-3)
+    pairs = sentence_pairs(1000)
+    whole, new = make_batch(pairs[:900]), make_batch(pairs[900:])
+    for step in range(170):
+        batch = whole.rows(32 * step % 896, 32 * step % 896 + 32)
+        loss = cmlm(model, batch).terms["cmlm"].sum / cmlm.sizes(batch)["cmlm"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    wrong = dataclasses.replace(new, source=make_batch(pairs[893:993]).source)
+    with torch.no_grad():
+        assert loss_of(cmlm, model, wrong) > 1.1 * loss_of(cmlm, model, new)
+
+
+def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) -> None:
+    """Masks and dropout come back, to the last bit."""
+    given = {"criterion": "cmlm", "projections": 3, "lr_scheduler": "constant", "save_every": 4, "log_every": 1}
+    once = train(compose_run(data_directory, tmp_path / "once", max_steps=7, **given))
+    train(compose_run(data_directory, tmp_path / "twice", max_steps=4, **given))
+    twice = train(compose_run(data_directory, tmp_path / "twice", max_steps=7, **given))
+    one, other = (contents(summary.directory / "checkpoint-00000007") for summary in (once, twice))
+    for name in ("model.safetensors", "criterion.safetensors"):
+        assert one[name] == other[name]
+    saved = open_checkpoint(twice.directory / "last").tensors("criterion.safetensors")
+    assert "spaces.perceptrons.1.4.weight" in saved and "spaces.perceptrons.2.0.weight" not in saved
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"projection_size": 8}, "sentence vectors have the width 8, token vectors 16; leave out --projection-size"),
+        ({"projection": "spaces"}, "3 projections, but the model has 15 spaces; give --projections and"),
+        ({"vector_embedding": "positioned", "projections": 13}, "13 vectors and 48 subwords, but 60 positions"),
+        ({"towers": "separate"}, "share one encoder; use --towers shared"),
+    ],
+)
+def test_refusals(text: TextSpec, options: dict, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        make(text, **options)
+
+
+def test_problems() -> None:
+    config = CMLM.Config(projections=0, mask_rate=0.0)
+    assert [problem.split()[0] for problem in config.problems()] == ["projections", "mask_rate"]
+    assert CMLM.Config().problems() == [] and CMLM.Config().mask_rate == 80 / 256

@@ -1,0 +1,114 @@
+"""Sentence vectors that are means of projection spaces (CMLM's 'proj'): trained, kept, taken along, left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.corpus import sentence_pairs
+from tests.runs import compose_run
+from xrep.errors import UserError
+from xrep.export import export_path
+from xrep.models.directory import open_checkpoint
+from xrep.models.dual_encoder import DualEncoder
+from xrep.models.start import find_start
+from xrep.nn.pooling import pool
+from xrep.nn.projection_spaces import ProjectionSpaces
+from xrep.sentence_encoder import SentenceEncoder
+from xrep.training.run import train
+
+SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
+SPACES = {"projection": "spaces", "projection_spaces": 4}
+ENGLISH = [english for _, english in sentence_pairs(12)]
+
+
+@pytest.fixture(scope="module")
+def run(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = {"criterion": "cmlm", "projections": 4, "max_steps": 3, **SPACES}
+    return train(compose_run(data_directory, tmp_path_factory.mktemp("runs") / "proj", **given)).directory
+
+
+@pytest.mark.parametrize("towers", ["shared", "separate"])
+def test_a_sentence_vector_is_the_mean(text, make_batch, towers: str) -> None:
+    model = DualEncoder(DualEncoder.Config(**SMALL, **SPACES, towers=towers, normalize=False), text).eval()
+    side, tower = make_batch(sentence_pairs(5)).source, model.tower("de")
+    sentence, tokens = model.encode(tower, side)
+    v = pool(tokens, side.mask, "mean")
+    spaces = model.projections[tower].spaces
+    expected = (v + sum(perceptron(v) for perceptron in spaces.perceptrons)) / 4
+    torch.testing.assert_close(sentence, expected)
+    torch.testing.assert_close(model.pooled(tower, side)[0], v)
+    assert model.output_size == 16 and model.new_projections == list(model.encoders)
+    unit = DualEncoder(DualEncoder.Config(**SMALL, **SPACES, towers=towers), text).eval()
+    unit.load_state_dict(model.state_dict())
+    torch.testing.assert_close(unit.encode(tower, side)[0], F.normalize(sentence, dim=1))
+
+
+@pytest.mark.parametrize("width", [16, 256])
+def test_projections_begin_as_large_as_the_vector(width: int) -> None:
+    torch.manual_seed(0)
+    spaces = ProjectionSpaces(width, 15)
+    assert len(spaces) == 15 and [tuple(p.shape) for p in spaces.perceptrons[3].parameters() if p.dim() == 2] == [
+        (2 * width, width),
+        (2 * width, 2 * width),
+        (width, 2 * width),
+    ]
+    vectors = torch.randn(50, width)
+    views = spaces(vectors)
+    assert views.shape == (50, 15, width) and torch.equal(views[:, 0], vectors)
+    sizes = views.square().mean((0, 2)).sqrt()
+    assert 0.4 < sizes.min() and sizes.max() < 2.5, sizes
+
+
+def test_a_run_keeps_them(run: Path, tmp_path: Path) -> None:
+    tensors = open_checkpoint(run / "last").tensors()
+    assert "projections.shared.spaces.perceptrons.2.4.weight" in tensors
+    assert not [name for name in open_checkpoint(run / "last").tensors("criterion.safetensors") if "spaces" in name]
+    encoder = SentenceEncoder.load(run / "last", device="cpu")
+    vectors = encoder.encode(ENGLISH)
+    assert len(encoder.model.projections["shared"].spaces) == 4 and not encoder.model.training
+    copy = export_path(run / "last", tmp_path / "copy", "xrep")[0]
+    np.testing.assert_array_equal(SentenceEncoder.load(copy, device="cpu").encode(ENGLISH), vectors)
+    half = SentenceEncoder.load(run / "last", device="cpu", dtype="bfloat16").encode(ENGLISH)
+    np.testing.assert_allclose(half, vectors, atol=0.05)
+
+
+def test_what_other_libraries_do_not_have(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="means of projection spaces.*--no-projection, or keep --format xrep"):
+        export_path(run / "last", tmp_path / "st", "sentence-transformers")
+    assert not (tmp_path / "st").exists()
+    (plain,) = export_path(run / "last", tmp_path / "plain", "sentence-transformers", projection=False)
+    encoder = SentenceEncoder.load(run / "last", device="cpu")
+    with torch.no_grad():
+        encoder.model.projections.clear()
+    found = SentenceEncoder.load(plain, device="cpu").encode(ENGLISH)
+    np.testing.assert_allclose(found, encoder.encode(ENGLISH), atol=1e-5)
+    with pytest.raises(UserError, match="start from it as a whole, by --init"):
+        find_start(str(run / "last"))
+
+
+def test_a_stage_goes_on_with_them(run: Path, data_directory: Path, tmp_path: Path) -> None:
+    given = {"criterion": "translation_ranking", "max_steps": 1, "lr": 0, "weight_decay": 0, **SPACES}
+    second = train(compose_run(data_directory, tmp_path / "second", init=run / "last", **given)).directory
+    one, other = (open_checkpoint(path / "last").tensors() for path in (run, second))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_pretrained_projection_is_not_dropped(data_directory: Path, tmp_path: Path) -> None:
+    given = {"criterion": "translation_ranking", "max_steps": 1, "projection_size": 8}
+    dense = train(compose_run(data_directory, tmp_path / "dense", **given)).directory / "last"
+    config = DualEncoder.Config(towers="shared", encoder=str(dense), **SPACES)
+    with pytest.raises(UserError, match="shared: the pretrained encoder brings a projection; leave out"):
+        DualEncoder(config, open_checkpoint(dense).text)
+
+
+def test_problems() -> None:
+    told = "projection spaces are in all towers, as wide as they: no projection_size, projected_side"
+    assert DualEncoder.Config(**SPACES, projection_size=8).problems() == [told]
+    assert DualEncoder.Config(**SPACES, projected_side="source").problems() == [told]
+    assert DualEncoder.Config(projection="spaces", projection_spaces=0).problems()[0].startswith("projection_spaces")
+    assert DualEncoder.Config(**SPACES).problems() == []

@@ -1,0 +1,137 @@
+"""Conditional masked language modelling: a sentence is told from what is left of it and from the one beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from xrep.criteria.criterion import Criterion, Loss
+from xrep.criteria.masked_language import MaskedLanguage
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.masking import Masked
+from xrep.errors import UserError
+from xrep.models.projection import MeanOfSpaces
+from xrep.nn.layers import Linear
+from xrep.nn.projection_spaces import ProjectionSpaces
+
+
+class CMLM(Criterion):
+    """L_CMLM of *Universal Sentence Representation Learning with Conditional Masked Language Model* (Yang et al. 2021).
+
+    Of two neighbouring sentences the source, s1, becomes a vector v by pooling. P (appendix C, ``ProjectionSpaces``)
+    makes N vectors of it, v itself among them, which stand in front of the token embeddings of the masked target, s2;
+    the same encoder reads both. The loss is the mean cross-entropy of the masked tokens of s2 (section 2), which know
+    of s1 by the N vectors alone. The task swaps the order of sentences half of the time (``monolingual``, with units
+    adjacent). Tokens are masked anew whenever a pair is seen.
+
+    Where the paper is silent: v is taken before it is normalised to length 1, where the model does that, but after its
+    projection. How the N vectors enter is ``vector_embedding``. Logits come from BERT's head (linear, GELU,
+    normalisation, the embedding matrix and a bias); a pretrained encoder brings its own, if its directory has it. The
+    paper's sequences are all of 256 tokens; here sentences keep their length, and a share of each is masked.
+
+    With the model's ``projection: spaces`` P is the model's, and what it gives at inference the mean of the N vectors
+    (``proj`` in table 7); else P is thrown away with the head, and v is what is kept.
+
+    Raises:
+        UserError: the languages do not share one encoder; the vocabulary has no [MASK]; v is not as wide as token
+            vectors; the model has another number of projection spaces; too few positions.
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        projections: int = 15
+        """N, the vectors that s1 becomes: the sentence vector and N - 1 perceptrons of it (section 5.1: 15 of 1, 5, 10,
+        15 and 20; table 7)."""
+        mask_rate: float = 0.3125
+        """Share of the tokens of s2 that are masked: 80 of 256 (section 3); table 10 has 40, 60, 80 and 100."""
+        vector_embedding: Literal["normalized", "positioned", "raw"] = "normalized"
+        """How the N vectors become input of the first layer. normalized: as token embeddings do (layer normalisation
+        of a post-norm encoder, dropout), but at no position; s2 begins at position 0, as at inference. positioned:
+        the same at positions 0 to N - 1, before those of s2. raw: as they are. The paper says that they are
+        concatenated with the token embeddings."""
+        skip: bool = False
+        """The prediction of a token also reads the N vectors, beside its own vector of the last layer ('skip' in table
+        7, worse than without)."""
+
+        def problems(self) -> list[str]:
+            found = [] if self.projections >= 1 else [f"projections must be at least 1, not {self.projections}"]
+            return found + ([] if 0 < self.mask_rate <= 1 else [f"mask_rate must lie in (0, 1], not {self.mask_rate}"])
+
+    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+        super().__init__()
+        self.config = config
+        self._tower = _only_tower(model, text)
+        self.language = MaskedLanguage(model, text, rate=config.mask_rate, whole_word=False, head="auto")
+        hidden_size = model.encoders[self._tower].shape.hidden_size
+        _check(config, model, self._tower, text.max_length)
+        own = not isinstance(_projection(model, self._tower), MeanOfSpaces)
+        self.spaces = ProjectionSpaces(hidden_size, config.projections) if own else None
+        self.skip = Linear(config.projections * hidden_size, hidden_size, bias=False) if config.skip else None
+
+    def sizes(self, batch: PairBatch) -> dict[str, float]:
+        return {"cmlm": self.language.count(self._tower, batch.target)}
+
+    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
+        masked = self.mask(batch)
+        vectors = self.vectors(model, batch.source)
+        encoder = model.encoders[self._tower]
+        hidden = masked.at_positions(encoder(masked.batch, **self._in_front(encoder, vectors, masked.batch)))
+        if self.skip is not None:
+            # A linear layer on the concatenation of both, the part on ``hidden`` left to the head's own first layer.
+            rows = masked.positions // masked.batch.tokens.size(1)
+            hidden = hidden + self.skip(vectors.flatten(1)).index_select(0, rows)
+        found = self.language(self._tower, encoder, hidden, masked.labels)
+        return self.language.loss("cmlm", [found], [(self._tower, batch.target)])
+
+    def warnings(self, task: Any) -> list[str]:
+        return self.language.notes
+
+    def mask(self, batch: PairBatch) -> Masked:
+        """s2 with some tokens hidden."""
+        return self.language.mask(self._tower, batch.target)
+
+    def vectors(self, model: nn.Module, sentences: TokenBatch) -> Tensor:
+        """P(v) of sentences, [B, N, H]."""
+        v, _ = model.pooled(self._tower, sentences)
+        projection = _projection(model, self._tower)
+        if isinstance(projection, MeanOfSpaces):
+            return projection.spaces(v)
+        assert self.spaces is not None
+        return self.spaces(v if projection is None else projection(v))
+
+    def _in_front(self, encoder: nn.Module, vectors: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
+        """What the encoder reads beside the tokens of s2."""
+        kind, count = self.config.vector_embedding, vectors.size(1)
+        if kind == "raw":
+            return {"prefix": vectors}
+        if kind == "normalized":
+            return {"prefix": encoder.embed_vectors(vectors, None)}
+        positions = torch.arange(count + batch.tokens.size(1), device=vectors.device)
+        return {"prefix": encoder.embed_vectors(vectors, positions[:count]), "positions": positions[count:]}
+
+
+def _projection(model: nn.Module, tower: str) -> nn.Module | None:
+    return model.projections[tower] if tower in model.projections else None
+
+
+def _only_tower(model: nn.Module, text: TextSpec) -> str:
+    towers = {model.tower(language) for language in text.languages}
+    if len(towers) > 1:
+        raise UserError("cmlm: all languages share one encoder", cure="use --towers shared")
+    return towers.pop()
+
+
+def _check(config: CMLM.Config, model: nn.Module, tower: str, max_length: int) -> None:
+    projection, shape = _projection(model, tower), model.encoders[tower].shape
+    if isinstance(projection, MeanOfSpaces) and len(projection.spaces) != config.projections:
+        problem = f"cmlm: {config.projections} projections, but the model has {len(projection.spaces)} spaces"
+        raise UserError(problem, cure="give --projections and --projection-spaces the same number")
+    if model.width(tower) != shape.hidden_size:
+        problem = f"cmlm: sentence vectors have the width {model.width(tower)}, token vectors {shape.hidden_size}"
+        raise UserError(problem, cure="leave out --projection-size")
+    if config.vector_embedding == "positioned" and config.projections + max_length > shape.max_positions:
+        problem = f"cmlm: {config.projections} vectors and {max_length} subwords, but {shape.max_positions} positions"
+        raise UserError(problem, cure="lower --max-length or --projections, or raise --max-positions")

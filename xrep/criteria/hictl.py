@@ -1,0 +1,230 @@
+"""Hierarchical contrastive learning: sentences against sentences, words against words, and a language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
+from xrep.criteria.criterion import Loss, Term, percentage
+from xrep.criteria.hictl_negatives import Hardness
+from xrep.criteria.masked_language import MaskedLanguage
+from xrep.criteria.tlm import read_together
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary
+from xrep.data.masking import Masked, maskable
+from xrep.errors import UserError
+from xrep.kernels.gather import current_group
+from xrep.kernels.hard_infonce import hard_infonce
+from xrep.kernels.word_infonce import word_infonce
+from xrep.text.sides import SHARED
+
+MASK_RATES = {"tlm": 0.25, "mlm": 0.15}
+"""Table 9."""
+
+
+class HiCTL(ContrastiveCriterion):
+    """L = L_LM + L_S + L_W of *On Learning Universal Representations Across Languages* (Wei et al., 2021), equation 9.
+
+    L_S (equations 2-4): each of the 2n sentences of n pairs finds its translation among the 2n - 2 sentences of the
+    other pairs, of both sides, by the cosine of r = f(g(M(x))): g is the model's pooling ([CLS] in the paper), f its
+    projection (``projection_size``), which export can leave out. Negatives are made harder as the model gets better
+    (equations 5 and 6). L_W (equations 7 and 8): the encoder reads x and y end to end, and its first vector finds, by
+    cosine, the embedding of each subword of the pair among those of sampled subwords. L_LM: translation language
+    modelling on x and y end to end, or masked language modelling on x alone, for monolingual data, whose y is x
+    reordered (task ``monolingual``, units reordered).
+
+    Where the paper is silent: the subwords sampled for L_W are drawn by softmax of the same logits as in the loss; a
+    pair has samples of its own; special tokens are neither in the bag nor sampled. Distances of equation 5 are between
+    the model's vectors, which the paper does not normalise (``normalize: false``). lambda carries no gradient.
+
+    Raises:
+        UserError: languages have towers of their own, or no [MASK].
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        language_model: bool = True
+        """L_LM: that of translation, or with monolingual the masked one of x."""
+        monolingual: bool = False
+        """y is x reordered: the language model reads x alone, since y would tell it what is masked."""
+        sentence_contrast: bool = True
+        """L_S; off: 'w/o Sentence-CTL' of table 3."""
+        hard_negatives: bool = True
+        """Negatives of L_S are made harder (HNS in table 1); off: they are the sentences of the batch."""
+        word_contrast: bool = True
+        """L_W; off: 'w/o Word-CTL' of table 3."""
+        mask_rate: float | None = None
+        """Share of the subwords that the language model masks. none: 0.25, or 0.15 of monolingual text (table 9)."""
+        temperature: float = 1.0
+        """Cosines of L_S are divided by it. The paper has none, that is 1; then p+ stays near 1 / (2n - 1) whatever the
+        model does, and hard negatives hardly differ from plain ones. Small models and batches want 0.05."""
+        slack: float = 0.9
+        """zeta of equation 6: keeps negatives from becoming too hard."""
+        mask_equal_sentences: bool = False
+        """Two pairs that share a sentence are not each other's negatives; turn it on where sentences repeat."""
+        cross_rank_negatives: bool = True
+        """On several ranks the sentences of all are negatives; else those of a rank's own part of the batch alone."""
+        word_temperature: float = 1.0
+        """Cosines of L_W are divided by it, in the loss and where words are sampled. The paper has none, that is 1."""
+        word_samples: int = 512
+        """m: subwords sampled as negatives of each pair (section 4.1)."""
+        word_query: Literal["masked", "unmasked"] = "masked"
+        """Which first vector looks for the words: that of TLM's pass, whose words are partly masked, or that of a pass
+        of its own that sees all words. Without TLM it is always the latter."""
+
+        def problems(self) -> list[str]:
+            found = []
+            if not (self.sentence_contrast or self.word_contrast or self.language_model):
+                found.append(
+                    "language_model, sentence_contrast and word_contrast are all off, so nothing is left to train"
+                )
+            for name in ("temperature", "word_temperature"):
+                if not getattr(self, name) > 0:
+                    found.append(f"{name} must be above 0, not {getattr(self, name)}")
+            if self.mask_rate is not None and not 0 < self.mask_rate <= 1:
+                found.append(f"mask_rate must lie in (0, 1], not {self.mask_rate}")
+            if not 0 < self.slack < 1:
+                found.append(f"slack must lie in (0, 1), not {self.slack}")
+            if self.word_samples < 1:
+                found.append(f"word_samples must be at least 1, not {self.word_samples}")
+            return found
+
+    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+        super().__init__()
+        if SHARED not in model.encoders:
+            raise UserError("hictl: all languages share one encoder", cure="use --towers shared")
+        self.config, self._vocabulary = config, text.vocabulary(SHARED)
+        shape = model.encoders[SHARED].shape
+        self._limit = shape.max_positions
+        self._objective = "mlm" if config.monolingual else "tlm"
+        self.language = None
+        if config.language_model:
+            rate = MASK_RATES[self._objective] if config.mask_rate is None else config.mask_rate
+            self.language = MaskedLanguage(model, text, rate=rate, whole_word=False, head="auto")
+        self.hardness = Hardness(config.slack) if config.sentence_contrast and config.hard_negatives else None
+        if config.word_contrast:
+            # Embeddings beyond the vocabulary belong to no word.
+            special = [*special_ids(self._vocabulary), *range(self._vocabulary.size, shape.vocabulary_size)]
+            self.register_buffer("special", torch.tensor(special), persistent=False)
+        self.idle_parameters = len(model.projections) > 0 and not config.sentence_contrast
+
+    def prepare(self, task: Any) -> None:
+        units = getattr(task.config, "units", None)
+        if units is None:  # not the task monolingual
+            return
+        if units != "reordered":
+            raise UserError(f"hictl reads pairs, not units: {units}", cure="choose --units reordered")
+        if not self.config.monolingual:
+            problem = "hictl: of a sentence and its own words reordered each tells what is masked of the other"
+            raise UserError(problem, cure="choose --monolingual")
+
+    def sizes(self, batch: PairBatch) -> dict[str, float]:
+        found: dict[str, float] = {}
+        if self.language is not None:
+            found[self._objective] = self.language.count(SHARED, self._read_by_language_model(batch))
+        if self.config.sentence_contrast:
+            found["sentence"] = 2 * len(batch)
+        if self.config.word_contrast:
+            found["word"] = len(batch)
+        return found
+
+    def vectors(self, model: nn.Module, batch: PairBatch) -> tuple[Tensor, ...]:
+        return self._begin(model, batch)[1]
+
+    def encode(self, model: nn.Module, batch: PairBatch) -> Encoded:
+        masked, vectors = self._begin(model, batch)
+        loss, encoder, first = Loss({}), model.encoders[SHARED], None
+        if masked is not None:
+            states = encoder(masked.batch)
+            first = states[:, 0]
+            found = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
+            loss.terms[self._objective] = Term(found.loss)
+            loss.metrics["masked_accuracy"] = percentage(found.correct)
+            loss.rows["masked_accuracy"] = len(masked.labels)
+        if self.config.word_contrast:
+            together = self._together(batch)
+            if masked is None or self.config.monolingual or self.config.word_query == "unmasked":
+                first = encoder(together)[:, 0]
+            self._add_words(loss, first, encoder.token_embedding.weight, together)
+        return Encoded(vectors, loss)
+
+    def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
+        if not self.config.sentence_contrast:
+            return Loss({})
+        config, hardness = self.config, self.hardness
+        result = hard_infonce(
+            *vectors,
+            config.temperature,
+            exponent=0.0 if hardness is None else hardness.exponent(),
+            ids=batch.ids if config.mask_equal_sentences else None,
+            group=current_group() if config.cross_rank_negatives else None,
+        )
+        loss = (result.forward + result.backward).sum()
+        metrics = {"sentence_accuracy": percentage(torch.cat([result.forward_correct, result.backward_correct]))}
+        if hardness is not None:
+            metrics["p_positive"] = hardness.p_positive()
+            mixed = result.forward_interpolation.sum() + result.backward_interpolation.sum()
+            metrics["lambda"] = mixed / max(2 * len(batch), 1)
+            if self.training:
+                hardness.note(loss, 2 * len(batch))
+        return Loss({"sentence": Term(loss)}, metrics)
+
+    def after_step(self, model: nn.Module) -> None:
+        if self.hardness is not None:
+            self.hardness.update()
+
+    def warnings(self, task: Any) -> list[str]:
+        found = [] if self.language is None else list(self.language.notes)
+        if self.hardness is not None and self.config.temperature > 0.5:
+            found.append(
+                f"hard negatives hardly differ from plain ones at --temperature {self.config.temperature}, where p+ "
+                "stays near 1 / (2n - 1); lower it, or set --no-hard-negatives"
+            )
+        return found
+
+    def _begin(self, model: nn.Module, batch: PairBatch) -> tuple[Masked | None, tuple[Tensor, ...]]:
+        """What the language model reads, and sentence vectors. Masking waits for the device, so it comes first."""
+        masked = None
+        if self.language is not None:
+            masked = self.language.mask(SHARED, self._read_by_language_model(batch))
+        return masked, model.encode_pair(batch.source, batch.target) if self.config.sentence_contrast else ()
+
+    def _read_by_language_model(self, batch: PairBatch) -> TokenBatch:
+        return batch.source if self.config.monolingual else self._together(batch)
+
+    def _together(self, batch: PairBatch) -> TokenBatch:
+        """x and y end to end."""
+        return read_together(batch.source, batch.target, self._vocabulary.pad_id, self._limit).batch
+
+    def _add_words(self, loss: Loss, query: Tensor, embedding: Tensor, together: TokenBatch) -> None:
+        """L_W of pairs that were read together."""
+        words, bag = bag_of_words(together, self._vocabulary)
+        found = word_infonce(
+            query,
+            embedding,
+            words,
+            bag,
+            self.config.word_temperature,
+            special=self.get_buffer("special"),
+            samples=self.config.word_samples,
+        )
+        loss.terms["word"] = Term(found.loss.sum())
+        share = found.correct.sum(1) / bag.sum(1).clamp(min=1)
+        loss.metrics["word_accuracy"] = 100 * share.sum() / max(len(words), 1)
+
+
+def special_ids(vocabulary: Vocabulary) -> list[int]:
+    """Of all special tokens that there are."""
+    ids = (vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id)
+    return sorted({special for special in ids if special is not None})
+
+
+def bag_of_words(batch: TokenBatch, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
+    """The subwords of each row, int64 [B, T], and which of them are counted, bool [B, T]: each once, specials never."""
+    words = batch.tokens.masked_fill(~maskable(batch, vocabulary), vocabulary.pad_id).sort(dim=1).values
+    again = torch.zeros_like(words, dtype=torch.bool)
+    again[:, 1:] = words[:, 1:] == words[:, :-1]
+    return words, ~again & (words != vocabulary.pad_id)

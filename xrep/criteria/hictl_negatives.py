@@ -1,0 +1,61 @@
+"""How hard HiCTL makes its negatives: the better the last batches were told apart, the harder."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from xrep.kernels.gather import current_group
+
+BATCHES = 100
+"""Whose mean p⁺ is (equation 6)."""
+
+
+class Hardness(nn.Module):
+    """The exponent ζ · p⁺ of equation 6, p⁺ being the mean of exp(-L_S) over the last 100 optimizer steps.
+
+    L_S is the loss of a step over the pairs of all ranks and batches, its negatives made harder as they were. While
+    there have been fewer steps p⁺ is the mean of those, and 0 before the first: negatives begin as they are. The
+    history is a buffer, so checkpoints have it, and the same on all ranks.
+
+    Args:
+        slack: ζ.
+    """
+
+    def __init__(self, slack: float) -> None:
+        super().__init__()
+        self.slack = slack
+        self.register_buffer("history", torch.zeros(BATCHES))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self._loss: Tensor | None = None
+        self._sentences = 0
+
+    def p_positive(self) -> Tensor:
+        """p⁺, of no dimension."""
+        return self.history.sum() / self.steps.clamp(1, BATCHES)
+
+    def exponent(self) -> Tensor:
+        return self.slack * self.p_positive()
+
+    def note(self, loss: Tensor, sentences: int) -> None:
+        """A batch of the step that is going on: the sum of the losses of so many queries."""
+        loss = loss.detach().double()
+        self._loss = loss if self._loss is None else self._loss + loss
+        self._sentences += sentences
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After an optimizer step. Every rank must call it."""
+        if self._loss is None:
+            return
+        both = torch.stack([self._loss, torch.full_like(self._loss, self._sentences)])
+        if current_group() is not None:
+            dist.all_reduce(both)
+        loss, sentences = both
+        place, there_are_some = self.steps.reshape(1) % BATCHES, sentences > 0
+        p_positive = torch.exp(-loss / sentences.clamp(min=1)).to(self.history.dtype)
+        before = self.history.index_select(0, place)
+        self.history.index_copy_(0, place, torch.where(there_are_some, p_positive, before))
+        self.steps += there_are_some
+        self._loss, self._sentences = None, 0

@@ -1,0 +1,72 @@
+"""Masked language modelling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from xrep.criteria.criterion import Criterion, Loss
+from xrep.criteria.masked_language import MaskedLanguage
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.text.sides import SHARED, SIDES
+
+
+class MLM(Criterion):
+    """Find masked tokens again (BERT, Devlin et al. 2019): the mean cross-entropy of the original tokens.
+
+    Any batch of sentences will do: of one side (task ``monolingual``), or of pairs, each side of which is read alone.
+    Tokens are masked anew whenever a batch is seen. Which are chosen: ``xrep.data.masking``.
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        mask_rate: float = 0.15
+        """Share of the tokens of each sentence that are masked: 80% of these become [MASK], 10% a random subword, 10%
+        stay. BERT and HiCTL (table 9, monolingual): 0.15."""
+        whole_word: bool = False
+        """Mask whole words. Text without spaces between words has none to SentencePiece, so most of it stays."""
+        language_head: Literal["auto", "new"] = "auto"
+        """Layer between token vectors and vocabulary. auto: that of the pretrained encoder's directory, if there is one
+        in it; else a new one."""
+
+        def problems(self) -> list[str]:
+            return [] if 0 < self.mask_rate < 1 else [f"mask_rate must lie in (0, 1), not {self.mask_rate}"]
+
+    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+        super().__init__()
+        self.config = config
+        self._text = text
+        self.language = MaskedLanguage(
+            model, text, rate=config.mask_rate, whole_word=config.whole_word, head=config.language_head
+        )
+        self.idle_parameters = len(model.projections) > 0
+
+    def prepare(self, task: Any) -> None:
+        self.language.prepare(task)
+
+    def sizes(self, batch: Any) -> dict[str, float]:
+        return {"mlm": sum(self.language.count(*each) for each in self._read(batch))}
+
+    def forward(self, model: nn.Module, batch: Any) -> Loss:
+        read = self._read(batch)
+        masked = [self.language.mask(*each) for each in read]
+        found = []
+        for (tower, _), each in zip(read, masked, strict=True):
+            encoder = model.encoders[tower]
+            found.append(self.language(tower, encoder, each.at_positions(encoder(each.batch)), each.labels))
+        return self.language.loss("mlm", found, read)
+
+    def warnings(self, task: Any) -> list[str]:
+        return self.language.notes
+
+    def _read(self, batch: Any) -> list[tuple[str, TokenBatch]]:
+        """What each tower reads: a shared one all sentences at once."""
+        sides = (batch.source, batch.target) if isinstance(batch, PairBatch) else batch.sides
+        if SHARED not in self.language.heads:
+            return list(zip(SIDES, sides, strict=True))
+        first, *others = sides
+        for other in others:
+            first = first.followed_by(other, self._text.vocabulary(SHARED).pad_id)
+        return [(SHARED, first)]

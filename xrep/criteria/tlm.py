@@ -1,0 +1,127 @@
+"""Translation language modelling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xrep.criteria.criterion import Loss
+from xrep.criteria.mlm import MLM
+from xrep.criteria.reconstruction import on_device
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.errors import UserError
+from xrep.tasks.monolingual import MonolingualTask
+from xrep.text.sides import SHARED
+
+LANGUAGE_STD = 0.02
+"""Standard deviation of fresh language embeddings: that of the encoder's own embeddings."""
+
+
+class TLM(MLM):
+    """Find masked tokens of a sentence and its translation, read together (XLM, Lample and Conneau 2019).
+
+    Both are read as ``[CLS] x [SEP] y [SEP]`` (HiCTL, 3.1). XLM starts the positions of y anew and adds an embedding of
+    the language to each token; both are switched off here unless asked for, as in models without language embeddings
+    (XLM-R). Those of the criterion are for this pass alone: sentences are encoded without.
+
+    Raises:
+        UserError: languages have towers of their own, or what ``MLM`` raises.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(MLM.Config):
+        mask_rate: float = 0.25
+        """Share of the tokens of each pair that are masked: 80% of these become [MASK], 10% a random subword, 10% stay.
+        HiCTL (table 9, bilingual): 0.25; XLM: 0.15."""
+        position_reset: bool = False
+        """The tokens of the second sentence have the positions that they have alone (XLM); else they go on behind the
+        first, and where both are longer than the position table both are cut to half of it (at least)."""
+        language_embeddings: bool = False
+        """Add a learnt vector of its language to every token (XLM)."""
+
+    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+        super().__init__(config, model, text)
+        if SHARED not in model.encoders:
+            raise UserError("tlm: all languages share one encoder", cure="use --towers shared")
+        shape = model.encoders[SHARED].shape
+        self._limit = None if config.position_reset else shape.max_positions
+        self.language_embedding = None
+        if config.language_embeddings:
+            self.language_embedding = nn.Embedding(len(text.languages), shape.hidden_size)
+            nn.init.normal_(self.language_embedding.weight, std=LANGUAGE_STD)
+
+    def prepare(self, task: Any) -> None:
+        if isinstance(task, MonolingualTask) and task.config.units == "sentences":
+            raise UserError("tlm reads pairs, this task gives single sentences", cure="choose --task bitext")
+        super().prepare(task)
+
+    def sizes(self, batch: PairBatch) -> dict[str, float]:
+        return {"tlm": self.language.count(SHARED, self._together(batch).batch)}
+
+    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
+        together, encoder = self._together(batch), model.encoders[SHARED]
+        masked = self.language.mask(SHARED, together.batch)
+        states = encoder(masked.batch, positions=together.positions, added=self._languages(batch, together))
+        found = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
+        return self.language.loss("tlm", [found], [(SHARED, together.batch)])
+
+    def _together(self, batch: PairBatch) -> Together:
+        return read_together(batch.source, batch.target, self._text.vocabulary(SHARED).pad_id, self._limit)
+
+    def _languages(self, batch: PairBatch, together: Together) -> Tensor | None:
+        if self.language_embedding is None:
+            return None
+        vectors = self.language_embedding(on_device(batch.languages.numpy(), together.second.device))
+        return torch.where(together.second.unsqueeze(-1), vectors[:, 1:], vectors[:, :1])
+
+
+@dataclass(frozen=True)
+class Together:
+    """Pairs of sentences as one sequence each.
+
+    Attributes:
+        batch: [CLS] x [SEP] y [SEP].
+        second: bool [B, T], True from the first token of y.
+        positions: int64 [B, T], going on through both if they were cut to a limit, else those of each sentence alone.
+    """
+
+    batch: TokenBatch
+    second: Tensor
+    positions: Tensor
+
+
+def read_together(first: TokenBatch, second: TokenBatch, pad_id: int, limit: int | None) -> Together:
+    """Put the rows of ``second``, without their [CLS], behind those of ``first``.
+
+    Args:
+        limit: of the length of both. Of two long sentences each keeps half of it, of a long and a short one the long
+            one keeps what the short one leaves; what is cut keeps its [SEP]. None: they are not cut, and positions
+            begin anew in the second.
+    """
+    host = _kept(torch.from_numpy(first.host_lengths), torch.from_numpy(second.host_lengths), limit)
+    lengths = (host[0] + host[1]).numpy()
+    of_x, of_y = _kept(first.lengths, second.lengths, limit)
+    place = torch.arange(int(lengths.max(initial=2)), device=of_x.device)
+    of_x, of_y = of_x.unsqueeze(1), of_y.unsqueeze(1)
+    in_y, total = place >= of_x, of_x + of_y
+    # The last token of what is kept is the last of the sentence.
+    at_x = torch.where(place < of_x - 1, place, first.lengths.unsqueeze(1) - 1)
+    at_y = torch.where(place < total - 1, place - of_x + 1, second.lengths.unsqueeze(1) - 1).clamp(min=0)
+    tokens = torch.where(in_y, second.tokens.gather(1, at_y), first.tokens.gather(1, at_x))
+    absent = place >= total
+    batch = TokenBatch(tokens.masked_fill(absent, pad_id), total.squeeze(1))
+    batch.real_tokens, batch.host_lengths = int(lengths.sum()), lengths
+    positions = torch.where(in_y, place - of_x + 1, place) if limit is None else place.expand_as(absent)
+    return Together(batch, in_y & ~absent, positions.masked_fill(absent, 0))
+
+
+def _kept(of_x: Tensor, of_y: Tensor, limit: int | None) -> tuple[Tensor, Tensor]:
+    """How many tokens of x, and of y without its [CLS], are kept: int64 [B] each."""
+    of_y = of_y - 1
+    if limit is None:
+        return of_x, of_y
+    x = torch.minimum(of_x, (limit - of_y).clamp(min=limit - limit // 2))
+    return x, torch.minimum(of_y, limit - x)

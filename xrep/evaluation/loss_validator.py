@@ -1,0 +1,87 @@
+"""The objective itself on the dev split, measured while a model trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from xrep.criteria.criterion import Criterion, Loss
+from xrep.criteria.multitask import Multitask
+from xrep.errors import UserError
+from xrep.evaluation.retrieval import evaluating
+from xrep.kernels.gather import apart
+from xrep.tasks.monolingual import MonolingualTask
+
+SEED = 1
+"""Of what the objective draws: each validation masks the same tokens."""
+
+
+class LossValidator:
+    """The criterion's loss and metrics on text of the split valid.
+
+    Args:
+        task: ``monolingual``, or several of which some are: the mean of the losses of those then counts.
+
+    Raises:
+        UserError: none of the tasks is monolingual with a dev split.
+    """
+
+    metric = "loss"
+    maximize = False
+
+    @dataclass(kw_only=True)
+    class Config:
+        def problems(self) -> list[str]:
+            return []
+
+    def __init__(self, config: Config, task: Any) -> None:
+        tasks = getattr(task, "tasks", {"": task})
+        self.tasks = {p: own for p, own in tasks.items() if isinstance(own, MonolingualTask) and own.has_validation}
+        if not self.tasks:
+            cure = "give it files such as valid.de, or choose another --validation"
+            raise UserError("there is no dev split of task monolingual to validate on", cure=cure)
+
+    def __call__(self, model: nn.Module, criterion: Criterion) -> dict[str, float]:
+        """Measure both as they are now; their training modes, and random numbers, are as before afterwards.
+
+        Returns:
+            ``loss``: the weighted sum of the criterion's terms, each a mean over what it sums over; the criterion's
+            metrics, each a mean over batches. Of several tasks also ``PART/NAME`` of each.
+        """
+        device = next(model.parameters()).device
+        devices = [device] if device.type == "cuda" else []
+        measured: dict[str, dict[str, float]] = {}
+        with evaluating(model, criterion), apart(), torch.random.fork_rng(devices):
+            torch.manual_seed(SEED)
+            for part, task in self.tasks.items():
+                own = criterion.parts[part] if isinstance(criterion, Multitask) else criterion
+                found = [
+                    (own.sizes(batch), own(model, batch.to(device)), len(batch)) for batch in task.validation_batches()
+                ]
+                measured[part] = _means(found)
+        if len(measured) == 1:
+            return next(iter(measured.values()))
+        loss = sum(each["loss"] for each in measured.values()) / len(measured)
+        return {"loss": loss} | {f"{part}/{name}": x for part, each in measured.items() for name, x in each.items()}
+
+
+def _means(found: list[tuple[dict[str, float], Loss, int]]) -> dict[str, float]:
+    """Of the terms' sizes, the losses and the numbers of rows of batches."""
+    sums: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    for sizes, loss, rows in found:
+        for name, term in loss.terms.items():
+            key = f"loss_{name}"
+            sums[key] = sums.get(key, 0.0) + term.weight * float(term.sum)
+            counts[key] = counts.get(key, 0.0) + sizes[name]
+        for name, metric in loss.metrics.items():
+            count = loss.rows.get(name, rows)
+            sums[name] = sums.get(name, 0.0) + float(metric) * count
+            counts[name] = counts.get(name, 0.0) + count
+    means = {name: total / max(counts[name], 1) for name, total in sums.items()}
+    terms = [name for name in means if name.startswith("loss_")]
+    loss = sum(means[name] for name in terms)
+    return {"loss": loss} | {name: mean for name, mean in means.items() if name not in terms or len(terms) > 1}

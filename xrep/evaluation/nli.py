@@ -1,0 +1,222 @@
+"""Natural language inference by the classifier that a run was trained with: XNLI and its like.
+
+The languages may be others than those of training (zero-shot transfer: XNLI is measured with a classifier of English).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from xrep.criteria.nli import Nli
+from xrep.errors import UserError
+from xrep.evaluation import text_table
+from xrep.evaluation.encoders import Encoder, Loaded, check_languages
+from xrep.evaluation.overlap import Overlap, find_overlap
+from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
+from xrep.registry import CRITERIA
+from xrep.text.languages import canonical, name
+from xrep.text.nli_readers import Example, NliFile, read_nli
+
+CHUNK = 4096
+"""Pairs that go through the classifier at once."""
+
+
+@dataclass(frozen=True)
+class NliTest:
+    """Pairs whose premises are in one language and whose hypotheses are in one, too."""
+
+    languages: tuple[str, str]
+    premises: list[str]
+    hypotheses: list[str]
+    labels: np.ndarray
+    """int64 [N], places in ``xrep.text.nli_readers.LABELS``."""
+
+    @property
+    def name(self) -> str:
+        """``de``, or ``en-de`` where premises are English and hypotheses German."""
+        return "-".join(dict.fromkeys(self.languages))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Share of the pairs put into their class, percent."""
+
+    test: NliTest
+    accuracy: float
+    pairs: int
+    """That were measured."""
+    overlap: Overlap
+
+
+def read_tests(files: Sequence[NliFile], languages: str, premise_language: str | None = None) -> list[NliTest]:
+    """A test for each language, sorted.
+
+    Args:
+        languages: ``all``, or codes (``de`` or ``deu``) separated by commas.
+        premise_language: take every premise from this language, whose examples the others translate in the same order.
+
+    Raises:
+        UserError: a damaged file, no labelled pair in a language, examples that do not translate each other.
+    """
+    found: dict[str, list[Example]] = {}
+    for example in read_nli(list(files), triplets=False):
+        found.setdefault(example.languages[0], []).append(example)
+    folder = files[0].paths[0].parent
+    if not found:
+        raise UserError("no labelled pairs", path=folder, cure="measure on a split that is published with its labels")
+    wanted = set(found) if languages == "all" else {canonical(c.strip()) for c in languages.split(",") if c.strip()}
+    crossed = None if premise_language is None else canonical(premise_language)
+    missing = (wanted if crossed is None else wanted | {crossed}) - set(found)
+    if missing or not wanted:
+        problem = f"no labelled pairs in {' '.join(sorted(missing))}" if missing else "no language named"
+        raise UserError(problem, path=folder, cure=f"it holds {','.join(sorted(found))}")
+    return [_test(language, found, language if crossed is None else crossed) for language in sorted(wanted)]
+
+
+def files_of(files: Sequence[NliFile], tests: Sequence[NliTest]) -> list[Path]:
+    """Those that the tests are made of: not the files of other languages."""
+    used = {language for test in tests for language in test.languages}
+    return [path for file in files if file.family is None or file.language in used for path in file.paths]
+
+
+def _test(language: str, found: dict[str, list[Example]], other: str) -> NliTest:
+    hypotheses, premises = found[language], found[other]
+    labels = [example.label for example in hypotheses]
+    if labels != [example.label for example in premises]:
+        problem = f"the examples in {language} do not translate those in {other} one by one"
+        raise UserError(problem, cure="measure without --premise-lang")
+    return NliTest(
+        (other, language),
+        [example.sentences[0] for example in premises],
+        [example.sentences[1] for example in hypotheses],
+        np.array(labels, dtype=np.int64),
+    )
+
+
+def load_classifier(encoder: Encoder, part: str | None = None) -> Nli:
+    """The classifier of the run that the encoder is of, from ``criterion.safetensors`` of its checkpoint.
+
+    Args:
+        part: which of several parts with a classifier.
+
+    Raises:
+        UserError: there is none (an encoder of another system, a run without the criterion nli), or there are several.
+    """
+    cure = "give --path a checkpoint of a run with --criterion nli, such as run1/best"
+    if not isinstance(encoder, Loaded) or not (Path(encoder.path) / MANIFEST).is_file():
+        raise UserError("no run of xrep, so no classifier of natural language inference", path=encoder.path, cure=cure)
+    checkpoint = open_checkpoint(encoder.path)
+    config, tensors = checkpoint.config, checkpoint.tensors(CRITERION)
+    parts = {f"parts.{own['name']}.": own["criterion"] for own in config.get("parts", [])}
+    criteria = parts or {"": config.get("criterion", {})}
+    found = {prefix: dict(values) for prefix, values in criteria.items() if _is_classifier(values.get("name"))}
+    if part is not None:
+        found = {prefix: values for prefix, values in found.items() if prefix == f"parts.{part}."}
+    if not found or not tensors:
+        raise UserError("has no classifier of natural language inference", path=encoder.path, cure=cure)
+    if len(found) > 1:
+        names = " ".join(prefix.split(".")[1] for prefix in found)
+        raise UserError(f"has several classifiers ({names})", path=encoder.path, cure="choose one with --part")
+    ((prefix, values),) = found.items()
+    kind = CRITERIA.load(values.pop("name"))
+    model = encoder.encoder.model
+    classifier = kind(kind.Config(**values), model, checkpoint.text)
+    own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    classifier.load_state_dict(own)
+    return classifier.eval()
+
+
+def _is_classifier(criterion: str | None) -> bool:
+    return criterion in CRITERIA.names() and issubclass(CRITERIA.load(criterion), Nli)
+
+
+def evaluate(
+    encoder: Encoder,
+    classifier: Nli,
+    tests: Sequence[NliTest],
+    *,
+    drop_overlap: bool = False,
+    show_progress: bool = False,
+) -> list[Result]:
+    """Accuracy on every test.
+
+    Raises:
+        UserError: the encoder refuses a language; ``drop_overlap`` without training hashes or with nothing left.
+    """
+    firsts = {test.languages[1]: test.hypotheses[0] for test in tests} | {t.languages[0]: t.premises[0] for t in tests}
+    check_languages(encoder, firsts)
+    results = []
+    progress = tqdm(tests, disable=not show_progress, leave=False, unit=" tests")
+    for test in progress:
+        progress.set_postfix_str(test.name)
+        keep, overlap = find_overlap(encoder.training_hashes, test.premises, test.hypotheses, drop=drop_overlap)
+        if not keep.any():
+            problem = f"no pair of {test.name} is left without those trained on"
+            raise UserError(problem, cure="measure without --drop-overlap")
+        right = (classify(encoder, classifier, test) == test.labels)[keep]
+        results.append(Result(test, 100 * float(right.mean()), len(right), overlap))
+    return results
+
+
+@torch.inference_mode()
+def classify(encoder: Encoder, classifier: Nli, test: NliTest) -> np.ndarray:
+    """Class of each pair, int64 [N]."""
+    sides = zip((test.premises, test.hypotheses), test.languages, strict=True)
+    premises, hypotheses = (_vectors(encoder, sentences, language) for sentences, language in sides)
+    chunks = zip(premises.split(CHUNK), hypotheses.split(CHUNK), strict=True)
+    return torch.cat([classifier.predict(*chunk) for chunk in chunks]).numpy()
+
+
+def _vectors(encoder: Encoder, sentences: list[str], language: str) -> torch.Tensor:
+    """As the model gives them, [N, D]; each distinct sentence is encoded once: premises come three times."""
+    places = {sentence: place for place, sentence in enumerate(dict.fromkeys(sentences))}
+    vectors = encoder.encode(list(places), language, normalize=False)
+    return torch.from_numpy(vectors[[places[sentence] for sentence in sentences]])
+
+
+def mean(results: Sequence[Result]) -> float:
+    """Of the accuracies."""
+    return float(np.mean([result.accuracy for result in results]))
+
+
+def overlap_of(results: Sequence[Result]) -> Overlap:
+    """Of all tests together."""
+    return sum((result.overlap for result in results[1:]), results[0].overlap)
+
+
+def table(results: Sequence[Result]) -> str:
+    """One line per language, the mean, the overlap line; percent with two decimals."""
+    rows = [[_shown(result.test), str(result.pairs), f"{result.accuracy:.2f}"] for result in results]
+    total = [f"mean of {len(rows)}", str(sum(result.pairs for result in results)), f"{mean(results):.2f}"]
+    return "\n".join(
+        [text_table.table(["language", "pairs", "accuracy"], [*rows, [], total]), overlap_of(results).line]
+    )
+
+
+def _shown(test: NliTest) -> str:
+    premise, hypothesis = map(name, test.languages)
+    return f"{hypothesis} ({test.name})" if premise == hypothesis else f"{premise}, {hypothesis} ({test.name})"
+
+
+def values(results: Sequence[Result]) -> dict[str, Any]:
+    """For JSON: ``mean``; ``languages``: ``de``, or ``en-de`` -> ``accuracy`` (percent), ``pairs``, ``overlap``."""
+    languages = {
+        result.test.name: {"accuracy": result.accuracy, "pairs": result.pairs, "overlap": result.overlap.as_dict()}
+        for result in results
+    }
+    return {"mean": mean(results), "languages": languages}
+
+
+def headline(results: Sequence[Result]) -> dict[str, float]:
+    """The average by which XNLI is quoted."""
+    return {f"mean of {len(results)}": mean(results)}

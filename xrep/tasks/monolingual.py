@@ -1,0 +1,311 @@
+"""Text of one or many languages: single sentences, neighbours in a document, or sentences and their tokens mixed up."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.order import ExampleOrder
+from xrep.data.plan import check_size, plan_batches
+from xrep.data.spool import scramble
+from xrep.data.store import TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE
+from xrep.data.stream import Plan
+from xrep.data.text_store import TextOptions, TextSplit, prepare_text
+from xrep.errors import UserError
+from xrep.tasks.bitext import VALIDATION_BATCH_SIZE, Pool
+from xrep.text.sides import SHARED, Tokenizers, load_tokenizers, open_tokenizers, same_tokenizer, save_tokenizers
+from xrep.text.tokenizer import Tokenizer
+
+Units = Literal["sentences", "adjacent", "reordered"]
+
+
+@dataclass
+class SentenceBatch:
+    """Single sentences.
+
+    Attributes:
+        indices: int64 [B]: which example of its split each row is (for messages).
+        languages: int64 [B], places in ``TextSpec.languages``; they and ``indices`` stay where Python can read them.
+    """
+
+    sentences: TokenBatch
+    indices: Tensor
+    languages: Tensor
+
+    @property
+    def sides(self) -> tuple[TokenBatch]:
+        return (self.sentences,)
+
+    def to(self, device: torch.device | str) -> SentenceBatch:
+        return SentenceBatch(self.sentences.to(device), self.indices, self.languages)
+
+    def pin_memory(self) -> SentenceBatch:
+        return SentenceBatch(self.sentences.pin_memory(), self.indices, self.languages)
+
+    def rows(self, start: int, stop: int) -> SentenceBatch:
+        """Some of the sentences."""
+        some = slice(start, stop)
+        return SentenceBatch(self.sentences.rows(start, stop), self.indices[some], self.languages[some])
+
+    @property
+    def token_count(self) -> int:
+        return self.sentences.real_tokens
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+
+class MonolingualTask:
+    """Text of one or many languages with one vocabulary, tokenised once and kept on disk.
+
+    A batch has sentences (``SentenceBatch``: mlm), pairs of neighbouring sentences (``PairBatch``: cmlm, and by
+    translation_ranking QuickThought), or pairs of a sentence and its own tokens in another order (``PairBatch``: what
+    hictl makes of text without translations). Both sides of a pair are of one language.
+
+    Args:
+        tokenizers: folder of the tokenizer that the model brings, as ``shared``; empty if the text has its own.
+
+    Attributes:
+        text: what the model needs to know of the text. All languages are on both sides, so towers must be shared.
+        tokenizers: ``shared``.
+        examples: training sentences, or pairs, in one epoch.
+
+    Raises:
+        UserError: the text is missing or damaged, has no neighbours, or two different tokenizers are named.
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        data: str
+        """Text, one sentence a line, a blank line between documents: a folder of files such as news.de, en.txt.gz,
+        train.fr.xz and valid.fr, or de=FILE,en=FILE."""
+        units: Literal["sentences", "adjacent", "reordered"] = "sentences"
+        """sentences (criterion mlm); adjacent: two neighbours in a document (cmlm); reordered: a sentence, and its
+        tokens in random order (hictl, in the place of a translation)."""
+        swap_order: bool = True
+        """Of units adjacent: in half of the pairs, drawn anew each time, the later sentence comes first (CMLM, section
+        3)."""
+        sampling_alpha: float = 0.3
+        """Languages are drawn with p proportional to n ** sampling_alpha, n being their sentences (XLM-R: 0.3); 1 takes
+        every example once an epoch."""
+        tokenizer: str | None = None
+        """Directory that holds the tokenizer: a data directory (as a part beside bitext: that of the bitext), a
+        checkpoint or a folder of its own. None: that of the pretrained encoder, else one is trained on this text."""
+        vocab_size: int = 16000
+        """Subwords of the vocabulary that is trained."""
+        vocabulary_alpha: float = 0.3
+        """Languages weigh n ** vocabulary_alpha in the text that it is trained on (CMLM, section 4.1: 0.3)."""
+        exclude: list[str] = field(default_factory=list)
+        """Files or directories of evaluation sets, whose sentences are dropped from the training text."""
+        batch_size: int = 128
+        """Sentences, or pairs, in a batch."""
+        max_length: int = 128
+        """Longest sentence in subwords, special tokens included; longer ones are cut."""
+
+        def problems(self) -> list[str]:
+            found = []
+            for name in ("sampling_alpha", "vocabulary_alpha"):
+                if not 0 <= getattr(self, name) <= 1:
+                    found.append(f"{name} must lie in [0, 1], not {getattr(self, name)}")
+            for name, least in (("batch_size", 1), ("max_length", 3), ("vocab_size", 8)):
+                if getattr(self, name) < least:
+                    found.append(f"{name} must be at least {least}, not {getattr(self, name)}")
+            return found
+
+    def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
+        self.config, self._seed = config, seed
+        options = TextOptions(
+            vocabulary_size=config.vocab_size, vocabulary_alpha=config.vocabulary_alpha, exclude=config.exclude
+        )
+        self._data = prepare_text(config.data, options, _given_tokenizer(config, tokenizers or {}))
+        self._train = _Examples(self._data.splits["train"], config.units)
+        self.examples = self._train.count
+        if not self.examples:
+            problem = "no document has two sentences"
+            raise UserError(problem, path=config.data, cure="only a blank line ends one; or choose --units sentences")
+        self.tokenizers: Tokenizers = {SHARED: self._data.tokenizer}
+        languages = [split.language for split in self._data.splits["train"]]
+        self.text = TextSpec(
+            vocabularies={SHARED: Vocabulary.of(self._data.tokenizer)},
+            max_length=config.max_length,
+            source_languages=languages,
+            target_languages=languages,
+        )
+        self._order = _NumberedOrder(self._train.sizes, config.sampling_alpha, seed, self._train.lengths)
+
+    def check_size(self, world_size: int) -> None:
+        """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
+        what = "pairs" if self.config.units == "adjacent" else "sentences"
+        check_size(self.examples, what, self.config.batch_size, world_size, self.config.data)
+
+    def write_training_hashes(self, path: Path) -> None:
+        """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
+        shutil.copyfile(self._data.path / TRAINING_HASHES_FILE, path)
+
+    def save_tokenizers(self, directory: Path) -> None:
+        save_tokenizers(self.tokenizers, directory)
+
+    def fingerprint(self) -> str:
+        """Changes when the tokens, their order, the borders of documents or the vocabulary do."""
+        return self._data.fingerprint
+
+    def plan(
+        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
+    ) -> Iterator[Plan]:
+        """The training batches of one rank: see ``xrep.data.plan.plan_batches``, but ``Plan.what`` has (corpus, row,
+        number of the example in the run), int64 [N, 3]: what is drawn for an example is drawn by that number."""
+        return plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
+
+    def make(self, what: np.ndarray) -> SentenceBatch | PairBatch:
+        """The batch of ``Plan.what``."""
+        return self._batch(self._train, what)
+
+    def describe(self, batch: SentenceBatch | PairBatch, limit: int = 3) -> str:
+        """The first examples of a training batch as text, for messages."""
+        starts = np.cumsum([0, *self._train.sizes])
+        lines = []
+        for index in batch.indices[:limit].tolist():
+            corpus = int(np.searchsorted(starts, index, side="right")) - 1
+            split = self._train.splits[corpus]
+            (row,) = self._train.rows(corpus, np.array([index - starts[corpus]]))
+            rows = (row, row + 1) if self.config.units == "adjacent" else (row,)
+            texts = [repr(self._data.tokenizer.decode(split.sentences[row])) for row in rows]
+            lines.append(f"{split.language} sentence {row}: {' ||| '.join(texts)}")
+        return "; ".join(lines) or "no examples"
+
+    def validation_pools(self, max_pool_size: int) -> list[Pool]:
+        """None: there are no translations to look for."""
+        return []
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is text of a split valid."""
+        return self._valid.count > 0
+
+    def validation_batches(self) -> Iterator[SentenceBatch | PairBatch]:
+        """The examples of the split valid, language by language, by length; none if there is no such split."""
+        examples = self._valid
+        for corpus, size in enumerate(examples.sizes):
+            order = np.argsort(examples.lengths(corpus, np.arange(size)), kind="stable")
+            for start in range(0, size, VALIDATION_BATCH_SIZE):
+                rows = order[start : start + VALIDATION_BATCH_SIZE]
+                yield self._batch(examples, np.stack([np.full_like(rows, corpus), rows, rows], axis=1))
+
+    @property
+    def _valid(self) -> _Examples:
+        known = [split for split in self._data.splits.get("valid", []) if split.language in self.text.languages]
+        return _Examples(known, self.config.units)
+
+    def _batch(self, examples: _Examples, what: np.ndarray) -> SentenceBatch | PairBatch:
+        """Collate (corpus, row, number) examples, int64 [N, 3]."""
+        corpora, rows, numbers = what.T
+        starts = np.cumsum([0, *examples.sizes])
+        indices = torch.from_numpy(starts[corpora] + rows)
+        places = [self.text.languages.index(split.language) for split in examples.splits]
+        languages = torch.from_numpy(np.array(places, dtype=np.int64)[corpora])
+        sentences, first = self._gather(examples, corpora, rows, 0)
+        if self.config.units == "sentences":
+            return SentenceBatch(self._pad(*sentences), indices, languages)
+        if self.config.units == "reordered":
+            other, second = self._reordered(*sentences, numbers), first
+        else:
+            other, second = self._gather(examples, corpora, rows, 1)
+        source, target, ids = self._pad(*sentences), self._pad(*other), np.stack([first, second], axis=1)
+        if self.config.units == "adjacent" and self.config.swap_order:
+            swapped = (scramble(numbers.astype(np.uint64), self._seed) & np.uint64(1)).astype(bool)
+            source, target = _swapped(source, target, torch.from_numpy(swapped), self.text.vocabulary(SHARED).pad_id)
+            ids[swapped] = ids[swapped, ::-1]
+        return PairBatch(
+            source, target, torch.from_numpy(ids.view(np.int64)), indices, languages.unsqueeze(1).expand(-1, 2)
+        )
+
+    def _gather(
+        self, examples: _Examples, corpora: np.ndarray, rows: np.ndarray, ahead: int
+    ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """Ids end to end and lengths of the sentences ``ahead`` of each example's first, and their hashes."""
+        ids: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(rows)
+        hashes = np.empty(len(rows), dtype=np.uint64)
+        for corpus in np.unique(corpora).tolist():
+            here, split = np.flatnonzero(corpora == corpus), examples.splits[corpus]
+            own = examples.rows(corpus, rows[here]) + ahead
+            flat, lengths = split.sentences.gather(own, self.config.max_length - 2)
+            for place, part in zip(here, np.split(flat, np.cumsum(lengths)[:-1]), strict=True):
+                ids[place] = part
+            hashes[here] = split.hashes[own]
+        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+        return (np.concatenate([np.zeros(0, dtype=np.int64), *ids]), lengths), hashes
+
+    def _reordered(self, ids: np.ndarray, lengths: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of each sentence in an order that its number in the run draws."""
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        place = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        keys = scramble(scramble(numbers.astype(np.uint64), self._seed)[row] + place.astype(np.uint64), self._seed)
+        return ids[np.lexsort((keys, row))], lengths
+
+    def _pad(self, ids: np.ndarray, lengths: np.ndarray) -> TokenBatch:
+        return pad(ids, lengths, self.text.vocabulary(SHARED))
+
+
+class _Examples:
+    """The examples of a split, by language: sentences, or sentences that another follows."""
+
+    def __init__(self, splits: list[TextSplit], units: Units) -> None:
+        self._pairs = units == "adjacent"
+        self.splits = [split for split in splits if len(split.followed)] if self._pairs else splits
+        self.sizes = [len(split.followed if self._pairs else split) for split in self.splits]
+        self.count = sum(self.sizes)
+
+    def rows(self, corpus: int, numbers: np.ndarray) -> np.ndarray:
+        """The first sentence of each example of a language."""
+        return self.splits[corpus].followed[numbers] if self._pairs else numbers
+
+    def lengths(self, corpus: int, numbers: np.ndarray) -> np.ndarray:
+        """Tokens of each example of a language."""
+        rows, sentences = self.rows(corpus, numbers), self.splits[corpus].sentences
+        return sentences.lengths(rows) + (sentences.lengths(rows + 1) if self._pairs else 0)
+
+
+class _NumberedOrder(ExampleOrder):
+    """An order of examples that tells their positions, too."""
+
+    def take(self, start: int, stop: int) -> np.ndarray:
+        """int64 [stop - start, 3]: corpus, row and position."""
+        return np.column_stack([super().take(start, stop), np.arange(start, stop)])
+
+
+def _swapped(first: TokenBatch, second: TokenBatch, swap: Tensor, pad_id: int) -> tuple[TokenBatch, TokenBatch]:
+    """Two batches whose rows change places where ``swap`` (bool [B]) says so."""
+    both, count = first.followed_by(second, pad_id), len(first)
+    rows = torch.arange(count)
+    sides = []
+    for chosen in (rows + count * swap, rows + count * ~swap):
+        side = TokenBatch(both.tokens[chosen], both.lengths[chosen])
+        sides.append(side.rows(0, count))
+    return sides[0], sides[1]
+
+
+def _given_tokenizer(config: MonolingualTask.Config, brought: Mapping[str, str]) -> Tokenizer | None:
+    """That of the model, or that the configuration names; None: train one."""
+    own, cure = None, "all languages share one encoder and one vocabulary: use --towers shared"
+    if config.tokenizer is not None:
+        inner = Path(config.tokenizer) / TOKENIZER_DIRECTORY
+        own = open_tokenizers(inner if inner.is_dir() else Path(config.tokenizer)).get(SHARED)
+        if own is None:
+            raise UserError("has a tokenizer for each side", path=config.tokenizer, cure=cure)
+    if not brought:
+        return own
+    theirs = load_tokenizers(brought, partial=True).get(SHARED)
+    if theirs is None:
+        raise UserError("the pretrained encoders have tokenizers of their own", cure=cure)
+    if own is not None and not same_tokenizer(own, theirs):
+        problem = "is another vocabulary than that of the pretrained encoder"
+        raise UserError(problem, path=config.tokenizer, cure="leave it out")
+    return theirs
