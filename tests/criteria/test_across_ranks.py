@@ -8,7 +8,6 @@ import torch
 from tests.corpus import sentence_pairs
 from tests.criteria.ranks import PARTS, RUNS, check, train
 from tests.kernels.ranks import Found, Results, run_ranks
-from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch
 from xrep.kernels.gather import current_group
 from xrep.models.dual_encoder import DualEncoder
@@ -68,21 +67,23 @@ def test_the_runs_tell_right_from_wrong(whole: dict[str, Results]) -> None:
         assert not torch.allclose(whole[one]["loss"], whole[other]["loss"], rtol=1e-3)
 
 
-def test_negatives_of_the_own_rank_alone(found: Found, whole: dict[str, Results], text, models, batches) -> None:
+@pytest.mark.parametrize("name", ["hictl, alone", "translation_ranking, alone"])
+def test_negatives_of_the_own_rank_alone(
+    found: Found, whole: dict[str, Results], text, models, batches, name: str
+) -> None:
     """Losses of the first batch, before any step, are those of each part by itself."""
-    name = "translation_ranking, alone"
-    sizes = PARTS[len(found)][1]
-    criterion = TranslationRanking(TranslationRanking.Config(), models["shared"], text)
+    sizes, kind = PARTS[len(found)][1], RUNS[name].criterion
+    criterion = kind(kind.Config(**dict(RUNS[name].options)), models["shared"], text)
     start = 0
     first = PARTS[len(found)][0]
     for rank, size in enumerate(first):
-        expected = criterion(models["shared"], batches[0].rows(start, start + size)).terms
-        assert found[rank][name]["loss"][0].item() == pytest.approx(
-            expected["translation_ranking"].sum.item(), abs=1e-10
-        )
+        (expected,) = criterion(models["shared"], batches[0].rows(start, start + size)).terms.values()
+        assert found[rank][name]["loss"][0].item() == pytest.approx(expected.sum.item(), abs=1e-10)
         start += size
     together = torch.stack([part[name]["loss"] for part in found]).sum(0)
     assert torch.allclose(together, whole[name]["loss"]) is (len(sizes) == 1)
+    kept = [key for key in whole[name] if key != "loss" and key != "gradient"]
+    assert all(torch.equal(part[name][key], found[0][name][key]) for part in found for key in kept)
 
 
 def test_one_process_has_no_group() -> None:
