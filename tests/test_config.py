@@ -56,7 +56,8 @@ def test_top_level_options_have_help():
         ("a,b", "list[str]", ["a", "b"]),
         (["a,b"], "list[str]", ["a,b"]), ("[0.9, 0.98]", "list[float]", [0.9, 0.98]),
         ("", "list[str]", []), ("cuda", "Literal['auto', 'cuda']", "cuda"), ("2", "Literal[1, 2]", 2),
-        (12, "str", "12"),
+        (12, "str", "12"), ("none", "Literal['target', 'none']", "none"), (None, "Literal['target', 'none']", "none"),
+        ("none", "Literal['a'] | None", None),
     ],
 )  # fmt: skip
 def test_conversion(value, annotation, expected):

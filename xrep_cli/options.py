@@ -347,9 +347,10 @@ def _title(section: Section, where: str) -> str:
 
 
 def _kind(annotation: str) -> str:
+    annotation = annotation.replace(" | None", "")
     if annotation.startswith("Literal["):
         return "{" + ",".join(str(v) for v in ast.literal_eval(f"({annotation[8:-1]},)")) + "}"
-    return annotation.replace(" | None", "").replace("list[str]", "A,B,...").replace("list[float]", "X,Y,...").upper()
+    return annotation.replace("list[str]", "A,B,...").replace("list[float]", "X,Y,...").upper()
 
 
 def _show(default: Any) -> str:

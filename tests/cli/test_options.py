@@ -97,9 +97,10 @@ def test_what_is_wrong_is_listed():
 def test_a_name_of_two_parts(tmp_path, monkeypatch):
     """``layers`` of the model and of a plugin's criterion: each is named by its key."""
     (tmp_path / "layered_criterion.py").write_text(
-        "from dataclasses import dataclass\n\nfrom xrep.registry import CRITERIA\n\n\n"
+        "from dataclasses import dataclass\nfrom typing import Literal\n\nfrom xrep.registry import CRITERIA\n\n\n"
         "class Layered:\n    @dataclass(kw_only=True)\n    class Config:\n"
-        '        layers: int = 3\n        """Layers."""\n\n\n'
+        '        layers: int = 3\n        """Layers."""\n'
+        '        depth: Literal["low", "high"] | None = None\n        """Depth."""\n\n\n'
         "CRITERIA.register('layered', 'layered_criterion:Layered')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -110,7 +111,7 @@ def test_a_name_of_two_parts(tmp_path, monkeypatch):
     ]
     merged = values(*given, "--model.layers", "4", "criterion.layers=5")
     assert (merged["model"]["layers"], merged["criterion"]["layers"]) == (4, 5)
-    assert "criterion.layers= INT" in help_text(parse(given))
+    assert "criterion.layers= INT" in help_text(parse(given)) and "--depth {low,high}" in help_text(parse(given))
 
 
 def test_printed_configuration_gives_itself_again(tmp_path, capsys):

@@ -121,10 +121,10 @@ def convert(value: Any, annotation: str) -> Any:
         ValueError: it is not one.
     """
     options = _union(annotation)
-    if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
-        if "None" in options:
-            return None
-        raise ValueError(f"must be {annotation}")
+    if "None" in options and isinstance(value, str) and value.lower() in ("none", "null"):
+        return None
+    if value is None and "None" in options:
+        return None
     for option in options:
         try:
             return _convert_one(value, option)
@@ -144,6 +144,7 @@ def _union(annotation: str) -> list[str]:
 
 def _convert_one(value: Any, kind: str) -> Any:
     if kind.startswith("Literal["):
+        value = "none" if value is None else value  # as YAML reads what stands for it
         for choice in _elements(kind):
             if str(value) == str(ast.literal_eval(choice)):
                 return ast.literal_eval(choice)
