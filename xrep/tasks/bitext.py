@@ -89,6 +89,11 @@ class BitextTask:
         self.text = _text_spec(self.tokenizers, self._train, config.max_length)
         self._order = ExampleOrder([len(pair) for pair in self._train], config.sampling_alpha, seed, self._lengths)
 
+    @property
+    def examples_per_batch(self) -> int:
+        """Of a rank."""
+        return self.config.batch_size
+
     def check_size(self, world_size: int) -> None:
         """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
         check_size(self.examples, "pairs", self.config.batch_size, world_size, self._data.path)

@@ -96,7 +96,7 @@ class MixtureTask:
             task.text = replace(task.text, **joined)
         by_proportion = config.mixing == "proportion"
         shares = {p.name: Fraction(p.proportion if by_proportion else 1).limit_denominator(10**6) for p in config.parts}
-        rates = {part.name: shares[part.name] * part.config.batch_size for part in config.parts}
+        rates = {name: shares[name] * task.examples_per_batch for name, task in self.tasks.items()}
         # Steps of an epoch of each part, up to a factor that all have.
         self._longest = max(self.tasks, key=lambda name: self.tasks[name].examples / rates[name])
         steps = self.tasks[self._longest].examples / rates[self._longest]

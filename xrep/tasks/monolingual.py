@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
-from xrep.data.order import ExampleOrder
-from xrep.data.plan import check_size, plan_batches
+from xrep.data.order import WINDOW_SIZE, ExampleOrder
+from xrep.data.plan import TokenBudget, check_budget, check_size, plan_batches, plan_by_tokens
 from xrep.data.spool import scramble
 from xrep.data.store import TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE
 from xrep.data.stream import Plan
@@ -105,8 +106,13 @@ class MonolingualTask:
         """Languages weigh n ** vocabulary_alpha in the text that it is trained on (CMLM, section 4.1: 0.3)."""
         exclude: list[str] = field(default_factory=list)
         """Files or directories of evaluation sets, whose sentences are dropped from the training text."""
-        batch_size: int = 128
-        """Sentences, or pairs, in a batch."""
+        batch_size: int | None = None
+        """Sentences, or pairs, in a batch; none: 128. Beside max_tokens the most that a batch may have; none: any
+        number."""
+        max_tokens: int | None = None
+        """Of units sentences: each batch of each rank is as many of the next sentences as have so many tokens together,
+        special tokens included. Padding does not count, as the encoder does not compute it (fairseq counts it), but
+        sentences that would be padded to three times as many tokens go into different batches."""
         max_length: int = 128
         """Longest sentence in subwords, special tokens included; longer ones are cut."""
 
@@ -115,9 +121,12 @@ class MonolingualTask:
             for name in ("sampling_alpha", "vocabulary_alpha"):
                 if not 0 <= getattr(self, name) <= 1:
                     found.append(f"{name} must lie in [0, 1], not {getattr(self, name)}")
-            for name, least in (("batch_size", 1), ("max_length", 3), ("vocab_size", 8)):
-                if getattr(self, name) < least:
-                    found.append(f"{name} must be at least {least}, not {getattr(self, name)}")
+            for name, least in (("batch_size", 1), ("max_tokens", 1), ("max_length", 3), ("vocab_size", 8)):
+                value = getattr(self, name)
+                if value is not None and value < least:
+                    found.append(f"{name} must be at least {least}, not {value}")
+            if self.max_tokens is not None and self.units != "sentences":
+                found.append(f"max_tokens is for units sentences; batches of {self.units} ones have a batch_size")
             return found
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
@@ -140,11 +149,29 @@ class MonolingualTask:
             target_languages=languages,
         )
         self._order = _NumberedOrder(self._train.sizes, config.sampling_alpha, seed, self._train.lengths)
+        self._budget: TokenBudget | None = None
+        if config.max_tokens is not None:
+            self._budget = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
+
+    @property
+    def examples_per_batch(self) -> Fraction:
+        """Of a rank; with a token budget the mean over the first examples of the order."""
+        if self._budget is None:
+            return Fraction(self._batch_size)
+        first = min(self.examples, WINDOW_SIZE)
+        return Fraction(first, sum(1 for _ in self.plan(stop=first)))
+
+    @property
+    def _batch_size(self) -> int:
+        return 128 if self.config.batch_size is None else self.config.batch_size
 
     def check_size(self, world_size: int) -> None:
         """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
         what = "pairs" if self.config.units == "adjacent" else "sentences"
-        check_size(self.examples, what, self.config.batch_size, world_size, self.config.data)
+        if self._budget is None:
+            check_size(self.examples, what, self._batch_size, world_size, self.config.data)
+        else:
+            check_budget(self._order, what, self._budget, world_size, self.config.data)
 
     def write_training_hashes(self, path: Path) -> None:
         """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
@@ -160,9 +187,12 @@ class MonolingualTask:
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """The training batches of one rank: see ``xrep.data.plan.plan_batches``, but ``Plan.what`` has (corpus, row,
-        number of the example in the run), int64 [N, 3]: what is drawn for an example is drawn by that number."""
-        return plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
+        """The training batches of one rank: see ``xrep.data.plan.plan_batches`` and ``plan_by_tokens``, but
+        ``Plan.what`` has (corpus, row, number of the example in the run), int64 [N, 3]: what is drawn for an example is
+        drawn by that number."""
+        if self._budget is None:
+            return plan_batches(self._order, self._batch_size, cursor, rank, world_size, stop)
+        return plan_by_tokens(self._order, self._budget, cursor, rank, world_size, stop)
 
     def make(self, what: np.ndarray) -> SentenceBatch | PairBatch:
         """The batch of ``Plan.what``."""
@@ -226,6 +256,10 @@ class MonolingualTask:
         return PairBatch(
             source, target, torch.from_numpy(ids.view(np.int64)), indices, languages.unsqueeze(1).expand(-1, 2)
         )
+
+    def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
+        """int64 [n, 1]: of training sentences as ``_gather`` cuts and ``_pad`` completes them."""
+        return np.minimum(self._train.lengths(corpus, rows) + 2, self.config.max_length)[:, None]
 
     def _gather(
         self, examples: _Examples, corpora: np.ndarray, rows: np.ndarray, ahead: int

@@ -167,6 +167,11 @@ class NliTask:
             target_languages=by_side["target"],
         )
 
+    @property
+    def examples_per_batch(self) -> int:
+        """Of a rank."""
+        return self.config.batch_size
+
     def check_size(self, world_size: int) -> None:
         """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
         check_size(self.examples, "examples", self.config.batch_size, world_size, self.config.data)

@@ -24,6 +24,7 @@ LOCK = ".lock"
 MAY_CHANGE = {
     "task.data",
     "task.batch_size",
+    "task.max_tokens",
     *(f"trainer.max_{bound}" for bound in ("steps", "epochs", "minutes")),
     *(f"trainer.{name}" for name in ("update_freq", "micro_batch", "validate_every", "device", "kernels")),
     *(f"trainer.{name}" for name in ("precision", "compile", "activation_checkpointing", "data_workers")),

@@ -99,7 +99,7 @@ def out_of_memory(batches: list[Any]) -> str:
     """What to say when memory ran out over these batches: how large they are, and what to change."""
     shapes = "; ".join(_shape_of(batch) for batch in batches)
     return (
-        f"out of memory with {shapes}; lower --batch-size (and raise --update-freq), --micro-batch or "
+        f"out of memory with {shapes}; lower --batch-size or --max-tokens (and raise --update-freq), --micro-batch or "
         "--max-length, or set --activation-checkpointing or --precision bf16"
     )
 

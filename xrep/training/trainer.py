@@ -241,7 +241,7 @@ class Trainer:
         return shares
 
     def _step(self, group: Group, shared: _Shared, began: float) -> None:
-        rate = self._learning_rate(shared.examples - self.state.examples)
+        rate = self._learning_rate(shared.examples / (self.state.step + 1))
         try:
             self.engine.prepare(self.state.step)
             batches = [batch for batch, _ in group]
@@ -265,7 +265,8 @@ class Trainer:
             self._record(rate)
         self.progress.line(self._line(rate))
 
-    def _learning_rate(self, examples: int) -> float:
+    def _learning_rate(self, examples: float) -> float:
+        """``examples``: of a step, the mean so far; where batches fill a token budget no two steps have as many."""
         schedule = self.schedule.config
         step, warmup = self.state.step, schedule.warmup_steps
         warmup_end = max(self._shares(warmup, warmup * examples, 0.0))

@@ -1,0 +1,147 @@
+"""Batches by number of tokens: full, within their budget, and a stretch of the order on whatever rank."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xrep.data.order import WINDOW_SIZE, ExampleOrder
+from xrep.data.plan import MOST_PADDING, TokenBudget, check_budget, plan_batches, plan_by_tokens
+from xrep.data.stream import Plan
+from xrep.errors import UserError
+
+SIZES = [3000, 1700]
+EPOCH = sum(SIZES)
+
+
+def lengths_of(corpus: int, rows: np.ndarray) -> np.ndarray:
+    """Of both sides: 2 to 41 tokens, and now and then 400."""
+    first = (rows * 7919 + corpus * 31) % 40 + 2
+    second = (rows * 104729 + corpus) % 40 + 2
+    return np.stack([np.where(rows % 97 == 5, 400, first), second], axis=1)
+
+
+def one_side(corpus: int, rows: np.ndarray) -> np.ndarray:
+    return lengths_of(corpus, rows)[:, :1]
+
+
+def order(seed: int = 1) -> ExampleOrder:
+    return ExampleOrder(SIZES, 1.0, seed, lambda corpus, rows: lengths_of(corpus, rows).sum(1))
+
+
+def expected(
+    stream: np.ndarray, max_tokens: int, max_examples: int | None, lengths: Callable[..., np.ndarray]
+) -> list[list[tuple[int, int]]]:
+    """One example after the other, as long as it fits."""
+    batches: list[list[tuple[int, int]]] = []
+    totals = widths = np.zeros(1)
+    for corpus, row in stream.tolist():
+        own = lengths(corpus, np.array([row]))[0]
+        totals, widths = totals + own, np.maximum(widths, own)
+        full = not batches or len(batches[-1]) == max_examples
+        if full or (totals > max_tokens).any() or (widths * (len(batches[-1]) + 1) > MOST_PADDING * max_tokens).any():
+            batches.append([])
+            totals = widths = own
+        batches[-1].append((corpus, row))
+    return batches
+
+
+def rows(plan: Plan) -> list[tuple[int, int]]:
+    return list(map(tuple, plan.what.tolist()))
+
+
+@pytest.mark.parametrize("max_tokens", [50, 700, 6000])
+@pytest.mark.parametrize("lengths", [one_side, lengths_of])
+@pytest.mark.parametrize("max_examples", [None, 60])
+def test_a_batch_is_as_many_of_the_next_examples_as_fit(max_tokens: int, lengths, max_examples: int | None) -> None:
+    """The same batches for any number of ranks; over an epoch nothing is lost or repeated."""
+    budget = TokenBudget(max_tokens, lengths, max_examples)
+    batches = expected(order().take(0, EPOCH), max_tokens, max_examples, lengths)
+    if max_tokens == 50:
+        assert [400] in [[lengths_of(*pair)[0] for pair in [(c, np.array([r])) for c, r in batch]][0][:1].tolist()
+                         for batch in batches if len(batch) == 1]  # fmt: skip
+    for world in (1, 2, 3):
+        ranks = [list(plan_by_tokens(order(), budget, None, rank, world, EPOCH)) for rank in range(world)]
+        steps = list(zip(*ranks, strict=True))
+        assert len(steps) == -(-len(batches) // world)
+        found = [rows(plan) for step in steps for plan in step]
+        assert found == batches + [[]] * (len(found) - len(batches))
+        assert sorted(itertools.chain(*found)) == [(c, row) for c, size in enumerate(SIZES) for row in range(size)]
+        consumed = np.cumsum([sum(len(plan.what) for plan in step) for step in steps]).tolist()
+        for step, total in zip(steps, consumed, strict=True):
+            assert {(plan.cursor, plan.examples) for plan in step} == {(total, total)}
+        assert consumed[-1] == EPOCH
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 2 * EPOCH),
+    st.lists(st.tuples(st.integers(30, 9000), st.integers(1, 4), st.integers(1, 4)), min_size=2, max_size=4),
+)
+def test_a_run_goes_on_at_any_example_with_another_budget(start: int, legs: list[tuple[int, int, int]]) -> None:
+    """And with a fixed number of examples in place of a budget, and back."""
+    cursor, seen = start, []
+    for max_tokens, world, steps in legs:
+        budget = TokenBudget(max_tokens, lengths_of)
+        ranks = [list(itertools.islice(plan_by_tokens(order(), budget, cursor, r, world, None), steps)) for r in range(world)]
+        for step in zip(*ranks, strict=True):
+            assert all(len(plan.what) for plan in step)
+            seen += [row for plan in step for row in rows(plan)]
+            assert {plan.cursor for plan in step} == {start + len(seen)}
+        (fixed,) = itertools.islice(plan_batches(order(), 7, start + len(seen), 0, 1, None), 1)
+        seen += rows(fixed)
+        cursor = fixed.cursor
+    assert seen == list(map(tuple, order().take(start, start + len(seen)).tolist()))
+
+
+def test_it_ends_where_it_is_told_to() -> None:
+    budget = TokenBudget(3000, one_side)
+    *_, last = plan_by_tokens(order(), budget, None, 0, 1, EPOCH + 11)
+    assert last.examples == EPOCH + 11
+    assert list(plan_by_tokens(order(), budget, EPOCH, 0, 2, EPOCH)) == []
+    assert list(plan_by_tokens(order(), budget, EPOCH + 5, 0, 2, EPOCH)) == []
+    (only,) = plan_by_tokens(order(), budget, EPOCH - 3, 2, 3, EPOCH)
+    assert only.what.shape == (0, 2) and only.examples == EPOCH
+
+
+@pytest.mark.parametrize("max_tokens", [300, 4000, 900_000])
+def test_lengths_are_looked_up_once(max_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the budget, work and memory are a few times the examples, never their square."""
+    looked_up, filled = [], []
+    fill = TokenBudget.fill
+
+    def counted(corpus: int, some: np.ndarray) -> np.ndarray:
+        looked_up.append(len(some))
+        return one_side(corpus, some)
+
+    monkeypatch.setattr(TokenBudget, "fill", lambda self, some: filled.append(len(some)) or fill(self, some))
+    size = 4 * WINDOW_SIZE
+    large = ExampleOrder([size], 1.0, 1, lambda corpus, some: one_side(corpus, some)[:, 0])
+    plans = list(plan_by_tokens(large, TokenBudget(max_tokens, counted), None, 0, 1, size))
+    assert sum(looked_up) == size and len(looked_up) < size / 1000
+    longest = max(len(plan.what) for plan in plans)
+    assert max(filled) <= 2 * longest + 2 * 2048
+    assert len(filled) <= len(plans) + len(looked_up) + 1
+
+
+def test_an_epoch_fills_the_batches_of_all_ranks(tmp_path: Path) -> None:
+    def check(max_tokens: int, world: int, max_examples: int | None = None) -> None:
+        check_budget(order(), "sentences", TokenBudget(max_tokens, one_side, max_examples), world, tmp_path)
+
+    tokens = sum(int(one_side(corpus, np.arange(size)).sum()) for corpus, size in enumerate(SIZES))
+    check(tokens // 3, 1)
+    check(1000, 7)
+    check(10**12, 4, max_examples=1000)
+    for max_tokens, world, max_examples, said in [
+        (10**12, 1, None, f"{EPOCH} training sentences do not fill a batch of {10**12} tokens; lower --max-tokens or give"),
+        (tokens // 2, 3, None, f"a batch of {tokens // 2} tokens on each of 3 ranks; lower --max-tokens, start fewer"),
+        (10**12, 5, 1000, "on each of 5 ranks"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            check(max_tokens, world, max_examples)
