@@ -84,6 +84,31 @@ lr_scheduler: constant
         assert record["loss"] == pytest.approx((record["mlm/loss"] + record["quick_thought/loss"]) / 2)
 
 
+def test_a_token_budget_on_two_ranks_and_another_on_one(raw: Path, data_directory: Path, tmp_path: Path) -> None:
+    """An epoch each, none of whose steps have as many sentences as others; the rate falls steadily even so."""
+    given = {
+        "task": "monolingual",
+        "criterion": "mlm",
+        "tokenizer": data_directory,
+        "sampling_alpha": 1,
+        "log_every": 1,
+    }
+    given |= {"warmup_steps": 15, "lr_scheduler": "linear"}
+    line = [str(raw), *options(**given, save_dir=tmp_path), "--batch-size=none"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    together = [*launcher, "xrep_cli.train", *line, "--max-epochs=1", "--max-tokens=300"]
+    done = subprocess.run(together, env=environment(threads=1), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first = records(tmp_path, "train")
+    rates = [record["learning_rate"] for record in first]
+    assert rates[:15] == sorted(rates[:15]) and rates[15:] == sorted(rates[15:], reverse=True) and rates[-1] < 2e-4
+    assert main([*line, "--max-epochs=2", "--max-tokens=700"]) == 0
+    second = records(tmp_path, "train")[len(first) :]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["examples"] == 2 * 1280 and summary["steps"] == len(first) + len(second)
+    assert len(second) == pytest.approx(len(first) * 600 / 700, rel=0.1)
+
+
 def test_mlm_beside_tlm(raw: Path, data_directory: Path, tmp_path: Path) -> None:
     """As XLM is trained: text of each language, and translations."""
     recipe = tmp_path / "xlm.yaml"

@@ -173,6 +173,29 @@ def test_smoothed_sampling(make, alpha: float, share: float) -> None:
     assert task.text.languages == ["de", "en"] and places.double().mean().item() == pytest.approx(share, abs=0.01)
 
 
+@pytest.mark.parametrize("batch_size", [None, 20])
+def test_a_budget_of_tokens(make, batch_size: int | None) -> None:
+    """The tokens that a batch really has, with the special ones and with long sentences cut."""
+    task = make(max_tokens=400, batch_size=batch_size, max_length=14)
+    for world in (1, 2, 3):
+        ranks = [[batch for batch, _ in stream(task, rank=rank, world_size=world, stop=490)] for rank in range(world)]
+        assert len({len(batches) for batches in ranks}) == 1
+        batches = [batch for step in zip(*ranks, strict=True) for batch in step]
+        texts = Counter(index for batch in batches for index in batch.indices.tolist())
+        assert texts == Counter(range(490))
+        for batch, following in itertools.pairwise(batch for batch in batches if len(batch)):
+            assert batch.token_count == int(batch.sentences.lengths.sum()) <= 400
+            assert batch.token_count + following.sentences.lengths[0] > 400 or len(batch) == batch_size
+        assert max(int(batch.sentences.lengths.max()) for batch in batches if len(batch)) == 14
+    mean = 490 / sum(1 for batch in batches if len(batch))
+    assert task.examples_per_batch == pytest.approx(mean) and (batch_size is None or mean < 20)
+    task.check_size(3)
+    with pytest.raises(UserError, match="490 training sentences do not fill a batch of 5000 tokens on each of 3 ranks"):
+        make(max_tokens=5000).check_size(3)
+    assert [len(batch) for batch, _ in stream(make(max_tokens=1), stop=490)] == [1] * 490
+    assert make(max_tokens=400).fingerprint() == make().fingerprint() and make().examples_per_batch == 128
+
+
 @pytest.mark.parametrize("units", ["sentences", "adjacent", "reordered"])
 @pytest.mark.parametrize("before, after", [(1, 3), (2, 1), (4, 2)])
 def test_a_run_goes_on_with_other_ranks_and_batches(make, units: str, before: int, after: int) -> None:
@@ -228,6 +251,30 @@ def test_beside_bitext(make, raw: Path, data_directory: Path) -> None:
     own = batch.parts["mono"]
     for text, place in zip(sentences(task.tasks["mono"], own.sentences), own.languages.tolist(), strict=True):
         assert task.text.languages[place] == ("en" if text in english else "de")
+
+
+@pytest.mark.parametrize("max_tokens, longest", [(90, "mono"), (2000, "pairs")])
+def test_a_budget_beside_a_batch_size(raw: Path, data_directory: Path, max_tokens: int, longest: str) -> None:
+    """The part that takes longest is seen once in an epoch, whichever it is."""
+    of_text = {"data": str(raw), "tokenizer": str(data_directory), "max_tokens": max_tokens, "max_length": 32}
+    parts = [
+        Part("mono", MonolingualTask, MonolingualTask.Config(**of_text, sampling_alpha=1.0), 1.0, 1.0),
+        Part("pairs", BitextTask, BitextTask.Config(data=str(data_directory), batch_size=20), 1.0, 1.0),
+    ]
+    task = MixtureTask(MixtureTask.Config(parts=parts, mixing="weight"), 1)
+    sizes = {"mono": 490, "pairs": 630}
+    for world in (1, 2):
+        ranks = [list(task.plan(rank=rank, world_size=world, stop=task.examples)) for rank in range(world)]
+        steps = list(zip(*ranks, strict=True))
+        assert all(
+            (plan.cursor, plan.examples) == (step[0].cursor, step[0].examples) for step in steps for plan in step
+        )
+        seen = {name: sum(len(plan.what[name]) for step in steps for plan in step) for name in sizes}
+        assert steps[-1][0].cursor["parts"] == seen and seen[longest] == sizes[longest]
+        assert steps[-1][0].examples >= task.examples > steps[-2][0].examples
+        # What the other part gives meanwhile is known from the mean of its batches.
+        assert sum(seen.values()) == pytest.approx(task.examples, rel=0.05)
+        assert task.make(steps[0][0].what).parts["mono"].token_count <= max_tokens
 
 
 def test_describe(make) -> None:
@@ -318,8 +365,13 @@ def test_refused(make, tmp_path: Path) -> None:
         make(data=str(tmp_path), batch_size=3).check_size(1)
     with pytest.raises(UserError, match="no training sentence is left; check the text and --exclude"):
         make(data=str(tmp_path), exclude=[str(tmp_path / "train.de")])
-    assert MonolingualTask.Config(data="x").problems() == []
-    wrong = MonolingualTask.Config(
-        data="x", sampling_alpha=2, vocabulary_alpha=-1, batch_size=0, max_length=2, vocab_size=7
+    assert (
+        MonolingualTask.Config(data="x").problems() == MonolingualTask.Config(data="x", max_tokens=9).problems() == []
     )
-    assert len(wrong.problems()) == 5
+    assert MonolingualTask.Config(data="x", max_tokens=9, units="adjacent").problems() == [
+        "max_tokens is for units sentences; batches of adjacent ones have a batch_size"
+    ]
+    wrong = MonolingualTask.Config(
+        data="x", sampling_alpha=2, vocabulary_alpha=-1, batch_size=0, max_length=2, vocab_size=7, max_tokens=0
+    )
+    assert len(wrong.problems()) == 6
