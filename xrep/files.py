@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,3 +49,22 @@ def check_output(path: str | Path, *, folder: bool = False) -> None:
     if path.exists() and path.is_dir() != folder:
         kind = "a folder" if path.is_dir() else "a file"
         raise UserError(f"is {kind} already", path=path, cure="choose another name")
+
+
+def build_once(directory: Path, marker: str, build: Callable[[Path], None]) -> None:
+    """Have ``build`` fill a folder aside that becomes ``directory``, unless that is there; ``marker`` is its last file.
+
+    Several processes may do so at once: one of the folders stays, which is as good as the others.
+    """
+    if (directory / marker).is_file():
+        return
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".", dir=directory.parent))
+    try:
+        build(temporary)
+        os.replace(temporary, directory)
+    except OSError:
+        if not (directory / marker).is_file():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

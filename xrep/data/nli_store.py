@@ -19,8 +19,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -32,6 +30,7 @@ import numpy as np
 
 from xrep.data.store import MANIFEST_FILE, TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE, TokenColumn, token_dtype
 from xrep.errors import UserError
+from xrep.files import build_once
 from xrep.text.cleaning import HashSet, sentence_hashes
 from xrep.text.corpora import xrep_home
 from xrep.text.nli_readers import Example, NliFile, discover_nli, read_nli
@@ -136,18 +135,12 @@ def prepare_nli(
     """
     files = discover_nli(path, options.language)
     cached = xrep_home() / "nli" / _key(files, options, tokenizers)
-    if not (cached / MANIFEST_FILE).is_file():
+
+    def build(folder: Path) -> None:
         log(f"tokenising {path} (once; kept in {cached})")
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".", dir=cached.parent))
-        try:
-            _Writer(temporary, files, options, log).write(tokenizers)
-            os.replace(temporary, cached)
-        except OSError:
-            if not (cached / MANIFEST_FILE).is_file():  # else another process was faster
-                raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        _Writer(folder, files, options, log).write(tokenizers)
+
+    build_once(cached, MANIFEST_FILE, build)
     return NliData.open(cached)
 
 

@@ -17,8 +17,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,6 +36,7 @@ from xrep.data.store import (
     token_dtype,
 )
 from xrep.errors import UserError
+from xrep.files import build_once
 from xrep.text.cleaning import HashSet, load_exclusion, sentence_hashes
 from xrep.text.corpora import xrep_home
 from xrep.text.sides import SHARED, open_tokenizers
@@ -132,18 +131,12 @@ def prepare_text(
     """
     files = find_text(data)
     cached = xrep_home() / "text" / _key(files, options, tokenizer)
-    if not (cached / MANIFEST_FILE).is_file():
+
+    def build(folder: Path) -> None:
         log(f"tokenising {data} (once; kept in {cached})")
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".", dir=cached.parent))
-        try:
-            _Writer(temporary, files, options, log).write(tokenizer)
-            os.replace(temporary, cached)
-        except OSError:
-            if not (cached / MANIFEST_FILE).is_file():  # else another process was faster
-                raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        _Writer(folder, files, options, log).write(tokenizer)
+
+    build_once(cached, MANIFEST_FILE, build)
     return TextData.open(cached)
 
 
