@@ -142,7 +142,20 @@ def test_quick_thought(raw: Path, tmp_path: Path) -> None:
     assert set(valid) >= {"loss", "accuracy"}
 
 
-def test_tlm_needs_pairs(raw: Path, tmp_path: Path, capfd) -> None:
-    given = {**STEADY, "criterion": "tlm", "vocab_size": 120, "save_dir": tmp_path / "run"}
+@pytest.mark.parametrize("criterion", ["tlm", "translation_ranking", "dual_moco", "nli", "nli_triplet"])
+def test_single_sentences_are_not_what_is_read(criterion: str, raw: Path, tmp_path: Path, capfd) -> None:
+    run = tmp_path / "run"
+    given = {"task": "monolingual", "units": "sentences", "criterion": criterion, "vocab_size": 120, "save_dir": run}
     assert main([str(raw), *options(**given)]) == 2
-    assert "tlm reads pairs, this task gives single sentences; choose --task bitext" in capfd.readouterr().err
+    error = capfd.readouterr().err.splitlines()[-1]
+    read = {"nli": "labelled pairs", "nli_triplet": "triplets"}.get(criterion, "pairs of sentences")
+    assert error.startswith(
+        f"xrep-train: error: the criterion reads {read}, and the task gives single sentences; choose"
+    )
+    assert not run.exists()
+
+
+def test_translations_have_no_labels(data_directory: Path, tmp_path: Path, capfd) -> None:
+    given = {"criterion": "nli", "save_dir": tmp_path / "run"}
+    assert main([str(data_directory), *options(**given)]) == 2
+    assert "reads labelled pairs, and the task gives pairs of sentences; choose --task nli" in capfd.readouterr().err

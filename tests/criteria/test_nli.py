@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
 from tests.criteria.nli_batches import CRITERIA, EXACT, PARTS, SMALL, make_batches, make_task, train
 from tests.criteria.test_batches import NoWaiting
 from tests.kernels.ranks import run_ranks
@@ -177,18 +176,14 @@ def test_the_head_is_thrown_away_but_saved(task) -> None:
     assert 0.03 < float(share) < 0.07  # a tenth of the half that ReLU lets through
 
 
-def test_other_batches_are_refused(task, text, make_batch) -> None:
+def test_other_tasks_are_refused(task, text) -> None:
     model = make_model(task("pairs"))
     pairs, triplets = Nli(Nli.Config(), model, text), NliTriplet(NliTriplet.Config(), model, text)
-    for criterion, batch, form in (
-        (pairs, task("triplets").make(np.arange(3)), "pairs"),
-        (triplets, task("pairs").make(np.arange(3)), "triplets"),
-        (pairs, make_batch(sentence_pairs(3)), "pairs"),
-    ):
-        with pytest.raises(
-            UserError, match=f"this criterion is for {form} of the task nli; set --task nli --form {form}"
-        ):
-            criterion(model, batch)
+    pairs.check_task(task("pairs"))
+    triplets.check_task(task("triplets"))
+    for criterion, form, reads in ((pairs, "triplets", "labelled pairs"), (triplets, "pairs", "triplets")):
+        with pytest.raises(UserError, match=f"the criterion reads {reads}, and the task gives .*; choose --task nli"):
+            criterion.check_task(task(form))
 
 
 def test_problems() -> None:

@@ -40,6 +40,8 @@ class CMLM(Criterion):
             vectors; the model has another number of projection spaces; too few positions.
     """
 
+    reads = ("pairs of sentences",)
+
     @dataclass(kw_only=True)
     class Config:
         projections: int = 15

@@ -11,6 +11,13 @@ from torch import Tensor, nn
 
 from xrep.errors import UserError
 
+WHERE = {
+    "pairs of sentences": "--task bitext, or monolingual with --units adjacent",
+    "labelled pairs": "--task nli",
+    "triplets": "--task nli with --form triplets",
+}
+"""Which task gives the examples that a criterion reads."""
+
 
 @dataclass
 class Term:
@@ -51,12 +58,23 @@ class Criterion(nn.Module, ABC):
         idle_parameters: whether a step may leave parameters that are trained without gradient (which the engine that
             averages gradients over ranks then has to look for).
         frozen: patterns, as of ``--freeze``, of the parameters that the objective itself keeps as they are.
+        reads: kinds of examples that it can read, of those that tasks say they give; none: any.
         micro_batch: rows of a batch that are encoded at a time (``set_micro_batch``); None: all.
     """
 
     idle_parameters: bool = False
     micro_batch: int | None = None
     frozen: Sequence[str] = ()
+    reads: Sequence[str] = ()
+
+    def check_task(self, task: Any) -> None:
+        """Raise UserError if the task gives (its attribute ``gives``) another kind of examples than this reads."""
+        gives = getattr(task, "gives", None)
+        if gives is not None and self.reads and gives not in self.reads:
+            cure = " or ".join(WHERE[kind] for kind in self.reads if kind in WHERE)
+            raise UserError(
+                f"the criterion reads {' or '.join(self.reads)}, and the task gives {gives}", cure=f"choose {cure}"
+            )
 
     def prepare(self, task: Any) -> None:
         """Called once before training, and before tensors are loaded: what it needs of the text beyond ``TextSpec``.

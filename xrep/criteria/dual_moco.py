@@ -28,6 +28,8 @@ class DualMoco(ContrastiveCriterion):
     the negatives are the other keys of the batch.
     """
 
+    reads = ("pairs of sentences",)
+
     @dataclass(kw_only=True)
     class Config:
         queue_size: int = 409600

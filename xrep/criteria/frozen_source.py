@@ -50,6 +50,8 @@ class FrozenSource(ContrastiveCriterion):
             of another width.
     """
 
+    reads = ("pairs of sentences",)
+
     @dataclass(kw_only=True)
     class Config:
         source: Literal["frozen", "trained"] = "frozen"

@@ -44,6 +44,8 @@ class HiCTL(ContrastiveCriterion):
         UserError: languages have towers of their own, or no [MASK].
     """
 
+    reads = ("pairs of sentences",)
+
     @dataclass(kw_only=True)
     class Config:
         language_model: bool = True

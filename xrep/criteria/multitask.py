@@ -12,6 +12,7 @@ from xrep.config import Part
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, merged
 from xrep.criteria.criterion import Criterion, Loss, Term
 from xrep.data.batching import TextSpec
+from xrep.errors import UserError
 from xrep.tasks.mixture import MixedBatch
 
 
@@ -47,6 +48,13 @@ class Multitask(ContrastiveCriterion):
         self._trained: dict[str, int] = {}
         """How many kinds of vectors the parts have that compare rows."""
         self._constant: dict[str, int] = {}
+
+    def check_task(self, task: Any) -> None:
+        for part, own in self.parts.items():
+            try:
+                own.check_task(task.tasks[part])
+            except UserError as error:
+                raise UserError(f"part {part}: {error}") from None
 
     def prepare(self, task: Any) -> None:
         for part, own in self.parts.items():

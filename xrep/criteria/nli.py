@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from xrep.criteria.criterion import Criterion, Loss, Term, percentage
 from xrep.data.batching import TextSpec
-from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.nn.layers import Linear
 from xrep.tasks.nli import NliBatch
@@ -27,6 +26,8 @@ class Nli(Criterion):
     (appendix B) has a two-layer MLP "on top of the sentence representations" and does not say what it concatenates:
     here the same four, and ``features`` chooses among them (sentence-BERT has the first three).
     """
+
+    reads = ("labelled pairs",)
 
     @dataclass(kw_only=True)
     class Config:
@@ -66,7 +67,7 @@ class Nli(Criterion):
         return {"nli": len(batch)}
 
     def forward(self, model: nn.Module, batch: NliBatch) -> Loss:
-        hidden = self.hidden(self.features(*sentence_vectors(model, batch, 2)))
+        hidden = self.hidden(self.features(*sentence_vectors(model, batch)))
         result = linear_cross_entropy(hidden, self.output.weight, batch.labels, bias=self.output.bias)
         return Loss({"nli": Term(result.loss)}, {"accuracy": percentage(result.correct)})
 
@@ -87,14 +88,7 @@ class Nli(Criterion):
         return torch.cat([each[name] for name in self.config.features], dim=1)
 
 
-def sentence_vectors(model: Any, batch: NliBatch, columns: int) -> tuple[Tensor, ...]:
-    """Vectors [B, D] of each column of a batch, every tower reading its sentences in one pass.
-
-    Raises:
-        UserError: the batch holds triplets where pairs are wanted, or the other way round.
-    """
-    if not isinstance(batch, NliBatch) or batch.places.size(1) != columns:
-        form = "pairs" if columns == 2 else "triplets"
-        raise UserError(f"this criterion is for {form} of the task nli", cure=f"set --task nli --form {form}")
+def sentence_vectors(model: Any, batch: NliBatch) -> tuple[Tensor, ...]:
+    """Vectors [B, D] of each column of a batch, every tower reading its sentences in one pass."""
     vectors = torch.cat(model.encode_pair(*batch.sides))
     return tuple(vectors.index_select(0, places) for places in batch.places.unbind(1))

@@ -21,6 +21,8 @@ class NliTriplet(ContrastiveCriterion):
     Gao et al., 2021, equation 5; frozen_source fine-tunes with it (4.2.3).
     """
 
+    reads = ("triplets",)
+
     @dataclass(kw_only=True)
     class Config:
         temperature: float = 0.05
@@ -45,7 +47,7 @@ class NliTriplet(ContrastiveCriterion):
         return {"nli_triplet": len(batch)}
 
     def encode(self, model: nn.Module, batch: NliBatch) -> Encoded:
-        return Encoded(sentence_vectors(model, batch, 3))
+        return Encoded(sentence_vectors(model, batch))
 
     def contrast(self, vectors: tuple[Tensor, ...], batch: NliBatch) -> Loss:
         config = self.config

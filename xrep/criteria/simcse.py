@@ -26,6 +26,8 @@ class SimCSE(ContrastiveCriterion):
     their translations. The objective is the mean over the sentences of both.
     """
 
+    reads = ("pairs of sentences",)
+
     @dataclass(kw_only=True)
     class Config:
         side: Literal["source", "target", "both"] = "both"

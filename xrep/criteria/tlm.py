@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from xrep.criteria.mlm import MLM
 from xrep.criteria.reconstruction import on_device
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.errors import UserError
-from xrep.tasks.monolingual import MonolingualTask
 from xrep.text.sides import SHARED
 
 LANGUAGE_STD = 0.02
@@ -30,6 +28,8 @@ class TLM(MLM):
     Raises:
         UserError: languages have towers of their own, or what ``MLM`` raises.
     """
+
+    reads = ("pairs of sentences",)
 
     @dataclass(kw_only=True)
     class Config(MLM.Config):
@@ -52,11 +52,6 @@ class TLM(MLM):
         if config.language_embeddings:
             self.language_embedding = nn.Embedding(len(text.languages), shape.hidden_size)
             nn.init.normal_(self.language_embedding.weight, std=LANGUAGE_STD)
-
-    def prepare(self, task: Any) -> None:
-        if isinstance(task, MonolingualTask) and task.config.units == "sentences":
-            raise UserError("tlm reads pairs, this task gives single sentences", cure="choose --task bitext")
-        super().prepare(task)
 
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"tlm": self.language.count(SHARED, self._together(batch).batch)}

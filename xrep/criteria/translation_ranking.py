@@ -24,6 +24,8 @@ class TranslationRanking(ContrastiveCriterion):
     both directions added; 4.4: margin 0.3) and L_TR of DAP (equation 5: from source to target alone).
     """
 
+    reads = ("pairs of sentences",)
+
     @dataclass(kw_only=True)
     class Config:
         temperature: float = 0.05

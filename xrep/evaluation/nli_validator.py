@@ -90,7 +90,7 @@ def _classified(task: NliTask, model: Any, criterion: Criterion) -> Iterator[tup
         raise UserError("the criterion has no classifier", cure="choose --criterion nli or --validation sts")
     device = next(model.parameters()).device
     for batch in task.validation_batches():
-        classes = criterion.predict(*sentence_vectors(model, batch.to(device), 2)).cpu()
+        classes = criterion.predict(*sentence_vectors(model, batch.to(device))).cpu()
         right, places = (classes == batch.labels).numpy(), batch.languages.numpy()
         for pair in np.unique(places, axis=0):
             names = dict.fromkeys(task.text.languages[place] for place in pair)
@@ -99,6 +99,6 @@ def _classified(task: NliTask, model: Any, criterion: Criterion) -> Iterator[tup
 
 def _nearer(model: Any, batch: NliBatch) -> Tensor:
     """Of each triplet whether its positive is nearer to its anchor than its hard negative, bool [B]."""
-    vectors = sentence_vectors(model, batch.to(next(model.parameters()).device), 3)
+    vectors = sentence_vectors(model, batch.to(next(model.parameters()).device))
     anchor, positive, negative = (vector.float().cpu() for vector in vectors)
     return F.cosine_similarity(anchor, positive) > F.cosine_similarity(anchor, negative) + ROUNDING

@@ -52,6 +52,8 @@ class BitextTask:
         UserError: the data is missing or damaged, or has other tokenizers.
     """
 
+    gives = "pairs of sentences"
+
     @dataclass(kw_only=True)
     class Config:
         data: str | None = None

@@ -154,6 +154,11 @@ class MonolingualTask:
             self._budget = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
 
     @property
+    def gives(self) -> str:
+        """The kind of examples, for criteria that read one kind."""
+        return "single sentences" if self.config.units == "sentences" else "pairs of sentences"
+
+    @property
     def examples_per_batch(self) -> Fraction:
         """Of a rank; with a token budget the mean over the first examples of the order."""
         if self._budget is None:

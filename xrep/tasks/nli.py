@@ -168,6 +168,11 @@ class NliTask:
         )
 
     @property
+    def gives(self) -> str:
+        """The kind of examples, for criteria that read one kind."""
+        return "triplets" if self.config.form == "triplets" else "labelled pairs"
+
+    @property
     def examples_per_batch(self) -> int:
         """Of a rank."""
         return self.config.batch_size

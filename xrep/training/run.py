@@ -124,6 +124,7 @@ def _build(run: RunConfig, task: Any, latest: Checkpoint | None) -> tuple[nn.Mod
     # The model comes first: a criterion may copy it (momentum encoders, heads).
     notes = model.notes + (_init_model(initial, model, task) if initial else [])
     criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+    criterion.check_task(task)
     criterion.prepare(task)
     notes += [_load(initial, CRITERION, "criterion", criterion)[1]] if initial else []
     return model, criterion, notes
