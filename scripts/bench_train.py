@@ -156,10 +156,10 @@ class padded:
     """Every position of a padded batch is computed, as where no one packs."""
 
     def __enter__(self) -> None:
-        import xrep.nn.encoder as encoder
+        from xrep.nn import layers
 
-        self.module, self.before = encoder, encoder.PACKED_BELOW
-        encoder.PACKED_BELOW = 0.0
+        self.module, self.before = layers, layers.PACKED_BELOW
+        layers.PACKED_BELOW = 0.0
 
     def __exit__(self, *_: object) -> None:
         self.module.PACKED_BELOW = self.before

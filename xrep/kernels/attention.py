@@ -10,17 +10,23 @@ SHORT = 64
 """Tokens up to which attention is faster written out than in torch's flash kernel, on CPUs and without gradient."""
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Scaled dot-product attention [B, heads, T, d].
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, causal: bool = False) -> Tensor:
+    """Scaled dot-product attention [B, heads, T, d], to keys and values [B, heads, S, d].
 
     Args:
-        mask: bool, False where nothing is looked at, broadcast to [B, heads, T, T].
+        mask: bool, False where nothing is looked at, broadcast to [B, heads, T, S].
         dropout: of the attention weights.
+        causal: token t looks at keys 0 to t alone; with it there is no ``mask``.
     """
     plain = not (dropout or torch.is_grad_enabled() or torch.compiler.is_compiling())
     if plain and q.device.type == "cpu" and q.size(2) <= SHORT:
-        return _written_out(q, k, v, mask)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        return _written_out(q, k, v, mask if not causal else mask_of_future(q.size(2), k.size(2), q.device))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+
+
+def mask_of_future(queries: int, keys: int, device: torch.device) -> Tensor:
+    """bool [1, 1, queries, keys]: query t looks at keys 0 to t."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()[None, None]
 
 
 def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -29,9 +35,23 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
     scores = q.new_zeros(())
     if mask is not None:
         scores = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
-        scores = scores.expand(batch, heads, length, length).flatten(0, 1)
+        scores = scores.expand(batch, heads, length, k.size(2)).flatten(0, 1)
     scores = torch.baddbmm(
         scores, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), beta=0 if mask is None else 1, alpha=size**-0.5
     )
     weights = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(v.dtype)
     return torch.bmm(weights, v.flatten(0, 1)).unflatten(0, (batch, heads))
+
+
+def cached_attention(q: Tensor, keys: Tensor, values: Tensor, own: Tensor | None) -> Tensor:
+    """Attention of the next token of K hypotheses of each sentence to all that was decoded so far, [B, heads, K, d].
+
+    Args:
+        keys, values: [B, heads, N, d], of all hypotheses.
+        own: [B, K, N], added to the scores: -inf at tokens of other hypotheses; None: there are none.
+    """
+    scores = torch.matmul(q, keys.transpose(2, 3)) * q.size(3) ** -0.5
+    if own is not None:
+        scores = scores + own.unsqueeze(1)
+    weights = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(values.dtype)
+    return torch.matmul(weights, values)

@@ -31,6 +31,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec
+from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.nn.weights import save_tensors
@@ -68,6 +69,17 @@ class Checkpoint:
     def config(self) -> dict[str, Any]:
         """The run's resolved configuration, as plain data."""
         return read_saved_config(self.path / CONFIG)
+
+    @property
+    def translates(self) -> bool:
+        """Whether its model has a decoder."""
+        return "decoder" in self.manifest["architecture"]
+
+    @property
+    def training_hashes(self) -> Path | None:
+        """Hashes of the training sentences (sorted uint64 ``.npy``), in it or beside it; None if they are not there."""
+        real = self.path.resolve()
+        return next((file for folder in (real, real.parent) if (file := folder / TRAINING_HASHES_FILE).exists()), None)
 
     def tensors(self, name: str = MODEL) -> dict[str, Tensor]:
         """The tensors of a file; none if it was left out."""
@@ -217,6 +229,18 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> nn.Modul
     if not random_weights:
         model.load_state_dict(checkpoint.tensors(), strict=True)
     return model.eval()
+
+
+def fingerprint(model: nn.Module, text: TextSpec) -> str:
+    """Hex digest that changes with the weights, the architecture, the type of numbers and the special ids; not with the
+    place where the model lies."""
+    options = {name: value for name, value in vars(model.config).items() if not name.endswith("encoder")}
+    facts = [model.architecture(), text.as_dict(), options]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load_matching(module: nn.Module, tensors: dict[str, Tensor]) -> list[str]:

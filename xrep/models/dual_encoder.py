@@ -232,7 +232,7 @@ class DualEncoder(nn.Module):
 def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[str, Start]) -> dict[str, Any]:
     names = (SHARED,) if config.towers == "shared" else SIDES
     shapes = {
-        name: _pretrained_shape(pretrained[name], config)
+        name: pretrained[name].cut(config.pretrained_layers)
         if name in pretrained
         else _shape(config, text.vocabulary(name))
         for name in names
@@ -289,17 +289,6 @@ def _projected(config: DualEncoder.Config, pretrained: dict[str, Start]) -> str:
     if config.projected_side != "auto":
         return config.projected_side
     return "source" if list(pretrained) == ["target"] else "target"
-
-
-def _pretrained_shape(source: Start, config: DualEncoder.Config) -> EncoderShape:
-    layers = config.pretrained_layers
-    if layers is None:
-        return source.shape
-    if layers > source.shape.layers:
-        raise UserError(
-            f"has {source.shape.layers} layers, not {layers}", path=source.path, cure="lower --pretrained-layers"
-        )
-    return EncoderShape(**{**source.shape.as_dict(), "layers": layers})
 
 
 def _shape(config: DualEncoder.Config, vocabulary: Vocabulary) -> EncoderShape:

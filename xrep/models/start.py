@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from xrep.errors import UserError
-from xrep.models.directory import MANIFEST, TOKENIZER, open_checkpoint
+from xrep.models.directory import MANIFEST, TOKENIZER, Checkpoint, open_checkpoint
 from xrep.nn.encoder import EncoderShape
 from xrep.nn.pooling import Pooling
 from xrep.nn.pretrained import encoder_state, find_pretrained, read_pretrained
@@ -36,10 +36,24 @@ class Start:
     projection: DenseSpec | None
     state: Callable[[int | None], tuple[dict[str, Tensor], list[str]]]
 
+    def cut(self, layers: int | None) -> EncoderShape:
+        """The shape of its first layers; None: all.
+
+        Raises:
+            UserError: it has not so many.
+        """
+        if layers is None:
+            return self.shape
+        if layers > self.shape.layers:
+            problem = f"has {self.shape.layers} layers, not {layers}"
+            raise UserError(problem, path=self.path, cure="lower --pretrained-layers")
+        return replace(self.shape, layers=layers)
+
 
 def find_start(name_or_path: str) -> Start:
     """A directory of Hugging Face or sentence-transformers, a name in the local Hugging Face cache, ``RUN/best`` of a
-    run with one tower, or ``RUN/best/target`` of one with a tower for each side.
+    run with one tower or of a translation model, whose encoder it is then, or ``RUN/best/target`` of a run with a tower
+    for each side.
 
     Raises:
         UserError: none of these, or a damaged one.
@@ -47,7 +61,7 @@ def find_start(name_or_path: str) -> Start:
     path = Path(name_or_path)
     for checkpoint, tower in ((path, None), (path.parent, path.name)):
         if (checkpoint / MANIFEST).is_file() and not path.is_file():
-            return _tower(checkpoint, tower)
+            return _of_checkpoint(open_checkpoint(checkpoint), tower)
     source = read_pretrained(find_pretrained(name_or_path))
     return Start(
         path=source.path,
@@ -59,9 +73,27 @@ def find_start(name_or_path: str) -> Start:
     )
 
 
-def _tower(path: Path, tower: str | None) -> Start:
-    checkpoint = open_checkpoint(path)
-    architecture = checkpoint.manifest["architecture"]
+def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> Start:
+    path, architecture = checkpoint.path, checkpoint.manifest["architecture"]
+    if "towers" in architecture:
+        return _tower(checkpoint, tower)
+    if tower is not None:
+        raise UserError(f"no tower {tower!r}", path=path, cure=f"name {path}")
+    if "encoder" not in architecture:
+        raise UserError("its model has no encoder to start from", path=path, cure="start from another run")
+    state = _below("encoder.", checkpoint.tensors())
+    return Start(
+        path=path,
+        tokenizer=_tokenizer(path, "source"),
+        shape=EncoderShape(**architecture["encoder"]),
+        pooling=None,
+        projection=None,
+        state=lambda layers: _first_layers(state, layers),
+    )
+
+
+def _tower(checkpoint: Checkpoint, tower: str | None) -> Start:
+    path, architecture = checkpoint.path, checkpoint.manifest["architecture"]
     names = list(architecture["towers"])
     if tower is None and len(names) == 1:
         tower = names[0]
@@ -80,17 +112,25 @@ def _tower(path: Path, tower: str | None) -> Start:
         bias=tensors.get(f"projections.{tower}.bias"),
         activation=projection["activation"],
     )
-    own = checkpoint.path / TOKENIZER / tower
-    prefix = f"encoders.{tower}."
-    state = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    state = _below(f"encoders.{tower}.", tensors)
     return Start(
         path=path / tower,
-        tokenizer=own if own.is_dir() else own.parent,
+        tokenizer=_tokenizer(path, tower),
         shape=EncoderShape(**architecture["towers"][tower]),
         pooling=architecture["pooling"][tower],
         projection=dense,
         state=lambda layers: _first_layers(state, layers),
     )
+
+
+def _tokenizer(checkpoint: Path, side: str) -> Path:
+    """Folder of the tokenizer of a side, which both may share."""
+    own = checkpoint / TOKENIZER / side
+    return own if own.is_dir() else own.parent
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _first_layers(state: dict[str, Tensor], layers: int | None) -> tuple[dict[str, Tensor], list[str]]:

@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from xrep.data.batching import TokenBatch
-from xrep.nn.layers import Activation, EncoderLayer, Layout, Masking, Packing
-
-PACKED_BELOW = 0.9
-"""Share of real tokens in a batch below which they are packed."""
+from xrep.nn.layers import Activation, EncoderLayer, Layout, Masking, Packing, layout_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +73,7 @@ class TransformerEncoder(nn.Module):
         )
         self.norm_first = shape.norm == "pre"
         self.activation_checkpointing = False
-        self.apply(lambda module: _initialise(module, initializer_range))
+        self.apply(lambda module: initialise(module, initializer_range))
 
     def forward(
         self,
@@ -106,7 +103,7 @@ class TransformerEncoder(nn.Module):
         count = last if hidden_layer is None else hidden_layer
         if not 0 <= count <= last:
             raise ValueError(f"hidden_layer must lie in [0, {last}], not {hidden_layer}")
-        layout = _layout(batch)
+        layout = layout_of(batch)
         if positions is None:
             positions = torch.arange(batch.tokens.size(1), device=batch.tokens.device)
         positions, tokens = positions.expand_as(batch.tokens), batch.tokens
@@ -149,13 +146,6 @@ def set_activation_checkpointing(module: nn.Module, on: bool) -> None:
             part.activation_checkpointing = on
 
 
-def _layout(batch: TokenBatch) -> Layout:
-    if not batch.is_padded:
-        return None
-    packed = batch.real_tokens < PACKED_BELOW * batch.tokens.numel()
-    return Packing.of(batch) if packed else Masking(batch.mask)
-
-
 def _behind(prefix: Tensor, x: Tensor, batch: TokenBatch, layout: Layout) -> tuple[Tensor, Layout]:
     """Embedded tokens, as they lie in ``layout``, behind vectors [B, N, H]; and how both together lie."""
     rows, count, _ = prefix.shape
@@ -173,7 +163,8 @@ def _behind(prefix: Tensor, x: Tensor, batch: TokenBatch, layout: Layout) -> tup
     return torch.cat([x, x[:1].expand(len(whole.packed_rows) - len(x), -1)]), whole
 
 
-def _initialise(module: nn.Module, initializer_range: float) -> None:
+def initialise(module: nn.Module, initializer_range: float) -> None:
+    """Draw the weights of a linear layer or an embedding as BERT does: normal, biases and the pad row zero."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=initializer_range)
     if isinstance(module, nn.Linear) and module.bias is not None:

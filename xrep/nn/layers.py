@@ -30,6 +30,12 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
+def feedforward(x: Tensor, inner: Linear, outer: Linear, activation: Activation) -> Tensor:
+    """Two linear layers with the function between them."""
+    hidden = fused_linear(x, inner.weight, inner.bias, gelu=True) if activation == "gelu" else None
+    return outer(activate(inner(x), activation) if hidden is None else hidden)
+
+
 class Packing:
     """The real tokens of a padded batch, end to end: everything but attention runs on them alone.
 
@@ -86,6 +92,17 @@ class Masking:
 Layout = Packing | Masking | None
 """How a batch lies in memory; None: it has no padding."""
 
+PACKED_BELOW = 0.9
+"""Share of real tokens in a batch below which they are packed."""
+
+
+def layout_of(batch: TokenBatch) -> Layout:
+    """How an encoder or decoder computes a batch."""
+    if not batch.is_padded:
+        return None
+    packed = batch.real_tokens < PACKED_BELOW * batch.tokens.numel()
+    return Packing.of(batch) if packed else Masking(batch.mask)
+
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention over [B, T, H], or over tokens in another ``layout``."""
@@ -137,6 +154,4 @@ class EncoderLayer(nn.Module):
         return self.feedforward_norm(x + self.dropout(self._feedforward(x)))
 
     def _feedforward(self, x: Tensor) -> Tensor:
-        inner = self.feedforward_in
-        hidden = fused_linear(x, inner.weight, inner.bias, gelu=True) if self.activation == "gelu" else None
-        return self.feedforward_out(activate(inner(x), self.activation) if hidden is None else hidden)
+        return feedforward(x, self.feedforward_in, self.feedforward_out, self.activation)

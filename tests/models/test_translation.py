@@ -1,0 +1,239 @@
+"""The translator: steps equal the whole, options do what they say, and its parts start from where they are told."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.corpus import sentence_pairs
+from tests.encoders import write_encoder
+from xrep.config import to_yaml
+from xrep.data.batching import PairBatch, TextSpec, Vocabulary
+from xrep.errors import UserError
+from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.models.directory import Snapshot, load_model, open_checkpoint, write_checkpoint
+from xrep.models.translation import Translation
+from xrep.text.tokenizer import Tokenizer
+
+SMALL = {"layers": 2, "hidden_size": 32, "heads": 4, "feedforward_size": 64, "max_positions": 48, "decoder_layers": 2}
+EVERY = [(norm, tie, bias) for norm in ("post", "pre") for tie in ("all", "decoder", "none") for bias in (False, True)]
+
+
+def make_model(text: TextSpec, **options) -> Translation:
+    torch.manual_seed(0)
+    model = Translation(Translation.Config(**{**SMALL, **options}), text).eval()
+    for parameter in model.parameters():  # so that what is attended to matters
+        parameter.data.mul_(4 if parameter.dim() > 1 else 1)
+    return model
+
+
+def make_pairs(make_batch) -> PairBatch:
+    """Eight pairs of mixed lengths, padded on both sides."""
+    return make_batch(
+        [(" ".join(de.split()[: 1 + n]), en * (1 + n % 2)) for n, (de, en) in enumerate(sentence_pairs(8))]
+    )
+
+
+def teacher_forced(model: Translation, batch: PairBatch, languages: Tensor) -> tuple[Tensor, Tensor]:
+    found = model.predict(batch.source, batch.target, languages)
+    return found.vectors @ found.matrix.t(), found.labels
+
+
+def stepped(model: Translation, batch: PairBatch, languages: Tensor) -> Tensor:
+    """The same logits, from steps of four hypotheses of which one, now here and now there, is the target."""
+    tokens, rows, draw = batch.target.tokens, torch.arange(len(batch)), torch.Generator().manual_seed(1)
+    decoding = model.begin(batch.source, languages)
+    steps, place = [decoding.next()[:, 0]], torch.zeros_like(rows)
+    for position in range(1, tokens.size(1) - 1):
+        count = 1 if position == 1 else 4
+        extended, parents = (torch.randint(5, (len(rows), 4), generator=draw) for _ in range(2))
+        parents %= count
+        new = torch.randint(4, rows.shape, generator=draw)
+        extended[rows, new], parents[rows, new] = tokens[:, position], place
+        place = new
+        steps.append(decoding.next(extended, parents)[rows, place])
+    return torch.stack(steps, dim=1)
+
+
+@pytest.mark.parametrize(("norm", "tie", "bias"), EVERY)
+def test_steps_equal_the_whole(text, make_batch, norm: str, tie: str, bias: bool) -> None:
+    model, batch = make_model(text, norm=norm, tie_embeddings=tie, semantic_bias=bias), make_pairs(make_batch)
+    languages = torch.zeros(len(batch), dtype=torch.int64)
+    with torch.no_grad():
+        logits, labels = teacher_forced(model, batch, languages)
+        steps = stepped(model, batch, languages)
+    real = torch.arange(steps.size(1)) < (batch.target.lengths - 1).unsqueeze(1)
+    assert labels.tolist() == batch.target.tokens[:, 1:][real].tolist()
+    torch.testing.assert_close(steps[real], logits, rtol=0, atol=1e-5)
+
+
+def test_a_translation_does_not_depend_on_the_batch(text, make_batch) -> None:
+    model, batch = make_model(text, semantic_bias=True), make_pairs(make_batch)
+    languages = torch.zeros(len(batch), dtype=torch.int64)
+    with torch.no_grad():
+        together, _ = teacher_forced(model, batch, languages)
+        ones = [teacher_forced(model, batch.rows(i, i + 1), languages[:1])[0] for i in range(len(batch))]
+    torch.testing.assert_close(together, torch.cat(ones), rtol=0, atol=1e-5)
+
+
+def test_sentences_leave(text, make_batch) -> None:
+    model, batch = make_model(text, semantic_bias=True), make_pairs(make_batch)
+    rows, languages = torch.tensor([1, 4, 6]), torch.zeros(len(batch), dtype=torch.int64)
+    tokens, parents = torch.full((8, 3), 7), torch.zeros(8, 3, dtype=torch.int64)
+    every, some = (model.begin(batch.source, languages) for _ in range(2))
+    every.next(), some.next()
+    every.next(tokens, parents), some.next(tokens, parents)
+    some.keep(rows)
+    expected, found = every.next(tokens, parents)[rows], some.next(tokens[rows], parents[rows])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_the_semantic_bias_is_a_scaled_cosine(text, make_batch) -> None:
+    """z + s cos([CLS], E); with s = 0 the plain model."""
+    batch, languages = make_pairs(make_batch), torch.zeros(8, dtype=torch.int64)
+    model = make_model(text, semantic_bias=True).double()
+    plain = make_model(text).double()
+    model.load_state_dict(plain.state_dict(), strict=False)
+    with torch.no_grad():
+        without, _ = teacher_forced(plain, batch, languages)
+        for scale in (0.0, -2.5):
+            model.semantic_scale.fill_(scale)
+            cls, table = model.encoder(batch.source)[:, 0], model.encoder.token_embedding.weight
+            cosine = (cls @ table.t()) / cls.norm(dim=1, keepdim=True) / table.norm(dim=1).clamp_min(1e-12)
+            of_token = cosine.repeat_interleave(batch.target.lengths - 1, dim=0)
+            found, _ = teacher_forced(model, batch, languages)
+            torch.testing.assert_close(found, without + scale * of_token, rtol=0, atol=1e-9)
+            first = model.begin(batch.source, languages).next()[:, 0]
+            ahead = (batch.target.lengths - 1).cumsum(0) - (batch.target.lengths - 1)
+            torch.testing.assert_close(first.double(), found[ahead], rtol=0, atol=1e-5)
+
+
+def test_gradients_reach_every_parameter(text, make_batch) -> None:
+    batch = make_pairs(make_batch)
+    for tie in ("all", "decoder", "none"):
+        model = make_model(text, semantic_bias=True, tie_embeddings=tie).train()
+        found = model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64))
+        linear_cross_entropy(found.vectors, found.matrix, found.labels).loss.backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+
+
+def test_a_frozen_encoder_leaves_no_graph(text, make_batch) -> None:
+    model, batch = make_model(text), make_pairs(make_batch)
+    model.encoder.requires_grad_(False)
+    seen: list[Tensor] = []
+    model.encoder.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    found = model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64))
+    assert found.vectors.requires_grad and not seen[0].requires_grad
+
+
+def test_the_language_vector_is_the_first_input(tokenizer, make_batch) -> None:
+    text = TextSpec(
+        vocabularies={"shared": Vocabulary.of(tokenizer)},
+        max_length=48,
+        source_languages=["de"],
+        target_languages=["en", "es", "fr"],
+    )
+    model, batch = make_model(text), make_pairs(make_batch)
+    assert model.target_languages == ["en", "es", "fr"]
+    with torch.no_grad():
+        en, es, mixed = (
+            model.begin(batch.source, languages).next()
+            for languages in (torch.full((8,), 0), torch.full((8,), 1), torch.tensor([0, 1] * 4))
+        )
+    assert not torch.allclose(en, es, atol=1e-3)
+    torch.testing.assert_close(mixed[0::2], en[0::2], rtol=0, atol=1e-6)
+    torch.testing.assert_close(mixed[1::2], es[1::2], rtol=0, atol=1e-6)
+
+
+def test_no_pairs(text, make_batch) -> None:
+    model, batch = make_model(text, semantic_bias=True), make_pairs(make_batch).rows(0, 0)
+    found = model.predict(batch.source, batch.target, torch.zeros(0, dtype=torch.int64))
+    assert found.vectors.shape == (0, 64) and found.labels.shape == (0,)
+
+
+def test_tied_tables_are_one(text) -> None:
+    sizes = {
+        tie: sum(p.numel() for p in make_model(text, tie_embeddings=tie).parameters())
+        for tie in ("all", "decoder", "none")
+    }
+    table = text.vocabulary("target").size * 32
+    assert sizes["none"] - sizes["decoder"] == table and sizes["decoder"] - sizes["all"] == table
+
+
+def test_vocabularies_of_their_own(tokenizer, make_batch) -> None:
+    source = Vocabulary.of(tokenizer)
+    target = dataclasses.replace(source, size=source.size + 9)
+    text = TextSpec(
+        vocabularies={"source": source, "target": target},
+        max_length=48,
+        source_languages=["de"],
+        target_languages=["en"],
+    )
+    model = make_model(text)
+    assert model.begin(make_pairs(make_batch).source, torch.zeros(8, dtype=torch.int64)).next().size(2) == target.size
+    for options in ({"semantic_bias": True}, {"tie_embeddings": "all"}):
+        with pytest.raises(UserError, match="vocabularies of their own"):
+            make_model(text, **options)
+
+
+def test_widths_may_differ(text, make_batch) -> None:
+    model = make_model(text, decoder_hidden_size=24, decoder_heads=3, semantic_bias=True)
+    batch = make_pairs(make_batch)
+    assert model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64)).vectors.size(1) == 24 + 32
+    with pytest.raises(UserError, match="32 wide, the decoder 24"):
+        make_model(text, decoder_hidden_size=24, tie_embeddings="all")
+    with pytest.raises(UserError, match="not divisible"):
+        make_model(text, decoder_hidden_size=30)
+
+
+def test_starts_from_the_encoder_of_a_run(tmp_path: Path) -> None:
+    path = write_encoder(tmp_path / "run", size=32)
+    tokenizer = Tokenizer.load(path / "tokenizer")
+    text = TextSpec(
+        vocabularies={"shared": Vocabulary.of(tokenizer)},
+        max_length=48,
+        source_languages=["de"],
+        target_languages=["en"],
+    )
+    config = Translation.Config(encoder=str(path), decoder_layers=1)
+    assert list(config.tokenizers()) == ["shared"]
+    assert list(Translation.Config(encoder=str(path), share_vocabulary=False).tokenizers()) == ["source"]
+    model = Translation(config, text)
+    saved = open_checkpoint(path).tensors()
+    for name, tensor in model.encoder.state_dict().items():
+        assert torch.equal(tensor, saved[f"encoders.shared.{name}"])
+    assert model.decoder.shape.hidden_size == 32 and len(model.encoder.layers) == 1 and str(path) in model.notes[0]
+    with pytest.raises(UserError, match="lower --pretrained-layers"):
+        Translation(Translation.Config(encoder=str(path), pretrained_layers=5), text)
+
+
+def test_a_checkpoint_holds_all_of_it(text, tokenizer, make_batch, tmp_path: Path) -> None:
+    for tie in ("all", "none"):
+        options = {**SMALL, "tie_embeddings": tie, "semantic_bias": True}
+        model, batch = make_model(text, **options), make_pairs(make_batch)
+        snapshot = Snapshot.of(
+            step=1,
+            config_yaml=to_yaml({"model": {"name": "translation", **options}}),
+            text=text,
+            save_tokenizers=tokenizer.save,
+            model=model,
+            criterion=torch.nn.Linear(1, 1),
+            training_state={},
+        )
+        write_checkpoint(tmp_path / tie, snapshot)
+        loaded = load_model(open_checkpoint(tmp_path / tie))
+        languages = torch.zeros(8, dtype=torch.int64)
+        expected, _ = teacher_forced(model, batch, languages)
+        assert torch.equal(teacher_forced(loaded, batch, languages)[0], expected)
+
+
+def test_what_does_not_fit(text) -> None:
+    with pytest.raises(UserError, match="raise --max-positions"):
+        make_model(text, max_positions=40)
+    problems = Translation.Config(decoder_layers=0, hidden_size=30, dropout=1.0).problems()
+    assert len(problems) == 2 and "decoder_layers must be at least 1" in problems[0]
+    assert Translation.Config(hidden_size=30).problems() == ["hidden_size 30 is not divisible by heads 8"]

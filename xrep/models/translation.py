@@ -1,0 +1,324 @@
+"""A translator: an encoder, pretrained or not, and a decoder above it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
+from xrep.errors import UserError
+from xrep.kernels.linear import linear
+from xrep.models.start import Start, find_start
+from xrep.nn.decoder import DecoderShape, SourceMemory, StepCache, TransformerDecoder
+from xrep.nn.encoder import EncoderShape, TransformerEncoder, initialise
+from xrep.nn.layers import Packing, layout_of
+from xrep.text.sides import SHARED
+
+
+@dataclass
+class Predictions:
+    """What the loss of N target tokens is made of: logits are ``vectors @ matrix.T``.
+
+    Attributes:
+        vectors: [N, D].
+        labels: int64 [N], the tokens that were to be found.
+        matrix: [V, D].
+    """
+
+    vectors: Tensor
+    labels: Tensor
+    matrix: Tensor
+
+
+class Translation(nn.Module):
+    """Transformer encoder and decoder (Vaswani et al. 2017), the encoder's weights pretrained if one is named.
+
+    The decoder's first input is a vector of the target language, in the place of bos, so that one model translates
+    into several languages whatever vocabulary it came with.
+
+    With ``semantic_bias`` (HiCTL, section 3.2 and figure 3) the logits of each step are z + s cos(r, E): r the
+    encoder's [CLS] vector of the source sentence, E the encoder's embedding table (what HiCTL's word-level contrast
+    brings together, equation 7), s a learned scale that begins at 1.
+
+    Args:
+        architecture: what ``architecture`` of a saved model said, to build it again without its pretrained directory.
+
+    Attributes:
+        notes: what a user should know of the pretrained weights.
+        max_target_length: most tokens that a translation may have, eos included.
+
+    Raises:
+        UserError: sentences may be longer than the position tables; a pretrained directory cannot be read or does not
+            fit the text; the options need a shared vocabulary and there is none.
+    """
+
+    idle_parameters = False
+
+    @dataclass(kw_only=True)
+    class Config:
+        encoder: str | None = None
+        """Pretrained encoder: RUN/best, or RUN/best/source of a run with two towers; a directory of Hugging Face or
+        sentence-transformers (BERT, RoBERTa, XLM-R), or a name in the local Hugging Face cache. Its sizes and its
+        tokenizer are taken over."""
+        pretrained_layers: int | None = None
+        """First layers of the pretrained encoder to take; none: all."""
+        share_vocabulary: bool = True
+        """The decoder reads and writes the subwords of the pretrained encoder. Else only the source side of the text
+        has them, and the target side has a vocabulary of its own."""
+        layers: int = 6
+        """Layers of an encoder that is not pretrained (as the sizes below)."""
+        hidden_size: int = 512
+        """Width of the token vectors (Transformer base: 512, big: 1024)."""
+        heads: int = 8
+        """Attention heads (base: 8, big: 16)."""
+        feedforward_size: int = 2048
+        """Width of the feed-forward networks (base: 2048, big: 4096)."""
+        decoder_layers: int = 4
+        """Layers of the decoder (HiCTL, section 4.2: 4; its table 4 has 6)."""
+        decoder_hidden_size: int | None = None
+        """Width of the decoder; none: that of the encoder."""
+        decoder_heads: int | None = None
+        """Attention heads of the decoder; none: as many as the encoder has."""
+        decoder_feedforward_size: int | None = None
+        """Width of the decoder's feed-forward networks; none: that of the encoder's."""
+        tie_embeddings: Literal["all", "decoder", "none"] = "decoder"
+        """Which embedding tables are one: the decoder's and that which scores the vocabulary; all: the encoder's, too,
+        which needs a shared vocabulary and one width."""
+        semantic_bias: bool = False
+        """Add to the logits of each step how near each word is to the source sentence: the cosine of the encoder's
+        [CLS] vector and its embedding table, times a learned scale (HiCTL, section 3.2). Needs a shared vocabulary."""
+        norm: Literal["post", "pre"] = "post"
+        """Layer normalisation after each sublayer or before it: of the decoder, and of an encoder that is not
+        pretrained."""
+        dropout: float = 0.1
+        """Dropout of embeddings and sublayer outputs."""
+        attention_dropout: float = 0.1
+        """Dropout of attention weights."""
+        max_positions: int = 512
+        """Longest sentence in subwords, special tokens included, of the decoder and of an encoder that is not
+        pretrained."""
+
+        def problems(self) -> list[str]:
+            sizes = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions", "pretrained_layers")
+            sizes = (*sizes, *(name for name in vars(self) if name.startswith("decoder_")))
+            given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
+            found = [f"{name} must be at least 1, not {value}" for name, value in given.items() if value < 1]
+            if not found and not self.encoder and self.hidden_size % self.heads:
+                found.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
+            rates = {name: getattr(self, name) for name in ("dropout", "attention_dropout")}
+            return found + [f"{name} must lie in [0, 1), not {x}" for name, x in rates.items() if not 0 <= x < 1]
+
+        def pretrained(self) -> dict[str, str]:
+            """Directory or name of the pretrained encoder, by the side whose subwords it reads; none: empty."""
+            return {SHARED if self.share_vocabulary else "source": self.encoder} if self.encoder else {}
+
+        def tokenizers(self) -> dict[str, str]:
+            """Folders of the tokenizers that the encoder brings, by side; empty if the text has its own.
+
+            Raises:
+                UserError: the pretrained encoder is not there.
+            """
+            return {side: str(find_start(path).tokenizer) for side, path in self.pretrained().items()}
+
+    def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.config, self.text, self.notes = config, text, list[str]()
+        self.source_vocabulary, self.target_vocabulary = text.vocabulary("source"), text.vocabulary("target")
+        start = find_start(config.encoder) if config.encoder and architecture is None else None
+        if architecture is None:
+            shape = _encoder_shape(config, self.source_vocabulary, start)
+            architecture = {"encoder": shape.as_dict(), "decoder": _decoder_shape(config, shape).as_dict()}
+        self._architecture = architecture
+        shape, decoder_shape = EncoderShape(**architecture["encoder"]), DecoderShape(**architecture["decoder"])
+        _check(config, text, shape, decoder_shape)
+        rates = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
+        self.encoder = TransformerEncoder(shape, **rates)
+        self.decoder = TransformerDecoder(decoder_shape, **rates)
+        width, words = decoder_shape.hidden_size, self.target_vocabulary
+        self.target_embedding: nn.Embedding | None = None
+        self.output_embedding: nn.Embedding | None = None
+        if config.tie_embeddings != "all":
+            self.target_embedding = nn.Embedding(words.size, width, padding_idx=words.pad_id)
+        if config.tie_embeddings == "none":
+            self.output_embedding = nn.Embedding(words.size, width)
+        self.language_embedding = nn.Embedding(len(text.target_languages), width)
+        for own in (self.target_embedding, self.output_embedding, self.language_embedding):
+            if own is not None:
+                initialise(own, 0.02)
+        self.semantic_scale = nn.Parameter(torch.ones(())) if config.semantic_bias else None
+        if start is not None:
+            state, unused = start.state(config.pretrained_layers)
+            self.encoder.load_state_dict(state)
+            left = f"; not used: {len(unused)} of its tensors" if unused else ""
+            self.notes.append(f"encoder: {len(state)} tensors of {start.path}{left}")
+
+    def architecture(self) -> dict[str, Any]:
+        """Sizes of encoder and decoder, as plain data: saved beside the weights."""
+        return self._architecture
+
+    @property
+    def languages(self) -> list[str]:
+        return self.text.languages
+
+    @property
+    def target_languages(self) -> list[str]:
+        """A number for a target language is its place here."""
+        return self.text.target_languages
+
+    @property
+    def max_target_length(self) -> int:
+        """Positions behind those of the longest training sentence have never been trained."""
+        return min(self.decoder.shape.max_positions, self.text.max_length - 1)
+
+    @property
+    def _words(self) -> Tensor:
+        """Embeddings of the target's subwords, [V, H]."""
+        if self.target_embedding is not None:
+            return self.target_embedding.weight
+        return self.encoder.token_embedding.weight[: self.target_vocabulary.size]
+
+    @property
+    def _scores(self) -> Tensor:
+        """What scores the vocabulary, [V, H]."""
+        return self._words if self.output_embedding is None else self.output_embedding.weight
+
+    def predict(self, source: TokenBatch, target: TokenBatch, languages: Tensor) -> Predictions:
+        """Of each token of the targets but bos, given the source and the tokens before it; sentence by sentence.
+
+        Args:
+            languages: int64 [B], of the targets.
+        """
+        states = self._encode(source)
+        inputs = TokenBatch(target.tokens[:, :-1], target.lengths - 1)
+        inputs.real_tokens, inputs.host_lengths = target.real_tokens - len(target), target.host_lengths - 1
+        vectors = F.embedding(inputs.tokens, self._words, self.target_vocabulary.pad_id)
+        first = self.language_embedding(languages).unsqueeze(1)
+        vectors = torch.cat([first.to(vectors.dtype), vectors[:, 1:]], dim=1)
+        layout, places = layout_of(inputs), Packing.of(inputs).rows
+        decoded = self.decoder(vectors, layout, self._remember(states, source))
+        decoded = decoded[: len(places)] if isinstance(layout, Packing) else decoded.flatten(0, 1)[places]
+        labels, matrix = target.tokens[:, 1:].flatten()[places], self._scores
+        if self.semantic_scale is not None:
+            of_row = self.semantic_scale * F.normalize(states[:, 0], dim=1)
+            decoded = torch.cat([decoded, of_row[places // inputs.tokens.size(1)].to(decoded.dtype)], dim=1)
+            matrix = torch.cat([matrix, self._meanings()], dim=1)
+        return Predictions(decoded, labels, matrix)
+
+    @torch.no_grad()
+    def begin(self, source: TokenBatch, languages: Tensor) -> Decoding:
+        """Read sentences, to translate them token by token into ``languages``, int64 [B]."""
+        states = self._encode(source)
+        bias = None
+        if self.semantic_scale is not None:
+            bias = linear(self.semantic_scale * F.normalize(states[:, 0], dim=1), self._meanings()).float()
+        return Decoding(self, self._remember(states, source), languages, bias)
+
+    def _encode(self, source: TokenBatch) -> Tensor:
+        """[B, S, H]; a frozen encoder leaves nothing for a backward pass."""
+        trained = any(parameter.requires_grad for parameter in self.encoder.parameters())
+        with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+            return self.encoder(source)
+
+    def _remember(self, states: Tensor, source: TokenBatch) -> SourceMemory:
+        return self.decoder.remember(states, layout_of(source), source.mask if source.is_padded else None)
+
+    def _meanings(self) -> Tensor:
+        """The encoder's embeddings of the vocabulary, each of length 1: [V, H]."""
+        return F.normalize(self.encoder.token_embedding.weight[: self.target_vocabulary.size], dim=1)
+
+
+class Decoding:
+    """A batch of sentences while they are translated, with any number K of hypotheses for each.
+
+    Computed without gradient; the caller has put the model into evaluation mode.
+    """
+
+    def __init__(self, model: Translation, memory: SourceMemory, languages: Tensor, bias: Tensor | None) -> None:
+        self._model, self._memory, self._languages, self._bias = model, memory, languages, bias
+        self._cache = StepCache(len(model.decoder.layers))
+        self._position = 0
+
+    @torch.no_grad()
+    def next(self, tokens: Tensor | None = None, parents: Tensor | None = None) -> Tensor:
+        """Logits of what follows, float32 [B, K, V].
+
+        Args:
+            tokens: int64 [B, K], what each hypothesis was extended by; None: nothing is translated yet (K is 1).
+            parents: int64 [B, K], which hypothesis of the last call each of these extends.
+        """
+        model = self._model
+        if tokens is None:
+            vectors = model.language_embedding(self._languages).unsqueeze(1)
+        else:
+            vectors = F.embedding(tokens, model._words)
+        self._cache.advance(parents, vectors.size(1))
+        states = model.decoder.step(vectors, self._position, self._cache, self._memory)
+        self._position += 1
+        logits = linear(states, model._scores).float()
+        return logits if self._bias is None else logits.add_(self._bias.unsqueeze(1))
+
+    @torch.no_grad()
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the sentences, int64 [B']: the others are translated."""
+        self._cache.keep(rows)
+        self._memory.keep(rows)
+        self._languages = self._languages.index_select(0, rows)
+        self._bias = None if self._bias is None else self._bias.index_select(0, rows)
+
+
+def _encoder_shape(config: Translation.Config, vocabulary: Vocabulary, start: Start | None) -> EncoderShape:
+    if start is not None:
+        return start.cut(config.pretrained_layers)
+    return EncoderShape(
+        vocabulary_size=vocabulary.size,
+        pad_id=vocabulary.pad_id,
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        heads=config.heads,
+        feedforward_size=config.feedforward_size,
+        max_positions=config.max_positions,
+        norm=config.norm,
+    )
+
+
+def _decoder_shape(config: Translation.Config, encoder: EncoderShape) -> DecoderShape:
+    return DecoderShape(
+        hidden_size=config.decoder_hidden_size or encoder.hidden_size,
+        layers=config.decoder_layers,
+        heads=config.decoder_heads or encoder.heads,
+        feedforward_size=config.decoder_feedforward_size or encoder.feedforward_size,
+        max_positions=config.max_positions,
+        source_size=encoder.hidden_size,
+        norm=config.norm,
+        norm_epsilon=encoder.norm_epsilon,
+        activation=encoder.activation,
+    )
+
+
+def _check(config: Translation.Config, text: TextSpec, encoder: EncoderShape, decoder: DecoderShape) -> None:
+    for positions, whose in ((encoder.max_positions, "encoder"), (decoder.max_positions, "decoder")):
+        if text.max_length > positions:
+            cure = "lower --max-length" if whose == "encoder" and config.encoder else "raise --max-positions"
+            problem = f"sentences may have {text.max_length} subwords, the {whose} has {positions} positions"
+            raise UserError(problem, cure=cure)
+    vocabulary = text.vocabulary("source")
+    if vocabulary.size > encoder.vocabulary_size or vocabulary.pad_id != encoder.pad_id:
+        problem = (
+            f"the tokenizer of the source has {vocabulary.size} subwords and pad id {vocabulary.pad_id}, the encoder's "
+            f"embeddings {encoder.vocabulary_size} and pad id {encoder.pad_id}"
+        )
+        raise UserError(problem, cure="use the tokenizer that belongs to the encoder")
+    if decoder.hidden_size % decoder.heads:
+        problem = f"the decoder's width {decoder.hidden_size} is not divisible by its {decoder.heads} heads"
+        raise UserError(problem, cure="choose another --decoder-heads")
+    for option in ("semantic_bias", "tie_embeddings all"):
+        asked = config.semantic_bias if option == "semantic_bias" else config.tie_embeddings == "all"
+        if asked and SHARED not in text.vocabularies:
+            raise UserError(f"{option}: source and target have vocabularies of their own", cure="share one")
+    if config.tie_embeddings == "all" and decoder.hidden_size != encoder.hidden_size:
+        problem = f"tie_embeddings all: the encoder is {encoder.hidden_size} wide, the decoder {decoder.hidden_size}"
+        raise UserError(problem, cure="leave out --decoder-hidden-size, or choose --tie-embeddings decoder")

@@ -1,0 +1,263 @@
+"""A transformer decoder over the states of an encoder: all positions at once, or one after the other from a cache."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from xrep.kernels.attention import attention, cached_attention
+from xrep.nn.encoder import initialise
+from xrep.nn.layers import Activation, Layout, Linear, feedforward
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderShape:
+    """Everything that fixes the tensors of a decoder and what it computes from them (but for dropout)."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    feedforward_size: int
+    max_positions: int
+    """Longest translation in tokens, the one that ends it included."""
+    source_size: int
+    """Width of the encoder's states."""
+    norm: Literal["post", "pre"] = "post"
+    norm_epsilon: float = 1e-12
+    activation: Activation = "gelu"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class SourceMemory:
+    """What each layer looks at of the source sentences, computed once.
+
+    Attributes:
+        keys, values: of each layer, [B, heads, S, d].
+        mask: bool [B, 1, 1, S], True at real tokens; None: there is no padding.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    mask: Tensor | None
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the sentences, int64 [B']."""
+        self.keys = [keys.index_select(0, rows) for keys in self.keys]
+        self.values = [values.index_select(0, rows) for values in self.values]
+        self.mask = None if self.mask is None else self.mask.index_select(0, rows)
+
+
+class StepCache:
+    """Keys and values of all tokens decoded so far, of all hypotheses of each sentence, in the order they were made.
+
+    Hypotheses share what they have in common and nothing moves when they change places: which tokens are a hypothesis'
+    own is said by a mask, and attention leaves out the others. With K hypotheses that reads as much as K caches of
+    their own, and saves copying those at each step.
+
+    Attributes:
+        own: [B, K, N]: 0 at the tokens that a hypothesis consists of, -inf at others; the last K columns are the
+            tokens of this step. None while each sentence has one hypothesis.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.length = 0
+        """N, tokens of all hypotheses of a sentence."""
+        self.own: Tensor | None = None
+        self._hypotheses = 1
+        self._buffers: list[Tensor | None] = [None] * layers
+
+    def advance(self, parents: Tensor | None, count: int) -> None:
+        """Make room for the next token of ``count`` hypotheses a sentence.
+
+        Args:
+            parents: int64 [B, count], which of the former hypotheses each continues; None: each its own.
+        """
+        if count == 1 and self._hypotheses == 1:
+            self.length += 1
+            return
+        if parents is None or self._buffers[0] is None:
+            raise ValueError("what several hypotheses continue must be said, and the first token is one for all")
+        batch = self._buffers[0].size(1)
+        before = self.own
+        if before is None:
+            before = self._buffers[0].new_zeros(batch, 1, self.length)
+        before = before.gather(1, parents.unsqueeze(2).expand(-1, -1, self.length))
+        new = torch.full((count, count), float("-inf"), dtype=before.dtype, device=before.device).fill_diagonal_(0)
+        self.own = torch.cat([before, new.expand(batch, -1, -1)], dim=2)
+        self._hypotheses = count
+        self.length += count
+
+    def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append a step's [B, heads, K, d] of a layer; returns those of all steps, [B, heads, N, d]."""
+        buffer, count = self._buffers[layer], keys.size(2)
+        if buffer is None or buffer.size(3) < self.length:
+            batch, heads, _, size = keys.shape
+            larger = keys.new_empty(2, batch, heads, max(32 * count, 2 * self.length), size)
+            if buffer is not None:
+                larger[:, :, :, : self.length - count] = buffer[:, :, :, : self.length - count]
+            self._buffers[layer] = buffer = larger
+        new = slice(self.length - count, self.length)
+        buffer[0, :, :, new], buffer[1, :, :, new] = keys, values
+        return buffer[0, :, :, : self.length], buffer[1, :, :, : self.length]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the sentences, int64 [B']."""
+        self._buffers = [None if b is None else b.index_select(1, rows) for b in self._buffers]
+        self.own = None if self.own is None else self.own.index_select(0, rows)
+
+
+class TransformerDecoder(nn.Module):
+    """Vectors of the tokens so far and states of the source -> states from which the next token is told.
+
+    Layers have self-attention to the tokens before, attention to the source, and a feed-forward network. Embedding
+    tokens and scoring a vocabulary are the model's, which may share both with its encoder.
+    """
+
+    def __init__(
+        self, shape: DecoderShape, *, dropout: float, attention_dropout: float, initializer_range: float = 0.02
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.position_embedding = nn.Embedding(shape.max_positions, shape.hidden_size)
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
+        self.norm_first = shape.norm == "pre"
+        self.apply(lambda module: initialise(module, initializer_range))
+
+    def remember(self, states: Tensor, layout: Layout, mask: Tensor | None) -> SourceMemory:
+        """Keys and values of the source.
+
+        Args:
+            states: of the encoder, [B, S, source_size].
+            layout: how the source batch is computed.
+            mask: bool [B, S], True at real tokens; None: no padding.
+        """
+        packed = states if layout is None else layout.pack(states)
+        pairs = [layer.source_attention.keys_values(packed, layout) for layer in self.layers]
+        mask = None if mask is None else mask[:, None, None, :]
+        return SourceMemory([keys for keys, _ in pairs], [values for _, values in pairs], mask)
+
+    def forward(self, vectors: Tensor, layout: Layout, memory: SourceMemory) -> Tensor:
+        """States [B, T, H], or as ``layout`` packs them; each knows of the tokens up to its own.
+
+        Args:
+            vectors: embeddings of the tokens, [B, T, H].
+            layout: how the target batch is computed.
+        """
+        x = self._embed(vectors, torch.arange(vectors.size(1), device=vectors.device))
+        x = x if layout is None else layout.pack(x)
+        for layer, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
+            x = layer(x, layout, keys, values, memory.mask)
+        return self.norm(x) if self.norm_first else x
+
+    def step(self, vectors: Tensor, position: int, cache: StepCache, memory: SourceMemory) -> Tensor:
+        """States [B, K, H] of the next token of K hypotheses of each sentence, ``cache`` having advanced to it.
+
+        Args:
+            vectors: embeddings of these tokens, [B, K, H].
+            position: theirs, from 0.
+        """
+        x = self._embed(vectors, torch.full((), position, device=vectors.device))
+        for number, (layer, keys, values) in enumerate(zip(self.layers, memory.keys, memory.values, strict=True)):
+            x = layer.step(x, number, cache, keys, values, memory.mask)
+        return self.norm(x) if self.norm_first else x
+
+    def _embed(self, vectors: Tensor, positions: Tensor) -> Tensor:
+        x = vectors + self.position_embedding(positions)
+        return self.dropout(x if self.norm_first else self.norm(x))
+
+
+class DecoderLayer(nn.Module):
+    """Three sublayers, each with a residual connection and layer normalisation."""
+
+    def __init__(self, shape: DecoderShape, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        size, epsilon = shape.hidden_size, shape.norm_epsilon
+        self.attention = CausalAttention(size, shape.heads, attention_dropout)
+        self.attention_norm = nn.LayerNorm(size, eps=epsilon)
+        self.source_attention = SourceAttention(size, shape.source_size, shape.heads, attention_dropout)
+        self.source_attention_norm = nn.LayerNorm(size, eps=epsilon)
+        self.feedforward_in = Linear(size, shape.feedforward_size)
+        self.feedforward_out = Linear(shape.feedforward_size, size)
+        self.feedforward_norm = nn.LayerNorm(size, eps=epsilon)
+        self.dropout = nn.Dropout(dropout)
+        self.norm_first = shape.norm == "pre"
+        self.activation: Activation = shape.activation
+
+    def forward(self, x: Tensor, layout: Layout, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        own = self.attention(self._before(x, self.attention_norm), layout)
+        return self._rest(self._after(x, own, self.attention_norm), layout, keys, values, mask)
+
+    def step(
+        self, x: Tensor, number: int, cache: StepCache, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        own = self.attention.step(self._before(x, self.attention_norm), number, cache)
+        return self._rest(self._after(x, own, self.attention_norm), None, keys, values, mask)
+
+    def _rest(self, x: Tensor, layout: Layout, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        looked = self.source_attention(self._before(x, self.source_attention_norm), layout, keys, values, mask)
+        x = self._after(x, looked, self.source_attention_norm)
+        inner = self._before(x, self.feedforward_norm)
+        changed = feedforward(inner, self.feedforward_in, self.feedforward_out, self.activation)
+        return self._after(x, changed, self.feedforward_norm)
+
+    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return norm(x) if self.norm_first else x
+
+    def _after(self, x: Tensor, change: Tensor, norm: nn.Module) -> Tensor:
+        x = x + self.dropout(change)
+        return x if self.norm_first else norm(x)
+
+
+class CausalAttention(nn.Module):
+    """Self-attention of each token to itself and those before it."""
+
+    def __init__(self, hidden_size: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.qkv = Linear(hidden_size, 3 * hidden_size)
+        self.output = Linear(hidden_size, hidden_size)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        # Padding stands behind the tokens, which do not look ahead.
+        qkv = self.qkv(x) if layout is None else layout.pad(self.qkv(x))
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        mixed = attention(q, k, v, None, dropout, causal=True).transpose(1, 2).flatten(2)
+        return self.output(mixed if layout is None else layout.pack(mixed))
+
+    def step(self, x: Tensor, number: int, cache: StepCache) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        keys, values = cache.add(number, k, v)
+        return self.output(cached_attention(q, keys, values, cache.own).transpose(1, 2).flatten(2))
+
+
+class SourceAttention(nn.Module):
+    """Attention of target tokens to the encoder's states."""
+
+    def __init__(self, hidden_size: int, source_size: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.query = Linear(hidden_size, hidden_size)
+        self.key_value = Linear(source_size, 2 * hidden_size)
+        self.output = Linear(hidden_size, hidden_size)
+
+    def keys_values(self, states: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """[B, heads, S, d] each, of states as ``layout`` packs them."""
+        both = self.key_value(states) if layout is None else layout.pad(self.key_value(states))
+        keys, values = both.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return keys, values
+
+    def forward(self, x: Tensor, layout: Layout, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        query = self.query(x) if layout is None else layout.pad(self.query(x))
+        q = query.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        dropout = self.dropout if self.training else 0.0
+        mixed = attention(q, keys, values, mask, dropout).transpose(1, 2).flatten(2)
+        return self.output(mixed if layout is None else layout.pack(mixed))
