@@ -266,7 +266,6 @@ class Decoding:
         """Go on with some of the sentences, int64 [B']: the others are translated."""
         self._cache.keep(rows)
         self._memory.keep(rows)
-        self._languages = self._languages.index_select(0, rows)
         self._bias = None if self._bias is None else self._bias.index_select(0, rows)
 
 
