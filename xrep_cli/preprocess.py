@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xrep.data.preprocess import PreprocessOptions, PreprocessReport, preprocess
+from xrep.data.store import TOKENIZER_DIRECTORY
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.text.cleaning import CleaningOptions
@@ -60,7 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     words.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="use this tokenizer (folder, .model file, directory of a pretrained encoder), train none",
+        help="use this tokenizer (folder, .model file, directory of a pretrained encoder, RUN/best, another data "
+        "directory), train none",
     )
     words.add_argument("--source-tokenizer", metavar="PATH", help="the same for the first side of each pair alone")
     words.add_argument("--target-tokenizer", metavar="PATH", help="the same for the second side alone")
@@ -126,7 +128,7 @@ def _options(arguments: argparse.Namespace) -> PreprocessOptions:
     }
     return PreprocessOptions(
         vocabulary_size=arguments.vocab_size,
-        tokenizers={side: _tokenizer_path(path) for side, path in tokenizers.items() if path},
+        tokenizers={side: _tokenizer_path(side, path) for side, path in tokenizers.items() if path},
         exclude=arguments.exclude,
         cleaning=cleaning,
         valid_size=arguments.valid_size,
@@ -135,8 +137,12 @@ def _options(arguments: argparse.Namespace) -> PreprocessOptions:
     )
 
 
-def _tokenizer_path(path: str) -> str:
-    """A path as it is; what is none may be the name of a pretrained encoder."""
+def _tokenizer_path(side: str, path: str) -> str:
+    """A path, or the tokenizer (of the side) that lies in a checkpoint or data directory; what is no path may be the
+    name of a pretrained encoder."""
+    inner = Path(path) / TOKENIZER_DIRECTORY
+    if inner.is_dir():
+        return str(inner / side if (inner / side).is_dir() else inner)
     if Path(path).exists():
         return path
     from xrep.nn.pretrained import find_pretrained

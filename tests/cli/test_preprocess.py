@@ -138,3 +138,20 @@ def test_multi30k_validation_text(tmp_path):
     assert result.returncode == 0, result.stderr
     (pair,) = DataDirectory.open(tmp_path / "out").splits["valid"]
     assert len(pair) == 40 and pair.languages == ("de", "en")
+
+
+def test_the_vocabulary_of_a_run_or_of_other_data(text):
+    """What it takes to prepare text for an encoder that is there."""
+    made = run(text, *"--bitext de-en=deu-eng.tsv --vocab-size 60 --destdir first".split())
+    assert made.returncode == 0, made.stderr
+    again = run(text, *"--bitext fr-en=train.fr,train.en --tokenizer first --destdir second".split())
+    assert again.returncode == 0, again.stderr
+    first, second = (DataDirectory.open(text / name).tokenizers["shared"] for name in ("first", "second"))
+    assert first.model == second.model
+    sides = "--source-tokenizer first --target-tokenizer second --destdir third"
+    third = run(text, *f"--bitext fr-en=train.fr,train.en {sides}".split())
+    assert third.returncode == 0, third.stderr
+    fourth = run(
+        text, *"--bitext de-en=deu-eng.tsv --source-tokenizer third --target-tokenizer first --destdir 4".split()
+    )
+    assert fourth.returncode == 0, fourth.stderr
