@@ -332,6 +332,8 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
     saved = open_checkpoint(directory / "last").tensors("criterion.safetensors")
     steps = [int(saved[f"parts.{part}.hardness.steps"]) for part in ("parallel", "monolingual")]
     assert sum(steps) == 6 and min(steps) >= 2
+    heads = {name.partition(".heads")[0] for name in saved if ".heads." in name}
+    assert heads == {"parts.parallel.language"}, "the model that goes on has one"
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     terms = {name for line in lines for name in line if name.startswith("loss_")}
     assert terms == {

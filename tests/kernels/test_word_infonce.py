@@ -20,9 +20,11 @@ CHUNKS = [1, 40, 10**6]
 
 
 @contextmanager
-def chunks(logits: int) -> Iterator[None]:
+def chunks(logits: int, cached: int = 30) -> Iterator[None]:
+    """So many similarities at a time, and of these so many from which words are drawn: of a few rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK_LOGITS", logits)
+        patch.setattr(module, "CACHED_KEYS", cached)
         yield
 
 
@@ -71,6 +73,22 @@ def test_equation_7_and_its_gradient(tau: float, chunk: int, samples: int) -> No
     for one, two in zip(mine, other, strict=True):
         torch.testing.assert_close(one.grad, two.grad, rtol=1e-9, atol=1e-12)
     assert other[1].grad.any(1).sum() > 20 and not mine[1].grad[SPECIAL].any()
+
+
+def test_a_word_that_everybody_names() -> None:
+    """Padding and frequent words: the gradient is the sum over all places, and what is not counted adds nothing."""
+    query, (_, embedding, words, bag) = make(70)[0], make()
+    words, bag = (side.repeat(10, 1) for side in (words, bag))  # more pairs than there are words
+    common, padding, *_ = (word for word in range(61) if word not in {*words.flatten().tolist(), *SPECIAL.tolist()})
+    words[:, 0], words[:, 5:] = common, padding
+    bag[:, 5:] = False
+    leaf, other = (embedding.clone().requires_grad_() for _ in range(2))
+    found = word_infonce(query, leaf, words, bag, 0.5, special=SPECIAL, samples=2)
+    found.loss.sum().backward()
+    formula(query, other, words, bag, 0.5, found.sampled).sum().backward()
+    torch.testing.assert_close(leaf.grad, other.grad, rtol=1e-9, atol=1e-12)
+    named = {*words[bag].tolist(), *found.sampled.flatten().tolist()}
+    assert {*leaf.grad.any(1).nonzero().flatten().tolist()} == named and padding not in named
 
 
 def test_as_sharp_as_plain_torch_in_float32() -> None:
@@ -125,15 +143,24 @@ def inclusion(weights: list[float], count: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("columns", [8 * 7, 8 * 40, 321])
-def test_the_largest_are_found_by_way_of_groups(columns: int) -> None:
+@pytest.mark.parametrize("threads", [module.FEW_THREADS, module.FEW_THREADS + 1])
+@pytest.mark.parametrize(("columns", "samples"), [(12, 7), (56, 7), (320, 7), (321, 7), (4000, 700), (8000, 700)])
+def test_the_largest_are_found_by_way_of_groups(
+    columns: int, samples: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the partition of NumPy where threads are few."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    partition, found_by = module.np.argpartition, []
+    monkeypatch.setattr(module.np, "argpartition", lambda *given, **how: found_by.append(1) or partition(*given, **how))
     keys = torch.randn(9, columns, generator=torch.Generator().manual_seed(0)).double()
     keys[0, 5:] = -torch.inf
     keys[1] = torch.arange(columns).double()  # neighbours in the order, and in different groups
-    top, places = module._largest(keys, 7)
+    top, places = module._largest(keys, samples)
     assert torch.equal(keys.gather(1, places), top)
-    assert torch.equal(top.sort(1).values, keys.topk(7, dim=1).values.flip(1))
-    assert all(len(set(row)) == 7 for row in places.tolist())
+    assert torch.equal(top.sort(1).values, keys.topk(samples, dim=1).values.flip(1))
+    assert all(len(set(row)) == samples for row in places.tolist())
+    grouped = columns in (56, 320, 8000)
+    assert len(found_by) == (1 + grouped if threads == module.FEW_THREADS else 0)
 
 
 @pytest.mark.parametrize("samples", [1, 3])
@@ -146,7 +173,7 @@ def test_words_are_drawn_with_their_probabilities(samples: int, chunk: int) -> N
     query = torch.tensor([[1.0, -2.0, 0.5, 1.0]], dtype=float64)
     words, bag = torch.tensor([[4]]), torch.tensor([[True]])
     torch.manual_seed(0)
-    with chunks(chunk):
+    with chunks(chunk, cached=50_000):
         sampled = word_infonce(
             *(query.expand(rows, 4), embedding, words.expand(rows, 1), bag.expand(rows, 1), tau),
             special=torch.tensor([7]), samples=samples,
@@ -162,11 +189,14 @@ def test_words_are_drawn_with_their_probabilities(samples: int, chunk: int) -> N
     assert (pairs == samples).all()
 
 
-def test_every_query_and_every_call_draws_anew() -> None:
+@pytest.mark.parametrize("cached", [4000, 8000], ids=["row by row", "rows together"])
+def test_every_query_and_every_call_draws_anew(cached: int) -> None:
     query, embedding, words, bag = make(2, 4000, 4)
     query, words, bag = query[:1].expand(2, 4), words[:1].expand(2, -1), bag[:1].expand(2, -1)
     torch.manual_seed(0)
-    calls = [word_infonce(query, embedding, words, bag, 1.0, special=SPECIAL, samples=512).sampled for _ in range(2)]
+    with chunks(10**6, cached=cached):
+        found = [word_infonce(query, embedding, words, bag, 1.0, special=SPECIAL, samples=512) for _ in range(2)]
+    calls = [call.sampled for call in found]
     drawn = [set(row.tolist()) for sampled in calls for row in sampled]
     for one, other in itertools.combinations(drawn, 2):
         assert 30 < len(one & other) < 130  # 512²/4000 = 66 if independent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from xrep.data.batching import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_counts, mask_tokens
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
+from xrep.models.directory import CRITERION, open_checkpoint
 from xrep.models.start import find_start
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.pretrained import CONFIG, masked_language_head, read_pretrained
@@ -30,9 +32,11 @@ class MaskedLanguage(nn.Module):
     Args:
         rate: share of the tokens of each row that are chosen.
         whole_word: choose whole words (``prepare`` must be called).
-        head: auto takes that of the directory of the tower's pretrained encoder, if there is one in it.
+        head: auto takes that of the tower's pretrained encoder: of its directory, or, where it is a tower of an earlier
+            run, of that run's criterion, if there is one (and no more than one).
 
     Attributes:
+        head: as given.
         heads: by tower.
         notes: what a user should know of them.
 
@@ -44,7 +48,7 @@ class MaskedLanguage(nn.Module):
         self, model: nn.Module, text: TextSpec, *, rate: float, whole_word: bool, head: Literal["auto", "new"]
     ) -> None:
         super().__init__()
-        self.rate, self.whole_word, self.notes = rate, whole_word, list[str]()
+        self.rate, self.whole_word, self.head, self.notes = rate, whole_word, head, list[str]()
         self.vocabularies = {tower: text.vocabulary(tower) for tower in model.encoders}
         for tower, vocabulary in self.vocabularies.items():
             if vocabulary.mask_id is None:
@@ -57,10 +61,25 @@ class MaskedLanguage(nn.Module):
         path = None if directory is None else find_start(directory).path
         if path is not None and (path / CONFIG).is_file() and any(map(HEAD_TENSORS.search, Weights(path))):
             return masked_language_head(read_pretrained(path))
-        if path is not None:
-            self.notes.append(f"{path} has no masked language head; tower {tower} gets a new one")
         shape = encoder.shape
-        return MaskedLanguageHead(shape.hidden_size, shape.vocabulary_size, norm_epsilon=shape.norm_epsilon)
+        head = MaskedLanguageHead(shape.hidden_size, shape.vocabulary_size, norm_epsilon=shape.norm_epsilon)
+        if path is None:
+            return head
+        found = [] if (path / CONFIG).is_file() else heads_of_run(path.parent, path.name)
+        if len(found) == 1 and shape.activation == head.activation:
+            head.load_state_dict(found[0])
+            return head
+        problem = "no masked language head" if not found else f"{len(found)} masked language heads"
+        if len(found) == 1:
+            problem = "a masked language head whose activation is not known"
+        self.notes.append(f"{path} has {problem}; tower {tower} gets a new one")
+        return head
+
+    def share(self, other: MaskedLanguage) -> None:
+        """Use the heads of another, to which they belong: their tensors have one name, and are saved once."""
+        del self.heads
+        object.__setattr__(self, "heads", other.heads)  # which would make them a submodule
+        self.notes.clear()
 
     def prepare(self, task: Any) -> None:
         """Learn of the task's tokenizers which subwords begin a word, if whole words are masked."""
@@ -97,3 +116,12 @@ class MaskedLanguage(nn.Module):
         perplexity = (nll.sum() / max(masked, 1)).exp() * (masked > 0)
         metrics = {"accuracy": percentage(correct), "perplexity": perplexity}
         return Loss({name: Term(sums)}, metrics, dict.fromkeys(metrics, masked))
+
+
+def heads_of_run(path: Path, tower: str) -> list[dict[str, Tensor]]:
+    """States of the heads that the criterion of a checkpoint, or the parts that it has, trained for a tower."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in open_checkpoint(path).tensors(CRITERION).items():
+        if match := re.fullmatch(rf"((?:.*\.)?language\.heads\.{re.escape(tower)})\.(.*)", name):
+            found.setdefault(match[1], {})[match[2]] = tensor
+    return list(found.values())

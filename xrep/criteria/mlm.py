@@ -28,8 +28,9 @@ class MLM(Criterion):
         whole_word: bool = False
         """Mask whole words. Text without spaces between words has none to SentencePiece, so most of it stays."""
         language_head: Literal["auto", "new"] = "auto"
-        """Layer between token vectors and vocabulary. auto: that of the pretrained encoder's directory, if there is one
-        in it; else a new one."""
+        """Layer between token vectors and vocabulary. auto: that of the pretrained encoder, if its directory has it,
+        or the criterion of its run where it is RUN/best; else a new one. Several ``parts`` of a run whose choice is the
+        same have one layer between them, as in XLM; hictl and cmlm have auto."""
 
         def problems(self) -> list[str]:
             return [] if 0 < self.mask_rate < 1 else [f"mask_rate must lie in (0, 1), not {self.mask_rate}"]

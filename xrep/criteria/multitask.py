@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from xrep.config import Part
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, merged
 from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.tasks.mixture import MixedBatch
@@ -20,7 +22,8 @@ class Multitask(ContrastiveCriterion):
     """Σ over the parts of weight · the part's loss, each by its own criterion on its own batch.
 
     Terms and metrics are named ``part/name``, tensors ``parts.PART.name``. A part that a step has no batch of has no
-    gradient in that step, and its criterion's ``after_step`` (momentum, queues) is left out.
+    gradient in that step, and its criterion's ``after_step`` (momentum, queues) is left out. Parts that find masked
+    tokens (mlm, tlm, hictl, cmlm) share the head for it, whose tensors are named after the first of them.
 
     Of a batch that is encoded in pieces, each has rows of one part whose criterion compares rows; the last has the
     whole batches of all the other parts.
@@ -41,6 +44,7 @@ class Multitask(ContrastiveCriterion):
     def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
         super().__init__()
         self.parts = nn.ModuleDict({part.name: part.kind(part.config, model, text) for part in config.parts})
+        _share_heads(self.parts.values())
         self._weights = {part.name: part.weight for part in config.parts}
         self.idle_parameters = config.mixing == "proportion" or any(c.idle_parameters for c in self.parts.values())
         self.frozen = [pattern for own in self.parts.values() for pattern in own.frozen]
@@ -142,3 +146,11 @@ class Multitask(ContrastiveCriterion):
     def warnings(self, task: Any) -> list[str]:
         found = {part: own.warnings(task.tasks[part]) for part, own in self.parts.items()}
         return [f"{part}: {text}" for part, texts in found.items() for text in texts]
+
+
+def _share_heads(parts: Iterable[nn.Module]) -> None:
+    """Let all language models use the heads of the first of those that begin with the same ones."""
+    first: dict[str, MaskedLanguage] = {}
+    for language in [module for part in parts for module in part.modules() if isinstance(module, MaskedLanguage)]:
+        if (owner := first.setdefault(language.head, language)) is not language:
+            language.share(owner)

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from xrep.kernels.pairwise import beaten
-from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
+from xrep.kernels.precision import accumulation_dtype, multiply
 
 CHUNK_LOGITS = 1 << 22
 """Similarities of queries and words that are held at a time."""
-GROUPS = 8
+CACHED_KEYS = 1 << 19
+"""Of these, so many on CPUs from which words are drawn at a time: of whole rows."""
+GROUPS = 4
 """Columns of which only the largest is looked at first."""
+FEW_THREADS = 4
+"""CPU threads up to which NumPy finds the largest of each row sooner than torch: it has vector instructions for that,
+but one thread."""
 SHORTEST = 1e-12
 """Word vectors are taken to be at least this long, as in ``torch.nn.functional.normalize``."""
 
@@ -83,11 +89,9 @@ class _Cosines(torch.autograd.Function):
             products = multiply(query, vectors.t())
             inside, places = _places(words, start, count)
             positive = torch.where(inside, products.gather(1, places.clamp(max=count - 1)), positive)
-            keys = _keys(products, lengths[start : start + count], temperature)
-            keys.scatter_(1, _places(barred, start, count)[1], -torch.inf)[:, count:] = -torch.inf
-            top, places = _largest(keys, samples)
-            places = places.clamp(max=count - 1)
-            found = top, products.gather(1, places), places + start
+            barred_places = _places(barred, start, count)[1]
+            keys, places = _drawn(products, lengths[start : start + count], barred_places, temperature, samples)
+            found = keys, products.gather(1, places), places + start
             best = found if best is None else _merged(best, found, samples)
         keys, negative, sampled = best
         positive, negative = positive / lengths.take(words), negative / lengths.take(sampled)
@@ -106,16 +110,23 @@ class _Cosines(torch.autograd.Function):
         along = torch.zeros_like(lengths).index_add_(0, words.flatten(), (of_words * cosines).flatten())
         along /= -lengths.square()
         of_words = of_words / lengths.take(words)
-        for_query = torch.zeros_like(query)
-        for_embedding = torch.empty_like(embedding, dtype=query.dtype)
-        for start, vectors in _chunks(embedding, query):
-            count = len(vectors)
-            weights = query.new_zeros(len(query), count + 1)  # the last column takes what is not in this chunk
-            weights = weights.scatter_add_(1, _places(words, start, count)[1], of_words)[:, :count]
-            multiply_add(for_query, weights, vectors)
-            towards = multiply(weights.t(), query, out=for_embedding[start : start + count])
-            towards.addcmul_(vectors, along[start : start + count].unsqueeze(1))
+        # Of V words each query has m and a few: sums over these are much less than products with all.
+        vectors = embedding.to(query.dtype)
+        for_query = F.embedding_bag(words, vectors, per_sample_weights=of_words, mode="sum")
+        for_embedding = _by_word(words, of_words, query, len(embedding)).addcmul_(vectors, along.unsqueeze(1))
         return for_query, for_embedding.to(embedding.dtype), None, None, None, None
+
+
+def _by_word(words: Tensor, weights: Tensor, query: Tensor, count: int) -> Tensor:
+    """The sum over all places where a word is named of weight and query: [V, D] from words and weights [N, W]."""
+    rows = torch.arange(len(query), device=words.device).unsqueeze(1)
+    # Padding weighs nothing, and as a word that is named by far the most often it would take GPUs the longest.
+    words = torch.where(weights == 0, rows % count, words).flatten()
+    places = words.int().argsort()
+    named = torch.zeros(count, dtype=torch.int64, device=words.device).scatter_add_(0, words, torch.ones_like(words))
+    rows = rows.expand_as(weights).flatten().take(places)
+    weights = weights.flatten().take(places)
+    return F.embedding_bag(rows, query, named.cumsum(0) - named, per_sample_weights=weights, mode="sum")
 
 
 def _chunks(embedding: Tensor, query: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -131,13 +142,28 @@ def _places(words: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
     return inside, torch.where(inside, words - start, count)
 
 
-def _keys(products: Tensor, lengths: Tensor, temperature: float) -> Tensor:
-    """Cosines / temperature and Gumbel noise [N, C], and further columns, at least one and up to a multiple of 8."""
+def _drawn(
+    products: Tensor, lengths: Tensor, barred: Tensor, temperature: float, samples: int
+) -> tuple[Tensor, Tensor]:
+    """The largest sums of cosine / temperature and Gumbel noise of each row, at most ``samples``, and their places.
+
+    Args:
+        products: [N, C], cosines times ``lengths`` [C].
+        barred: int64 [N, K], places that are not drawn, or C.
+    """
     rows, count = products.shape
     noise = products.new_empty(rows + count).exponential_().log_().neg_().as_strided((rows, count), (1, 1))
-    keys = products.new_empty(rows, (count // GROUPS + 1) * GROUPS)
-    torch.addcdiv(noise, products, lengths, value=1 / temperature, out=keys[:, :count])
-    return keys
+    block = max(1, CACHED_KEYS // count) if products.device.type == "cpu" else max(1, rows)
+    room = products.new_empty(min(block, rows), (count // GROUPS + 1) * GROUPS)
+    found = []
+    for start in range(0, max(rows, 1), block):
+        part = slice(start, start + block)
+        keys = room[: len(barred[part])]
+        torch.addcdiv(noise[part], products[part], lengths, value=1 / temperature, out=keys[:, :count])
+        keys.scatter_(1, barred[part], -torch.inf)[:, count:] = -torch.inf
+        found.append(_largest(keys, samples))
+    keys, places = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return keys, places.clamp(max=count - 1)
 
 
 def _largest(keys: Tensor, samples: int) -> tuple[Tensor, Tensor]:
@@ -147,12 +173,21 @@ def _largest(keys: Tensor, samples: int) -> tuple[Tensor, Tensor]:
     """
     count = keys.size(1)
     if count % GROUPS or count < 2 * GROUPS * samples:
-        return keys.topk(min(samples, count), dim=1, sorted=False)
-    grouped = keys.unflatten(1, (GROUPS, -1))  # [N, 8, C / 8]; a group is a column
-    groups = grouped.amax(1).topk(samples, dim=1, sorted=False).indices
+        places = _top(keys, min(samples, count))
+        return keys.gather(1, places), places
+    grouped = keys.unflatten(1, (GROUPS, -1))  # [N, 4, C / 4]; a group is a column
+    groups = _top(grouped.amax(1), samples)
     candidates = grouped.gather(2, groups.unsqueeze(1).expand(-1, GROUPS, -1)).flatten(1)
-    top, found = candidates.topk(samples, dim=1, sorted=False)
-    return top, groups.gather(1, found % samples) + found // samples * (count // GROUPS)
+    found = _top(candidates, samples)
+    first = torch.arange(0, count, count // GROUPS, device=keys.device).unsqueeze(1)
+    return candidates.gather(1, found), (groups.unsqueeze(1) + first).flatten(1).gather(1, found)
+
+
+def _top(keys: Tensor, count: int) -> Tensor:
+    """Places of the ``count`` largest of each row, in any order."""
+    if keys.device.type != "cpu" or torch.get_num_threads() > FEW_THREADS:
+        return keys.topk(count, dim=1, sorted=False).indices
+    return torch.from_numpy(np.argpartition(keys.numpy(), keys.size(1) - count, axis=1)[:, -count:])
 
 
 def _merged(
