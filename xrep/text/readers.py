@@ -69,22 +69,27 @@ class Bitext:
         return "-".join(self.languages)
 
 
-def read_lines(path: str | Path, *, allow_empty: bool = False) -> Iterator[tuple[int, str]]:
+def read_lines(
+    path: str | Path, *, allow_empty: bool = False, most_words: int | None = MAXIMUM_WORDS
+) -> Iterator[tuple[int, str]]:
     r"""Lines of a UTF-8 text file, numbered from 1, without their ends.
 
     Gzip and xz are known by their content, a byte order mark is dropped, only ``\n`` and ``\r\n`` end a line. Memory
     does not grow with the file.
 
+    Args:
+        most_words: of a line; None: any number, for readers that cut a line themselves.
+
     Raises:
         UserError: a missing file, a folder, an empty file (unless ``allow_empty``), damaged gzip or xz, invalid UTF-8,
-            or a line over 10,000 words or 1,000,000 characters, each with file and line.
+            or a line over ``most_words`` or 1,000,000 characters, each with file and line.
     """
     number = 0
     with _open(path) as file:
         stream = _unpacked(file)
         while line := _next_line(stream, path, number + 1):
             number += 1
-            yield number, _decode(line, path, number)
+            yield number, _decode(line, path, number, most_words)
     if number == 0 and not allow_empty:
         raise UserError("the file is empty", path=path, cure="give a file with text")
 
@@ -117,7 +122,7 @@ def _next_line(stream: _Stream, path: str | Path, number: int) -> bytes:
     return line
 
 
-def _decode(line: bytes, path: str | Path, number: int) -> str:
+def _decode(line: bytes, path: str | Path, number: int, most_words: int | None) -> str:
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -131,7 +136,7 @@ def _decode(line: bytes, path: str | Path, number: int) -> str:
     text = text[:-1] if text.endswith("\r") else text
     if len(text) > MAXIMUM_CHARACTERS:
         raise _too_long(f"{len(text):,} characters", path, number)
-    if len(text) > 2 * MAXIMUM_WORDS and (words := len(text.split())) > MAXIMUM_WORDS:
+    if most_words is not None and len(text) > 2 * most_words and (words := len(text.split())) > most_words:
         raise _too_long(f"{words:,} words", path, number)
     return text
 
