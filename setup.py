@@ -59,6 +59,7 @@ setup(
             "xrep-export=xrep_cli.export:main",
             "xrep-encode=xrep_cli.encode:main",
             "xrep-mine=xrep_cli.mine:main",
+            "xrep-generate=xrep_cli.generate:main",
         ]
     },
 )

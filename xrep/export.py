@@ -11,14 +11,23 @@ from torch import Tensor
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.models.averaging import average_last
-from xrep.models.directory import CONFIG, TOKENIZER, Checkpoint, Snapshot, open_checkpoint, write_checkpoint
+from xrep.models.directory import (
+    CONFIG,
+    MANIFEST,
+    TOKENIZER,
+    Checkpoint,
+    Snapshot,
+    load_model,
+    open_checkpoint,
+    write_checkpoint,
+)
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces
 from xrep.nn.exported import write_huggingface, write_sentence_transformers
 from xrep.nn.pooling import Pooling
 from xrep.sentence_encoder import SentenceEncoder
 from xrep.text.pretrained_tokenizer import save_as_huggingface
-from xrep.text.sides import tokenizer_of
+from xrep.text.sides import open_tokenizers, tokenizer_of
 
 Format = Literal["sentence-transformers", "hf"]
 LIBRARIES = {"sentence-transformers": "sentence_transformers.SentenceTransformer", "hf": "transformers.AutoModel"}
@@ -36,7 +45,8 @@ def export_path(
     """Write the encoder of a checkpoint, or a pretrained one, to ``directory``.
 
     Args:
-        kind: ``xrep`` is a checkpoint without what training alone needs; else as for ``export``.
+        kind: ``xrep`` is a checkpoint, also of a translation model, without what training alone needs; else as for
+            ``export``. Of a translation model ``hf`` is the encoder alone.
         average: take the mean of the model over this many newest checkpoints; ``path`` is the directory of their run.
         pooling: another one than the encoder was trained with.
         projection: False leaves it out (frozen_source, table 8: '[CLS] without MLP').
@@ -58,7 +68,9 @@ def export_path(
         checkpoint, mean = average_last(path, average)
         path = checkpoint.path
     if kind == "xrep":
-        return [_write_encoder(checkpoint or open_checkpoint(path), mean, Path(directory))]
+        return [_write_checkpoint(checkpoint or open_checkpoint(path), mean, Path(directory))]
+    if Path(path, MANIFEST).is_file() and (checkpoint := checkpoint or open_checkpoint(path)).translates:
+        return [_write_its_encoder(checkpoint, mean, Path(directory), kind)]
     encoder = SentenceEncoder.load(path, device="cpu")
     if mean is not None:
         encoder.model.load_state_dict(mean)
@@ -75,10 +87,10 @@ def _change(model: DualEncoder, path: str | Path, pooling: Pooling | None, proje
         model.projections.clear()
 
 
-def _write_encoder(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path) -> Path:
+def _write_checkpoint(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path) -> Path:
     """A checkpoint of the model alone, with the hashes of its training sentences beside it, if they are there."""
     _check_new(directory)
-    hashes = SentenceEncoder.load(checkpoint.path, device="cpu").training_hashes
+    hashes = checkpoint.training_hashes
     snapshot = Snapshot(
         step=checkpoint.step,
         config_yaml=(checkpoint.path / CONFIG).read_text(encoding="utf-8"),
@@ -89,6 +101,38 @@ def _write_encoder(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, di
         files={} if hashes is None else {hashes.name: hashes},
     )
     write_checkpoint(directory.absolute(), snapshot)
+    return directory
+
+
+def _write_its_encoder(
+    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, kind: Format
+) -> Path:
+    """The encoder of a translation model, as a directory of transformers."""
+    if kind != "hf":
+        problem = "a translation model, which sentence-transformers does not have"
+        cure = "give --format xrep, or --format hf for its encoder alone"
+        raise UserError(problem, path=checkpoint.path, cure=cure)
+    _check_new(directory)
+    model = load_model(checkpoint)
+    if tensors is not None:
+        model.load_state_dict(tensors)
+    text, tokenizer = checkpoint.text, tokenizer_of(open_tokenizers(checkpoint.path / TOKENIZER), "source")
+    write_huggingface(
+        directory,
+        model.encoder,
+        max_length=text.max_length,
+        bos_id=text.vocabulary("source").bos_id,
+        eos_id=text.vocabulary("source").eos_id,
+        save_tokenizer=lambda folder: save_as_huggingface(tokenizer, folder, text.max_length),
+    )
+    with write_aside(directory / "README.md") as aside:
+        lines = [
+            "# The encoder of a translation model",
+            "",
+            f"Trained with xrep to translate from {', '.join(text.source_languages)}; the decoder is left out."
+            f" It gives a vector for each token. Load with `{LIBRARIES[kind]}`.",
+        ]
+        aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return directory
 
 

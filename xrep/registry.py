@@ -183,9 +183,16 @@ TASKS = Registry(
         "bitext": "xrep.tasks.bitext:BitextTask",
         "monolingual": "xrep.tasks.monolingual:MonolingualTask",
         "nli": "xrep.tasks.nli:NliTask",
+        "translation": "xrep.tasks.translation:TranslationTask",
     },
 )
-MODELS = Registry("model", {"dual_encoder": "xrep.models.dual_encoder:DualEncoder"})
+MODELS = Registry(
+    "model",
+    {
+        "dual_encoder": "xrep.models.dual_encoder:DualEncoder",
+        "translation": "xrep.models.translation:Translation",
+    },
+)
 CRITERIA = Registry(
     "criterion",
     {
@@ -194,6 +201,7 @@ CRITERIA = Registry(
         "dual_moco": "xrep.criteria.dual_moco:DualMoco",
         "frozen_source": "xrep.criteria.frozen_source:FrozenSource",
         "hictl": "xrep.criteria.hictl:HiCTL",
+        "label_smoothed_cross_entropy": "xrep.criteria.label_smoothed_cross_entropy:LabelSmoothedCrossEntropy",
         "mlm": "xrep.criteria.mlm:MLM",
         "nli": "xrep.criteria.nli:Nli",
         "nli_triplet": "xrep.criteria.nli_triplet:NliTriplet",
@@ -227,6 +235,7 @@ VALIDATORS = Registry(
         "nli": "xrep.evaluation.nli_validator:NliValidator",
         "retrieval": "xrep.evaluation.retrieval:RetrievalValidator",
         "sts": "xrep.evaluation.sts_validator:StsValidator",
+        "translation": "xrep.evaluation.translation_validator:TranslationValidator",
     },
 )
 REGISTRIES = {r.kind: r for r in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS)}

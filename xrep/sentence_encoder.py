@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,7 +13,8 @@ from torch import nn
 from tqdm import tqdm
 
 from xrep.data.batching import TextSpec, Vocabulary, collate
-from xrep.models.directory import MANIFEST, TOKENIZER, load_model, open_checkpoint
+from xrep.errors import UserError
+from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import SHARED, DualEncoder
 from xrep.nn.pretrained import Pretrained, find_pretrained, read_pretrained
 from xrep.text.languages import canonical
@@ -121,13 +120,7 @@ class SentenceEncoder:
     def fingerprint(self) -> str:
         """Hex digest that changes with the weights, the architecture, the type of numbers and the special ids; not with
         the place where the encoder lies."""
-        options = {name: value for name, value in vars(self.model.config).items() if not name.endswith("encoder")}
-        facts = [self.model.architecture(), self.text.as_dict(), options]
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return fingerprint(self.model, self.text)
 
     def _tokenize(self, sentences: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
         tokens: list[np.ndarray] = []
@@ -161,11 +154,12 @@ def _is_pretrained(path: str | Path) -> bool:
 
 def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
     checkpoint = open_checkpoint(path)
+    if checkpoint.translates:
+        cure = f"translate by xrep-generate --path {path}, or train sentence vectors from its encoder: --encoder {path}"
+        raise UserError("a translation model, which gives no sentence vectors", path=path, cure=cure)
     model = load_model(checkpoint, random_weights)
-    real = checkpoint.path.resolve()
-    hashes = [p for p in (real / "training_hashes.npy", real.parent / "training_hashes.npy") if p.exists()]
-    tokenizers = open_tokenizers(real / TOKENIZER)
-    return SentenceEncoder(model, tokenizers, checkpoint.text, None if random_weights or not hashes else hashes[0])
+    tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
+    return SentenceEncoder(model, tokenizers, checkpoint.text, None if random_weights else checkpoint.training_hashes)
 
 
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:

@@ -1,4 +1,4 @@
-"""``xrep-eval``: measure an encoder on published test sets."""
+"""``xrep-eval``: measure an encoder, or a translator, on published test sets."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ EVALUATIONS = {
     "sts": "semantic textual similarity: STS12-16, STS-B, SICK-R, multilingual STS-B",
     "senteval": "classify sentences by their vectors: MR CR SUBJ MPQA SST TREC MRPC SICK",
     "nli": "natural language inference by the classifier of a run: XNLI, SNLI, MNLI, CNSD",
+    "translation": "translate a test set from each of its languages: BLEU and chrF",
     "alignment": "alignment and uniformity, of one encoder or along a run",
     "language-bias": "share of each language among nearest neighbours in a mixed pool",
     "neighbours": "the nearest sentences of a query",
@@ -37,8 +38,9 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """Every evaluation has a summary in it, the chosen one its options."""
     parser = argparse.ArgumentParser(
         prog="xrep-eval",
-        description="Measure a sentence encoder on published test sets.\n\n"
+        description="Measure a sentence encoder, or a translation model, on published test sets.\n\n"
         "  xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr\n"
+        "  xrep-eval translation --path nmt/best --data 'multi30k/test.{lang}' --langs de,fr --target-lang en\n"
         "  xrep-eval all --path run1/best --data data/ --json results.json\n"
         "  xrep-eval sts --help\n\n"
         "The encoder is a checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any\n"

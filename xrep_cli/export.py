@@ -1,4 +1,4 @@
-"""xrep-export: an encoder as a directory for other libraries, or for xrep."""
+"""xrep-export: a model as a directory for other libraries, or for xrep."""
 
 from __future__ import annotations
 
@@ -17,12 +17,19 @@ Write an encoder as a directory that sentence-transformers, transformers or xrep
 An encoder with a tower for each side of its pairs becomes two directories, my-encoder/source and my-encoder/target,
 and a README that says which is which. Reading one back into xrep gives the same weights, bit by bit.
 
-The mean of the last checkpoints of a run often measures better than any of them. A checkpoint of it, for xrep-eval,
-xrep-encode and xrep-train --init, without what training alone needs:
+The mean of the last checkpoints of a run often measures better than any of them, and most papers on translation measure
+it. A checkpoint of it, for xrep-eval, xrep-encode, xrep-generate and xrep-train --init, without what training alone
+needs:
 
   xrep-train corpus/ ... --save-dir run1 --save-every 500 --keep-last 5
   xrep-export --path run1 --average 5 --format xrep --output run1-mean
-  xrep-eval tatoeba --path run1-mean --data tatoeba/"""
+  xrep-eval tatoeba --path run1-mean --data tatoeba/
+
+  xrep-train iwslt14/ --task translation ... --save-dir nmt --save-every 1000 --keep-last 10
+  xrep-export --path nmt --average 10 --format xrep --output nmt-mean
+  xrep-generate --path nmt-mean --input test.de --output hyp.en
+
+Of a translation model --format hf writes the encoder alone."""
 
 
 def build_parser() -> argparse.ArgumentParser:

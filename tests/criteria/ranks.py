@@ -16,11 +16,11 @@ from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.frozen_source import FrozenSource
 from xrep.criteria.hictl import HiCTL
+from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
 from xrep.criteria.simcse import SimCSE
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
-from xrep.models.dual_encoder import DualEncoder
 
 BATCHES = 4
 RATE = 0.2
@@ -39,6 +39,7 @@ class Run:
 
     Attributes:
         options: of the criterion.
+        towers: of the sentence encoder; "translation": the model is a translator.
         accumulate: batches of each step.
     """
 
@@ -111,6 +112,10 @@ RUNS = {
     "hictl": Run(criterion=HiCTL, options=HICTL),
     "hictl, masked, accumulated": Run(criterion=HiCTL, options=(*HICTL, MASKED), accumulate=2),
     "hictl, alone": Run(criterion=HiCTL, options=(*HICTL, ("cross_rank_negatives", False))),
+    "label_smoothed_cross_entropy": Run(criterion=LabelSmoothedCrossEntropy, options=(), towers="translation"),
+    "label_smoothed_cross_entropy, accumulated": Run(
+        criterion=LabelSmoothedCrossEntropy, options=(("label_smoothing", 0.3),), towers="translation", accumulate=2
+    ),
     "simcse": Run(criterion=SimCSE, options=(("temperature", 0.3),)),
     "simcse, masked": Run(criterion=SimCSE, options=(MASKED,), towers="separate"),
     "translation_ranking": Run(criterion=TranslationRanking, options=()),
@@ -128,7 +133,7 @@ def part(batch: PairBatch, sizes: tuple[int, ...], rank: int) -> PairBatch:
 
 
 def train(
-    rank: int, world: int, text: TextSpec, models: dict[str, DualEncoder], batches: list[PairBatch]
+    rank: int, world: int, text: TextSpec, models: dict[str, nn.Module], batches: list[PairBatch]
 ) -> dict[str, Results]:
     """What a rank finds, of each run."""
     mine = [part(batch, sizes, rank) for batch, sizes in zip(batches, PARTS[world], strict=True)]

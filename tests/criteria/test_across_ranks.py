@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from tests.corpus import sentence_pairs
 from tests.criteria.ranks import PARTS, RUNS, check, train
@@ -11,18 +12,21 @@ from tests.kernels.ranks import Found, Results, run_ranks
 from xrep.data.batching import PairBatch
 from xrep.kernels.gather import current_group
 from xrep.models.dual_encoder import DualEncoder
+from xrep.models.translation import Translation
 
 SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
 
 
 @pytest.fixture(scope="module")
-def models(text) -> dict[str, DualEncoder]:
+def models(text) -> dict[str, nn.Module]:
     torch.manual_seed(0)
     options = {**SMALL, "dropout": 0.0, "attention_dropout": 0.0}
-    return {
+    found: dict[str, nn.Module] = {
         towers: DualEncoder(DualEncoder.Config(towers=towers, **options), text).double()
         for towers in ("shared", "separate")
     }
+    config = Translation.Config(decoder_layers=1, **options)
+    return {**found, "translation": Translation(config, text).double()}
 
 
 @pytest.fixture(scope="module")

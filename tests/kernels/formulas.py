@@ -25,8 +25,9 @@ def queue_infonce(query: Tensor, positive: Tensor, queue: Tensor, tau: Tensor, s
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, smoothing: float, ignore_index: int
 ) -> Tensor:
-    """Summed over the tokens."""
-    logits = F.linear(hidden, weight, bias)
+    """Summed over the tokens; ``bias`` is [V], or [N, V]."""
+    one = bias is not None and bias.dim() == 2
+    logits = F.linear(hidden, weight) + bias if one else F.linear(hidden, weight, bias)
     return F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing, ignore_index=ignore_index)
 
 

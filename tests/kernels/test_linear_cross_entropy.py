@@ -27,7 +27,8 @@ SUBSETS = [names for n in range(3) for names in itertools.combinations(("hidden"
 
 @dataclass(frozen=True)
 class Case:
-    """A problem: ``logit`` is the largest there may be (but for the bias), ``block`` is VOCABULARY_LOGITS."""
+    """A problem: ``logit`` is the largest there may be (but for the bias), ``block`` is VOCABULARY_LOGITS;
+    with ``groups`` a bias has so many rows."""
 
     tokens: int = 300
     size: int = 16
@@ -37,6 +38,7 @@ class Case:
     weight_dtype: torch.dtype = torch.float32
     logit: float = 10.0
     bias: bool = True
+    groups: int = 0
     smoothing: float = 0.0
     ignored: float = 0.2
     ignore_index: int = -100
@@ -53,7 +55,11 @@ class Problem:
         )
         self.inputs = {"hidden": hidden.to(case.dtype), "weight": weight.to(case.weight_dtype)}
         if case.bias:
-            self.inputs["bias"] = torch.randn(case.words, generator=generator).to(case.weight_dtype)
+            shape = (case.groups, case.words) if case.groups else (case.words,)
+            self.inputs["bias"] = torch.randn(shape, generator=generator).to(case.weight_dtype)
+        self.groups = None
+        if case.bias and case.groups:
+            self.groups = torch.randint(case.groups, (case.tokens,), generator=generator)
         self.factor = 0.5 + torch.rand((), generator=generator)
         self.case = case
         self.target = torch.randint(case.words, (case.tokens,), generator=generator)
@@ -64,19 +70,23 @@ class Problem:
         self.result: CrossEntropy | None = None
 
     def logits(self) -> Tensor:
-        return F.linear(**{
-            {"hidden": "input"}.get(name, name): tensor.double() for name, tensor in self.inputs.items()
-        })  # fmt: skip
+        hidden, weight = (self.inputs[name].double() for name in ("hidden", "weight"))
+        bias = self.bias(self.inputs.get("bias"))
+        return hidden @ weight.t() + (0 if bias is None else bias.double())
+
+    def bias(self, given: Tensor | None) -> Tensor | None:
+        """That of each token, or of all."""
+        return given if self.groups is None or given is None else given[self.groups]
 
     def kernel(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         options = {"label_smoothing": self.case.smoothing, "ignore_index": self.ignore_index}
-        self.result = linear_cross_entropy(hidden, weight, self.target, bias=bias, **options)
+        self.result = linear_cross_entropy(hidden, weight, self.target, bias=bias, groups=self.groups, **options)
         assert not self.result.nll.requires_grad and not self.result.correct.requires_grad
         return self.result.loss
 
     def plain(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return formulas.linear_cross_entropy(
-            hidden, weight, bias, self.target, self.case.smoothing, self.ignore_index
+            hidden, weight, self.bias(bias), self.target, self.case.smoothing, self.ignore_index
         )  # fmt: skip
 
     def expected(self) -> list[Results]:
@@ -126,6 +136,7 @@ def check(case: Case) -> None:
         weight_dtype=DTYPES,
         logit=st.sampled_from([1.0, 10.0, 100.0]),
         bias=st.booleans(),
+        groups=st.sampled_from([0, 0, 1, 7]),
         smoothing=st.sampled_from([0.0, 0.1, 1.0]) | st.floats(0, 1),
         ignored=st.sampled_from([0.0, 0.3, 1.0]),
         ignore_index=st.sampled_from([-100, -1, 0, 1, 299]),
@@ -139,8 +150,15 @@ def test_equals_torch(case: Case) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [Case(smoothing=0.1), Case(tokens=0), Case(ignored=1.0), Case(ignore_index=0, ignored=0.5), Case(words=1)],
-    ids=["several blocks", "no token", "all ignored", "padding is a word", "one word"],
+    [
+        Case(smoothing=0.1),
+        Case(tokens=0),
+        Case(ignored=1.0),
+        Case(ignore_index=0, ignored=0.5),
+        Case(words=1),
+        Case(groups=5),
+    ],
+    ids=["several blocks", "no token", "all ignored", "padding is a word", "one word", "a bias for each sentence"],
 )
 def test_equals_torch_at_the_edges(case: Case) -> None:
     check(case)
@@ -325,6 +343,10 @@ BAD = {
     "batch of sentences": ({"hidden": (2, 3, 8), "target": (2, 3)}, r"\[2, 3, 8\], \[5, 8\], \[2, 3\]"),
     "fewer targets": ({"target": (2,)}, r"\[3, 8\], \[5, 8\], \[2\]"),
     "bias": ({"bias": (4,)}, r"\[3, 8\], \[5, 8\], \[3\], \[4\]"),
+    "groups alone": ({"groups": (3,)}, r"\[5, 8\], \[3\], \[3\]"),
+    "one bias for groups": ({"bias": (5,), "groups": (3,)}, r"\[3\], \[5\], \[3\]"),
+    "fewer groups": ({"bias": (2, 5), "groups": (2,)}, r"\[3\], \[2, 5\], \[2\]"),
+    "no groups": ({"bias": (2, 5)}, r"\[3\], \[2, 5\]"),
 }
 
 
@@ -333,7 +355,8 @@ def test_shapes_that_do_not_fit_are_named(name: str) -> None:
     shapes, message = BAD[name]
     shapes = {"hidden": (3, 8), "weight": (5, 8), "target": (3,), **shapes}
     arguments = {
-        key: torch.ones(shape).long() if key == "target" else torch.ones(shape) for key, shape in shapes.items()
+        key: torch.zeros(shape).long() if key in ("target", "groups") else torch.ones(shape)
+        for key, shape in shapes.items()
     }
     with pytest.raises(ValueError, match=message):
         linear_cross_entropy(**arguments)

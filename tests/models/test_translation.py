@@ -14,9 +14,9 @@ from tests.encoders import write_encoder
 from xrep.config import to_yaml
 from xrep.data.batching import PairBatch, TextSpec, Vocabulary
 from xrep.errors import UserError
-from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.directory import Snapshot, load_model, open_checkpoint, write_checkpoint
-from xrep.models.translation import Translation
+from xrep.models.translation import Predictions, Translation
 from xrep.text.tokenizer import Tokenizer
 
 SMALL = {"layers": 2, "hidden_size": 32, "heads": 4, "feedforward_size": 64, "max_positions": 48, "decoder_layers": 2}
@@ -40,7 +40,12 @@ def make_pairs(make_batch) -> PairBatch:
 
 def teacher_forced(model: Translation, batch: PairBatch, languages: Tensor) -> tuple[Tensor, Tensor]:
     found = model.predict(batch.source, batch.target, languages)
-    return found.vectors @ found.matrix.t(), found.labels
+    logits = found.vectors @ found.matrix.t()
+    return (logits if found.bias is None else logits + found.bias[found.sentences]), found.labels
+
+
+def loss_of(found: Predictions) -> CrossEntropy:
+    return linear_cross_entropy(found.vectors, found.matrix, found.labels, bias=found.bias, groups=found.sentences)
 
 
 def stepped(model: Translation, batch: PairBatch, languages: Tensor) -> Tensor:
@@ -117,7 +122,7 @@ def test_gradients_reach_every_parameter(text, make_batch) -> None:
     for tie in ("all", "decoder", "none"):
         model = make_model(text, semantic_bias=True, tie_embeddings=tie).train()
         found = model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64))
-        linear_cross_entropy(found.vectors, found.matrix, found.labels).loss.backward()
+        loss_of(found).loss.backward()
         assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
 
 
@@ -152,7 +157,7 @@ def test_the_language_vector_is_the_first_input(tokenizer, make_batch) -> None:
 def test_no_pairs(text, make_batch) -> None:
     model, batch = make_model(text, semantic_bias=True), make_pairs(make_batch).rows(0, 0)
     found = model.predict(batch.source, batch.target, torch.zeros(0, dtype=torch.int64))
-    assert found.vectors.shape == (0, 64) and found.labels.shape == (0,)
+    assert found.vectors.shape == (0, 32) and found.labels.shape == (0,) and loss_of(found).loss == 0
 
 
 def test_tied_tables_are_one(text) -> None:
@@ -183,7 +188,7 @@ def test_vocabularies_of_their_own(tokenizer, make_batch) -> None:
 def test_widths_may_differ(text, make_batch) -> None:
     model = make_model(text, decoder_hidden_size=24, decoder_heads=3, semantic_bias=True)
     batch = make_pairs(make_batch)
-    assert model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64)).vectors.size(1) == 24 + 32
+    assert model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64)).vectors.size(1) == 24
     with pytest.raises(UserError, match="32 wide, the decoder 24"):
         make_model(text, decoder_hidden_size=24, tie_embeddings="all")
     with pytest.raises(UserError, match="not divisible"):

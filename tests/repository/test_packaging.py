@@ -14,7 +14,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-COMMANDS = ("xrep-train", "xrep-eval", "xrep-encode", "xrep-mine", "xrep-export", "xrep-preprocess", "xrep-data")
+COMMANDS = (
+    "xrep-train", "xrep-eval", "xrep-encode", "xrep-mine", "xrep-generate", "xrep-export", "xrep-preprocess",
+    "xrep-data",
+)  # fmt: skip
 
 
 def pins(repository: Path) -> dict[str, str]:

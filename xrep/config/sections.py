@@ -38,8 +38,12 @@ DEFAULT_NAMES: dict[str, str | None] = {
     "lr_scheduler": "cosine",
     "validation": "retrieval",
 }
+DEFAULT_MODEL = {"translation": "translation"}
+"""Of runs whose only task is of that name."""
 DEFAULT_VALIDATION = {"monolingual": "loss", "nli": "nli"}
 """Of runs whose only task is of that name: there are no translations to look for."""
+VALIDATION_OF_MODEL = {"translation": "translation"}
+"""Of models that are no sentence encoders."""
 SECTIONS = [*DEFAULT_NAMES, *FIXED_SECTIONS]
 OF_A_PART = ("task", "criterion")
 """Sections of which each of several parts has its own."""
@@ -120,8 +124,12 @@ def _section(key: str, kind: str, values: Mapping[str, Any]) -> Section:
 def _default_name(kind: str, values: Mapping[str, Any]) -> str | None:
     tasks = [run.get("task") for run in (parts_of(values) if "parts" in values else [values])]
     names = {str(task.get("name")) if isinstance(task, Mapping) else "" for task in tasks}
-    if kind == "validation" and len(names) == 1:
-        return DEFAULT_VALIDATION.get(names.pop(), DEFAULT_NAMES[kind])
+    task = names.pop() if len(names) == 1 else ""
+    if kind == "model":
+        return DEFAULT_MODEL.get(task, DEFAULT_NAMES[kind])
+    if kind == "validation":
+        model = str(_section("model", "model", values).name)
+        return VALIDATION_OF_MODEL.get(model) or DEFAULT_VALIDATION.get(task, DEFAULT_NAMES[kind])
     return DEFAULT_NAMES[kind]
 
 

@@ -17,6 +17,8 @@ WHERE = {
     "triplets": "--task nli with --form triplets",
 }
 """Which task gives the examples that a criterion reads."""
+MODELS = {"sentence encoder": ("encode", "dual_encoder"), "translation model": ("predict", "translation")}
+"""Kinds of models: the method by which they are known, and which ``--model`` is one."""
 
 
 @dataclass
@@ -59,6 +61,7 @@ class Criterion(nn.Module, ABC):
             averages gradients over ranks then has to look for).
         frozen: patterns, as of ``--freeze``, of the parameters that the objective itself keeps as they are.
         reads: kinds of examples that it can read, of those that tasks say they give; none: any.
+        needs: the kind of model that it trains, of ``MODELS``; None: any.
         micro_batch: rows of a batch that are encoded at a time (``set_micro_batch``); None: all.
     """
 
@@ -66,6 +69,7 @@ class Criterion(nn.Module, ABC):
     micro_batch: int | None = None
     frozen: Sequence[str] = ()
     reads: Sequence[str] = ()
+    needs: str | None = "sentence encoder"
 
     def check_task(self, task: Any) -> None:
         """Raise UserError if the task gives (its attribute ``gives``) another kind of examples than this reads."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,21 +53,33 @@ class LossValidator:
             ``loss``: the weighted sum of the criterion's terms, each a mean over what it sums over; the criterion's
             metrics, each a mean over batches. Of several tasks also ``PART/NAME`` of each.
         """
-        device = next(model.parameters()).device
-        devices = [device] if device.type == "cuda" else []
         measured: dict[str, dict[str, float]] = {}
-        with evaluating(model, criterion), apart(), torch.random.fork_rng(devices):
-            torch.manual_seed(SEED)
+        with undisturbed(model, criterion):
             for part, task in self.tasks.items():
                 own = criterion.parts[part] if isinstance(criterion, Multitask) else criterion
-                found = [
-                    (own.sizes(batch), own(model, batch.to(device)), len(batch)) for batch in task.validation_batches()
-                ]
-                measured[part] = _means(found)
+                measured[part] = mean_losses(model, own, task.validation_batches())
         if len(measured) == 1:
             return next(iter(measured.values()))
         loss = sum(each["loss"] for each in measured.values()) / len(measured)
         return {"loss": loss} | {f"{part}/{name}": x for part, each in measured.items() for name, x in each.items()}
+
+
+@contextmanager
+def undisturbed(model: nn.Module, criterion: Criterion) -> Iterator[None]:
+    """Context in which both compute as in use, apart from other processes and with the same random numbers each time;
+    their training modes, and random numbers, are as before afterwards."""
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+    with evaluating(model, criterion), apart(), torch.random.fork_rng(devices):
+        torch.manual_seed(SEED)
+        yield
+
+
+def mean_losses(model: nn.Module, criterion: Criterion, batches: Iterable[Any]) -> dict[str, float]:
+    """``loss``: the weighted sum of the criterion's terms, each a mean over what it sums over; of several terms each;
+    the criterion's metrics, each a mean over the batches by their rows."""
+    device = next(model.parameters()).device
+    return _means([(criterion.sizes(batch), criterion(model, batch.to(device)), len(batch)) for batch in batches])
 
 
 def _means(found: list[tuple[dict[str, float], Loss, int]]) -> dict[str, float]:

@@ -54,7 +54,7 @@ def read_texts(data: str, languages: str | None = None, column: int = 1) -> Text
         UserError: no such files, a language is not there, one side is missing or shorter, fewer than two languages.
     """
     if _PLACE in data:
-        found = _files(data)
+        found = files_of_pattern(data)
         chosen = _chosen(languages, set(found), data)
         columns = {language: _read(found[language], column) for language in chosen}
         groups, files = [_clean(columns, [found[language] for language in chosen])], [found[c] for c in chosen]
@@ -68,11 +68,16 @@ def read_texts(data: str, languages: str | None = None, column: int = 1) -> Text
     return Texts(groups, files)
 
 
-def _files(pattern: str) -> dict[str, Path]:
-    """Canonical language -> file."""
+def files_of_pattern(pattern: str) -> dict[str, Path]:
+    """Canonical language -> file, of a path with ``{lang}`` in place of the language; empty where there is none.
+
+    Raises:
+        UserError: ``{lang}`` stands there more than once or not at all, or two files are of one language.
+    """
     before, *others = pattern.split(_PLACE)
     if len(others) != 1:
-        raise UserError(f"{_PLACE} stands more than once", path=pattern, cure="name one place of the language")
+        problem = f"{_PLACE} stands {'more than once' if others else 'nowhere'}"
+        raise UserError(problem, path=pattern, cure="name the one place of the language")
     found: dict[str, Path] = {}
     for name in sorted(glob.glob(f"{glob.escape(before)}*{glob.escape(others[0])}")):
         code = name[len(before) : len(name) - len(others[0])]

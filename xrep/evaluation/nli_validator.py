@@ -35,6 +35,7 @@ class NliValidator:
         UserError: none of the tasks is nli with a dev split.
     """
 
+    needs = "sentence encoder"
     maximize = True
 
     @dataclass(kw_only=True)

@@ -6,11 +6,20 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import xrep
-from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.overlap import Overlap
+
+
+class Measured(Protocol):
+    """A model that was measured: ``path`` is where it came from."""
+
+    path: str
+
+    def fingerprint(self) -> str:
+        """Changes with what it computes."""
+        ...
 
 
 def make_result(
@@ -18,7 +27,7 @@ def make_result(
     values: Mapping[str, Any],
     *,
     headline: Mapping[str, float],
-    encoder: Encoder,
+    encoder: Measured,
     data: Sequence[str | Path],
     settings: Mapping[str, Any],
     overlap: Overlap | None,

@@ -27,6 +27,7 @@ class RetrievalValidator:
         UserError: there is no pool, or one holds fewer than 2 pairs.
     """
 
+    needs = "sentence encoder"
     metric = "accuracy"
     maximize = True
 

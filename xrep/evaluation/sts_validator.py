@@ -26,6 +26,7 @@ class StsValidator:
         UserError: there is no such data, or the text has none of its languages.
     """
 
+    needs = "sentence encoder"
     metric = "spearman"
     maximize = True
 

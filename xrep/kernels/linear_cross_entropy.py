@@ -28,6 +28,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     bias: Tensor | None = None,
+    groups: Tensor | None = None,
     label_smoothing: float = 0.0,
     ignore_index: int = -100,
 ) -> CrossEntropy:
@@ -41,7 +42,8 @@ def linear_cross_entropy(
         hidden: [N, D].
         weight: [V, D], the embedding matrix, say.
         target: int64 [N], in [0, V) or ``ignore_index``.
-        bias: [V].
+        bias: [V]; with ``groups`` [G, V].
+        groups: int64 [N], which row of ``bias`` each token has: that of its sentence, say.
         label_smoothing: ε: the target distribution is (1 - ε) · onehot + ε / V, as in torch (fairseq spreads ε over the
             V - 1 other words: its ε is ours times V / (V - 1)).
         ignore_index: tokens of this target have loss and gradient 0.
@@ -50,27 +52,37 @@ def linear_cross_entropy(
         ValueError: shapes that do not fit, smoothing outside [0, 1], a target outside [0, V) (on CPUs; GPUs would have
             to wait for the answer).
     """
-    _check(hidden, weight, target, bias, label_smoothing)
+    _check(hidden, weight, target, bias, groups, label_smoothing)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         hidden, weight = (_autocast(tensor) for tensor in (hidden, weight))
     if path_for(hidden.device) == "reference":
         _check_target(target, len(weight), ignore_index)
-        loss, nll, correct = reference.linear_cross_entropy(hidden, weight, target, bias, label_smoothing, ignore_index)
+        loss, nll, correct = reference.linear_cross_entropy(
+            hidden, weight, target, bias, groups, label_smoothing, ignore_index
+        )
         dtype = accumulation_dtype(hidden)
         return CrossEntropy(loss.to(dtype), nll.to(dtype), correct)
     wanted = [
         torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)
     ]
-    loss, nll, correct, *_ = _sweep(hidden, weight, target, bias, label_smoothing, ignore_index, *wanted)
+    loss, nll, correct, *_ = _sweep(hidden, weight, target, bias, groups, label_smoothing, ignore_index, *wanted)
     return CrossEntropy(loss, nll, correct)
 
 
-def _check(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, smoothing: float) -> None:
+def _check(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, groups: Tensor | None, smoothing: float
+) -> None:
     fits = hidden.dim() == weight.dim() == 2 and hidden.size(1) == weight.size(1) and target.shape == hidden.shape[:1]
-    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in (hidden, weight, target, bias) if tensor is not None)
-        raise ValueError(f"hidden, weight, target (and bias) must be [N, D], [V, D], [N] (and [V]), not {shapes}")
+    if bias is not None:
+        fits = fits and bias.shape[-1:] == weight.shape[:1] and bias.dim() == (1 if groups is None else 2)
+    if groups is not None:
+        fits = fits and bias is not None and groups.shape == target.shape
+    if not fits:
+        given = (tensor for tensor in (hidden, weight, target, bias, groups) if tensor is not None)
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in given)
+        expected = "[N, D], [V, D], [N] (and [V], or [G, V] and [N])"
+        raise ValueError(f"hidden, weight, target (and bias, groups) must be {expected}, not {shapes}")
     if not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing must lie in [0, 1], not {smoothing}")
 
@@ -94,6 +106,7 @@ def _sweep(
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
+    groups: Tensor | None,
     smoothing: float,
     ignore_index: int,
     of_hidden: bool,
@@ -110,18 +123,19 @@ def _sweep(
         rows, columns = hidden.to(operand), weight.to(operand)
         if extra := _filling(rows, count):
             rows, target = F.pad(rows, (0, 0, 0, extra)), F.pad(target, (0, extra), value=ignore_index)
+            groups = None if groups is None else F.pad(groups, (0, extra))
         nll = torch.zeros(len(rows), dtype=accumulate, device=hidden.device)
         correct = torch.zeros(len(rows), dtype=torch.bool, device=hidden.device)
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
         for_hidden = nll.new_empty(rows.shape if of_hidden else 0)
         for_weight = (nll.new_empty if len(hidden) else nll.new_zeros)(columns.shape if of_weight else 0)
-        for_bias = nll.new_zeros(len(weight) if of_bias else 0)
+        for_bias = nll.new_zeros(bias.shape if of_bias else 0)
         room = nll.new_empty(min(count, len(rows)), len(weight))
         for start in range(0, len(rows), count):
             block = slice(start, min(start + count, len(rows)))
             logits = multiply(rows[block], columns.t(), out=room[: block.stop - start])
             if bias is not None:
-                logits += bias
+                logits += bias if groups is None else bias[groups[block]]
             ignored = target[block] == ignore_index
             found = steps.vocabulary_softmax(
                 logits, target[block], smoothing, ignored, operand if differentiable else None
@@ -134,8 +148,10 @@ def _sweep(
                 multiply(gradient.t(), rows[block], out=for_weight)
             elif of_weight:
                 multiply_add(for_weight, gradient.t(), rows[block])
-            if of_bias:
+            if of_bias and groups is None:
                 for_bias += gradient.sum(0, dtype=accumulate)
+            elif of_bias:
+                for_bias.index_add_(0, groups[block], gradient.to(accumulate))
     own = slice(len(hidden) if of_hidden else 0)
     return loss, nll[: len(hidden)], correct[: len(hidden)], for_hidden[own], for_weight, for_bias
 
@@ -149,7 +165,7 @@ def _filling(rows: Tensor, block: int) -> int:
 
 
 @_sweep.register_fake
-def _(hidden, weight, target, bias, smoothing, ignore_index, of_hidden, of_weight, of_bias):
+def _(hidden, weight, target, bias, groups, smoothing, ignore_index, of_hidden, of_weight, of_bias):
     tokens = hidden.new_empty(hidden.size(0), dtype=accumulation_dtype(hidden))
     return (
         tokens.new_empty(()),
@@ -157,7 +173,7 @@ def _(hidden, weight, target, bias, smoothing, ignore_index, of_hidden, of_weigh
         torch.empty_like(tokens, dtype=torch.bool),
         tokens.new_empty(hidden.shape if of_hidden else 0),
         tokens.new_empty(weight.shape if of_weight else 0),
-        tokens.new_empty(weight.size(0) if of_bias else 0),
+        tokens.new_empty(bias.shape if of_bias else 0),
     )
 
 
@@ -184,10 +200,10 @@ def _keep(ctx, inputs, output) -> None:
 
 def _backward(ctx, of_loss, *_):
     if of_loss is None:
-        return (None,) * 9
+        return (None,) * 10
     saved = iter(ctx.saved_tensors)
     hidden, weight, bias = (_scale(next(saved), of_loss, next(saved)) if wanted else None for wanted in ctx.wanted)
-    return hidden, weight, None, bias, None, None, None, None, None
+    return hidden, weight, None, bias, None, None, None, None, None, None
 
 
 _sweep.register_autograd(_backward, setup_context=_keep)

@@ -48,10 +48,18 @@ def hard_negatives(
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, smoothing: float, ignore_index: int
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    groups: Tensor | None,
+    smoothing: float,
+    ignore_index: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Summed loss, negative log-likelihood [N] and correctness [N]."""
-    logits = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    logits = F.linear(hidden.double(), weight.double())
+    if bias is not None:
+        logits = logits + (bias if groups is None else bias[groups]).double()
     options = {"ignore_index": ignore_index, "reduction": "none"}
     nll = F.cross_entropy(logits, target, **options)
     loss = F.cross_entropy(logits, target, label_smoothing=smoothing, **options).sum()

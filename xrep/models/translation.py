@@ -21,17 +21,21 @@ from xrep.text.sides import SHARED
 
 @dataclass
 class Predictions:
-    """What the loss of N target tokens is made of: logits are ``vectors @ matrix.T``.
+    """What the loss of N target tokens is made of: logits are ``vectors @ matrix.T``, plus a bias if there is one.
 
     Attributes:
         vectors: [N, D].
         labels: int64 [N], the tokens that were to be found.
         matrix: [V, D].
+        bias: [B, V], of each sentence.
+        sentences: int64 [N], which sentence each token is of.
     """
 
     vectors: Tensor
     labels: Tensor
     matrix: Tensor
+    bias: Tensor | None = None
+    sentences: Tensor | None = None
 
 
 class Translation(nn.Module):
@@ -201,20 +205,17 @@ class Translation(nn.Module):
         layout, places = layout_of(inputs), Packing.of(inputs).rows
         decoded = self.decoder(vectors, layout, self._remember(states, source))
         decoded = decoded[: len(places)] if isinstance(layout, Packing) else decoded.flatten(0, 1)[places]
-        labels, matrix = target.tokens[:, 1:].flatten()[places], self._scores
-        if self.semantic_scale is not None:
-            of_row = self.semantic_scale * F.normalize(states[:, 0], dim=1)
-            decoded = torch.cat([decoded, of_row[places // inputs.tokens.size(1)].to(decoded.dtype)], dim=1)
-            matrix = torch.cat([matrix, self._meanings()], dim=1)
-        return Predictions(decoded, labels, matrix)
+        labels = target.tokens[:, 1:].flatten()[places]
+        if self.semantic_scale is None:
+            return Predictions(decoded, labels, self._scores)
+        sentences = places // inputs.tokens.size(1)
+        return Predictions(decoded, labels, self._scores, self._semantic_bias(states), sentences)
 
     @torch.no_grad()
     def begin(self, source: TokenBatch, languages: Tensor) -> Decoding:
         """Read sentences, to translate them token by token into ``languages``, int64 [B]."""
         states = self._encode(source)
-        bias = None
-        if self.semantic_scale is not None:
-            bias = linear(self.semantic_scale * F.normalize(states[:, 0], dim=1), self._meanings()).float()
+        bias = None if self.semantic_scale is None else self._semantic_bias(states).float()
         return Decoding(self, self._remember(states, source), languages, bias)
 
     def _encode(self, source: TokenBatch) -> Tensor:
@@ -226,9 +227,10 @@ class Translation(nn.Module):
     def _remember(self, states: Tensor, source: TokenBatch) -> SourceMemory:
         return self.decoder.remember(states, layout_of(source), source.mask if source.is_padded else None)
 
-    def _meanings(self) -> Tensor:
-        """The encoder's embeddings of the vocabulary, each of length 1: [V, H]."""
-        return F.normalize(self.encoder.token_embedding.weight[: self.target_vocabulary.size], dim=1)
+    def _semantic_bias(self, states: Tensor) -> Tensor:
+        """s cos(r, E) of each sentence, [B, V]."""
+        table = self.encoder.token_embedding.weight[: self.target_vocabulary.size]
+        return linear(self.semantic_scale * F.normalize(states[:, 0], dim=1), F.normalize(table, dim=1))
 
 
 class Decoding:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from xrep.errors import UserError
 from xrep.text.corpora import get_demo
 from xrep.text.sides import Tokenizers, load_tokenizers, same_tokenizers, save_tokenizers, tokenizer_of
 
+T = TypeVar("T")
 VALIDATION_BATCH_SIZE = 128
 SCANNED_TOKENS = 1 << 24
 """Held in memory at a time where all training text is read."""
@@ -73,21 +75,19 @@ class BitextTask:
         dropped."""
 
         def problems(self) -> list[str]:
-            found = []
-            if self.batch_size < 1:
-                found.append(f"batch_size must be at least 1, not {self.batch_size}")
-            if self.max_length < 3:
-                found.append(f"max_length must be at least 3, not {self.max_length}")
+            least = {"batch_size": 1, "max_length": 3}
+            given = {name: value for name in least if (value := getattr(self, name)) is not None}
+            found = [f"{name} must be at least {least[name]}, not {x}" for name, x in given.items() if x < least[name]]
             if not 0 <= self.sampling_alpha <= 1:
                 found.append(f"sampling_alpha must lie in [0, 1], not {self.sampling_alpha}")
             return found
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
-        self._data = _open(config, tokenizers or {})
+        self._data = _open(config, self._by_side(tokenizers or {}))
         self._train = self._pairs("train")
         self.examples = sum(len(pair) for pair in self._train)
-        self.tokenizers: Tokenizers = self._data.tokenizers
+        self.tokenizers: Tokenizers = self._by_side(self._data.tokenizers)
         self.text = _text_spec(self.tokenizers, self._train, config.max_length)
         self._order = ExampleOrder([len(pair) for pair in self._train], config.sampling_alpha, seed, self._lengths)
 
@@ -169,6 +169,10 @@ class BitextTask:
         for start in range(0, len(rows), VALIDATION_BATCH_SIZE):
             some = rows[start : start + VALIDATION_BATCH_SIZE]
             yield self._batch([pair], np.stack([np.zeros_like(some), some], axis=1))
+
+    def _by_side(self, given: Mapping[str, T]) -> Mapping[str, T]:
+        """What belongs to the sides of the data as that of the sides of a batch, or the other way round."""
+        return given
 
     def _pairs(self, split: str) -> list[PairSplit]:
         pairs = [pair for pair in self._data.splits.get(split, []) if len(pair)]

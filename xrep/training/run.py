@@ -17,7 +17,7 @@ from torch import nn
 
 from xrep import __version__
 from xrep.config import RunConfig
-from xrep.criteria.criterion import Criterion
+from xrep.criteria.criterion import MODELS, Criterion
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.kernels.paths import describe, use_path
@@ -65,6 +65,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
     directory = run_directory(run)
     with missing_each_other(world), ExitStack() as stack:
         with world.together():
+            _check_model(run)
             if world.is_main:
                 _check_directory(directory, run)
                 if directory.exists():
@@ -75,6 +76,18 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
             check_equal(world, {"configuration": run.values, "data": task.fingerprint(), "version": __version__})
             task.check_size(world.size)
         return _train(run, task, directory, world, stack)
+
+
+def _check_model(run: RunConfig) -> None:
+    """Raise UserError if a criterion or the validation (their attribute ``needs``) is for another kind of model."""
+    kinds = [part.kind for part in getattr(run.configs["criterion"], "parts", [])] or [run.classes["criterion"]]
+    values = run.values.get("parts") or [run.values]
+    asking = [("criterion", own["criterion"]["name"], kind) for own, kind in zip(values, kinds, strict=True)]
+    for section, name, kind in [*asking, ("validation", run.values["validation"]["name"], run.classes["validation"])]:
+        needs = getattr(kind, "needs", None)
+        if needs is not None and not hasattr(run.classes["model"], MODELS[needs][0]):
+            problem = f"the {section} {name} needs a {needs}, and the model {run.values['model']['name']} is none"
+            raise UserError(problem, cure=f"choose --model {MODELS[needs][1]} or another --{section}")
 
 
 def _make_task(run: RunConfig) -> Any:
@@ -232,8 +245,8 @@ def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
         "best": {"metric": getattr(trainer.validate, "metric", None), "value": state.best},
     }
     _write(directory / SUMMARY, json.dumps(summary, indent=1) + "\n")
-    encoder = f"the encoder: {directory / 'best'} (last: {directory / 'last'})"
-    print(f"{state.step} steps in {duration(state.seconds)}; {encoder}", file=sys.stderr)
+    model = f"the model: {directory / 'best'} (last: {directory / 'last'})"
+    print(f"{state.step} steps in {duration(state.seconds)}; {model}", file=sys.stderr)
 
 
 def _write(path: Path, text: str) -> None:

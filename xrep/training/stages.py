@@ -63,7 +63,7 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], S], is_main
     if is_main:
         for name in ("best", "last"):
             _point(directory / name, Path(runs[-1].stage) / name)
-        _say(f"the course is finished; the encoder: {directory / 'best'} (last: {directory / 'last'})", is_main)
+        _say(f"the course is finished; the model: {directory / 'best'} (last: {directory / 'last'})", is_main)
     return ended
 
 

@@ -24,7 +24,7 @@ class Report:
 
 
 def add_options(parser: argparse.ArgumentParser, *, plot: bool = False, drop_overlap: bool = True) -> None:
-    """The options of every evaluation.
+    """The options of every evaluation of an encoder.
 
     Args:
         plot: whether it can draw its result (``--plot``).
@@ -37,19 +37,25 @@ def add_options(parser: argparse.ArgumentParser, *, plot: bool = False, drop_ove
         help="a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of vectors.npy [N, D] "
         "and sentences.tsv, whose lines language<TAB>sentence name the rows",
     )
-    add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the encoder's model")
     add("--batch-tokens", type=int, default=4096, metavar="N", help="subwords that go through the encoder at once")
     add("--cache", metavar="DIR", help="keep the vectors here, and take them from here the next time")
-    add("--json", metavar="FILE", help="write the results as JSON; - prints JSON alone on stdout")
     if plot:
         add("--plot", metavar="FILE", help="draw the results as a PNG file (needs the extra 'plot')")
-    if drop_overlap:
-        add("--drop-overlap", action="store_true", help="leave out what was in the training text")
     add(
         "--list-sentences",
         metavar="FILE",
         help="measure nothing: write the sentences that need vectors of another system, lines language<TAB>sentence",
     )
+    add_common_options(parser, drop_overlap=drop_overlap)
+
+
+def add_common_options(parser: argparse.ArgumentParser, *, drop_overlap: bool = True) -> None:
+    """Those of every evaluation, whatever it measures; see ``add_options``."""
+    add = parser.add_argument
+    add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the model")
+    add("--json", metavar="FILE", help="write the results as JSON; - prints JSON alone on stdout")
+    if drop_overlap:
+        add("--drop-overlap", action="store_true", help="leave out what was in the training text")
 
 
 class Encoders:
@@ -96,18 +102,20 @@ def check_options(options: argparse.Namespace) -> None:
     """
     from xrep.files import check_output
 
-    if options.batch_tokens < 1:
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    if given.get("batch_tokens", 1) < 1:
         raise UserError(f"--batch-tokens {options.batch_tokens}", cure="give at least 1")
-    plot = getattr(options, "plot", None)
-    outputs = [name for name in ("json", "plot", "save_embeddings") if getattr(options, name, None) is not None]
-    if options.list_sentences and outputs:
+    plot = given.get("plot")
+    outputs = [name for name in ("json", "plot", "save_embeddings") if name in given]
+    if "list_sentences" in given and outputs:
         option = f"--{outputs[0].replace('_', '-')}"
         raise UserError(f"{option} with --list-sentences, which measures nothing", cure=f"leave {option} out")
-    for file in (options.json, options.list_sentences, plot):
-        if file not in (None, "-"):
-            check_output(file)
-    if options.cache is not None:
-        check_output(options.cache, folder=True)
+    for name in ("json", "list_sentences", "plot"):
+        if given.get(name, "-") != "-":
+            check_output(given[name])
+    for name in ("cache", "save_translations"):
+        if name in given:
+            check_output(given[name], folder=True)
     if plot is not None:
         from xrep.evaluation.plots import check_matplotlib
 

@@ -1,0 +1,41 @@
+"""A small translator that says something else about each sentence, and lines of different lengths."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.corpus import sentence_pairs
+from tests.fixtures import data_directory, make_batch, text, tokenizer
+from tests.translators import make_translator, write_translator
+from xrep.data.batching import PairBatch, TextSpec
+from xrep.models.translation import Translation
+
+__all__ = ["data_directory", "make_batch", "text", "tokenizer"]
+
+
+@pytest.fixture
+def make_model(text: TextSpec) -> Callable[..., Translation]:
+    return lambda **options: make_translator(text, **options)
+
+
+@pytest.fixture(scope="session")
+def lines(make_batch: Callable[..., PairBatch]) -> PairBatch:
+    """64 sentences of 1 to 8 words."""
+    words = [[side.split() for side in pair] for pair in sentence_pairs(64)]
+    cut = zip(words, itertools.cycle(range(1, 9)))
+    return make_batch([(" ".join(source[:n]), " ".join(target[:n])) for (source, target), n in cut])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_translator(tmp_path_factory.mktemp("nmt") / "best")
+
+
+@pytest.fixture(autouse=True)
+def no_gradient_is_left() -> None:
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()

@@ -1,0 +1,128 @@
+"""BLEU by hand, and against sacrebleu on sentences with words changed, dropped, swapped and added."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings, strategies
+from sacrebleu.metrics import BLEU, CHRF
+
+from tests.corpus import sentence_pairs
+from xrep.metrics.translation import bleu, chrf, multi_bleu
+
+ENGLISH = [english for _, english in sentence_pairs(300)]
+OTHERS = [english for _, english in sentence_pairs(300, seed=1)]
+
+
+def noisy(sentences: list[str], seed: int, rate: float) -> list[str]:
+    """Translations of a poor system: some words are missing, doubled, swapped or of another sentence."""
+    draw = random.Random(seed)
+    found = []
+    for sentence in sentences:
+        words = sentence.split()
+        for _ in range(round(rate * len(words))):
+            place = draw.randrange(len(words)) if words else 0
+            kind = draw.randrange(4)
+            if kind == 0 and words:
+                del words[place]
+            elif kind == 1:
+                words[place:place] = words[place : place + 1]
+            elif kind == 2:
+                words[place : place + 2] = words[place : place + 2][::-1]
+            elif words:
+                words[place] = draw.choice(draw.choice(OTHERS).split())
+        found.append(" ".join(words))
+    return found
+
+
+def test_by_hand() -> None:
+    # 7 words, "the" counts twice of 3 times: 5/7; "the cat" "cat is" "on the": 3/6 ("the the" and "is the" are wrong);
+    # "the cat is": 1/5; 4-grams 0/4
+    hypothesis, reference = "the cat is the on the mat", "the cat is on the rug"
+    found = multi_bleu([hypothesis], [reference])
+    assert found.precisions == pytest.approx((100 * 5 / 7, 50, 20, 0)) and found.value == 0
+    assert (found.hypothesis_length, found.reference_length, found.brevity_penalty) == (7, 6, 1)
+    assert str(found) == "BLEU = 0.00, 71.4/50.0/20.0/0.0 (BP=1.000, ratio=1.167, hyp_len=7, ref_len=6)"
+    # one 4-gram of two, and 5 words for 6: the counts are of both sentences together
+    found = multi_bleu([hypothesis, "a b c d e"], [reference, "a b c d f g"])
+    assert found.precisions == pytest.approx((900 / 12, 60, 300 / 8, 100 / 6)) and found.brevity_penalty == 1
+    short = multi_bleu(["a b c d"], ["a b c d e f"])
+    assert short.value == pytest.approx(100 * math.exp(1 - 6 / 4)) and short.precisions == (100, 100, 100, 100)
+    assert str(short) == "BLEU = 60.65, 100.0/100.0/100.0/100.0 (BP=0.607, ratio=0.667, hyp_len=4, ref_len=6)"
+
+
+def test_several_references_by_hand() -> None:
+    # 4 words: 3 and 5 are as near, the shorter counts, so no penalty. "b" is twice in one, "a" twice in the other
+    found = multi_bleu(["a a b b"], [["a a c"], ["b b a x y"]])
+    assert found.precisions[0] == 100 and found.precisions[1] == pytest.approx(200 / 3)  # a b is in none
+    assert (found.reference_length, found.brevity_penalty) == (3, 1)
+
+
+def test_words_are_what_is_between_white_space_of_ascii() -> None:
+    assert multi_bleu(["  a\tb  c\u00a0d e\n"], ["a b c\u00a0d e"]).precisions == (100, 100, 100, 100)
+    assert multi_bleu(["a b c\u00a0d e"], ["a b c d e"]).hypothesis_length == 4
+    assert multi_bleu(["A b"], ["a b"]).precisions[0] == 50
+
+
+@given(strategies.integers(0, 2**32 - 1), strategies.floats(0, 1.5), strategies.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_it_is_bleu_of_sacrebleu_without_smoothing(seed: int, rate: float, streams: int) -> None:
+    draw = random.Random(seed)
+    count = draw.randint(1, 40)
+    first = draw.randrange(len(ENGLISH) - count)
+    chosen = ENGLISH[first : first + count]
+    hypotheses = noisy(chosen, seed, rate)
+    references = [chosen, *(noisy(chosen, seed + stream, 0.6) for stream in range(1, streams))]
+    expected = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(hypotheses, references)
+    found = multi_bleu(hypotheses, references)
+    assert found.value == pytest.approx(expected.score, abs=1e-9)
+    assert found.precisions == pytest.approx(expected.precisions, abs=1e-9)
+    assert (found.hypothesis_length, found.reference_length) == (expected.sys_len, expected.ref_len)
+    assert found.brevity_penalty == pytest.approx(expected.bp)
+    if streams == 1:
+        assert multi_bleu(hypotheses, chosen) == found  # one stream or a list of strings
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "intl", "zh", "char"])
+def test_text_may_be_cut_first(tokenize: str) -> None:
+    hypotheses, references = (
+        [f"{text[0].upper()}{text[1:]}, 3.5 (né) 我喜欢!" for text in side]
+        for side in (noisy(ENGLISH[:60], 3, 0.4), ENGLISH[:60])
+    )
+    expected = BLEU(tokenize=tokenize, smooth_method="none").corpus_score(hypotheses, [references])
+    found = multi_bleu(hypotheses, references, tokenize)
+    assert found.value == pytest.approx(expected.score) and found.reference_length == expected.ref_len
+    assert found.value != pytest.approx(multi_bleu(hypotheses, references).value)
+    assert bleu(hypotheses, references, tokenize).value == pytest.approx(expected.score)  # there is nothing to smooth
+
+
+def test_scores_of_sacrebleu_with_their_signatures() -> None:
+    hypotheses = noisy(ENGLISH, 1, 0.3)
+    found = bleu(hypotheses, ENGLISH)
+    assert found.name == "BLEU" and found.value == BLEU().corpus_score(hypotheses, [ENGLISH]).score
+    assert found.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert found.text.startswith(f"BLEU|{found.signature} = {found.value:.2f} ")
+    assert "tok:none" in bleu(hypotheses, [ENGLISH, OTHERS], "none").signature
+    assert "nrefs:2" in bleu(hypotheses, [ENGLISH, OTHERS], "none").signature
+    characters = chrf(hypotheses, ENGLISH)
+    assert characters.value == CHRF().corpus_score(hypotheses, [ENGLISH]).score
+    assert characters.text.startswith(f"chrF2|{characters.signature} = ") and characters.value > found.value
+    assert bleu(ENGLISH, ENGLISH).value == pytest.approx(100) and chrf(ENGLISH, ENGLISH).value == 100
+
+
+def test_smoothing_is_exponential() -> None:
+    assert multi_bleu(["a b c x e f"], ["a b c d e f"]).value == 0
+    assert bleu(["a b c x e f"], ["a b c d e f"]).value > 10
+
+
+def test_empty_translations_are_scored_and_nothing_is_refused() -> None:
+    found = multi_bleu(["", ""], ["a b", "c"])
+    assert (found.value, found.brevity_penalty, found.ratio) == (0, 0, 0)
+    assert str(found) == "BLEU = 0.00, 0.0/0.0/0.0/0.0 (BP=0.000, ratio=0.000, hyp_len=0, ref_len=3)"
+    assert multi_bleu([""], [""]).ratio == 0 and bleu(["", "a b c d"], ["x", "a b c d"]).value < 100
+    for hypotheses, references in (([], []), (["a"], []), (["a", "b"], ["a"]), (["a"], [["a"], ["a", "b"]])):
+        for metric in (bleu, chrf, multi_bleu):
+            with pytest.raises(ValueError, match=f"{len(hypotheses)} hypotheses and"):
+                metric(hypotheses, references)

@@ -1,0 +1,165 @@
+"""A checkpoint of a translation model where encoders are expected: as a start, for export, for sentence vectors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.corpus import sentence_pairs
+from xrep import SentenceEncoder
+from xrep.config import to_yaml
+from xrep.data.batching import TextSpec, Vocabulary, collate
+from xrep.errors import UserError
+from xrep.models.directory import CRITERION, STATE, Snapshot, load_model, open_checkpoint, write_checkpoint
+from xrep.models.dual_encoder import DualEncoder
+from xrep.models.start import find_start
+from xrep.models.translation import Translation
+from xrep.text.sides import save_tokenizers
+from xrep.text.tokenizer import Tokenizer, train_tokenizer
+from xrep_cli.eval import main as evaluate
+from xrep_cli.export import main as export
+
+OPTIONS = {
+    "layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 64, "decoder_layers": 1,
+}  # fmt: skip
+GERMAN, ENGLISH = ([pair[side] for pair in sentence_pairs(100)] for side in range(2))
+
+
+def write_run(folder: Path, tokenizers: dict[str, Tokenizer]) -> Path:
+    """Three checkpoints of random models, and the hashes of training sentences."""
+    text = TextSpec(
+        vocabularies={side: Vocabulary.of(tokenizer) for side, tokenizer in tokenizers.items()},
+        max_length=64,
+        source_languages=["de"],
+        target_languages=["en"],
+    )
+    for step in (1, 2, 3):
+        torch.manual_seed(step)
+        snapshot = Snapshot.of(
+            step=step,
+            config_yaml=to_yaml({"model": {"name": "translation", **OPTIONS}}),
+            text=text,
+            save_tokenizers=lambda folder: save_tokenizers(tokenizers, folder),
+            model=Translation(Translation.Config(**OPTIONS), text),
+            criterion=nn.Linear(1, 1),
+            training_state={},
+        )
+        write_checkpoint(folder / f"checkpoint-{step:08d}", snapshot)
+    np.save(folder / "training_hashes.npy", np.arange(5, dtype=np.uint64))
+    (folder / "best").symlink_to("checkpoint-00000002")
+    return folder
+
+
+@pytest.fixture(scope="module", params=["shared", "separate"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One vocabulary, or one for each side."""
+    folder = tmp_path_factory.mktemp(request.param)
+    sides = {"shared": GERMAN + ENGLISH} if request.param == "shared" else {"source": GERMAN, "target": ENGLISH}
+    return write_run(
+        folder, {s: train_tokenizer(lines, 60 + 5 * (s == "source"), folder / f"own-{s}") for s, lines in sides.items()}
+    )
+
+
+def states(model: nn.Module, encoder: nn.Module, path: Path) -> torch.Tensor:
+    """[B, T, H], as the encoder of ``model`` gives them with the tokenizer in ``path``."""
+    tokenizer = Tokenizer.load(path)
+    ids = [np.array(sentence) for sentence in tokenizer.encode(GERMAN[:5])]
+    with torch.no_grad():
+        return encoder(collate(ids, model.source_vocabulary, 64))
+
+
+def test_its_encoder_is_a_start(run: Path) -> None:
+    start = find_start(str(run / "best"))
+    model = load_model(open_checkpoint(run / "best"))
+    own = run / "best" / "tokenizer" / "source"
+    assert start.tokenizer == (own if own.exists() else own.parent) and start.pooling is start.projection is None
+    assert start.shape == model.encoder.shape and start.path == run / "best"
+    state, unused = start.state(None)
+    assert unused == [] and state.keys() == model.encoder.state_dict().keys()
+    assert all(torch.equal(tensor, model.encoder.state_dict()[name]) for name, tensor in state.items())
+    assert len(start.state(1)[1]) == len([name for name in state if name.startswith("layers.1.")])
+
+    vocabulary = Vocabulary.of(Tokenizer.load(start.tokenizer))
+    text = TextSpec(vocabularies={"shared": vocabulary}, max_length=64, source_languages=["de"])
+    sentences = DualEncoder(DualEncoder.Config(towers="shared", encoder=str(run / "best")), text).eval()
+    found = states(model, sentences.encoders["shared"], start.tokenizer)
+    assert torch.equal(found, states(model, model.encoder, start.tokenizer)) and sentences.pooling["shared"] == "mean"
+    again = Translation(Translation.Config(encoder=str(run / "best"), share_vocabulary=False), model.text)
+    assert torch.equal(states(model, again.eval().encoder, start.tokenizer), found)
+
+
+def test_what_is_no_start(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"best: no tower 'decoder'; name .*best$"):
+        find_start(str(run / "best" / "decoder"))
+    model = nn.Linear(1, 1)
+    model.architecture = dict  # of a plugin
+    snapshot = Snapshot.of(
+        step=1,
+        config_yaml="{}",
+        text=TextSpec(vocabularies={}, max_length=8),
+        save_tokenizers=Path.mkdir,
+        model=model,
+        criterion=model,
+        training_state={},
+    )
+    write_checkpoint(tmp_path / "other", snapshot)
+    with pytest.raises(UserError, match="other: its model has no encoder to start from; start from another run"):
+        find_start(str(tmp_path / "other"))
+
+
+def test_it_gives_no_sentence_vectors(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = r"best: a translation model, which gives no sentence vectors; translate by xrep-generate --path .*--enc"
+    with pytest.raises(UserError, match=message):
+        SentenceEncoder.load(run / "best")
+    assert evaluate(["neighbours", "--path", str(run / "best"), "--data", str(run), "--query", "a"]) == 2
+    printed = capsys.readouterr().err
+    assert "a translation model, which gives no sentence vectors" in printed and printed.count("\n") == 1
+
+
+def test_the_mean_of_checkpoints(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mean"
+    assert export(["--path", str(run), "--average", "2", "--format", "xrep", "--output", str(out)]) == 0
+    files = json.loads((out / "manifest.json").read_text())["files"]
+    assert {CRITERION, STATE}.isdisjoint(files) and "training_hashes.npy" in files
+    mean = open_checkpoint(out)
+    two, three = (open_checkpoint(run / f"checkpoint-0000000{step}").tensors() for step in (2, 3))
+    assert mean.tensors().keys() == three.keys() and mean.translates and mean.training_hashes.parent == out
+    for name, tensor in load_model(mean).state_dict().items():
+        assert torch.equal(tensor, ((two[name].double() + three[name].double()) / 2).float()), name
+    changed = [name for name, tensor in mean.tensors().items() if not torch.equal(tensor, three[name])]
+    assert any(n.startswith("decoder.") for n in changed) and any(n.startswith("encoder.") for n in changed)
+
+
+@pytest.mark.parametrize("average", [None, 2])
+def test_its_encoder_goes_to_hugging_face(run: Path, tmp_path: Path, average: int | None) -> None:
+    path = ["--path", str(run), "--average", "2"] if average else ["--path", str(run / "best")]
+    assert export([*path, "--format", "hf", "--output", str(tmp_path / "out")]) == 0
+    assert "to translate from de" in (tmp_path / "out" / "README.md").read_text()
+    back = find_start(str(tmp_path / "out"))
+    state, _ = back.state(None)
+    tensors = [open_checkpoint(run / f"checkpoint-0000000{step}").tensors() for step in ((2, 3) if average else (2,))]
+    for name, tensor in state.items():
+        expected = sum(each[f"encoder.{name}"].double() for each in tensors) / len(tensors)
+        assert torch.equal(tensor, expected.float()), name
+    model = load_model(open_checkpoint(run / "best"))
+    model.encoder.load_state_dict(state)
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(GERMAN[:5], padding=True, return_tensors="pt")
+    ours = states(model, model.encoder, find_start(str(run / "best")).tokenizer)
+    with torch.no_grad():
+        found = theirs(**tokens).last_hidden_state
+    real = tokens["attention_mask"].bool()
+    torch.testing.assert_close(found[real], ours[real], rtol=0, atol=2e-5)
+
+
+def test_the_other_format_is_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export(["--path", str(run / "best"), "--output", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr().err
+    assert "best: a translation model, which sentence-transformers does not have; give --format xrep, or" in printed
+    assert printed.count("\n") == 1 and not (tmp_path / "out").exists()

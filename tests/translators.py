@@ -1,0 +1,59 @@
+"""Small untrained translators for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.corpus import sentence_pairs
+from xrep.config import to_yaml
+from xrep.data.batching import TextSpec, Vocabulary
+from xrep.models.directory import Snapshot, write_checkpoint
+from xrep.models.translation import Translation
+from xrep.text.tokenizer import train_tokenizer
+
+SMALL: dict[str, Any] = {
+    "layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "decoder_layers": 2, "max_positions": 64,
+}  # fmt: skip
+
+
+def make_translator(text: TextSpec, *, seed: int = 7, **options: Any) -> Translation:
+    """Random weights, large enough that sentences differ in their translations, and probabilities of words as well."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Translation(Translation.Config(**{**SMALL, **options}), text).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 2:
+                    parameter.copy_(torch.randn(parameter.shape) * (0.5 if "embedding" in name else 0.4))
+            for own in (model.encoder.token_embedding, model.target_embedding):
+                own.weight[text.vocabulary("target").pad_id] = 0
+    return model
+
+
+def write_translator(
+    path: Path, *, languages: tuple[list[str], list[str]] = (["de"], ["en"]), max_length: int = 48, **options: Any
+) -> Path:
+    """A checkpoint of (source, target) languages."""
+    tokenizer = train_tokenizer([side for pair in sentence_pairs(100) for side in pair], 120, path.parent / "tokenizer")
+    source, target = languages
+    text = TextSpec(
+        vocabularies={"shared": Vocabulary.of(tokenizer)},
+        max_length=max_length,
+        source_languages=source,
+        target_languages=target,
+    )
+    snapshot = Snapshot.of(
+        step=1,
+        config_yaml=to_yaml({"model": {"name": "translation", **SMALL, **options}}),
+        text=text,
+        save_tokenizers=tokenizer.save,
+        model=make_translator(text, **options),
+        criterion=nn.Linear(1, 1),
+        training_state={},
+    )
+    write_checkpoint(path, snapshot)
+    return path

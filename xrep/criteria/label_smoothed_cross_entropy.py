@@ -1,0 +1,61 @@
+"""Translation, token by token: cross-entropy with label smoothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from xrep.criteria.criterion import Criterion, Loss, Term, percentage
+from xrep.criteria.reconstruction import on_device
+from xrep.data.batching import PairBatch, TextSpec
+from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+
+
+class LabelSmoothedCrossEntropy(Criterion):
+    """The mean over target tokens of the cross-entropy of each given the source and the tokens before it.
+
+    Every token of the target but its first special one is predicted, the last special one included, by the vectors that
+    ``model.predict`` gives. Metrics are means over them: ``nll`` (the cross-entropy without smoothing, in nats),
+    ``perplexity`` (e to that of a batch) and ``accuracy`` (percent of tokens whose logit is the largest).
+    """
+
+    reads = ("pairs of sentences",)
+    needs = "translation model"
+
+    @dataclass(kw_only=True)
+    class Config:
+        label_smoothing: float = 0.1
+        """ε: a target token has probability 1 - ε + ε/V and each of the other V - 1 words of the vocabulary ε/V
+        (Szegedy et al. 2016, section 7). fairseq gives them 1 - ε and ε/(V - 1): its ε is this one times (V - 1)/V."""
+
+        def problems(self) -> list[str]:
+            smoothing = self.label_smoothing
+            return [] if 0 <= smoothing < 1 else [f"label_smoothing must lie in [0, 1), not {smoothing}"]
+
+    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+        super().__init__()
+        self.config = config
+        known = {language: place for place, language in enumerate(model.target_languages)}
+        self._targets = np.array([known.get(language, -1) for language in text.languages], dtype=np.int64)
+        """Places in ``TextSpec.languages`` -> places in the model's target languages; -1: never a target."""
+
+    def sizes(self, batch: PairBatch) -> dict[str, float]:
+        return {"translation": batch.target.real_tokens - len(batch)}
+
+    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
+        languages = self._targets[batch.languages[:, 1].numpy()]
+        found = model.predict(batch.source, batch.target, on_device(languages, batch.target.tokens.device))
+        result = linear_cross_entropy(
+            found.vectors,
+            found.matrix,
+            found.labels,
+            bias=found.bias,
+            groups=found.sentences,
+            label_smoothing=self.config.label_smoothing,
+        )
+        tokens = len(found.labels)
+        nll = result.nll.sum() / max(tokens, 1)
+        metrics = {"nll": nll, "perplexity": nll.exp() * (tokens > 0), "accuracy": percentage(result.correct)}
+        return Loss({"translation": Term(result.loss)}, metrics, dict.fromkeys(metrics, tokens))

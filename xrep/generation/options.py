@@ -1,0 +1,86 @@
+"""How translations are looked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from xrep.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Of beam search, or of sampling."""
+
+    beam: int = 5
+    """Hypotheses that are followed at once; 1: greedy search."""
+    nbest: int = 1
+    """Translations of each sentence, at most ``beam``; with ``sampling``: how many are drawn."""
+    length_penalty: float = 1.0
+    """Exponent α of the length, eos included, by which the log-probability of a translation is divided: above 1 longer
+    ones win, below 1 shorter ones; 0: no division."""
+    length_penalty_form: Literal["fairseq", "gnmt"] = "fairseq"
+    """fairseq: length^α; gnmt: ((5 + length) / 6)^α (Wu et al. 2016, arXiv:1609.08144, equation 14, without the
+    coverage penalty)."""
+    min_length: int = 0
+    """Fewest tokens of a translation, eos not counted."""
+    max_length_a: float = 0.0
+    """A translation of x tokens has at most a · x + b, special tokens not counted; there eos is forced. What the model
+    has positions for is a limit as well."""
+    max_length_b: int = 200
+    """The b of a · x + b."""
+    no_repeat_ngram_size: int = 0
+    """No n-gram of this size comes twice in a translation; 0: any may."""
+    sampling: bool = False
+    """Draw translations instead of looking for the best."""
+    top_k: int = 0
+    """Draw among this many best tokens; 0: among all."""
+    top_p: float = 1.0
+    """Draw among the fewest best tokens that together have this probability (Holtzman et al. 2020,
+    arXiv:1904.09751)."""
+    temperature: float = 1.0
+    """Divides the logits of what is drawn: below 1 the likely becomes likelier."""
+    seed: int = 0
+    """Of what is drawn: the same for a sentence of the same number, whatever sentences are beside it."""
+
+    def problems(self) -> list[str]:
+        least = {"beam": 1, "nbest": 1, "min_length": 0, "max_length_b": 0, "no_repeat_ngram_size": 0, "top_k": 0}
+        least["seed"] = 0
+        found = [f"{name} must be at least {n}, not {x}" for name, n in least.items() if (x := getattr(self, name)) < n]
+        if self.seed >= 2**63:
+            found.append(f"seed must be below 2**63, not {self.seed}")
+        if self.beam >= 1 and not self.sampling and self.nbest > self.beam:
+            found.append(f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam")
+        if not math.isfinite(self.length_penalty):
+            found.append(f"length_penalty must be finite, not {self.length_penalty}")
+        if self.length_penalty_form not in ("fairseq", "gnmt"):
+            found.append(f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}")
+        if not 0 <= self.max_length_a < math.inf:
+            found.append(f"max_length_a must be at least 0, not {self.max_length_a}")
+        if self.max_length_a == 0 and self.min_length > self.max_length_b >= 0:
+            found.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
+        if not 0 < self.top_p <= 1:
+            found.append(f"top_p must lie in (0, 1], not {self.top_p}")
+        if not 0 < self.temperature < math.inf:
+            found.append(f"temperature must be above 0, not {self.temperature}")
+        for name, default in {"top_k": 0, "top_p": 1.0, "temperature": 1.0}.items():
+            if not self.sampling and getattr(self, name) != default:
+                found.append(f"{name} is an option of sampling, which is off")
+        return found
+
+    def check(self) -> None:
+        """
+        Raises:
+            ConfigError: one of the options makes no sense.
+        """
+        if problems := self.problems():
+            raise ConfigError(problems)
+
+    def penalty(self, length: int) -> float:
+        """What the log-probability of a translation of ``length`` tokens, eos included, is divided by."""
+        base = length if self.length_penalty_form == "fairseq" else (5 + length) / 6
+        return base**self.length_penalty
+
+
+DEFAULTS = SearchOptions()

@@ -1,0 +1,184 @@
+"""What a user of a trained translator holds: sentences in, translations out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from xrep.data.batching import TextSpec, collate
+from xrep.errors import UserError
+from xrep.generation.beam_search import search
+from xrep.generation.options import DEFAULTS, SearchOptions
+from xrep.models.directory import MANIFEST, TOKENIZER, load_model, open_checkpoint
+from xrep.text.languages import canonical
+from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
+
+LOGITS = 1 << 26
+"""Most logits of a step (256 MB in float32): what bounds a batch where the vocabulary is large."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A translation of a sentence.
+
+    Attributes:
+        score: log-probability (natural) of its tokens and eos, divided by the penalty of the length.
+        tokens: ids, without special tokens.
+        token_scores: log-probability of each token and, last, of eos.
+    """
+
+    text: str
+    score: float
+    tokens: list[int]
+    token_scores: list[float]
+
+
+NOTHING = Translation("", 0.0, [], [])
+"""The translation of an empty line."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Sentences as the model reads them.
+
+    Attributes:
+        tokens: of each sentence its ids, without special tokens; none where the sentence has no text.
+        cut: which sentences were longer than the model reads.
+        unknown: which sentences consist to one half or more of subwords that the model does not know (SentencePiece
+            gives an unknown word a sign for its space, so half is all).
+    """
+
+    tokens: list[np.ndarray]
+    cut: list[int]
+    unknown: list[int]
+
+
+class Translator:
+    """A trained translator with its tokenizers.
+
+    >>> translator = Translator.load("nmt/best")                             # doctest: +SKIP
+    >>> translator.translate(["Guten Tag"])[0][0].text                       # doctest: +SKIP
+    'good day'
+
+    Attributes:
+        text: what the model knows of its text: languages, vocabularies, greatest length.
+    """
+
+    def __init__(self, model: nn.Module, tokenizers: Tokenizers, text: TextSpec) -> None:
+        self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
+
+    @classmethod
+    def load(
+        cls, path: str | Path, device: str | None = None, dtype: Literal["float32", "bfloat16"] = "float32"
+    ) -> Translator:
+        """Load a checkpoint directory such as ``nmt/best``.
+
+        Args:
+            device: default: a GPU if there is one.
+            dtype: type of weights and activations.
+
+        Raises:
+            UserError: no checkpoint, a damaged one, or one of another model.
+        """
+        path = Path(path)
+        cure = f"train a translator from it: xrep-train DATA --task translation --encoder {path}"
+        if not (path / MANIFEST).exists() and any((path / name).exists() for name in ("config.json", "modules.json")):
+            raise UserError("not a translation model: a pretrained encoder", path=path, cure=cure)
+        checkpoint = open_checkpoint(path)
+        model = load_model(checkpoint)
+        if not callable(getattr(model, "begin", None)):
+            problem = "not a translation model: it encodes sentences"
+            raise UserError(problem, path=path, cure=f"encode them by xrep-encode, or {cure}")
+        tokenizers = open_tokenizers(checkpoint.path.resolve() / TOKENIZER)
+        model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, dtype))
+        return cls(model, tokenizers, checkpoint.text)
+
+    def target(self, language: str | None) -> int:
+        """Number of a target language; it need not be named where the model has one.
+
+        Raises:
+            UserError: the model does not translate into it, or the choice is open.
+        """
+        known: list[str] = self.model.target_languages
+        if language is None and len(known) == 1:
+            return 0
+        if language is None:
+            raise UserError("the model has several target languages", cure=f"name one: {', '.join(known)}")
+        if canonical(language) not in known:
+            raise UserError(f"the model does not translate into {language!r}", cure=f"known: {', '.join(known)}")
+        return known.index(canonical(language))
+
+    def read(self, sentences: Sequence[str]) -> Source:
+        """Tokenize sentences, and cut those that are too long."""
+        unk = self.model.source_vocabulary.unk_id
+        most, tokens, cut, unknown = self.text.max_length - 2, [], [], []
+        for row, ids in enumerate(tokenizer_of(self.tokenizers, "source").encode(list(sentences))):
+            if len(ids) > most:
+                cut.append(row)
+            tokens.append(np.asarray(ids[:most], dtype=np.int64))
+            if 2 * np.count_nonzero(tokens[-1] == unk) >= len(tokens[-1]) > 0:
+                unknown.append(row)
+        return Source(tokens, cut, unknown)
+
+    def translate(
+        self,
+        sentences: Sequence[str] | Source,
+        target_language: str | None = None,
+        options: SearchOptions = DEFAULTS,
+        max_tokens: int = 4096,
+        first: int = 0,
+        progress: Callable[[int, int], None] = lambda sentences, tokens: None,
+    ) -> list[list[Translation]]:
+        """Of each sentence ``options.nbest`` translations, best first; of one without text one that is empty.
+
+        A sentence's translations do not depend on the other sentences (but for rounding).
+
+        Args:
+            sentences: text, or what ``read`` made of it (which says what was cut).
+            target_language: needed where the model has several.
+            max_tokens: size of a batch: the longest sentence times sentences times hypotheses of each.
+            first: number of the first sentence, on which depends what is drawn.
+            progress: called after each batch with its sentences and the tokens of their best translations.
+
+        Raises:
+            UserError: bad options, a target language that the model does not have.
+            TypeError: ``sentences`` is one string.
+        """
+        if isinstance(sentences, str):
+            raise TypeError("translate takes a list of sentences, not one string")
+        options.check()
+        target = self.target(target_language)
+        source = sentences if isinstance(sentences, Source) else self.read(sentences)
+        tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
+        found: list[list[Translation]] = [[NOTHING] for _ in source.tokens]
+        for rows in self._batches(source.tokens, options, max_tokens):
+            sides = [source.tokens[row] for row in rows]
+            batch = collate(sides, self.text.vocabulary("source"), self.text.max_length).to(device)
+            languages, numbers = torch.full((len(rows),), target, device=device), torch.tensor(rows) + first
+            several = search(self.model, batch, languages, options, numbers)
+            for row, best in zip(rows, several, strict=True):
+                found[row] = [Translation(tokenizer.decode(h.tokens), h.score, h.tokens, h.token_scores) for h in best]
+            progress(len(rows), sum(len(best[0].token_scores) for best in several))
+        return found
+
+    def _batches(self, tokens: list[np.ndarray], options: SearchOptions, max_tokens: int) -> Iterator[list[int]]:
+        """Sentences of similar length that have text, the longest first; one that is too long comes alone."""
+        hypotheses = options.nbest if options.sampling else options.beam
+        most = max(1, LOGITS // (hypotheses * self.model.target_vocabulary.size))
+        rows: list[int] = []
+        for row in np.argsort([-len(ids) for ids in tokens], kind="stable").tolist():
+            if not len(tokens[row]):
+                break
+            size = (len(tokens[rows[0] if rows else row]) + 2) * hypotheses
+            if rows and (size * (len(rows) + 1) > max_tokens or len(rows) == most):
+                yield rows
+                rows = []
+            rows.append(row)
+        if rows:
+            yield rows

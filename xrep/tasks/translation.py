@@ -1,0 +1,139 @@
+"""Translation pairs to learn translating from: one side is read, the other is written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+
+from xrep.data.batching import PairBatch
+from xrep.data.order import WINDOW_SIZE
+from xrep.data.plan import TokenBudget, check_budget, plan_by_tokens
+from xrep.data.store import PairSplit
+from xrep.data.stream import Plan
+from xrep.errors import UserError
+from xrep.tasks.bitext import BitextTask, T
+from xrep.text.sides import SHARED, tokenizer_of
+
+OTHER_SIDE = {"source": "target", "target": "source"}
+
+
+class TranslationTask(BitextTask):
+    """Pairs of sentences in one or several language pairs, the source of each to be translated into its target.
+
+    As ``BitextTask``, but either side of a pair may be the source, or each in turn, and batches hold as many pairs as
+    fit into a number of tokens. Source and target may have vocabularies of their own.
+
+    Raises:
+        UserError: what ``BitextTask`` raises; both directions of sides with vocabularies of their own.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(BitextTask.Config):
+        direction: Literal["forward", "reverse", "both"] = "forward"
+        """forward: pairs are translated as they are named, German into English where it is de-en; reverse: the other
+        way round, which is how to translate from English; both: every pair both ways, in the one place and the
+        other of an epoch."""
+        max_tokens: int | None = 4096
+        """Each batch of each rank is as many of the next pairs as have so many tokens on either side, special tokens
+        included. Padding does not count (fairseq counts it), but pairs that would be padded to three times as many
+        tokens go into different batches. none: batches have batch_size pairs."""
+        batch_size: int | None = None
+        """Most pairs in a batch; none: any number that max_tokens allows. Without max_tokens: the pairs in a batch."""
+        max_length: int = 256
+        """Longest sentence of either side in subwords, special tokens included; longer ones are cut."""
+        sampling_alpha: float = 1.0
+        """Language pairs, by direction, are drawn with p proportional to n ** sampling_alpha, n being their pairs: what
+        is 1/T where sampling is said to have temperature T. 1 takes every pair once an epoch, less repeats small
+        corpora."""
+
+        def problems(self) -> list[str]:
+            found = super().problems()
+            if self.max_tokens is None and self.batch_size is None:
+                found.append("batch_size must be given where max_tokens is none")
+            elif self.max_tokens is not None and self.max_tokens < 1:
+                found.append(f"max_tokens must be at least 1, not {self.max_tokens}")
+            return found
+
+    def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
+        super().__init__(config, seed, tokenizers)
+        if config.direction == "both" and SHARED not in self.tokenizers:
+            raise UserError(
+                "source and target have vocabularies of their own, so a pair cannot be read both ways",
+                path=self._data.path,
+                cure="choose --direction forward or reverse, or preprocess the text with one vocabulary",
+            )
+        self._budget: TokenBudget | None = None
+        if config.max_tokens is not None:
+            self._budget = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
+
+    @property
+    def examples_per_batch(self) -> Fraction:
+        """Of a rank; with a token budget the mean over the first examples of the order."""
+        if self._budget is None:
+            return Fraction(self.config.batch_size)
+        first = min(self.examples, WINDOW_SIZE)
+        return Fraction(first, sum(1 for _ in self.plan(stop=first)))
+
+    def check_size(self, world_size: int) -> None:
+        """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
+        if self._budget is None:
+            super().check_size(world_size)
+        else:
+            check_budget(self._order, "pairs", self._budget, world_size, self._data.path)
+
+    def fingerprint(self) -> str:
+        """Changes when the tokens, their order, the vocabulary or the direction do."""
+        direction = self.config.direction
+        return super().fingerprint() + ("" if direction == "forward" else f" {direction}")
+
+    def plan(
+        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
+    ) -> Iterator[Plan]:
+        """The training batches of one rank: see ``xrep.data.plan.plan_by_tokens`` and ``plan_batches``."""
+        if self._budget is None:
+            return super().plan(cursor, rank, world_size, stop)
+        return plan_by_tokens(self._order, self._budget, cursor, rank, world_size, stop)
+
+    def validation_batches(self) -> Iterator[PairBatch]:
+        """All pairs of the split valid, language pair by language pair, by length.
+
+        Raises:
+            UserError: there is no such split.
+        """
+        pools = self.validation_pools(sys.maxsize)
+        return (batch for pool in pools for batch in pool.batches())
+
+    def references(self, batch: PairBatch) -> list[str]:
+        """The target side of a batch as text: as it was tokenised, so without what the vocabulary does not know, and
+        cut where the batch is."""
+        tokenizer = tokenizer_of(self.tokenizers, "target")
+        rows = zip(batch.target.tokens.tolist(), batch.target.host_lengths.tolist(), strict=True)
+        return [tokenizer.decode(ids[1 : length - 1]) for ids, length in rows]
+
+    def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
+        """int64 [n, 2]: of both sides of training pairs, as their batch has them."""
+        pair = self._train[corpus]
+        lengths = np.stack([pair.source.lengths(rows), pair.target.lengths(rows)], axis=1)
+        return np.minimum(lengths + 2, self.config.max_length)
+
+    def _by_side(self, given: Mapping[str, T]) -> Mapping[str, T]:
+        if self.config.direction == "reverse":
+            return {OTHER_SIDE.get(side, side): each for side, each in given.items()}
+        return given
+
+    def _pairs(self, split: str) -> list[PairSplit]:
+        forward = super()._pairs(split)
+        if self.config.direction == "forward":
+            return forward
+        turned = [_turned(pair) for pair in forward]
+        return turned if self.config.direction == "reverse" else forward + turned
+
+
+def _turned(pair: PairSplit) -> PairSplit:
+    source, target = pair.languages
+    return PairSplit((target, source), pair.target, pair.source, pair.hashes[:, ::-1])
