@@ -25,7 +25,7 @@ def models(text) -> dict[str, nn.Module]:
         towers: DualEncoder(DualEncoder.Config(towers=towers, **options), text).double()
         for towers in ("shared", "separate")
     }
-    config = Translation.Config(decoder_layers=1, **options)
+    config = Translation.Config(decoder_layers=1, semantic_bias=True, **options)
     return {**found, "translation": Translation(config, text).double()}
 
 

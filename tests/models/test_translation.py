@@ -123,6 +123,9 @@ def test_gradients_reach_every_parameter(text, make_batch) -> None:
         model = make_model(text, semantic_bias=True, tie_embeddings=tie).train()
         found = model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64))
         loss_of(found).loss.backward()
+        # The row of padding has no direction: a normalised one would have a gradient of 1e12.
+        table = model.encoder.token_embedding.weight
+        assert table.grad[text.vocabulary("source").pad_id].abs().max() < 10 * table.grad.abs().mean() + 1
         assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
 
 
@@ -152,6 +155,22 @@ def test_the_language_vector_is_the_first_input(tokenizer, make_batch) -> None:
     assert not torch.allclose(en, es, atol=1e-3)
     torch.testing.assert_close(mixed[0::2], en[0::2], rtol=0, atol=1e-6)
     torch.testing.assert_close(mixed[1::2], es[1::2], rtol=0, atol=1e-6)
+
+
+def test_languages_are_carried_over_by_their_names(text) -> None:
+    few, many = (
+        dataclasses.replace(text, target_languages=languages) for languages in (["fr", "es"], ["de", "en", "fr"])
+    )
+    ours, theirs = make_model(few), make_model(many)
+    found = ours.carried_over(theirs.state_dict(), many)
+    rows = found["language_embedding.weight"]
+    assert torch.equal(rows[0], theirs.language_embedding.weight[2])
+    assert torch.equal(rows[1], ours.language_embedding.weight[1])
+    assert torch.equal(found["encoder.norm.weight"], theirs.encoder.norm.weight) and len(found) == len(
+        ours.state_dict()
+    )
+    other = dataclasses.replace(text, target_languages=["cs", "it"])  # as many, none of them known
+    assert "language_embedding.weight" not in ours.carried_over(make_model(other).state_dict(), other)
 
 
 def test_no_pairs(text, make_batch) -> None:

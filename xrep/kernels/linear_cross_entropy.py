@@ -45,7 +45,7 @@ def linear_cross_entropy(
         bias: [V]; with ``groups`` [G, V].
         groups: int64 [N], which row of ``bias`` each token has: that of its sentence, say.
         label_smoothing: ε: the target distribution is (1 - ε) · onehot + ε / V, as in torch (fairseq spreads ε over the
-            V - 1 other words: its ε is ours times V / (V - 1)).
+            V - 1 other words: its ε is ours times (V - 1) / V).
         ignore_index: tokens of this target have loss and gradient 0.
 
     Raises:

@@ -13,4 +13,8 @@ A registered sentence model is an ``nn.Module`` with
 - ``encode(tower, TokenBatch) -> (sentence, tokens)``, [B, D] and [B, T, H]; ``encode_pair(source, target)``: sentence
   vectors of both sides; ``pooled(tower, TokenBatch)``: [B, H] and [B, T, H], before ``projections[tower]`` and
   normalisation.
+
+A translation model (``xrep.models.translation``) has the first three, ``languages`` and ``idle_parameters``, and
+``predict`` and ``begin`` in the place of the others. Either may have ``carried_over(tensors, text)``: the tensors of a
+model of another text, as a run that starts from it (``--init``) can take them.
 """

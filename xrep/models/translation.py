@@ -164,6 +164,18 @@ class Translation(nn.Module):
         """Sizes of encoder and decoder, as plain data: saved beside the weights."""
         return self._architecture
 
+    def carried_over(self, tensors: dict[str, Tensor], text: TextSpec) -> dict[str, Tensor]:
+        """The tensors of a model of another text as this one can take them: vectors of languages go by their names."""
+        name, rows = "language_embedding.weight", self.language_embedding.weight.detach().clone()
+        theirs = tensors.get(name)
+        shared = [language for language in self.target_languages if language in text.target_languages]
+        kept = {key: tensor for key, tensor in tensors.items() if key != name}
+        if theirs is None or not shared or theirs.size(1) != rows.size(1):
+            return kept
+        for language in shared:
+            rows[self.target_languages.index(language)] = theirs[text.target_languages.index(language)]
+        return kept | {name: rows}
+
     @property
     def languages(self) -> list[str]:
         return self.text.languages
@@ -230,7 +242,9 @@ class Translation(nn.Module):
     def _semantic_bias(self, states: Tensor) -> Tensor:
         """s cos(r, E) of each sentence, [B, V]."""
         table = self.encoder.token_embedding.weight[: self.target_vocabulary.size]
-        return linear(self.semantic_scale * F.normalize(states[:, 0], dim=1), F.normalize(table, dim=1))
+        lengths = table.norm(dim=1)
+        lengths = lengths.masked_fill(lengths == 0, torch.inf)  # padding has no direction, and none to learn
+        return linear(self.semantic_scale * F.normalize(states[:, 0], dim=1), table) / lengths
 
 
 class Decoding:

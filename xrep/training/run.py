@@ -191,7 +191,10 @@ def _init_model(initial: Checkpoint, model: nn.Module, task: Any) -> list[str]:
 
 def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple[list[str], str]:
     """Copy the tensors that fit; returns the names of those that keep their fresh values, and a line that says so."""
-    new, total = load_matching(module, initial.tensors(file)), len(module.state_dict())
+    tensors = initial.tensors(file)
+    if hasattr(module, "carried_over"):
+        tensors = module.carried_over(tensors, initial.text)
+    new, total = load_matching(module, tensors), len(module.state_dict())
     listed = f"; new: {', '.join(new)}" if new else ""
     return new, f"init: {total - len(new)} of {total} {kind} tensors from {initial.path}{listed}"
 
