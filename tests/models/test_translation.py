@@ -15,7 +15,7 @@ from xrep.config import to_yaml
 from xrep.data.batching import PairBatch, TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
-from xrep.models.directory import Snapshot, load_model, open_checkpoint, write_checkpoint
+from xrep.models.directory import Snapshot, fingerprint, load_model, open_checkpoint, write_checkpoint
 from xrep.models.translation import Predictions, Translation
 from xrep.text.tokenizer import Tokenizer
 
@@ -251,6 +251,7 @@ def test_a_checkpoint_holds_all_of_it(text, tokenizer, make_batch, tmp_path: Pat
         write_checkpoint(tmp_path / tie, snapshot)
         loaded = load_model(open_checkpoint(tmp_path / tie))
         languages = torch.zeros(8, dtype=torch.int64)
+        assert fingerprint(loaded, text) == fingerprint(model, text)
         expected, _ = teacher_forced(model, batch, languages)
         assert torch.equal(teacher_forced(loaded, batch, languages)[0], expected)
 
