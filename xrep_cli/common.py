@@ -42,6 +42,22 @@ def console_script(function: Callable[[Sequence[str]], None]) -> Callable[[Seque
     return main
 
 
+def choose_device(named: str | None) -> str:
+    """The device as named, else a GPU if there is one; after a look that it is there.
+
+    Raises:
+        UserError: this machine has no such device.
+    """
+    import torch
+
+    device = named or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):  # the latter where torch is built without CUDA
+        raise UserError(f"{device}: not a device of this machine", cure="give another --device, such as cpu") from None
+    return device
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Keeps the examples of a description as they are and prints each default that says something."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xrep.generation.options import DEFAULTS, SearchOptions
-from xrep_cli.common import HelpFormatter, console_script
+from xrep_cli.common import HelpFormatter, choose_device, console_script
 
 if TYPE_CHECKING:
     from xrep.generation.stream import Summary
@@ -150,8 +150,6 @@ def _compare(options: argparse.Namespace, lines: int, counts: Sequence[int]) -> 
 
 def _load(options: argparse.Namespace) -> Translator:
     """The translator, after a look that device and languages are known."""
-    import torch
-
     from xrep.errors import UserError
     from xrep.generation.translator import Translator
     from xrep.registry import import_plugin
@@ -159,12 +157,7 @@ def _load(options: argparse.Namespace) -> Translator:
 
     for plugin in options.plugin:
         import_plugin(plugin)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):  # the latter where torch is built without CUDA
-        raise UserError(f"{device}: not a device of this machine", cure="give another --device, such as cpu") from None
-    translator = Translator.load(options.path, device, options.precision)
+    translator = Translator.load(options.path, choose_device(options.device), options.precision)
     known = translator.text.source_languages
     if options.source_lang is not None and canonical(options.source_lang) not in known:
         cure = f"known: {', '.join(known)}; leave --source-lang out to try any language that its subwords can spell"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from xrep_cli.common import HelpFormatter, console_script
+from xrep_cli.common import HelpFormatter, choose_device, console_script
 
 DESCRIPTION = """\
 Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best first.
@@ -125,9 +125,6 @@ def _main(argv: Sequence[str]) -> None:
 
     from dataclasses import asdict
 
-    import torch
-
-    from xrep.errors import UserError
     from xrep.files import write_aside
     from xrep.mining import MiningOptions, Text, mine
     from xrep.registry import import_plugin
@@ -135,11 +132,7 @@ def _main(argv: Sequence[str]) -> None:
 
     for plugin in options.plugin:
         import_plugin(plugin)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):  # the latter where torch is built without CUDA
-        raise UserError(f"{device}: not a device of this machine", cure="give another --device, such as cpu") from None
+    device = choose_device(options.device)
     sides = []
     for side in ("source", "target"):
         text, vectors = (getattr(options, name) for name in (side, f"{side}_vectors"))

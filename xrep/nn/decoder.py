@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from xrep.kernels.attention import attention, cached_attention
 from xrep.nn.encoder import initialise
-from xrep.nn.layers import Activation, Layout, Linear, feedforward
+from xrep.nn.layers import Activation, Layout, Linear, SelfAttention, feedforward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,22 +216,11 @@ class DecoderLayer(nn.Module):
         return x if self.norm_first else norm(x)
 
 
-class CausalAttention(nn.Module):
-    """Self-attention of each token to itself and those before it."""
+class CausalAttention(SelfAttention):
+    """Self-attention of each token to itself and those before it, of all or of the next one."""
 
     def __init__(self, hidden_size: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.qkv = Linear(hidden_size, 3 * hidden_size)
-        self.output = Linear(hidden_size, hidden_size)
-
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        # Padding stands behind the tokens, which do not look ahead.
-        qkv = self.qkv(x) if layout is None else layout.pad(self.qkv(x))
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        dropout = self.dropout if self.training else 0.0
-        mixed = attention(q, k, v, None, dropout, causal=True).transpose(1, 2).flatten(2)
-        return self.output(mixed if layout is None else layout.pack(mixed))
+        super().__init__(hidden_size, heads, dropout, causal=True)
 
     def step(self, x: Tensor, number: int, cache: StepCache) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)

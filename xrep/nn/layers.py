@@ -105,20 +105,24 @@ def layout_of(batch: TokenBatch) -> Layout:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention over [B, T, H], or over tokens in another ``layout``."""
+    """Multi-head self-attention over [B, T, H], or over tokens in another ``layout``.
 
-    def __init__(self, hidden_size: int, heads: int, dropout: float) -> None:
+    Args:
+        causal: each token attends to itself and those before it. Padding stands behind them, so there is no mask.
+    """
+
+    def __init__(self, hidden_size: int, heads: int, dropout: float, *, causal: bool = False) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.causal = heads, dropout, causal
         self.qkv = Linear(hidden_size, 3 * hidden_size)
         self.output = Linear(hidden_size, hidden_size)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         qkv = self.qkv(x) if layout is None else layout.pad(self.qkv(x))
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mask = None if layout is None else layout.attention_mask
+        mask = None if layout is None or self.causal else layout.attention_mask
         dropout = self.dropout if self.training else 0.0
-        mixed = attention(q, k, v, mask, dropout).transpose(1, 2).flatten(2)
+        mixed = attention(q, k, v, mask, dropout, causal=self.causal).transpose(1, 2).flatten(2)
         return self.output(mixed if layout is None else layout.pack(mixed))
 
 
