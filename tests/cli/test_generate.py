@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import os
@@ -61,7 +62,9 @@ def start(**options: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "xrep_cli.generate", *arguments(**options)]
     pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     given = {**environment(), "PYTHONUNBUFFERED": ""}  # the shell's would do the flushing
-    return subprocess.Popen(command, env=given, bufsize=0, **pipes)
+    # What a shell starts in the background ignores Ctrl-C, and so do its children.
+    default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, env=given, bufsize=0, preexec_fn=default, **pipes)
 
 
 def expected_of(translator: Translator, lines: list[str], **options: object) -> list[str]:
