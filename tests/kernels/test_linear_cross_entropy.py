@@ -158,7 +158,15 @@ def test_equals_torch(case: Case) -> None:
         Case(words=1),
         Case(groups=5),
     ],
-    ids=["several blocks", "no token", "all ignored", "padding is a word", "one word", "a bias for each sentence"],
+    ids=[
+        "several blocks",
+        "no token",
+        "all ignored",
+        "padding is a word",
+        "one word",
+        "a bias for each sentence",
+        "one bias of many",
+    ],
 )
 def test_equals_torch_at_the_edges(case: Case) -> None:
     check(case)

@@ -59,7 +59,7 @@ def linear_cross_entropy(
     """Summed loss, negative log-likelihood [N] and correctness [N]."""
     logits = F.linear(hidden.double(), weight.double())
     if bias is not None:
-        logits = logits + (bias if groups is None else bias[groups]).double()
+        logits = logits + (bias.double() if groups is None else bias.double()[groups])
     options = {"ignore_index": ignore_index, "reduction": "none"}
     nll = F.cross_entropy(logits, target, **options)
     loss = F.cross_entropy(logits, target, label_smoothing=smoothing, **options).sum()
