@@ -157,6 +157,7 @@ def test_equals_torch(case: Case) -> None:
         Case(ignore_index=0, ignored=0.5),
         Case(words=1),
         Case(groups=5),
+        Case(tokens=128, size=1, words=2, ignored=0.0, groups=1),
     ],
     ids=[
         "several blocks",
