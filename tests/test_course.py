@@ -124,7 +124,9 @@ def test_problems_of_all_stages_are_told_together_and_once(course):
         "margin_scale, directions, mask_equal_sentences, cross_rank_negatives",
         "stage both: parts.b.weight must be above 0, not -2.0",
     ]
-    assert problems(course, "stages.both.model=3") == ["stage both: unknown model '3'; known: dual_encoder, translation"]
+    assert problems(course, "stages.both.model=3") == [
+        "stage both: unknown model '3'; known: dual_encoder, translation"
+    ]
     assert problems(course, "stages.rank=3") == ["command line: stages.rank must hold options, not '3'"]
     assert problems(course, "trainer.max_steps=3", "trainer=4") == ["command line: trainer must hold options, not '4'"]
     assert problems(course, "trainer=4", "trainer.max_steps=3") == [
