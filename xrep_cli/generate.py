@@ -209,9 +209,18 @@ class _ProgressLine:
         if not self._shown or (not self._terminal and now - self._said < _SECONDS_BETWEEN_LINES):
             return
         self._said = now
-        line = f"{summary.translated:,} lines, {summary.tokens / max(summary.seconds, 1e-9):,.0f} tokens a second"
-        print(line.ljust(_WIDTH), end="\r" if self._terminal else "\n", file=sys.stderr)
+        speed = f"{summary.tokens / max(summary.seconds, 1e-9):,.0f} tokens a second"
+        print(_over(f"{_lines(summary.translated)}, {speed}"), end="\r" if self._terminal else "\n", file=sys.stderr)
         sys.stderr.flush()
+
+
+def _lines(count: int) -> str:
+    return f"{count:,} line{'s' * (count != 1)}"
+
+
+def _over(line: str) -> str:
+    """Wide enough to cover the progress line where that stays."""
+    return line.ljust(_WIDTH) if sys.stderr.isatty() else line
 
 
 def _score(options: argparse.Namespace, best: list[str]) -> dict[str, Any]:
@@ -261,7 +270,7 @@ def _main(argv: Sequence[str]) -> None:
         )
     empty = f", {done.empty:,} of them empty" if done.empty else ""
     speed = f"{done.tokens / max(done.seconds, 1e-9):,.0f} tokens a second"
-    print(f"{done.lines:,} lines{empty}, {done.seconds:.1f} s, {speed}".ljust(_WIDTH), file=sys.stderr)
+    print(_over(f"{_lines(done.lines)}{empty}, {done.seconds:.1f} s, {speed}"), file=sys.stderr)
     if options.reference:
         values = json.dumps({**_score(options, done.best), "search": asdict(search)}, indent=2) + "\n"
         if options.json == "-":
