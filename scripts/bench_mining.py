@@ -186,8 +186,9 @@ def memory(size: int, width: int, index: str, folder: Path) -> dict[str, Any]:
     x, y = planted(folder, size, width)
     output = folder / "mined.tsv"
     script = (
-        "import resource, sys; from xrep_cli.mine import main; code = main(sys.argv[1:]);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+        # Not ru_maxrss, in which Linux counts the parent's.
+        "import re, sys; from xrep_cli.mine import main; code = main(sys.argv[1:]);"
+        r"print(re.search(r'VmHWM:\s*(\d+)', open('/proc/self/status').read())[1]); sys.exit(code)"
     )
     line = [sys.executable, "-c", script, "--source-vectors", str(x), "--target-vectors", str(y), "--index", index]
     taken, done = timed(
