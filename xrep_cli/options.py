@@ -280,10 +280,11 @@ def option_name(spec: FieldSpec) -> str:
 HELP = """\
 usage: xrep-train [DATA] --task NAME --criterion NAME [options] [section.option=value ...]
 
-Train a cross-lingual sentence encoder.
+Train a cross-lingual sentence encoder, or a translator.
 
   xrep-train --task bitext --criterion dual_moco                      the demo corpus and its recipe
   xrep-train corpus/ --task bitext --criterion dual_moco --save-dir run1 --max-steps 20000
+  xrep-train corpus/ --task translation --criterion label_smoothed_cross_entropy --encoder run2/best --save-dir nmt
   xrep-train --config examples/moco_bert/en-zh.yaml optimizer.lr=2e-5
   xrep-train ... --print-config                                       print the resolved configuration and stop
 
