@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from xrep.data.batching import collate
+from xrep.data.batching import batches_of, collate
 from xrep.kernels.precision import default_float32_products, medium_precision
 from xrep.nn.pooling import pool
-from xrep.sentence_encoder import SentenceEncoder, batches_of
+from xrep.sentence_encoder import SentenceEncoder
 from xrep.text.readers import read_lines
 
 Encode = Callable[[list[str]], np.ndarray | None]

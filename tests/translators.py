@@ -30,7 +30,8 @@ def make_translator(text: TextSpec, *, seed: int = 7, **options: Any) -> Transla
                 if parameter.dim() == 2:
                     parameter.copy_(torch.randn(parameter.shape) * (0.5 if "embedding" in name else 0.4))
             for own in (model.encoder.token_embedding, model.target_embedding):
-                own.weight[text.vocabulary("target").pad_id] = 0
+                if own is not None:
+                    own.weight[text.vocabulary("target").pad_id] = 0
     return model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
-from xrep.data.batching import TextSpec, Vocabulary, collate
+from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import SHARED, DualEncoder
@@ -128,19 +128,6 @@ class SentenceEncoder:
             ids = tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK]))
             tokens += [np.asarray(sentence[: self.text.max_length - 2], dtype=np.int64) for sentence in ids]
         return tokens
-
-
-def batches_of(tokens: list[np.ndarray], batch_tokens: int, max_length: int) -> Iterator[list[int]]:
-    """Rows of similar length, at most ``batch_tokens`` with padding (a longer sentence comes alone)."""
-    rows: list[int] = []
-    for row in np.argsort([-len(sentence) for sentence in tokens], kind="stable").tolist():
-        longest = min(len(tokens[rows[0] if rows else row]) + 2, max_length)
-        if rows and longest * (len(rows) + 1) > batch_tokens:
-            yield rows
-            rows = []
-        rows.append(row)
-    if rows:
-        yield rows
 
 
 def _is_pretrained(path: str | Path) -> bool:

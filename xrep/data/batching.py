@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -185,3 +185,19 @@ def pad(ids: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> TokenBa
     tokens[:, 1:][np.arange(tokens.shape[1] - 1) < lengths[:, None]] = ids
     tokens[np.arange(len(lengths)), lengths + 1] = vocabulary.eos_id
     return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths + 2))
+
+
+def batches_of(
+    tokens: Sequence[np.ndarray], batch_tokens: int, max_length: int, most: int | None = None
+) -> Iterator[list[int]]:
+    """Rows of similar length, the longest first: at most ``batch_tokens`` with padding and special tokens (a longer
+    sentence comes alone), and at most ``most`` rows."""
+    rows: list[int] = []
+    for row in np.argsort([-len(sentence) for sentence in tokens], kind="stable").tolist():
+        longest = min(len(tokens[rows[0] if rows else row]) + 2, max_length)
+        if rows and (longest * (len(rows) + 1) > batch_tokens or len(rows) == most):
+            yield rows
+            rows = []
+        rows.append(row)
+    if rows:
+        yield rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from xrep.data.batching import TextSpec, collate
+from xrep.data.batching import TextSpec, batches_of, collate
 from xrep.errors import UserError
 from xrep.generation.beam_search import search
 from xrep.generation.options import DEFAULTS, SearchOptions
@@ -157,28 +157,17 @@ class Translator:
         source = sentences if isinstance(sentences, Source) else self.read(sentences)
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
         found: list[list[Translation]] = [[NOTHING] for _ in source.tokens]
-        for rows in self._batches(source.tokens, options, max_tokens):
+        with_text = [row for row, ids in enumerate(source.tokens) if len(ids)]
+        several = options.nbest if options.sampling else options.beam
+        most = max(1, LOGITS // (several * self.model.target_vocabulary.size))
+        sizes = max_tokens // several, self.text.max_length, most
+        for places in batches_of([source.tokens[row] for row in with_text], *sizes):
+            rows = [with_text[place] for place in places]
             sides = [source.tokens[row] for row in rows]
             batch = collate(sides, self.text.vocabulary("source"), self.text.max_length).to(device)
             languages, numbers = torch.full((len(rows),), target, device=device), torch.tensor(rows) + first
-            several = search(self.model, batch, languages, options, numbers)
-            for row, best in zip(rows, several, strict=True):
+            hypotheses = search(self.model, batch, languages, options, numbers)
+            for row, best in zip(rows, hypotheses, strict=True):
                 found[row] = [Translation(tokenizer.decode(h.tokens), h.score, h.tokens, h.token_scores) for h in best]
-            progress(len(rows), sum(len(best[0].token_scores) for best in several))
+            progress(len(rows), sum(len(best[0].token_scores) for best in hypotheses))
         return found
-
-    def _batches(self, tokens: list[np.ndarray], options: SearchOptions, max_tokens: int) -> Iterator[list[int]]:
-        """Sentences of similar length that have text, the longest first; one that is too long comes alone."""
-        hypotheses = options.nbest if options.sampling else options.beam
-        most = max(1, LOGITS // (hypotheses * self.model.target_vocabulary.size))
-        rows: list[int] = []
-        for row in np.argsort([-len(ids) for ids in tokens], kind="stable").tolist():
-            if not len(tokens[row]):
-                break
-            size = (len(tokens[rows[0] if rows else row]) + 2) * hypotheses
-            if rows and (size * (len(rows) + 1) > max_tokens or len(rows) == most):
-                yield rows
-                rows = []
-            rows.append(row)
-        if rows:
-            yield rows
