@@ -29,6 +29,13 @@ def test_a_recipe_composes(path):
         assert holds(run.values, merge(common, own))
 
 
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_a_recipe_learns_does_not_depend_on_the_clock(path):
+    """A slow or busy machine needs more minutes for the same steps; it must not stop earlier."""
+    runs = compose_course([(str(path), read_yaml(path))])
+    assert [run.configs["trainer"].max_minutes for run in runs] == [None] * len(runs)
+
+
 def holds(values, given):
     """Whether all that is given is so among the values."""
     if isinstance(given, dict):
