@@ -61,8 +61,8 @@ class SentenceEncoder:
                 Face cache.
             device: default: a GPU if there is one.
             dtype: type of weights and activations; bfloat16 moves vectors by a cosine of about 1e-4. It is faster on
-                GPUs and on CPUs with matrix units for it (AMX). CPUs without bfloat16 products compute in float32 what
-                is between weights and activations, and are not faster than with float32.
+                GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs take the products in
+                float32 and round their results, which is not faster than float32.
             random_weights: keep a fresh initialisation of the same architecture: the baseline of an evaluation.
 
         Raises:

@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--batch-tokens", type=int, default=4096, metavar="N", help="subwords that go through the encoder at once")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the vectors in the file")
     add("--precision", choices=("float32", "bfloat16"), default="float32", help="type the encoder computes in; "
-        "bfloat16 is faster on GPUs and on CPUs with matrix units for it (AMX)")  # fmt: skip
+        "bfloat16 is faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16)")  # fmt: skip
     add("--no-normalize", action="store_true", help="vectors as the model gives them, not of length 1")
     add("--device", help="cpu, cuda or cuda:1 and so on (default: a GPU if there is one)")
     add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the encoder's model")

@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         "multi-bleu.perl (of text as it is: give it tokenised text)")  # fmt: skip
     add("--json", metavar="FILE", help="write the scores as JSON; - prints it on stdout")
     add("--precision", choices=("float32", "bfloat16"), default="float32", help="type the model computes in; "
-        "bfloat16 is faster on GPUs and on CPUs with matrix units for it (AMX)")  # fmt: skip
+        "bfloat16 is faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16)")  # fmt: skip
     add("--device", help="cpu, cuda or cuda:1 and so on (default: a GPU if there is one)")
     add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the model")
     return parser

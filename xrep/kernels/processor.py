@@ -57,9 +57,9 @@ def fast_float32_is_exact() -> bool:
 def multiplies_bfloat16() -> bool:
     """Whether this CPU has instructions for bfloat16 products, and torch uses them.
 
-    Elsewhere torch emulates them: with AVX-512 alone they take 4 times as long as float32 products, and without it 5 to
-    100 times as long. It does not say where it emulates, but the instructions of x86 (AVX512-BF16, AMX) take subnormal
-    numbers for zero, which an emulation does not. So ``ONEDNN_MAX_CPU_ISA`` is respected.
+    Elsewhere they are emulated: with AVX-512 alone they take 4 times as long as float32 products, and without it 5 to
+    100 times as long. No function of torch tells the first case apart, but the instructions of x86 (AVX512-BF16, AMX)
+    take subnormal numbers for zero, which an emulation does not. A product also respects ``ONEDNN_MAX_CPU_ISA``.
     """
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
