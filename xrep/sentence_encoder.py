@@ -60,8 +60,9 @@ class SentenceEncoder:
             path: directory of a checkpoint, of Hugging Face or of sentence-transformers, or a name in the local Hugging
                 Face cache.
             device: default: a GPU if there is one.
-            dtype: type of weights and activations; bfloat16 is faster where the processor has it, and moves vectors by
-                a cosine of about 1e-4.
+            dtype: type of weights and activations; bfloat16 moves vectors by a cosine of about 1e-4. It is faster on
+                GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs take the products in
+                float32 and round their results, which is not faster than float32.
             random_weights: keep a fresh initialisation of the same architecture: the baseline of an evaluation.
 
         Raises:

@@ -58,6 +58,14 @@ def choose_device(named: str | None) -> str:
     return device
 
 
+def say_if_slow(program: str, precision: str, device: str) -> None:
+    """Print a line on stderr if ``precision`` is no faster than float32 on ``device``, which is this processor."""
+    from xrep.kernels.processor import SLOW_BFLOAT16, multiplies_bfloat16
+
+    if precision == "bfloat16" and device == "cpu" and not multiplies_bfloat16():
+        print(f"{program}: {SLOW_BFLOAT16}", file=sys.stderr)
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Keeps the examples of a description as they are and prints each default that says something."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xrep.generation.options import DEFAULTS, SearchOptions
-from xrep_cli.common import HelpFormatter, choose_device, console_script
+from xrep_cli.common import HelpFormatter, choose_device, console_script, say_if_slow
 
 if TYPE_CHECKING:
     from xrep.generation.stream import Summary
@@ -84,7 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--reference", nargs="+", metavar="FILE", help="reference translations: print BLEU, chrF and the line of "
         "multi-bleu.perl (of text as it is: give it tokenised text)")  # fmt: skip
     add("--json", metavar="FILE", help="write the scores as JSON; - prints it on stdout")
-    add("--precision", choices=("float32", "bfloat16"), default="float32", help="type the model computes in")
+    add("--precision", choices=("float32", "bfloat16"), default="float32", help="type the model computes in; "
+        "bfloat16 is faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16)")  # fmt: skip
     add("--device", help="cpu, cuda or cuda:1 and so on (default: a GPU if there is one)")
     add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the model")
     return parser
@@ -158,6 +159,7 @@ def _load(options: argparse.Namespace) -> Translator:
     for plugin in options.plugin:
         import_plugin(plugin)
     translator = Translator.load(options.path, choose_device(options.device), options.precision)
+    say_if_slow("xrep-generate", options.precision, next(translator.model.parameters()).device.type)
     known = translator.text.source_languages
     if options.source_lang is not None and canonical(options.source_lang) not in known:
         cure = f"known: {', '.join(known)}; leave --source-lang out to try any language that its subwords can spell"

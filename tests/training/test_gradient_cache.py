@@ -20,7 +20,9 @@ from xrep.errors import UserError
 from xrep.training.gradient_cache import GradientCache
 from xrep.training.run import train
 
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+TOLERANCE = {torch.float32: 64 * torch.finfo(torch.float32).eps, torch.float64: 1e-10}
+"""Largest error of a gradient, as a part of its largest number: sums over some dozen subwords in another order, and in
+float64 what the second step makes of them."""
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +53,10 @@ def assert_near(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> N
     ids=["float64", "dropout", "float32", "bf16"],
 )
 def test_gradient_of_pieces_equals_that_of_one_graph(text, batches, kind: str, options: dict[str, Any]) -> None:
-    """Two batches a step, two steps: queues have something in the second. Random numbers go on alike."""
+    """Two batches a step. In float64 two steps, in other types one, because the second begins at weights that rounding
+    has moved; two with a queue, which is empty in the first. Random numbers go on alike."""
     setting = Setting(kind, **options)
-    given, steps = batches_of(kind, batches), 2
-    if setting.precision == "bf16" and kind != "dual_moco":
-        steps = 1  # what is a rounding of the weights after the first is a rounding of bfloat16 in the second
+    given, steps = batches_of(kind, batches), 2 if setting.dtype == torch.float64 or kind == "dual_moco" else 1
     mine, theirs = (run(setting, text, given, world_of(), steps) for run in (step, expected))
     assert_near(mine.gradient, theirs.gradient, setting.dtype)
     assert mine.outcome.loss == pytest.approx(theirs.outcome.loss, rel=TOLERANCE[setting.dtype])

@@ -81,7 +81,7 @@ class Translator:
 
         Args:
             device: default: a GPU if there is one.
-            dtype: type of weights and activations.
+            dtype: type of weights and activations; as for ``SentenceEncoder.load``.
 
         Raises:
             UserError: no checkpoint, a damaged one, or one of another model.

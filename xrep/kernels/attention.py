@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from xrep.kernels.precision import layer_dtype
+
 SHORT = 64
 """Tokens up to which attention is faster written out than in torch's flash kernel, on CPUs and without gradient."""
 
@@ -18,6 +20,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
         dropout: of the attention weights.
         causal: token t looks at keys 0 to t alone; with it there is no ``mask``.
     """
+    dtype = layer_dtype(q)
+    if dtype != q.dtype:
+        return attention(q.to(dtype), k.to(dtype), v.to(dtype), mask, dropout, causal=causal).to(q.dtype)
     plain = not (dropout or torch.is_grad_enabled() or torch.compiler.is_compiling())
     if plain and q.device.type == "cpu" and q.size(2) <= SHORT:
         return _written_out(q, k, v, mask if not causal else mask_of_future(q.size(2), k.size(2), q.device))
@@ -50,6 +55,9 @@ def cached_attention(q: Tensor, keys: Tensor, values: Tensor, own: Tensor | None
         keys, values: [B, heads, N, d], of all hypotheses.
         own: [B, K, N], added to the scores: -inf at tokens of other hypotheses; None: there are none.
     """
+    dtype = layer_dtype(q)
+    if dtype != q.dtype:
+        return cached_attention(q.to(dtype), keys.to(dtype), values.to(dtype), own).to(q.dtype)
     scores = torch.matmul(q, keys.transpose(2, 3)) * q.size(3) ** -0.5
     if own is not None:
         scores = scores + own.unsqueeze(1)

@@ -2,45 +2,20 @@
 
 Products read the type of their operands and add up in float32 at least. On some CPUs torch has a faster float32 product
 than its default; it is taken where a probe finds it as exact, and only around products (attention is slower under it).
+On CPUs without bfloat16 products, layers in bfloat16 compute in float32 and round the result.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
-_PROBE_TOLERANCE = 1e-5
+from xrep.kernels.processor import fast_float32_is_exact, medium_precision, multiplies_bfloat16
+
 _fast_allowed = True
-
-
-@functools.cache
-def fast_float32_is_exact() -> bool:
-    """Whether ``set_float32_matmul_precision('medium')`` keeps float32 accuracy on this CPU.
-
-    It sends float32 products through oneDNN, about twice as fast as the default on some processors; where the CPU has
-    bfloat16 matrix units it may also round the inputs, so the error of one product is measured, once per process.
-    """
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(256, 256, generator=generator), torch.randn(256, 256, generator=generator)
-    exact = a.double() @ b.double()
-    with medium_precision():
-        error = (a @ b - exact).abs().max() / exact.abs().max()
-    return bool(error < _PROBE_TOLERANCE)
-
-
-@contextmanager
-def medium_precision() -> Iterator[None]:
-    """Context of ``set_float32_matmul_precision('medium')``, for all that runs in it."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager
@@ -62,6 +37,13 @@ def takes_fast_product(tensor: Tensor) -> bool:
 def fast_products(tensor: Tensor):
     """Context in which products of float32 CPU tensors like ``tensor`` are fast; elsewhere it changes nothing."""
     return medium_precision() if takes_fast_product(tensor) else nullcontext()
+
+
+def layer_dtype(tensor: Tensor) -> torch.dtype:
+    """The type in which a layer multiplies such a tensor: its own, or float32 for bfloat16 that the CPU emulates."""
+    if tensor.device.type != "cpu" or tensor.dtype != torch.bfloat16 or torch.compiler.is_compiling():
+        return tensor.dtype
+    return torch.bfloat16 if multiplies_bfloat16() else torch.float32
 
 
 def accumulation_dtype(*tensors: Tensor) -> torch.dtype:

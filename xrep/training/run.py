@@ -21,6 +21,7 @@ from xrep.criteria.criterion import MODELS, Criterion
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.kernels.paths import describe, use_path
+from xrep.kernels.processor import SLOW_BFLOAT16
 from xrep.models.directory import (
     CONFIG,
     CRITERION,
@@ -119,7 +120,7 @@ def _train(run: RunConfig, task: Any, directory: Path, world: World, stack: Exit
         notes = [_resumed(latest, trainer.finished)]
     elif world.size > 1:
         torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # dropout of its own on every rank
-    for note in [*_introduction(run, task, model, trainer), *notes, *_warnings(criterion, task)]:
+    for note in [*_introduction(run, task, model, trainer), *notes, *_warnings(criterion, task, trainer)]:
         progress.say(note)
     with use_path(trainer.config.kernels), checkpoints:
         progress.say(f"kernels: {describe(world.device)}")
@@ -227,12 +228,13 @@ def _introduction(run: RunConfig, task: Any, model: nn.Module, trainer: Trainer)
     return [
         f"{run.label}: {task.examples:,} training examples of {', '.join(data)}",
         f"{run.values['model']['name']}: {millions:.1f}M parameters on {world.device}, "
-        f"{ranks}{torch.get_num_threads()} threads, {trainer.config.precision}",
+        f"{ranks}{torch.get_num_threads()} threads, {trainer.engine.precision}",
     ]
 
 
-def _warnings(criterion: Criterion, task: Any) -> list[str]:
-    return [f"warning: {warning}" for warning in criterion.warnings(task)]
+def _warnings(criterion: Criterion, task: Any, trainer: Trainer) -> list[str]:
+    slow = [SLOW_BFLOAT16] if trainer.engine.precision != trainer.config.precision else []
+    return [f"warning: {warning}" for warning in [*criterion.warnings(task), *slow]]
 
 
 def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from xrep.criteria.criterion import Criterion, Loss
+from xrep.kernels.processor import multiplies_bfloat16
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.gradient_cache import GradientCache
@@ -30,6 +31,13 @@ SMALLEST_SCALE = 2.0**-10
 
 
 R = TypeVar("R")
+
+
+def precision_on(device: torch.device, precision: Precision) -> Precision:
+    """What training on a device computes in where ``precision`` was asked for: CPUs that would have to emulate bfloat16
+    products compute in float32, which is many times faster there and more exact."""
+    emulated = precision == "bf16" and device.type == "cpu" and not multiplies_bfloat16()
+    return "float32" if emulated else precision
 
 
 def _loss(criterion: Criterion, model: nn.Module, batch: Any) -> Loss:
@@ -91,7 +99,7 @@ class Engine:
         clip_norm: float,
     ) -> None:
         self.module, self.optimizer, self.freezing, self.world = module, optimizer, freezing, world
-        self.limit = clip_norm or math.inf
+        self.limit, self.precision = clip_norm or math.inf, precision
         self._half = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         self._parallel: nn.Module | None = None

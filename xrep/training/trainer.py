@@ -25,7 +25,7 @@ from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.meters import Meters, memory_megabytes
 from xrep.training.progress import Progress, Quiet, duration
 from xrep.training.random_state import random_state, restore_random_state
-from xrep.training.step import Engine, Outcome, TrainingModule
+from xrep.training.step import Engine, Outcome, TrainingModule, precision_on
 
 Group = list[tuple[Any, Plan]]
 
@@ -78,8 +78,8 @@ class Trainer:
         """Parts that are not trained: patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
         precision: Literal["float32", "bf16", "fp16"] = "float32"
-        """Type of the products; weights and optimizer stay float32. bf16 needs no more, fp16 scales the loss and is for
-        GPUs without bf16."""
+        """Type of the products; weights and optimizer stay float32. bf16 needs no more (CPUs without bfloat16 products
+        train in float32, which is faster there), fp16 scales the loss and is for GPUs without bf16."""
         compile: bool = False
         """Compile the encoder's layers with torch.compile. For GPUs: CPUs get slower. The first steps take long."""
         activation_checkpointing: bool = False
@@ -136,7 +136,8 @@ class Trainer:
             compile_layers(self.module)
         freezing = Freezing([*self.config.freeze, *criterion.frozen])
         optimizer = run.classes["optimizer"].build(run.configs["optimizer"], freezing.ever_trained(self.module))
-        options: dict[str, Any] = {"precision": self.config.precision, "clip_norm": self.config.clip_norm}
+        precision = precision_on(world.device, self.config.precision)
+        options: dict[str, Any] = {"precision": precision, "clip_norm": self.config.clip_norm}
         self.engine = Engine(self.module, optimizer, freezing, world, **options)
         self.schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         self.state = TrainingState()

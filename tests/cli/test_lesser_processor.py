@@ -1,0 +1,87 @@
+"""The commands on a processor with AVX2 and no AVX-512, which libraries are told to take this one for."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.corpus import sentence_pairs
+from tests.encoders import write_encoder
+from tests.runs import environment, options
+from tests.translators import write_translator
+from xrep.generation import SearchOptions, Translator
+from xrep.kernels.processor import SLOW_BFLOAT16
+from xrep.sentence_encoder import SentenceEncoder
+
+GERMAN = [pair[0] for pair in sentence_pairs(100)]
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+COMMANDS = """
+import json, sys
+import torch
+from xrep_cli import encode, generate, train
+
+mains = {"encode": encode.main, "generate": generate.main, "train": train.main}
+for name, line in json.loads(sys.argv[1]):
+    print(f"now {name}", file=sys.stderr, flush=True)
+    if mains[name](line):
+        sys.exit(f"{name} failed")
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="AVX2 is an extension of x86")
+def test_commands_in_float32_and_bfloat16(data_directory: Path, tmp_path: Path) -> None:
+    encoder, translator = write_encoder(tmp_path / "encoder" / "best"), write_translator(tmp_path / "nmt" / "best")
+    source = tmp_path / "lines.txt"
+    source.write_text("".join(f"{line}\n" for line in GERMAN), encoding="utf-8")
+    steps = options(max_steps=3)
+    lines: list[tuple[str, list[object]]] = []
+    for precision in ("float32", "bfloat16"):
+        given = ["--input", source, "--device", "cpu", "--precision", precision]
+        lines.append(("encode", ["--path", encoder, *given, "--output", tmp_path / f"{precision}.npy"]))
+        searched = ["--beam", 1, "--max-length-b", 1, "--jsonl", "--output", tmp_path / f"{precision}.jsonl"]
+        lines.append(("generate", ["--path", translator, *given, *searched]))
+        half = ["--precision", "bf16"] if precision == "bfloat16" else []
+        lines.append(("train", [data_directory, *steps, *half, "--save-dir", tmp_path / f"trained_{precision}"]))
+    script = json.dumps([(name, [str(part) for part in line]) for name, line in lines])
+    finished = subprocess.run(
+        [sys.executable, "-c", COMMANDS, script],
+        env={**environment(threads=1), **AVX2},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1] == "AVX2"
+    single, half = finished.stderr.split("now encode\n")[1:]
+    assert SLOW_BFLOAT16 not in single and half.count(SLOW_BFLOAT16) == 3, "one line of each command"
+
+    here, half_here = (SentenceEncoder.load(encoder, device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    expected = here.encode(GERMAN)
+    np.testing.assert_allclose(np.load(tmp_path / "float32.npy"), expected, atol=1e-5)
+    error, usual = (worst_cosine(vectors, expected) for vectors in (np.load(tmp_path / "bfloat16.npy"),
+                    half_here.encode(GERMAN)))  # fmt: skip
+    assert 1e-6 < error < 2 * usual
+
+    found = Translator.load(translator, "cpu").translate(GERMAN, options=SearchOptions(beam=1, max_length_b=1))
+    differences = np.abs(scores(tmp_path / "float32.jsonl") - [best[0].score for best in found])
+    assert np.median(differences) < 1e-4
+    assert 0 < np.median(np.abs(scores(tmp_path / "bfloat16.jsonl") - scores(tmp_path / "float32.jsonl"))) < 0.1
+
+    one, other = (tmp_path / f"trained_{name}" / "last" / "model.safetensors" for name in ("float32", "bfloat16"))
+    assert one.read_bytes() == other.read_bytes(), "both are trained in float32"
+
+
+def worst_cosine(vectors: np.ndarray, expected: np.ndarray) -> float:
+    """By how much the worst one is below 1."""
+    return 1 - float((vectors.astype(np.float64) * expected).sum(1).min())
+
+
+def scores(path: Path) -> np.ndarray:
+    values = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return np.array([value["translations"][0]["score"] for value in values])

@@ -1,0 +1,105 @@
+"""What this machine's CPU can do, found out by small products, once in a process. Whatever depends on it asks here."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SLOW_BFLOAT16 = (
+    "bfloat16 products are not accelerated on this processor, so they are computed in float32; "
+    "float32 itself is as fast or faster, and more exact: leave out --precision"
+)
+"""What a command says where bfloat16 was asked for and ``multiplies_bfloat16`` is False."""
+_SIZE = 256
+"""Rows and columns of the products. Those of fewer than 16 x 16 x 16 numbers may not reach oneDNN."""
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
+"""Largest error of a product of 256 x 256 numbers, as a part of its largest number: about 15 times what rounding
+explains in float32, and a hundredth of the error of inputs rounded to bfloat16."""
+
+
+@contextmanager
+def medium_precision() -> Iterator[None]:
+    """Context of ``set_float32_matmul_precision('medium')``, for all that runs in it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@functools.cache
+def fast_float32_is_exact() -> bool:
+    """Whether ``set_float32_matmul_precision('medium')`` keeps float32 accuracy on this CPU.
+
+    It sends float32 products through oneDNN, about twice as fast as the default on some processors and about as fast on
+    others. Where the CPU has matrix units for bfloat16 (AMX) it also rounds the inputs, so the errors of the products
+    of a linear layer are measured, in both passes.
+    """
+    with _plain():
+        x, weight = _random(0, torch.float32), _random(1, torch.float32)
+        for a, b in ((x, weight.t()), (x, weight), (x.t(), weight)):  # the output, gradients of inputs and of weights
+            exact = a.double() @ b.double()
+            with medium_precision():
+                found = a @ b
+            if not _is_near(found, exact):
+                return False
+    return True
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for bfloat16 products, and torch uses them.
+
+    Elsewhere they are emulated: with AVX-512 alone they take 4 times as long as float32 products, and without it 5 to
+    100 times as long. No function of torch tells the first case apart, but the instructions of x86 (AVX512-BF16, AMX)
+    take subnormal numbers for zero, which an emulation does not. A product also respects ``ONEDNN_MAX_CPU_ISA``.
+    """
+    try:
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+    except (AttributeError, RuntimeError):  # torch was built without oneDNN
+        return False
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    with _plain():
+        tiny = torch.full((_SIZE, _SIZE), 2.0**-130, dtype=torch.bfloat16, device="cpu")
+        large = torch.full((_SIZE, _SIZE), 2.0**100, dtype=torch.bfloat16, device="cpu")
+        return not bool((tiny @ large).any())
+
+
+@functools.cache
+def has_fused_linear(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes a linear layer with GELU in one pass, in float32 or bfloat16, and rightly."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    with _plain():
+        x, weight, bias = _random(0, dtype), _random(1, dtype), _random(2, dtype)[0]
+        exact = F.gelu(F.linear(x.double(), weight.double(), bias.double()))
+        try:
+            found = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu", [], "none")
+        except (AttributeError, RuntimeError):  # this torch has no such product, or this processor none in this type
+            return False
+        return _is_near(found, exact)
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    """No gradient and no autocast, whatever surrounds the first question."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def _random(seed: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    return torch.randn(_SIZE, _SIZE, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
+
+
+def _is_near(found: Tensor, exact: Tensor) -> bool:
+    return bool((found - exact).abs().max() < _TOLERANCES[found.dtype] * exact.abs().max())
