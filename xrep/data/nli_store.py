@@ -30,7 +30,7 @@ import numpy as np
 
 from xrep.data.store import MANIFEST_FILE, TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE, TokenColumn, token_dtype
 from xrep.errors import UserError
-from xrep.files import build_once
+from xrep.files import build_once, sha256_of
 from xrep.text.cleaning import HashSet, sentence_hashes
 from xrep.text.corpora import xrep_home
 from xrep.text.nli_readers import Example, NliFile, discover_nli, read_nli
@@ -157,12 +157,7 @@ def _key(files: dict[str, list[NliFile]], options: NliOptions, tokenizers: Token
 
 def _digests(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): _digest(path) for path in files}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return {str(path.relative_to(folder)): sha256_of(path) for path in files}
 
 
 class _Writer:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import write_aside
+from xrep.files import sha256_of, write_aside
 from xrep.registry import import_plugin
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.text.languages import canonical
@@ -182,8 +182,7 @@ class Precomputed:
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for name in (VECTORS, SENTENCES):
-            with (Path(self.path) / name).open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(bytes.fromhex(sha256_of(Path(self.path) / name)))
         return digest.hexdigest()
 
     def encode(

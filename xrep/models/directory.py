@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from xrep.data.batching import TextSpec
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
-from xrep.files import naming
+from xrep.files import naming, sha256_of
 from xrep.nn.weights import save_tensors
 from xrep.registry import MODELS
 
@@ -320,11 +320,7 @@ def _files_below(directory: Path) -> list[str]:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+    return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
 
 
 def _flush(path: Path) -> None:
