@@ -16,6 +16,7 @@ Columns are premise and hypothesis, or anchor, positive and hard negative.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -80,7 +81,7 @@ class NliSplit:
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of all sentences of each of the examples ``rows``, int64 [N]."""
-        return sum(column.lengths(rows) for column in self.columns)
+        return functools.reduce(np.add, (column.lengths(rows) for column in self.columns))
 
 
 @dataclass(frozen=True)
