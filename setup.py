@@ -9,7 +9,9 @@ SENTEVAL = ["scikit-learn>=1.4"]
 HUB = ["huggingface_hub>=0.24"]
 TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
 BENCH = ["sentence-transformers>=3"]  # the peers, which the tests of what goes in and out need too
-TEST = ["hypothesis>=6.100", "matplotlib>=3.8", "pytest>=8.2", "pytest-timeout>=2.3", "ruff>=0.12", TRITON, *BENCH]
+PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
+TEST = ["hypothesis>=6.100", "matplotlib>=3.8", "pytest>=8.2", "pytest-timeout>=2.3", "ruff>=0.12", PYRIGHT, TRITON]
+TEST += BENCH
 
 setup(
     name="xrep",

@@ -40,7 +40,7 @@ from xrep.sentence_encoder import DataType, SentenceEncoder
 from xrep.text.languages import canonical
 
 if TYPE_CHECKING:
-    from mteb.models import ModelMeta
+    from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
 
 ChooseLanguage = Callable[[Sequence[str], Sequence[str]], str]
 """(texts, languages of the subset) -> the one the texts are in."""
@@ -131,7 +131,7 @@ class MtebEncoder:
             UserError: mteb is not installed.
         """
         _require("mteb", "mteb", "mteb>=2")
-        from mteb.models import ModelMeta
+        from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
 
         # Results of other weights or options must not be taken for this one's.
         lang = getattr(self.lang, "__qualname__", self.lang)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -177,7 +177,7 @@ def _write_tower(encoder: SentenceEncoder, tower: str, path: Path, kind: Format)
     model, vocabulary = encoder.model, encoder.text.vocabulary(tower)
     length = encoder.text.max_length
     tokenizer = tokenizer_of(encoder.tokenizers, tower)
-    shared = {
+    shared: dict[str, Any] = {
         "max_length": length,
         "bos_id": vocabulary.bos_id,
         "eos_id": vocabulary.eos_id,

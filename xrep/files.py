@@ -1,7 +1,8 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and the sha256 of a file."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -10,6 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from xrep.errors import UserError
+
+
+def sha256_of(path: str | Path) -> str:
+    """The hex sha256 of a file, read piece by piece. ``hashlib.file_digest`` would need Python 3.11."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 @contextmanager

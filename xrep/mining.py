@@ -159,7 +159,7 @@ def mine(
     with _work_folder(work):
         sides = [_open(side, work, encoder, options) for side in (source, target)]
         _check(sides, (source, target), options)
-        facts = {side.name: opened.facts for side, opened in zip((source, target), sides, strict=True)}
+        facts: dict[str, Any] = {side.name: opened.facts for side, opened in zip((source, target), sides, strict=True)}
         facts |= {"neighbours": options.neighbours, "index": options.index, "version": xrep.__version__}
         facts |= {"probes": options.probes} if options.index != "flat" else {}
         x, y = (opened.side for opened in sides)

@@ -88,7 +88,7 @@ def load_target(target: str) -> type:
     """
     module, _, attribute = target.partition(":")
     try:
-        found = importlib.import_module(module)
+        found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, SyntaxError) as error:
@@ -104,7 +104,8 @@ def module_node(module: str) -> ast.Module:
     """
     try:
         spec = importlib.util.find_spec(module)
-        source = spec.loader.get_source(module) if spec is not None and spec.loader is not None else None
+        loader: Any = None if spec is None else spec.loader
+        source = None if loader is None else loader.get_source(module)
         node = _parsed(source) if source is not None else None
     except (ImportError, SyntaxError) as error:
         problem = f"the module {module} cannot be read: {one_line(error)}"

@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 from tqdm import tqdm
 
 from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
@@ -39,7 +38,7 @@ class SentenceEncoder:
     """
 
     def __init__(
-        self, model: nn.Module, tokenizers: Tokenizers, text: TextSpec, training_hashes: Path | None = None
+        self, model: DualEncoder, tokenizers: Tokenizers, text: TextSpec, training_hashes: Path | None = None
     ) -> None:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
         self.training_hashes = training_hashes

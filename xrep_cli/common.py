@@ -9,11 +9,18 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from xrep.errors import TrainingError, UserError
 
 
-def console_script(function: Callable[[Sequence[str]], None]) -> Callable[[Sequence[str] | None], int]:
+class ConsoleScript(Protocol):
+    """An entry point: its exit code, of the arguments given or else of those in ``sys.argv``."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int: ...
+
+
+def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
     """Turn ``function(argv)`` into an entry point that returns an exit code.
 
     ``UserError`` and file-system errors (a full disk, no permission) are one line on stderr and exit code 2;

@@ -171,7 +171,7 @@ def _load(options: argparse.Namespace) -> Translator:
 
 
 @contextmanager
-def _writer(output: str) -> Iterator[Callable[[str], None]]:
+def _writer(output: str) -> Iterator[Callable[[str], object]]:
     """What takes text: for stdout or a device at once, for a file aside, renamed when the block ends well."""
     from xrep.files import naming, write_aside
 

@@ -133,7 +133,7 @@ def _main(argv: Sequence[str]) -> None:
     for plugin in options.plugin:
         import_plugin(plugin)
     device = choose_device(options.device)
-    sides = []
+    sides: list[Text] = []
     for side in ("source", "target"):
         text, vectors = (getattr(options, name) for name in (side, f"{side}_vectors"))
         files = {"text": text and Path(text), "vectors": vectors and Path(vectors)}
@@ -143,7 +143,8 @@ def _main(argv: Sequence[str]) -> None:
     names = ("margin", "neighbours", "retrieval", "threshold", "one_to_one", "index", "probes", "batch_tokens")
     mining = MiningOptions(device=device, **{name: getattr(options, name) for name in names})
     output = Path(options.output)
-    mined = mine(*sides, output, mining, encoder=encoder, shard=shard, merged=options.merge, progress=_ProgressLine())
+    (source, target), progress = sides, _ProgressLine()
+    mined = mine(source, target, output, mining, encoder=encoder, shard=shard, merged=options.merge, progress=progress)
     values = json.dumps(asdict(mined), indent=2, ensure_ascii=False) + "\n"
     if options.json == "-":
         print(values, end="")

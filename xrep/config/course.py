@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ COMMAND_LINE = "command line"
 """Name of the layer that goes over the stages; all others lie below them."""
 PREVIOUS = "previous"
 
-Layers = list[tuple[str, Mapping[str, Any]]]
+Layers = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def compose(layers: Layers, problems: list[str] | None = None) -> RunConfig:
@@ -129,7 +129,7 @@ def stages_of(values: Mapping[str, Any], command: Mapping[str, Any]) -> list[tup
     return found
 
 
-def _listed_stages(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _listed_stages(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     stages = values.get("stages")
     return [stage for stage in stages if isinstance(stage, Mapping)] if isinstance(stages, list) else []
 

@@ -86,12 +86,9 @@ def _fields_of(section: str, node: ast.ClassDef) -> list[FieldSpec]:
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
-        documented = (
-            isinstance(following, ast.Expr)
-            and isinstance(following.value, ast.Constant)
-            and isinstance(following.value.value, str)
-        )
-        text = " ".join(following.value.value.split()) if documented else ""
+        documentation = following.value if isinstance(following, ast.Expr) else None
+        documented = documentation.value if isinstance(documentation, ast.Constant) else None
+        text = " ".join(documented.split()) if isinstance(documented, str) else ""
         name = statement.target.id
         try:
             default = _default_of(statement.value)

@@ -149,7 +149,7 @@ class Resolver:
             return None
         return {"name": section.name, **fields} if section.kind in DEFAULT_NAMES else fields
 
-    def _resolve_part(self, part: dict[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    def _resolve_part(self, part: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
         key = f"parts.{part['name']}"
         if "batch_size" in part:
             self.problems.append(f"{key}.batch_size is short for {key}.task.batch_size; give one of them")

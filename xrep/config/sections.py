@@ -133,7 +133,7 @@ def _default_name(kind: str, values: Mapping[str, Any]) -> str | None:
     return DEFAULT_NAMES[kind]
 
 
-def parts_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def parts_of(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The parts of a run that has several, as far as they can be understood."""
     parts = values.get("parts")
     return [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
@@ -250,7 +250,7 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _changed(item: Any, index: str | None, changes: Mapping[str, Any]) -> Any:
+def _changed(item: Any, index: str | None, changes: Mapping[Any, Any]) -> Any:
     if not isinstance(item, Mapping):
         return item
     for key in (index, item["name"]):

@@ -13,7 +13,9 @@ from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.errors import UserError
+from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces
+from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.layers import Linear
 from xrep.nn.projection_spaces import ProjectionSpaces
 
@@ -62,7 +64,7 @@ class CMLM(Criterion):
             found = [] if self.projections >= 1 else [f"projections must be at least 1, not {self.projections}"]
             return found + ([] if 0 < self.mask_rate <= 1 else [f"mask_rate must lie in (0, 1], not {self.mask_rate}"])
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         self._tower = _only_tower(model, text)
@@ -76,7 +78,7 @@ class CMLM(Criterion):
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"cmlm": self.language.count(self._tower, batch.target)}
 
-    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
+    def forward(self, model: DualEncoder, batch: PairBatch) -> Loss:
         masked = self.mask(batch)
         vectors = self.vectors(model, batch.source)
         encoder = model.encoders[self._tower]
@@ -95,7 +97,7 @@ class CMLM(Criterion):
         """s2 with some tokens hidden."""
         return self.language.mask(self._tower, batch.target)
 
-    def vectors(self, model: nn.Module, sentences: TokenBatch) -> Tensor:
+    def vectors(self, model: DualEncoder, sentences: TokenBatch) -> Tensor:
         """P(v) of sentences, [B, N, H]."""
         v, _ = model.pooled(self._tower, sentences)
         projection = _projection(model, self._tower)
@@ -104,7 +106,7 @@ class CMLM(Criterion):
         assert self.spaces is not None
         return self.spaces(v if projection is None else projection(v))
 
-    def _in_front(self, encoder: nn.Module, vectors: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
+    def _in_front(self, encoder: TransformerEncoder, vectors: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
         """What the encoder reads beside the tokens of s2."""
         kind, count = self.config.vector_embedding, vectors.size(1)
         if kind == "raw":
@@ -115,18 +117,18 @@ class CMLM(Criterion):
         return {"prefix": encoder.embed_vectors(vectors, positions[:count]), "positions": positions[count:]}
 
 
-def _projection(model: nn.Module, tower: str) -> nn.Module | None:
+def _projection(model: DualEncoder, tower: str) -> nn.Module | None:
     return model.projections[tower] if tower in model.projections else None
 
 
-def _only_tower(model: nn.Module, text: TextSpec) -> str:
+def _only_tower(model: DualEncoder, text: TextSpec) -> str:
     towers = {model.tower(language) for language in text.languages}
     if len(towers) > 1:
         raise UserError("cmlm: all languages share one encoder", cure="use --towers shared")
     return towers.pop()
 
 
-def _check(config: CMLM.Config, model: nn.Module, tower: str, max_length: int) -> None:
+def _check(config: CMLM.Config, model: DualEncoder, tower: str, max_length: int) -> None:
     projection, shape = _projection(model, tower), model.encoders[tower].shape
     if isinstance(projection, MeanOfSpaces) and len(projection.spaces) != config.projections:
         problem = f"cmlm: {config.projections} projections, but the model has {len(projection.spaces)} spaces"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xrep.criteria.criterion import Criterion, Loss, Term
 
@@ -33,7 +33,7 @@ class ContrastiveCriterion(Criterion):
     """
 
     @abstractmethod
-    def encode(self, model: nn.Module, batch: Any) -> Encoded:
+    def encode(self, model: Any, batch: Any) -> Encoded:
         """The trained vectors that are compared; no row may look at another, and no rank at another."""
 
     @abstractmethod
@@ -44,11 +44,11 @@ class ContrastiveCriterion(Criterion):
             vectors: those of ``encode``, then those of ``constants``.
         """
 
-    def constants(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
+    def constants(self, model: Any, batch: Any) -> tuple[Tensor, ...]:
         """Further vectors that are compared and get no gradient (of a momentum encoder): computed once for each row."""
         return ()
 
-    def vectors(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
+    def vectors(self, model: Any, batch: Any) -> tuple[Tensor, ...]:
         """Those of ``encode`` alone. To be overridden where its loss is dear: these are computed twice, it is not.
 
         It must begin as ``encode`` does: what both draw random numbers for is the same, in the same order.
@@ -64,7 +64,7 @@ class ContrastiveCriterion(Criterion):
             return [batch]
         return [batch.rows(start, start + rows) for start in range(0, len(batch), rows)]
 
-    def forward(self, model: nn.Module, batch: Any) -> Loss:
+    def forward(self, model: Any, batch: Any) -> Loss:
         pieces, encoded, constants = self.pieces(batch), [], []
         for piece in pieces:
             encoded.append(self.encode(model, piece))
@@ -78,7 +78,7 @@ class ContrastiveCriterion(Criterion):
 def joined(pieces: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """The vectors of pieces as those of the whole batch."""
     columns = zip(*pieces, strict=True)
-    return tuple(torch.cat(column) if len(column) > 1 else column[0] for column in columns)
+    return tuple(column[0] if len(column) == 1 else torch.cat(column) for column in columns)
 
 
 def merged(losses: list[Loss], sizes: list[int]) -> Loss:

@@ -96,7 +96,7 @@ class Criterion(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward(self, model: nn.Module, batch: Any) -> Loss:
+    def forward(self, model: Any, batch: Any) -> Loss:
         """The loss of one batch, with gradient towards the model (and towards what the criterion trains itself)."""
 
     def set_micro_batch(self, rows: int) -> None:
@@ -114,7 +114,7 @@ class Criterion(nn.Module, ABC):
         """A batch cut into those that are encoded at a time."""
         return [batch]
 
-    def after_step(self, model: nn.Module) -> None:
+    def after_step(self, model: Any) -> None:
         """Called once after each optimizer step (momentum update, enqueueing)."""
 
     def warnings(self, task: Any) -> list[str]:

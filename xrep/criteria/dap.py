@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xrep.criteria.contrastive import Encoded
 from xrep.criteria.criterion import Loss, Term, percentage
@@ -17,6 +17,7 @@ from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import TransformerEncoder
 
 
@@ -65,7 +66,9 @@ class DAP(TranslationRanking):
                 found.append(f"reconstruction_ratio must lie in (0, 1], not {self.reconstruction_ratio}")
             return found
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    config: Config
+
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config, model, text)
         self._tower = _only_tower(model, text)
         self._vocabulary = text.vocabulary(self._tower)
@@ -104,14 +107,14 @@ class DAP(TranslationRanking):
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return super().sizes(batch) | {self._term(away): size for away, size in self._planner.sizes(batch).items()}
 
-    def vectors(self, model: nn.Module, batch: PairBatch) -> tuple[Tensor, ...]:
+    def vectors(self, model: DualEncoder, batch: PairBatch) -> tuple[Tensor, ...]:
         return self._read(model, batch)[0]
 
-    def encode(self, model: nn.Module, batch: PairBatch) -> Encoded:
+    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
         vectors, states, tokens = self._read(model, batch)
         return Encoded(vectors, self._reconstruct(model.encoders[self._tower], batch, states, tokens))
 
-    def _read(self, model: nn.Module, batch: PairBatch) -> tuple[tuple[Tensor, Tensor], Tensor, TokenBatch]:
+    def _read(self, model: DualEncoder, batch: PairBatch) -> tuple[tuple[Tensor, Tensor], Tensor, TokenBatch]:
         """Sentence vectors of both sides; token vectors [2 B, T, H] and tokens of sources above targets."""
         both = batch.source.followed_by(batch.target, self._vocabulary.pad_id)
         sentences, states = model.encode(self._tower, both)
@@ -121,6 +124,7 @@ class DAP(TranslationRanking):
         """L_RTL of some pairs, as sums over the predicted tokens of each direction."""
         plan, device = self._planner.plan(batch), states.device
         given, predicted = plan.split(device)
+        assert self._vocabulary.mask_id is not None
         mask = torch.full_like(predicted[PLACE], self._vocabulary.mask_id)
         hidden = self.head(
             states.flatten(0, 1).index_select(0, given[PLACE]),
@@ -160,7 +164,7 @@ class DAP(TranslationRanking):
         return found.loss, found.correct
 
 
-def _only_tower(model: nn.Module, text: TextSpec) -> str:
+def _only_tower(model: DualEncoder, text: TextSpec) -> str:
     towers = {model.tower(language) for language in text.languages}
     if len(towers) > 1:
         raise UserError("dap: all languages share one encoder", cure="use --towers shared")

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xrep.criteria.batch_keys import among_batch, gathered
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
+from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.momentum import MomentumEncoder
 from xrep.nn.queue import Queue
 
@@ -57,7 +58,7 @@ class DualMoco(ContrastiveCriterion):
                 found.append(f"momentum must lie in [0, 1], not {self.momentum}")
             return found
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
@@ -70,10 +71,10 @@ class DualMoco(ContrastiveCriterion):
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"infonce": len(batch)}
 
-    def encode(self, model: nn.Module, batch: PairBatch) -> Encoded:
+    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
         return Encoded(model.encode_pair(batch.source, batch.target))
 
-    def constants(self, model: nn.Module, batch: PairBatch) -> tuple[Tensor, ...]:
+    def constants(self, model: DualEncoder, batch: PairBatch) -> tuple[Tensor, ...]:
         return self.momentum_encoder.model.encode_pair(batch.source, batch.target)
 
     def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
@@ -102,11 +103,12 @@ class DualMoco(ContrastiveCriterion):
             queue_ids=masked[1],
         )
 
-    def after_step(self, model: nn.Module) -> None:
+    def after_step(self, model: DualEncoder) -> None:
         self.momentum_encoder.update(model)
         for keys, ids in self._keys:
             keys, ids, _ = gathered(keys, ids)
             for queue, vectors in zip((self.source_queue, self.target_queue), keys.chunk(2, dim=1), strict=True):
+                assert queue is not None
                 queue.enqueue(vectors, ids)
         self._keys.clear()
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from xrep.criteria.batch_keys import among_batch
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
@@ -24,6 +24,7 @@ from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
+from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.queue import Queue
 
 TERM = "frozen_source"
@@ -108,7 +109,7 @@ class FrozenSource(ContrastiveCriterion):
             }
             return [f"{name} needs source: frozen; {why}" for name, (is_given, why) in needs.items() if is_given]
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         towers = {"source": model.tower(text.source_languages[0]), "target": model.tower(text.target_languages[0])}
@@ -127,7 +128,7 @@ class FrozenSource(ContrastiveCriterion):
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Source vectors and ids of each batch since the last step, of all ranks."""
 
-    def _parts_of_source(self, model: nn.Module) -> list[str]:
+    def _parts_of_source(self, model: DualEncoder) -> list[str]:
         """Patterns of the source tower's parameters."""
         if self._source == self._target:
             raise UserError(
@@ -145,13 +146,13 @@ class FrozenSource(ContrastiveCriterion):
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {TERM: len(batch)}
 
-    def encode(self, model: nn.Module, batch: PairBatch) -> Encoded:
+    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
         if self.config.source == "trained":
-            vectors = dict(zip(SIDES, model.encode_pair(batch.source, batch.target), strict=True))
+            vectors: dict[str, Tensor] = dict(zip(SIDES, model.encode_pair(batch.source, batch.target), strict=True))
             return Encoded((vectors[self._target_side], vectors[self._source_side]))
         return Encoded((model.encode(self._target, getattr(batch, self._target_side))[0],))
 
-    def constants(self, model: nn.Module, batch: PairBatch) -> tuple[Tensor, ...]:
+    def constants(self, model: DualEncoder, batch: PairBatch) -> tuple[Tensor, ...]:
         return () if self.config.source == "trained" else (self._taught(model, batch),)
 
     def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
@@ -189,7 +190,7 @@ class FrozenSource(ContrastiveCriterion):
         )
         return against_both(found, old)
 
-    def after_step(self, model: nn.Module) -> None:
+    def after_step(self, model: DualEncoder) -> None:
         if self.temperature is not None:
             self.temperature.clamp()
         if self.queue is not None:
@@ -199,7 +200,7 @@ class FrozenSource(ContrastiveCriterion):
 
     # -- the source vectors -------------------------------------------------------------------------------------------
 
-    def _taught(self, model: nn.Module, batch: PairBatch) -> Tensor:
+    def _taught(self, model: DualEncoder, batch: PairBatch) -> Tensor:
         """The frozen source vectors [B, D]."""
         tokens = getattr(batch, self._source_side)
         if self._teacher is not None:
@@ -210,8 +211,9 @@ class FrozenSource(ContrastiveCriterion):
             model.encode(self._source, tokens)[0] if self.config.cache_source is None else self._cached(model, tokens)
         )
 
-    def _cached(self, model: nn.Module, batch: TokenBatch) -> Tensor:
+    def _cached(self, model: DualEncoder, batch: TokenBatch) -> Tensor:
         if self._cache is None:  # only now has the model its weights, if the run goes on from a checkpoint
+            assert self.config.cache_source is not None
             fingerprint = _fingerprint(model, self._source, self.frozen)
             self._cache = VectorCache(self.config.cache_source, model.output_size, fingerprint)
         device, keys = batch.tokens.device, token_keys(batch).numpy(force=True)
@@ -243,7 +245,7 @@ class FrozenSource(ContrastiveCriterion):
         ]
 
 
-def _teacher(config: FrozenSource.Config, model: nn.Module, is_shared: bool) -> TeacherVectors | None:
+def _teacher(config: FrozenSource.Config, model: DualEncoder, is_shared: bool) -> TeacherVectors | None:
     if config.teacher_vectors is None or config.teacher_text is None:
         return None
     if not is_shared:
@@ -256,7 +258,7 @@ def _teacher(config: FrozenSource.Config, model: nn.Module, is_shared: bool) -> 
     return teacher
 
 
-def _fingerprint(model: nn.Module, tower: str, frozen: Sequence[str]) -> str:
+def _fingerprint(model: DualEncoder, tower: str, frozen: Sequence[str]) -> str:
     """Of all that makes a vector of a row of tokens in the frozen tower. (The tokenizer makes the tokens.)"""
     config = model.config
     facts = [model.pooling[tower], config.pooled_layer, config.normalize]

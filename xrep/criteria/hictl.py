@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Term, percentage
@@ -19,6 +19,7 @@ from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.word_infonce import word_infonce
+from xrep.models.dual_encoder import DualEncoder
 from xrep.text.sides import SHARED
 
 MASK_RATES = {"tlm": 0.25, "mlm": 0.15}
@@ -94,7 +95,7 @@ class HiCTL(ContrastiveCriterion):
                 found.append(f"word_samples must be at least 1, not {self.word_samples}")
             return found
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         if SHARED not in model.encoders:
             raise UserError("hictl: all languages share one encoder", cure="use --towers shared")
@@ -102,7 +103,7 @@ class HiCTL(ContrastiveCriterion):
         shape = model.encoders[SHARED].shape
         self._limit = shape.max_positions
         self._objective = "mlm" if config.monolingual else "tlm"
-        self.language = None
+        self.language: MaskedLanguage | None = None
         if config.language_model:
             rate = MASK_RATES[self._objective] if config.mask_rate is None else config.mask_rate
             self.language = MaskedLanguage(model, text, rate=rate, whole_word=False, head="auto")
@@ -133,13 +134,14 @@ class HiCTL(ContrastiveCriterion):
             found["word"] = len(batch)
         return found
 
-    def vectors(self, model: nn.Module, batch: PairBatch) -> tuple[Tensor, ...]:
+    def vectors(self, model: DualEncoder, batch: PairBatch) -> tuple[Tensor, ...]:
         return self._begin(model, batch)[1]
 
-    def encode(self, model: nn.Module, batch: PairBatch) -> Encoded:
+    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
         masked, vectors = self._begin(model, batch)
         loss, encoder, first = Loss({}), model.encoders[SHARED], None
         if masked is not None:
+            assert self.language is not None
             states = encoder(masked.batch)
             first = states[:, 0]
             found = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
@@ -150,6 +152,7 @@ class HiCTL(ContrastiveCriterion):
             together = self._together(batch)
             if masked is None or self.config.monolingual or self.config.word_query == "unmasked":
                 first = encoder(together)[:, 0]
+            assert first is not None
             self._add_words(loss, first, encoder.token_embedding.weight, together)
         return Encoded(vectors, loss)
 
@@ -157,8 +160,10 @@ class HiCTL(ContrastiveCriterion):
         if not self.config.sentence_contrast:
             return Loss({})
         config, hardness = self.config, self.hardness
+        source, target = vectors
         result = hard_infonce(
-            *vectors,
+            source,
+            target,
             config.temperature,
             exponent=0.0 if hardness is None else hardness.exponent(),
             ids=batch.ids if config.mask_equal_sentences else None,
@@ -174,7 +179,7 @@ class HiCTL(ContrastiveCriterion):
                 hardness.note(loss, 2 * len(batch))
         return Loss({"sentence": Term(loss)}, metrics)
 
-    def after_step(self, model: nn.Module) -> None:
+    def after_step(self, model: DualEncoder) -> None:
         if self.hardness is not None:
             self.hardness.update()
 
@@ -187,7 +192,7 @@ class HiCTL(ContrastiveCriterion):
             )
         return found
 
-    def _begin(self, model: nn.Module, batch: PairBatch) -> tuple[Masked | None, tuple[Tensor, ...]]:
+    def _begin(self, model: DualEncoder, batch: PairBatch) -> tuple[Masked | None, tuple[Tensor, ...]]:
         """What the language model reads, and sentence vectors. Masking waits for the device, so it comes first."""
         masked = None
         if self.language is not None:

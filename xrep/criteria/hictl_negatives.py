@@ -23,6 +23,9 @@ class Hardness(nn.Module):
         slack: ζ.
     """
 
+    history: Tensor
+    steps: Tensor
+
     def __init__(self, slack: float) -> None:
         super().__init__()
         self.slack = slack

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
 
 from xrep.criteria.criterion import Criterion, Loss, Term, percentage
 from xrep.criteria.reconstruction import on_device
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.models.translation import Translation
 
 
 class LabelSmoothedCrossEntropy(Criterion):
@@ -34,7 +34,7 @@ class LabelSmoothedCrossEntropy(Criterion):
             smoothing = self.label_smoothing
             return [] if 0 <= smoothing < 1 else [f"label_smoothing must lie in [0, 1), not {smoothing}"]
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: Translation, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         known = {language: place for place, language in enumerate(model.target_languages)}
@@ -44,7 +44,7 @@ class LabelSmoothedCrossEntropy(Criterion):
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"translation": batch.target.real_tokens - len(batch)}
 
-    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
+    def forward(self, model: Translation, batch: PairBatch) -> Loss:
         languages = self._targets[batch.languages[:, 1].numpy()]
         found = model.predict(batch.source, batch.target, on_device(languages, batch.target.tokens.device))
         result = linear_cross_entropy(

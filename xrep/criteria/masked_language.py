@@ -15,7 +15,10 @@ from xrep.data.masking import Masked, mask_counts, mask_tokens
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.directory import CRITERION, open_checkpoint
+from xrep.models.dual_encoder import DualEncoder
 from xrep.models.start import find_start
+from xrep.nn.containers import ModuleDict
+from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.pretrained import CONFIG, masked_language_head, read_pretrained
 from xrep.nn.weights import Weights
@@ -45,7 +48,7 @@ class MaskedLanguage(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, text: TextSpec, *, rate: float, whole_word: bool, head: Literal["auto", "new"]
+        self, model: DualEncoder, text: TextSpec, *, rate: float, whole_word: bool, head: Literal["auto", "new"]
     ) -> None:
         super().__init__()
         self.rate, self.whole_word, self.head, self.notes = rate, whole_word, head, list[str]()
@@ -55,9 +58,9 @@ class MaskedLanguage(nn.Module):
                 problem = f"the tokenizer of the tower {tower} has no [MASK]"
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
         pretrained = model.config.pretrained() if head == "auto" else {}
-        self.heads = nn.ModuleDict({t: self._head(t, model.encoders[t], pretrained.get(t)) for t in model.encoders})
+        self.heads = ModuleDict({t: self._head(t, model.encoders[t], pretrained.get(t)) for t in model.encoders})
 
-    def _head(self, tower: str, encoder: nn.Module, directory: str | None) -> MaskedLanguageHead:
+    def _head(self, tower: str, encoder: TransformerEncoder, directory: str | None) -> MaskedLanguageHead:
         path = None if directory is None else find_start(directory).path
         if path is not None and (path / CONFIG).is_file() and any(map(HEAD_TENSORS.search, Weights(path))):
             return masked_language_head(read_pretrained(path))
@@ -97,7 +100,7 @@ class MaskedLanguage(nn.Module):
         begins = self.get_buffer(f"begins_{tower}") if self.whole_word else None
         return mask_tokens(batch, self.vocabularies[tower], self.rate, begins)
 
-    def forward(self, tower: str, encoder: nn.Module, vectors: Tensor, labels: Tensor) -> CrossEntropy:
+    def forward(self, tower: str, encoder: TransformerEncoder, vectors: Tensor, labels: Tensor) -> CrossEntropy:
         """Cross-entropy of finding ``labels`` (int64 [M]) by the encoder's vectors of the masked tokens, [M, H]."""
         head = self.heads[tower]
         return linear_cross_entropy(head(vectors), encoder.token_embedding.weight, labels, bias=head.bias)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
-
 from xrep.criteria.criterion import Criterion, Loss
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.models.dual_encoder import DualEncoder
 from xrep.text.sides import SHARED, SIDES
 
 
@@ -35,7 +34,7 @@ class MLM(Criterion):
         def problems(self) -> list[str]:
             return [] if 0 < self.mask_rate < 1 else [f"mask_rate must lie in (0, 1), not {self.mask_rate}"]
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         self._text = text
@@ -50,7 +49,7 @@ class MLM(Criterion):
     def sizes(self, batch: Any) -> dict[str, float]:
         return {"mlm": sum(self.language.count(*each) for each in self._read(batch))}
 
-    def forward(self, model: nn.Module, batch: Any) -> Loss:
+    def forward(self, model: DualEncoder, batch: Any) -> Loss:
         read = self._read(batch)
         masked = [self.language.mask(*each) for each in read]
         found = []

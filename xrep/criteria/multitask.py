@@ -15,6 +15,7 @@ from xrep.criteria.criterion import Criterion, Loss, Term
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
+from xrep.nn.containers import ModuleDict
 from xrep.tasks.mixture import MixedBatch
 
 
@@ -41,9 +42,10 @@ class Multitask(ContrastiveCriterion):
             taken = [part.name for part in self.parts if hasattr(nn.ModuleDict(), part.name)]
             return [f"{name!r} cannot be the name of a part: torch has it; choose another" for name in taken]
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: Any, text: TextSpec) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict({part.name: part.kind(part.config, model, text) for part in config.parts})
+        criteria: dict[str, Criterion] = {part.name: part.kind(part.config, model, text) for part in config.parts}
+        self.parts = ModuleDict(criteria)
         _share_heads(self.parts.values())
         self._weights = {part.name: part.weight for part in config.parts}
         self.idle_parameters = config.mixing == "proportion" or any(c.idle_parameters for c in self.parts.values())
@@ -73,8 +75,11 @@ class Multitask(ContrastiveCriterion):
 
     def _contrastive(self, batch: MixedBatch) -> dict[str, tuple[ContrastiveCriterion, Any]]:
         """The parts of a batch that compare rows."""
-        found = {part: (self.parts[part], own) for part, own in batch.parts.items()}
-        return {part: pair for part, pair in found.items() if isinstance(pair[0], ContrastiveCriterion)}
+        return {
+            part: (criterion, own)
+            for part, own in batch.parts.items()
+            if isinstance(criterion := self.parts[part], ContrastiveCriterion)
+        }
 
     def set_micro_batch(self, rows: int) -> None:
         contrastive = [part for part in self.parts.values() if isinstance(part, ContrastiveCriterion)]
@@ -94,7 +99,7 @@ class Multitask(ContrastiveCriterion):
         whole = {part: own for part, own in batch.parts.items() if part not in cut}
         return [*found, MixedBatch(none | whole)] if whole else found
 
-    def encode(self, model: nn.Module, batch: MixedBatch) -> Encoded:
+    def encode(self, model: Any, batch: MixedBatch) -> Encoded:
         vectors: list[Tensor] = []
         losses: list[Loss] = []
         for part, own in batch.parts.items():
@@ -108,12 +113,12 @@ class Multitask(ContrastiveCriterion):
                 losses.append(self._named(part, criterion(model, own), len(own)))
         return Encoded(tuple(vectors), merged(losses, [0] * len(losses)))
 
-    def vectors(self, model: nn.Module, batch: MixedBatch) -> tuple[Tensor, ...]:
+    def vectors(self, model: Any, batch: MixedBatch) -> tuple[Tensor, ...]:
         found = {p: criterion.vectors(model, own) for p, (criterion, own) in self._contrastive(batch).items()}
         self._trained |= {part: len(vectors) for part, vectors in found.items()}
         return tuple(vector for vectors in found.values() for vector in vectors)
 
-    def constants(self, model: nn.Module, batch: MixedBatch) -> tuple[Tensor, ...]:
+    def constants(self, model: Any, batch: MixedBatch) -> tuple[Tensor, ...]:
         found = {p: criterion.constants(model, own) for p, (criterion, own) in self._contrastive(batch).items()}
         self._constant |= {part: len(vectors) for part, vectors in found.items()}
         return tuple(vector for vectors in found.values() for vector in vectors)
@@ -138,7 +143,7 @@ class Multitask(ContrastiveCriterion):
             {f"{part}/{name}": loss.rows.get(name, size) for name in loss.metrics},
         )
 
-    def after_step(self, model: nn.Module) -> None:
+    def after_step(self, model: Any) -> None:
         for part in self._seen:  # over all the batches of the step; in the same order on all ranks
             self.parts[part].after_step(model)
         self._seen.clear()

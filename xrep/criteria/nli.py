@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from xrep.criteria.criterion import Criterion, Loss, Term, percentage
 from xrep.data.batching import TextSpec
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.layers import Linear
 from xrep.tasks.nli import NliBatch
 from xrep.text.nli_readers import LABELS
@@ -53,11 +54,11 @@ class Nli(Criterion):
                 found.append(f"head_dropout must lie in [0, 1), not {self.head_dropout}")
             return found
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         width = len(config.features) * model.output_size
-        self.hidden = nn.Identity()
+        self.hidden: nn.Module = nn.Identity()
         if config.head == "mlp":
             self.hidden = nn.Sequential(Linear(width, config.head_size), nn.ReLU(), nn.Dropout(config.head_dropout))
             width = config.head_size
@@ -66,7 +67,7 @@ class Nli(Criterion):
     def sizes(self, batch: NliBatch) -> dict[str, float]:
         return {"nli": len(batch)}
 
-    def forward(self, model: nn.Module, batch: NliBatch) -> Loss:
+    def forward(self, model: DualEncoder, batch: NliBatch) -> Loss:
         hidden = self.hidden(self.features(*sentence_vectors(model, batch)))
         result = linear_cross_entropy(hidden, self.output.weight, batch.labels, bias=self.output.bias)
         return Loss({"nli": Term(result.loss)}, {"accuracy": percentage(result.correct)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Term, percentage
@@ -12,6 +12,7 @@ from xrep.criteria.nli import sentence_vectors
 from xrep.data.batching import TextSpec
 from xrep.kernels.gather import current_group
 from xrep.kernels.triplet_infonce import triplet_infonce
+from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.nli import NliBatch
 
 
@@ -39,20 +40,23 @@ class NliTriplet(ContrastiveCriterion):
             values = {name: getattr(self, name) for name in ("temperature", "hard_negative_weight")}
             return [f"{name} must be above 0, not {value}" for name, value in values.items() if not value > 0]
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         self.config = config
 
     def sizes(self, batch: NliBatch) -> dict[str, float]:
         return {"nli_triplet": len(batch)}
 
-    def encode(self, model: nn.Module, batch: NliBatch) -> Encoded:
+    def encode(self, model: DualEncoder, batch: NliBatch) -> Encoded:
         return Encoded(sentence_vectors(model, batch))
 
     def contrast(self, vectors: tuple[Tensor, ...], batch: NliBatch) -> Loss:
         config = self.config
+        anchor, positive, negative = vectors
         result = triplet_infonce(
-            *vectors,
+            anchor,
+            positive,
+            negative,
             config.temperature,
             weight=config.hard_negative_weight,
             ids=batch.ids if config.mask_equal_sentences else None,

@@ -13,6 +13,7 @@ from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
+from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.layers import SelfAttention
 
 SIDES = ("source", "target")
@@ -43,7 +44,7 @@ class SimCSE(ContrastiveCriterion):
         def problems(self) -> list[str]:
             return [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         self._columns = [number for number, side in enumerate(SIDES) if config.side in (side, "both")]
@@ -56,7 +57,7 @@ class SimCSE(ContrastiveCriterion):
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"simcse": len(self._columns) * len(batch)}
 
-    def encode(self, model: nn.Module, batch: PairBatch) -> Encoded:
+    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
         # Both encodings in one pass: dropout is drawn for each row.
         twice = [_twice((batch.source, batch.target)[column], self._pad_ids[column]) for column in self._columns]
         if self.config.side == "both":

@@ -12,6 +12,7 @@ from xrep.criteria.mlm import MLM
 from xrep.criteria.reconstruction import on_device
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.errors import UserError
+from xrep.models.dual_encoder import DualEncoder
 from xrep.text.sides import SHARED
 
 LANGUAGE_STD = 0.02
@@ -42,7 +43,9 @@ class TLM(MLM):
         language_embeddings: bool = False
         """Add a learnt vector of its language to every token (XLM)."""
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    config: Config
+
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config, model, text)
         if SHARED not in model.encoders:
             raise UserError("tlm: all languages share one encoder", cure="use --towers shared")
@@ -56,7 +59,7 @@ class TLM(MLM):
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"tlm": self.language.count(SHARED, self._together(batch).batch)}
 
-    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
+    def forward(self, model: DualEncoder, batch: PairBatch) -> Loss:
         together, encoder = self._together(batch), model.encoders[SHARED]
         masked = self.language.mask(SHARED, together.batch)
         states = encoder(masked.batch, positions=together.positions, added=self._languages(batch, together))

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
+from xrep.models.dual_encoder import DualEncoder
 
 
 class TranslationRanking(ContrastiveCriterion):
@@ -46,20 +47,22 @@ class TranslationRanking(ContrastiveCriterion):
             found = [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]
             return found + ([] if self.margin >= 0 else [f"margin must be at least 0, not {self.margin}"])
 
-    def __init__(self, config: Config, model: nn.Module, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         self.config = config
 
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"translation_ranking": len(batch)}
 
-    def encode(self, model: nn.Module, batch: PairBatch) -> Encoded:
+    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
         return Encoded(model.encode_pair(batch.source, batch.target))
 
     def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
         config = self.config
+        source, target = vectors
         result = inbatch_infonce(
-            *vectors,
+            source,
+            target,
             config.temperature,
             margin=config.margin * (config.temperature if config.margin_scale == "logit" else 1.0),
             ids=batch.ids if config.mask_equal_sentences else None,

@@ -16,6 +16,7 @@ Columns are premise and hypothesis, or anchor, positive and hard negative.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -30,7 +31,7 @@ import numpy as np
 
 from xrep.data.store import MANIFEST_FILE, TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE, TokenColumn, token_dtype
 from xrep.errors import UserError
-from xrep.files import build_once
+from xrep.files import build_once, sha256_of
 from xrep.text.cleaning import HashSet, sentence_hashes
 from xrep.text.corpora import xrep_home
 from xrep.text.nli_readers import Example, NliFile, discover_nli, read_nli
@@ -80,7 +81,7 @@ class NliSplit:
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of all sentences of each of the examples ``rows``, int64 [N]."""
-        return sum(column.lengths(rows) for column in self.columns)
+        return functools.reduce(np.add, (column.lengths(rows) for column in self.columns))
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,7 @@ def _key(files: dict[str, list[NliFile]], options: NliOptions, tokenizers: Token
 
 def _digests(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): _digest(path) for path in files}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return {str(path.relative_to(folder)): sha256_of(path) for path in files}
 
 
 class _Writer:

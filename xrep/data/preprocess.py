@@ -21,6 +21,7 @@ from tqdm import tqdm
 from xrep.data import spool, store
 from xrep.data.spool import HELD_OUT, KEPT, Filters, Spool
 from xrep.errors import UserError
+from xrep.files import sha256_of
 from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet, drop_reason, load_exclusion
 from xrep.text.corpora import xrep_home
 from xrep.text.readers import Bitext, discover_bitext, orient
@@ -292,7 +293,7 @@ class _Run:
             "files": {
                 file.relative_to(self.output).as_posix(): {
                     "bytes": file.stat().st_size,
-                    "sha256": store.sha256_of(file),
+                    "sha256": sha256_of(file),
                 }
                 for file in files
             },

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class Spool:
     def _file(self, suffix: str) -> Path:
         return self.stem.with_name(f"{self.stem.name}.{suffix}")
 
-    def _map(self, suffix: str, dtype: type, shape: tuple[int, ...], mode: str) -> np.ndarray:
+    def _map(self, suffix: str, dtype: type, shape: tuple[int, ...], mode: Literal["r", "r+"]) -> np.ndarray:
         if not self.rows:
             return np.empty(shape, dtype)  # an empty file cannot be mapped
         return np.memmap(self._file(suffix), dtype=dtype, mode=mode, shape=shape)
@@ -131,7 +132,7 @@ def _filter(
             rows.append(hashes)
     hashes_kept = np.array(rows, dtype=np.uint64).reshape(len(rows), 2)
     for step, sentences in (("excluded", filters.excluded), ("in valid/test", filters.evaluation)):
-        free = ~sentences.contains(hashes_kept).any(axis=1)
+        free = ~np.any(sentences.contains(hashes_kept), axis=1)
         kept, hashes_kept = _select(kept, hashes_kept, free, corpus, step, report)
     if filters.seen is not None:
         new = filters.seen.add(pair_hashes(hashes_kept))

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.files import sha256_of
 from xrep.text.sides import Tokenizers, open_tokenizers
 
 FORMAT, SCHEMA = "xrep-data", 2
@@ -170,14 +171,6 @@ def column_stem(split: str, languages: Sequence[str], language: str) -> str:
 
 def hashes_name(split: str, languages: Sequence[str]) -> str:
     return f"{split}.{'-'.join(languages)}.hashes"
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as stream:
-        digest = hashlib.sha256()
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 class ColumnWriter:

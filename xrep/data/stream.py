@@ -160,6 +160,7 @@ class _Worker:
     def _death(self) -> TrainingError:
         self._process.join()
         code = self._process.exitcode
+        assert code is not None
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return TrainingError(
             f"data worker {self._name} (process {self._process.pid}) {how}; if memory ran out, "

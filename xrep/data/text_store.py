@@ -32,11 +32,10 @@ from xrep.data.store import (
     TRAINING_HASHES_FILE,
     ColumnWriter,
     TokenColumn,
-    sha256_of,
     token_dtype,
 )
 from xrep.errors import UserError
-from xrep.files import build_once
+from xrep.files import build_once, sha256_of
 from xrep.text.cleaning import HashSet, load_exclusion, sentence_hashes
 from xrep.text.corpora import xrep_home
 from xrep.text.sides import SHARED, open_tokenizers

@@ -147,7 +147,7 @@ def read_split(gold: Path) -> Split:
     """
     match = _GOLD.fullmatch(gold.name)
     assert match is not None
-    files = tuple(gold.with_suffix(f".{language}") for language in match.groups()[:2])
+    files = gold.with_suffix(f".{match[1]}"), gold.with_suffix(f".{match[2]}")
     for file in files:
         if not file.is_file():
             raise UserError("no such file", path=file, cure=f"{gold.name} needs the texts of both languages beside it")

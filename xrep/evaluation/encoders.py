@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import write_aside
+from xrep.files import sha256_of, write_aside
 from xrep.registry import import_plugin
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.text.languages import canonical
@@ -23,13 +23,8 @@ VECTORS, SENTENCES = "vectors.npy", "sentences.tsv"
 _LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES}, N lines language<TAB>sentence"
 
 
-class Encoder(Protocol):
-    """What every evaluation asks of a sentence encoder."""
-
-    path: str
-    """Where it came from."""
-    training_hashes: Path | None
-    """Hashes of its training sentences, see ``xrep.evaluation.overlap``."""
+class Encodes(Protocol):
+    """What gives vectors of sentences."""
 
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
@@ -40,6 +35,15 @@ class Encoder(Protocol):
             UserError: the language is not one of its own, or a vector is not finite.
         """
         ...
+
+
+class Encoder(Encodes, Protocol):
+    """What every evaluation asks of a sentence encoder."""
+
+    path: str
+    """Where it came from."""
+    training_hashes: Path | None
+    """Hashes of its training sentences, see ``xrep.evaluation.overlap``."""
 
     def fingerprint(self) -> str:
         """Changes with what it computes."""
@@ -155,7 +159,7 @@ def _cached(path: Path, rows: int, compute: Callable[[], np.ndarray]) -> np.ndar
 
 
 def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:
-    finite = np.isfinite(vectors).all(axis=1)
+    finite = np.all(np.isfinite(vectors), axis=1)
     if not finite.all():
         raise UserError(f"{len(finite) - finite.sum()} of {len(finite)} vectors are not finite", path=path, cure=cure)
     return vectors
@@ -182,8 +186,7 @@ class Precomputed:
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for name in (VECTORS, SENTENCES):
-            with (Path(self.path) / name).open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(bytes.fromhex(sha256_of(Path(self.path) / name)))
         return digest.hexdigest()
 
     def encode(
@@ -196,7 +199,7 @@ class Precomputed:
             problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
             cure = "encode what --list-sentences writes"
             raise UserError(f"{problem}the first is {missing[0][:80]!r}", path=self.path, cure=cure)
-        vectors = self._vectors[rows].astype(np.float32)
+        vectors = self._vectors[[row for row in rows if row is not None]].astype(np.float32)
         vectors = _finite(vectors, str(Path(self.path) / VECTORS), "check the system that made them")
         return normalize_rows(vectors) if normalize else vectors
 
@@ -228,7 +231,8 @@ def _read_rows(path: Path) -> dict[tuple[str, str], int]:
 class SentenceList:
     """Stands in for an encoder: notes the sentences that an evaluation wants vectors of, gives arbitrary ones."""
 
-    path, training_hashes = "", None
+    path: str = ""
+    training_hashes: Path | None = None
 
     def __init__(self) -> None:
         self._noted: dict[tuple[str, str], None] = {}

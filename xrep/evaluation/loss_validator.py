@@ -46,7 +46,7 @@ class LossValidator:
             cure = "give it files such as valid.de, or choose another --validation"
             raise UserError("there is no dev split of task monolingual to validate on", cure=cure)
 
-    def __call__(self, model: nn.Module, criterion: Criterion) -> dict[str, float]:
+    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
         """Measure both as they are now; their training modes, and random numbers, are as before afterwards.
 
         Returns:

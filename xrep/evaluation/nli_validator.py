@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.multitask import Multitask
@@ -52,7 +52,7 @@ class NliValidator:
         has_pairs = any(own.config.form == "pairs" for own in self.tasks.values())
         self.metric = "accuracy" if has_pairs else "triplet_accuracy"
 
-    def __call__(self, model: nn.Module, criterion: Criterion) -> dict[str, float]:
+    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
         """Measure both as they are now; their training modes are as before afterwards.
 
         Args:

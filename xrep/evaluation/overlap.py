@@ -35,8 +35,7 @@ class Overlap:
 
     def __add__(self, other: Overlap) -> Overlap:
         """Of two tests of one encoder."""
-        known = self.found is not None and other.found is not None
-        found = self.found + other.found if known else None
+        found = None if self.found is None or other.found is None else self.found + other.found
         return Overlap(found, self.total + other.total, self.dropped or other.dropped)
 
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,10 +64,11 @@ def plot_tatoeba(results: Results, path: str | Path) -> None:
     columns = math.ceil(len(languages) / _ROWS_PER_COLUMN)
     rows = math.ceil(len(languages) / columns)
     figure = Figure(figsize=(max(6.5, 3.6 * columns), 1.5 + 0.29 * rows), dpi=150, layout="constrained")
-    for axes, start in zip(figure.subplots(1, columns, squeeze=False)[0], range(0, len(languages), rows), strict=True):
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    for axes, start in zip(panels, range(0, len(languages), rows), strict=True):
         _draw_column(axes, results, languages[start : start + rows], rows)
     figure.suptitle("Tatoeba: nearest neighbour is the translation (%)", fontsize=11)
-    handles = [*axes.containers, *axes.collections]
+    handles = [*panels[-1].containers, *panels[-1].collections]
     labels = [str(handle.get_label()) for handle in handles]
     style = {"frameon": False, "fontsize": 8, "title_fontsize": 8.5, "ncols": len(labels)}
     figure.legend(handles, labels, title=_averages_text(results), loc="outside lower center", **style)
@@ -89,7 +90,7 @@ def _draw_column(axes: Axes, results: Results, languages: list[str], rows: int) 
         random = [results.random[language].mean for language in languages]
         axes.vlines(random, places - 0.4, places + 0.4, color="black", linewidth=1.2, label="random weights, mean")
     axes.text(102, -0.75, "mean", fontsize=7, clip_on=False)
-    for place, language in zip(places, languages, strict=True):
+    for place, language in enumerate(languages):
         mean = results.accuracies[language].mean
         axes.text(102, place, f"{mean:.1f}", va="center", fontsize=7, clip_on=False)
     axes.set_yticks(places, [f"{name(language)} ({language})" for language in languages], fontsize=8)
@@ -120,7 +121,9 @@ def plot_alignment(results: Sequence[alignment.Measured], pairs: str, path: str 
     axes = figure.subplots()
     x, y = [result.uniformity for result in results], [result.alignment for result in results]
     way = results[0].step is not None
-    colours = {"c": [result.step for result in results], "cmap": "cividis"} if way else {"color": _FORWARD_COLOUR}
+    colours: dict[str, Any] = (
+        {"c": [result.step for result in results], "cmap": "cividis"} if way else {"color": _FORWARD_COLOUR}
+    )
     drawn = axes.scatter(x, y, **colours, s=45, edgecolors="black", linewidths=0.6, zorder=3)
     arrow = {"arrowstyle": "-|>", "color": "#606060", "linewidth": 1, "shrinkA": 4, "shrinkB": 4}
     for i in range(1, len(results)):
@@ -176,7 +179,11 @@ def _draw_shares(axes: Axes, languages: Sequence[str], shares: np.ndarray) -> No
         columns = {f"{name(language)} ({language})": shares[:, j] for j, language in enumerate(languages)}
         begin = np.cumsum(shares, axis=1).diagonal() - own
     for j, (label, column) in enumerate(columns.items()):
-        style = {"color": _COLOURS[j % len(_COLOURS)], "hatch": _HATCHES[j // len(_COLOURS)], "edgecolor": "white"}
+        style: dict[str, Any] = {
+            "color": _COLOURS[j % len(_COLOURS)],
+            "hatch": _HATCHES[j // len(_COLOURS)],
+            "edgecolor": "white",
+        }
         axes.barh(places, column, left=left, height=0.8, linewidth=0.5, label=label, **style)
         left = left + column
     axes.barh(places, own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)

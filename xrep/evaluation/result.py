@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 
 import xrep
 from xrep.evaluation.overlap import Overlap
+from xrep.files import sha256_of
 
 
 class Measured(Protocol):
@@ -50,17 +50,11 @@ def make_result(
         "values": dict(values),
         "headline": dict(headline),
         "model": {"path": str(encoder.path), "fingerprint": encoder.fingerprint()},
-        "data": {str(path): file_digest(path) for path in data},
+        "data": {str(path): sha256_of(path) for path in data},
         "settings": dict(settings),
         "version": xrep.__version__,
         "overlap": overlap.as_dict() if overlap else None,
     }
-
-
-def file_digest(path: str | Path) -> str:
-    """Hex sha256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def to_json(values: Mapping[str, Any]) -> str:

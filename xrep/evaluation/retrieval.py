@@ -52,7 +52,7 @@ class RetrievalValidator:
                     cure="give it more pairs, or leave the language pair out",
                 )
 
-    def __call__(self, model: nn.Module, criterion: Criterion) -> dict[str, float]:
+    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
         """Measure ``model`` as it is now; its training mode is as before afterwards.
 
         Returns:

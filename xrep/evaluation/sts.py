@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from xrep.errors import UserError
 from xrep.evaluation import text_table
-from xrep.evaluation.encoders import Encoder, check_languages
+from xrep.evaluation.encoders import Encoder, Encodes, check_languages
 from xrep.evaluation.overlap import Overlap, find_overlap
 from xrep.evaluation.sts_sets import Subset, TestSet
 from xrep.metrics.correlation import pearson, spearman
@@ -105,7 +105,7 @@ def _without_overlap(test: TestSet, encoder: Encoder, drop: bool) -> tuple[TestS
     return replace(test, subsets=subsets), overlap
 
 
-def measure(encoder: Encoder, test: TestSet) -> dict[str, dict[str, Measured]]:
+def measure(encoder: Encodes, test: TestSet) -> dict[str, dict[str, Measured]]:
     """``[similarity][correlation]`` of one test."""
     sentences = [sentence for subset in test.subsets for sentence in subset.first + subset.second]
     places = {sentence: place for place, sentence in enumerate(dict.fromkeys(sentences))}

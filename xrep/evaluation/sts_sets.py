@@ -180,7 +180,8 @@ def _csv_rows(file: Path) -> Iterator[_Row]:
             if len(fields) != 3:
                 problem = f"{len(fields)} columns, not 3"
                 raise UserError(problem, path=file, line=reader.line_num, cure="fetch the file again")
-            yield reader.line_num, *(field.replace("\n", " ") for field in fields)
+            one, other, score = (field.replace("\n", " ") for field in fields)
+            yield reader.line_num, one, other, score
     except csv.Error as error:
         raise UserError(str(error), path=file, line=reader.line_num, cure="fetch the file again") from None
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from torch import nn
 
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
@@ -52,7 +51,7 @@ class StsValidator:
             raise UserError(problem, path=config.sts_path, cure=f"it has {known}: name one with --sts-languages")
         self.tests = select(found, ",".join(languages))
 
-    def __call__(self, model: nn.Module, criterion: Criterion) -> dict[str, float]:
+    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
         """Measure ``model`` as it is now; its training mode is as before afterwards.
 
         Returns:

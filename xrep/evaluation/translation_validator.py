@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.multitask import Multitask
@@ -79,7 +78,7 @@ class TranslationValidator:
             raise UserError("there is no task translation to validate on", cure="choose another --validation")
         self.pools = {part: own.validation_pools(config.max_sentences) for part, own in self.tasks.items()}
 
-    def __call__(self, model: nn.Module, criterion: Criterion) -> dict[str, float]:
+    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
         """Measure both as they are now; their training modes, and random numbers, are as before afterwards.
 
         Returns:

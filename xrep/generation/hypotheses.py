@@ -22,19 +22,26 @@ class Decoding(Protocol):
     def next(self, tokens: Tensor | None = None, parents: Tensor | None = None) -> Tensor:
         """Logits of what follows, float32 [B, K, V], after ``tokens`` [B, K] that extend hypotheses ``parents`` of the
         last call."""
+        ...
 
     def keep(self, rows: Tensor) -> None:
         """Go on with some sentences alone, int64 [B']."""
+        ...
 
 
 class Translates(Protocol):
-    """A model that translates. ``max_target_length``: most tokens of a translation, eos included."""
+    """A model that translates."""
 
     target_vocabulary: Vocabulary
-    max_target_length: int
+
+    @property
+    def max_target_length(self) -> int:
+        """Most tokens of a translation, eos included."""
+        ...
 
     def begin(self, source: TokenBatch, languages: Tensor) -> Decoding:
         """Read sentences, to be translated into ``languages``, int64 [B]."""
+        ...
 
 
 @dataclass(frozen=True)

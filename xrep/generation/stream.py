@@ -116,7 +116,7 @@ class Summary:
 def translate_stream(
     translator: Translator,
     path: str | Path,
-    write: Callable[[str], None],
+    write: Callable[[str], object],
     *,
     target_language: str | None = None,
     options: SearchOptions = DEFAULTS,

@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from xrep.data.batching import TextSpec, batches_of, collate
 from xrep.errors import UserError
 from xrep.generation.beam_search import search
 from xrep.generation.options import DEFAULTS, SearchOptions
 from xrep.models.directory import MANIFEST, TOKENIZER, load_model, open_checkpoint
+from xrep.models.translation import Translation as TranslationModel
 from xrep.text.languages import canonical
 from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
 
@@ -70,7 +70,7 @@ class Translator:
         text: what the model knows of its text: languages, vocabularies, greatest length.
     """
 
-    def __init__(self, model: nn.Module, tokenizers: Tokenizers, text: TextSpec) -> None:
+    def __init__(self, model: TranslationModel, tokenizers: Tokenizers, text: TextSpec) -> None:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
 
     @classmethod

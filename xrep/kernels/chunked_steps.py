@@ -77,6 +77,8 @@ def _collect_strip(similarities: Tensor, pairs: Pairs, rows: slice, columns: sli
     if pairs.exponent is None:
         logits = _mask(similarities, pairs, rows, columns, NOTHING)
     else:
+        assert found.row_best is not None and found.interpolation is not None and found.compared is not None
+        assert pairs.row_squares is not None and pairs.column_squares is not None and pairs.scale is not None
         excluded = _excluded(pairs, rows, columns)
         cosine, interpolation = _harden(similarities, pairs, rows, columns)[:2]
         norms = pairs.row_squares[rows].rsqrt().unsqueeze(1) * pairs.column_squares[columns].rsqrt()
@@ -86,7 +88,7 @@ def _collect_strip(similarities: Tensor, pairs: Pairs, rows: slice, columns: sli
         found.compared[rows] += excluded.size(1) - excluded.sum(1)
         logits = cosine.mul_(pairs.scale).masked_fill_(excluded, NOTHING)
     _update(found.row_maximum[rows], found.row_total[rows], logits, 1)
-    if found.column_maximum is not None:
+    if found.column_maximum is not None and found.column_total is not None:
         _update(found.column_maximum[columns], found.column_total[columns], logits, 0)
 
 
@@ -116,7 +118,7 @@ def _differentiate_plain(
 ) -> None:
     torch.sub(similarities, wanted.row_offset[rows].unsqueeze(1), out=out)
     out.exp_().mul_(wanted.row_weight[rows].unsqueeze(1))
-    if wanted.column_offset is not None:
+    if wanted.column_offset is not None and wanted.column_weight is not None:
         other = (similarities - wanted.column_offset[columns]).exp_()
         out.addcmul_(other, wanted.column_weight[columns])
     _mask(out, pairs, rows, columns, 0.0)
@@ -125,6 +127,8 @@ def _differentiate_plain(
 def _differentiate_hard(
     similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient, out: Tensor
 ) -> None:
+    assert pairs.row_squares is not None and pairs.scale is not None and wanted.of_scale is not None
+    assert wanted.of_row_squares is not None and wanted.of_column_squares is not None
     cosine, interpolation, square = _harden(similarities, pairs, rows, columns)
     weight = (cosine * pairs.scale).sub_(wanted.row_offset[rows].unsqueeze(1)).exp_()
     weight.mul_(wanted.row_weight[rows].unsqueeze(1)).masked_fill_(_excluded(pairs, rows, columns), 0)
@@ -184,7 +188,7 @@ def _excluded_places(pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor,
 
 
 def _excluded(pairs: Pairs, rows: slice, columns: slice) -> Tensor:
-    if pairs.row_ids is not None:
+    if pairs.row_ids is not None and pairs.column_ids is not None:
         result = _equal(pairs.row_ids[rows], pairs.column_ids[columns])
     else:
         size = (rows.stop - rows.start, columns.stop - columns.start)
@@ -195,7 +199,7 @@ def _excluded(pairs: Pairs, rows: slice, columns: slice) -> Tensor:
 
 def _mask(tile: Tensor, pairs: Pairs, rows: slice, columns: slice, value: float) -> Tensor:
     """In place: ``value`` for the pairs that are not compared."""
-    if pairs.row_ids is not None:
+    if pairs.row_ids is not None and pairs.column_ids is not None:
         tile.masked_fill_(_equal(pairs.row_ids[rows], pairs.column_ids[columns]), value)
     tile[_excluded_places(pairs, rows, columns)] = value
     return tile
@@ -203,6 +207,8 @@ def _mask(tile: Tensor, pairs: Pairs, rows: slice, columns: slice, value: float)
 
 def _harden(dot: Tensor, pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
     """cos(q, k̂), λ and |k̂|² [r, c] of the harder negative k̂ = q + λ(k - q) (HiCTL, equations 5 and 6)."""
+    assert pairs.row_squares is not None and pairs.column_squares is not None
+    assert pairs.row_distance is not None and pairs.exponent is not None
     a, b = pairs.row_squares[rows].unsqueeze(1), pairs.column_squares[columns]
     positive = pairs.row_distance[rows].unsqueeze(1)
     distance = (a + b).sub_(dot, alpha=2).clamp_(min=0)

@@ -60,7 +60,8 @@ class _GatherRows(torch.autograd.Function):
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, *gradients):
+        (gradient,) = gradients
         rank = dist.get_rank(ctx.group)
         # Summed in float32: half precision would round once for each rank.
         total = gradient.contiguous() if gradient.dtype == torch.float64 else gradient.float().contiguous()

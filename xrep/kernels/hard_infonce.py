@@ -63,22 +63,23 @@ def hard_infonce(
         if normalize:
             x, y = (F.normalize(side.to(accumulate), dim=1).to(side.dtype) for side in (x, y))
         positive = F.cosine_similarity(x.to(accumulate), y.to(accumulate), dim=1) / tau
-    size, start, total, everyone = len(x), 0, len(x), (x, y, ids)
+    size, start, total, everyone, all_ids = len(x), 0, len(x), [x, y], ids
     if group is not None:
         sizes = rank_sizes(size, x.device, group)
         start, total = sum(sizes[: dist.get_rank(group)]), sum(sizes)
-        everyone = tuple(None if rows is None else gather_rows(rows, sizes, group) for rows in everyone)
+        everyone = [gather_rows(rows, sizes, group) for rows in everyone]
+        all_ids = None if ids is None else gather_rows(ids, sizes, group)
     pair = torch.arange(start, start + size, device=x.device).repeat(2)
     shift = positive.detach()
     found = negatives(
         torch.cat([x, y]),
-        torch.cat(everyone[:2]),
+        torch.cat(everyone),
         tau,
         row_shift=shift.repeat(2),
         column_shift=None,
         excluded=torch.stack([pair, pair + total], 1),  # itself and its positive
         row_ids=None if ids is None else ids.repeat(2, 1),
-        column_ids=None if ids is None else everyone[2].repeat(2, 1),
+        column_ids=None if all_ids is None else all_ids.repeat(2, 1),
         row_positive=torch.cat([y, x]),
         exponent=exponent,
     )

@@ -72,7 +72,8 @@ class _FastLinear(torch.autograd.Function):
             return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, *gradients):
+        (gradient,) = gradients
         x, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, gradient.size(-1))
         with fast_products(x):

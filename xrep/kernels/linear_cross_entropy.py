@@ -129,7 +129,7 @@ def _sweep(
         loss = torch.zeros((), dtype=accumulate, device=hidden.device)
         for_hidden = nll.new_empty(rows.shape if of_hidden else 0)
         for_weight = (nll.new_empty if len(hidden) else nll.new_zeros)(columns.shape if of_weight else 0)
-        for_bias = nll.new_zeros(bias.shape if of_bias else 0)
+        for_bias = nll.new_zeros(bias.shape if of_bias and bias is not None else 0)
         room = nll.new_empty(min(count, len(rows)), len(weight))
         for start in range(0, len(rows), count):
             block = slice(start, min(start + count, len(rows)))
@@ -150,7 +150,7 @@ def _sweep(
                 multiply_add(for_weight, gradient.t(), rows[block])
             if of_bias and groups is None:
                 for_bias += gradient.sum(0, dtype=accumulate)
-            elif of_bias:
+            elif of_bias and groups is not None:
                 for_bias.index_add_(0, groups[block], gradient.to(accumulate))
     own = slice(len(hidden) if of_hidden else 0)
     return loss, nll[: len(hidden)], correct[: len(hidden)], for_hidden[own], for_weight, for_bias

@@ -73,7 +73,10 @@ def negatives(
             rows, columns, tau, row_shift, column_shift, excluded, row_ids, column_ids, row_positive, exponent
         )
     ids = [] if row_ids is None else [row_ids, column_ids]
-    hard = [] if row_positive is None else _hardness(rows, columns, row_positive, exponent)
+    hard: list[Tensor] = []
+    if row_positive is not None:
+        assert exponent is not None
+        hard = _hardness(rows, columns, row_positive, exponent)
     differentiable = torch.is_grad_enabled() and (rows.requires_grad or columns.requires_grad or tau.requires_grad)
     keep = differentiable and len(rows) * len(columns) <= steps_for(rows.device).KEPT_PAIRS
     return Negatives(*_sweep(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, keep)[:5])
@@ -145,7 +148,9 @@ def _pairs(
     folded = operand == tau.dtype and not hard
     left = (rows.to(tau.dtype) / tau if folded else rows).to(operand)
     scale = None if folded else 1 / tau
-    pairs = Pairs(scale, excluded, *(ids or (None, None)), *(hard or (None,) * 4), operand)
+    row_ids, column_ids = ids or (None, None)
+    row_squares, column_squares, row_distance, exponent = hard or (None, None, None, None)
+    pairs = Pairs(scale, excluded, row_ids, column_ids, row_squares, column_squares, row_distance, exponent, operand)
     return pairs, left, columns.to(operand)
 
 
@@ -189,16 +194,20 @@ def _sweep(
             steps.collect(multiply(left[i], right[j].t(), out=similarities), pairs, i, j, found)
         # In this order: the maximum may be so large that a small log would be rounded away beside it.
         row_lse = (found.row_maximum - row_shift) + found.row_total.log()
-        row_best = (found.row_best if hard else found.row_maximum) - row_shift
-        interpolation = _mean(found.interpolation, found.compared) if hard else tau.new_empty(0)
+        row_best, interpolation = found.row_maximum - row_shift, tau.new_empty(0)
+        if hard:
+            assert found.row_best is not None and found.interpolation is not None and found.compared is not None
+            row_best = found.row_best - row_shift
+            interpolation = _mean(found.interpolation, found.compared)
         if column_shift is None:
             column_lse, column_best, *column = (tau.new_empty(0) for _ in range(4))
         else:
+            assert found.column_maximum is not None and found.column_total is not None
             column = [found.column_maximum, found.column_total]
             column_best = column[0] - column_shift
             column_lse = column_best + column[1].log()
-        row = [found.row_maximum, found.row_total]
-        return row_lse, column_lse, row_best, column_best, interpolation, *row, *column, kept
+        row = found.row_maximum, found.row_total
+        return row_lse, column_lse, row_best, column_best, interpolation, *row, column[0], column[1], kept
 
 
 def _nothing_seen(row_shift: Tensor, column_shift: Tensor | None, hard: bool) -> PairStatistics:
@@ -258,6 +267,8 @@ def _gradients(
         for_rows *= scale
         for_columns *= scale
         if hard:
+            assert wanted.of_scale is not None
+            assert wanted.of_row_squares is not None and wanted.of_column_squares is not None
             for_tau = -(wanted.of_scale.sum() * scale) / tau
             squares = (wanted.of_row_squares * scale, wanted.of_column_squares * scale)
         else:

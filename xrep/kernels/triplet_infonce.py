@@ -57,22 +57,23 @@ def triplet_infonce(
     with torch.autocast(anchor.device.type, enabled=False):
         wide = anchor.to(accumulate)
         own_positive, own_negative = ((wide * side.to(accumulate)).sum(1) / tau for side in (positive, negative))
-    size, start, total, everyone = len(anchor), 0, len(anchor), (positive, negative, ids)
+    size, start, total, everyone, all_ids = len(anchor), 0, len(anchor), [positive, negative], ids
     if group is not None:
         sizes = rank_sizes(size, anchor.device, group)
         start, total = sum(sizes[: dist.get_rank(group)]), sum(sizes)
-        everyone = tuple(None if rows is None else gather_rows(rows, sizes, group) for rows in everyone)
+        everyone = [gather_rows(rows, sizes, group) for rows in everyone]
+        all_ids = None if ids is None else gather_rows(ids, sizes, group)
     own = torch.arange(start, start + size, device=anchor.device)
     shift = own_positive.detach()
     found = negatives(
         anchor,
-        torch.cat(everyone[:2]),
+        torch.cat(everyone),
         tau,
         row_shift=shift,
         column_shift=None,
         excluded=torch.stack([own, own + total], 1),  # the own hard negative has a weight of its own
         row_ids=None if ids is None else ids[:, :2],
-        column_ids=None if ids is None else torch.cat([everyone[2][:, :2], everyone[2][:, [2, 2]]]),
+        column_ids=None if all_ids is None else torch.cat([all_ids[:, :2], all_ids[:, [2, 2]]]),
     )
     hard = own_negative - shift
     denominator = torch.logaddexp(found.rows, hard + math.log(weight))

@@ -9,6 +9,9 @@ weights for the next product.
 
 from __future__ import annotations
 
+# Triton unrolls static_range and decides the branches over constexpr when it compiles a kernel; a type checker, which
+# takes the text for Python, finds no iterator in the one and unbound names behind the others.
+# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 import triton
 import triton.language as tl
 

@@ -5,6 +5,8 @@ The blocks are larger: a launch costs some microseconds, and a block's scores fi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -12,6 +14,8 @@ from torch import Tensor
 from xrep.kernels import triton_kernels
 from xrep.kernels.blocks import PairGradient, Pairs, PairStatistics, QueueSoftmax
 from xrep.kernels.precision import accumulation_dtype
+
+_kernels: Any = triton_kernels  # a launch takes options that a kernel does not declare, such as num_warps
 
 QUEUE_ROWS = 8192
 """Rows of the queue in a block: a query's scores are held in the registers of one program."""
@@ -36,7 +40,7 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
         weights = scores.view(state.operand)[:, :columns]
     queries, block = (ids[0].contiguous(), ids[1].contiguous()) if ids is not None else (None, None)
     mixture = state.mixture
-    triton_kernels.absorb_row[(count,)](
+    _kernels.absorb_row[(count,)](
         scores,
         weights,
         scores.stride(0),
@@ -64,13 +68,13 @@ def collect(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, fou
     hard = pairs.exponent is not None
     shared = _masks(pairs, rows, columns)
     of_rows = (
-        found.row_best[rows] if hard else None,
-        found.interpolation[rows] if hard else None,
-        found.compared[rows] if hard else None,
+        None if found.row_best is None else found.row_best[rows],
+        None if found.interpolation is None else found.interpolation[rows],
+        None if found.compared is None else found.compared[rows],
     )
     sizes = (*similarities.shape, columns.start)
     flags = _flags(pairs)
-    triton_kernels.collect_rows[(similarities.size(0),)](
+    _kernels.collect_rows[(similarities.size(0),)](
         similarities,
         similarities.stride(0),
         *shared,
@@ -85,9 +89,9 @@ def collect(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, fou
         BLOCK_C=2048,
         num_warps=8,
     )
-    if found.column_maximum is None:
+    if found.column_maximum is None or found.column_total is None:
         return
-    triton_kernels.collect_columns[(triton.cdiv(similarities.size(1), 32),)](
+    _kernels.collect_columns[(triton.cdiv(similarities.size(1), 32),)](
         similarities,
         similarities.stride(0),
         *shared,
@@ -107,10 +111,10 @@ def differentiate(
     hard, both = pairs.exponent is not None, wanted.column_offset is not None
     count, width = similarities.shape
     block_rows, block_columns = 16, 128  # twice the rows spill registers with hard negatives
-    tiles = (triton.cdiv(count, block_rows), triton.cdiv(width, block_columns))
+    tiles = (int(triton.cdiv(count, block_rows)), int(triton.cdiv(width, block_columns)))
     of_row = similarities.new_empty(2, count, tiles[1]) if hard else None
     of_column = similarities.new_empty(tiles[0], width) if hard else None
-    triton_kernels.differentiate_tile[tiles](
+    _kernels.differentiate_tile[tiles](
         similarities,
         similarities.stride(0),
         out,
@@ -118,8 +122,8 @@ def differentiate(
         *_hardness(pairs, rows, columns),
         wanted.row_offset[rows],
         wanted.row_weight[rows],
-        wanted.column_offset[columns] if both else None,
-        wanted.column_weight[columns] if both else None,
+        None if wanted.column_offset is None else wanted.column_offset[columns],
+        None if wanted.column_weight is None else wanted.column_weight[columns],
         of_row,
         of_column,
         count,
@@ -132,7 +136,9 @@ def differentiate(
         BLOCK_C=block_columns,
         num_warps=4,
     )
-    if hard:
+    if of_row is not None and of_column is not None:
+        assert wanted.of_scale is not None
+        assert wanted.of_row_squares is not None and wanted.of_column_squares is not None
         of_scale, of_squares = of_row.sum(2)
         wanted.of_scale[rows] += of_scale
         wanted.of_row_squares[rows] += of_squares
@@ -145,7 +151,7 @@ def vocabulary_softmax(
     loss, nll, correct = logits.new_empty(len(logits)), logits.new_empty(len(logits)), torch.empty_like(ignored)
     in_place = operand is None or operand == logits.dtype
     gradient = logits if in_place else torch.empty_like(logits, dtype=operand)
-    triton_kernels.vocabulary_row[(len(logits),)](
+    _kernels.vocabulary_row[(len(logits),)](
         logits,
         gradient,
         target,
@@ -172,6 +178,7 @@ def _masks(pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor | None, ..
 def _hardness(pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor | None, ...]:
     if pairs.exponent is None:
         return None, None, None, None
+    assert pairs.row_squares is not None and pairs.column_squares is not None and pairs.row_distance is not None
     return pairs.row_squares[rows], pairs.column_squares[columns], pairs.row_distance[rows], pairs.exponent
 
 

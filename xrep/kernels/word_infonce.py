@@ -93,6 +93,7 @@ class _Cosines(torch.autograd.Function):
             keys, places = _drawn(products, lengths[start : start + count], barred_places, temperature, samples)
             found = keys, products.gather(1, places), places + start
             best = found if best is None else _merged(best, found, samples)
+        assert best is not None
         keys, negative, sampled = best
         positive, negative = positive / lengths.take(words), negative / lengths.take(sampled)
         sampled = sampled.masked_fill(keys == -torch.inf, -1)
@@ -101,8 +102,9 @@ class _Cosines(torch.autograd.Function):
         return positive, negative, sampled
 
     @staticmethod
+    # In the annotations of torch once_differentiable loses the names of the parameters.
     @once_differentiable
-    def backward(ctx, of_positive, of_negative, _):
+    def backward(ctx, of_positive, of_negative, _):  # pyright: ignore[reportIncompatibleMethodOverride]
         query, embedding, lengths, words, sampled, positive, negative = ctx.saved_tensors
         words = torch.cat([words, sampled.clamp(min=0)], dim=1)
         of_words, cosines = torch.cat([of_positive, of_negative], dim=1), torch.cat([positive, negative], dim=1)

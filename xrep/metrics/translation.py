@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -132,7 +132,10 @@ def multi_bleu(hypotheses: Sequence[str], references: References, tokenize: Toke
 
 def _streams(hypotheses: Sequence[str], references: References) -> list[list[str]]:
     """Streams of references, each as long as the hypotheses."""
-    streams = [list(references)] if references and isinstance(references[0], str) else [list(s) for s in references]
+    if references and isinstance(references[0], str):
+        streams = [list(cast("Sequence[str]", references))]
+    else:
+        streams = [list(stream) for stream in references]
     if not hypotheses or not streams or any(len(stream) != len(hypotheses) for stream in streams):
         counts = " and ".join(str(len(stream)) for stream in streams) or "no"
         raise ValueError(f"{len(hypotheses)} hypotheses and {counts} references")

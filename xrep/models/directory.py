@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from xrep.data.batching import TextSpec
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
-from xrep.files import naming
+from xrep.files import naming, sha256_of
 from xrep.nn.weights import save_tensors
 from xrep.registry import MODELS
 
@@ -122,7 +122,7 @@ class Snapshot:
     step: int
     config_yaml: str
     text: TextSpec
-    save_tokenizers: Callable[[Path], None]
+    save_tokenizers: Callable[[Path], object]
     """Writes the tokenizers into a folder, perhaps in another thread."""
     architecture: dict[str, Any]
     model: dict[str, Tensor]
@@ -138,8 +138,8 @@ class Snapshot:
         step: int,
         config_yaml: str,
         text: TextSpec,
-        save_tokenizers: Callable[[Path], None],
-        model: nn.Module,
+        save_tokenizers: Callable[[Path], object],
+        model: Any,
         criterion: nn.Module,
         training_state: dict[str, Any],
         spare: Snapshot | None = None,
@@ -212,7 +212,7 @@ def checkpoints_in(run: Path) -> list[Path]:
     return sorted(p for p in run.glob(f"{PREFIX}*") if p.is_dir())
 
 
-def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> nn.Module:
+def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
     """The model of a checkpoint, in evaluation mode; ``random_weights`` keeps a fresh initialisation (a baseline).
 
     Raises:
@@ -231,7 +231,7 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> nn.Modul
     return model.eval()
 
 
-def fingerprint(model: nn.Module, text: TextSpec) -> str:
+def fingerprint(model: Any, text: TextSpec) -> str:
     """Hex digest that changes with the weights, the architecture, the type of numbers and the special ids; not with the
     place where the model lies."""
     options = {name: value for name, value in vars(model.config).items() if not name.endswith("encoder")}
@@ -320,11 +320,7 @@ def _files_below(directory: Path) -> list[str]:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+    return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
 
 
 def _flush(path: Path) -> None:

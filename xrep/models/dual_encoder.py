@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import UserError
-from xrep.models.projection import ProjectionShape, make_projection
+from xrep.models.projection import Projection, ProjectionShape, make_projection
 from xrep.models.start import Start, find_start
+from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.nn.pooling import Pooling, pool
 
@@ -152,9 +153,9 @@ class DualEncoder(nn.Module):
         for name, shape in shapes.items():
             _check(name, shape, text.vocabulary(name), text.max_length, config)
         rates = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
-        self.encoders = nn.ModuleDict({name: TransformerEncoder(shape, **rates) for name, shape in shapes.items()})
+        self.encoders = ModuleDict({name: TransformerEncoder(shape, **rates) for name, shape in shapes.items()})
         projections = {name: ProjectionShape(**values) for name, values in architecture["projections"].items()}
-        self.projections = nn.ModuleDict({name: make_projection(shape) for name, shape in projections.items()})
+        self.projections = ModuleDict({name: make_projection(shape) for name, shape in projections.items()})
         self._architecture = architecture
         brought = [n for n, start in pretrained.items() if start.projection and config.projection_size is None]
         self.new_projections = [name for name in projections if fresh and name not in brought]
@@ -176,7 +177,9 @@ class DualEncoder(nn.Module):
         kept = f"tower {name}: {len(state)} tensors of {source.path}"
         self.notes.append(f"{kept}; not used: {_listed(unused)}" if unused else kept)
         if source.projection is not None and self.config.projection_size is None:
-            self.projections[name].load(source.projection)
+            projection = self.projections[name]
+            assert isinstance(projection, Projection)
+            projection.load(source.projection)
 
     def width(self, tower: str) -> int:
         """Of the tower's sentence vectors."""
@@ -245,11 +248,13 @@ def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[s
 
 
 def _pooling(config: DualEncoder.Config, names: tuple[str, ...], pretrained: dict[str, Start]) -> dict[str, Pooling]:
-    own = {name: source.pooling for name, source in pretrained.items() if source.pooling is not None}
-    default = next(iter(own.values()), "mean")
-    pooling = {name: own.get(name, default) if config.pooling == "auto" else config.pooling for name in names}
-    sides = {"source": config.source_pooling, "target": config.target_pooling}
-    return {name: sides[name] if sides.get(name, "auto") != "auto" else kind for name, kind in pooling.items()}
+    own: dict[str, Pooling] = {n: source.pooling for n, source in pretrained.items() if source.pooling is not None}
+    default: Pooling = next(iter(own.values())) if own else "mean"
+    general = config.pooling
+    given: dict[str, Literal["auto"] | Pooling] = {"source": config.source_pooling, "target": config.target_pooling}
+    kinds: dict[str, Pooling] = {n: own.get(n, default) if general == "auto" else general for n in names}
+    sides: dict[str, Pooling] = {side: kind for side, kind in given.items() if kind != "auto"}
+    return {name: sides.get(name, kind) for name, kind in kinds.items()}
 
 
 def _projections(

@@ -42,9 +42,9 @@ class Projection(Linear):
         super().__init__(shape.input_size, shape.output_size, bias=shape.bias)
         self.shape = shape
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """[B, input_size] -> [B, output_size]."""
-        projected = super().forward(x.to(self.weight.dtype)).to(x.dtype)
+        projected = super().forward(input.to(self.weight.dtype)).to(input.dtype)
         return torch.tanh(projected) if self.shape.activation == "tanh" else projected
 
     def load(self, dense: DenseSpec) -> None:

@@ -100,6 +100,7 @@ def _tower(checkpoint: Checkpoint, tower: str | None) -> Start:
     if tower not in names:
         cures = " or ".join(str(path / name) for name in names)
         raise UserError("which of its towers?" if tower is None else f"no tower {tower!r}", path=path, cure=cures)
+    assert tower is not None
     if (pooled := checkpoint.config["model"].get("pooled_layer")) is not None:
         raise UserError(f"its vectors are of layer {pooled}, not of the last", path=path, cure="start from another run")
     tensors = checkpoint.tensors()

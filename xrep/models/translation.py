@@ -242,6 +242,7 @@ class Translation(nn.Module):
     def _semantic_bias(self, states: Tensor) -> Tensor:
         """s cos(r, E) of each sentence, [B, V]."""
         table = self.encoder.token_embedding.weight[: self.target_vocabulary.size]
+        assert self.semantic_scale is not None
         lengths = table.norm(dim=1)
         lengths = lengths.masked_fill(lengths == 0, torch.inf)  # padding has no direction, and none to learn
         return linear(self.semantic_scale * F.normalize(states[:, 0], dim=1), table) / lengths

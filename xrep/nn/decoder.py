@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from xrep.kernels.attention import attention, cached_attention
+from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import initialise
 from xrep.nn.layers import Activation, Layout, Linear, SelfAttention, feedforward
 
@@ -127,7 +128,7 @@ class TransformerDecoder(nn.Module):
         self.position_embedding = nn.Embedding(shape.max_positions, shape.hidden_size)
         self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
+        self.layers = ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
         self.norm_first = shape.norm == "pre"
         self.apply(lambda module: initialise(module, initializer_range))
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from xrep.data.batching import TokenBatch
+from xrep.nn.containers import ModuleList
 from xrep.nn.layers import Activation, EncoderLayer, Layout, Masking, Packing, layout_of
 
 
@@ -67,7 +68,7 @@ class TransformerEncoder(nn.Module):
         self.norm = nn.LayerNorm(hidden_size, eps=epsilon)
         self.dropout = nn.Dropout(dropout)
         sizes = (hidden_size, shape.heads, shape.feedforward_size)
-        self.layers = nn.ModuleList(
+        self.layers = ModuleList(
             EncoderLayer(*sizes, dropout, attention_dropout, shape.norm, epsilon, shape.activation)
             for _ in range(shape.layers)
         )

@@ -18,9 +18,9 @@ Activation = Literal["gelu", "gelu_tanh", "relu"]
 class Linear(nn.Linear):
     """``nn.Linear`` that takes the faster float32 product on CPUs where it is as exact."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        fused = fused_linear(x, self.weight, self.bias, gelu=False) if self.bias is not None else None
-        return linear(x, self.weight, self.bias) if fused is None else fused
+    def forward(self, input: Tensor) -> Tensor:
+        fused = fused_linear(input, self.weight, self.bias, gelu=False) if self.bias is not None else None
+        return linear(input, self.weight, self.bias) if fused is None else fused
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

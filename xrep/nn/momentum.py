@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from typing import Generic, TypeVar
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+M = TypeVar("M", bound=nn.Module)
 
-class MomentumEncoder(nn.Module):
+
+class MomentumEncoder(nn.Module, Generic[M]):
     """Copy of a model that follows it: theta <- m * theta + (1 - m) * theta_base (dual momentum contrast, eq. 1).
 
     Args:
@@ -18,13 +21,13 @@ class MomentumEncoder(nn.Module):
             different batches are more alike.
     """
 
-    def __init__(self, model: nn.Module, momentum: float, dropout: bool) -> None:
+    def __init__(self, model: M, momentum: float, dropout: bool) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model).requires_grad_(False)
+        self.model: M = copy.deepcopy(model).requires_grad_(False)
         self.dropout = dropout
         self._average = get_ema_multi_avg_fn(momentum)
 
-    def train(self, mode: bool = True) -> MomentumEncoder:
+    def train(self, mode: bool = True) -> MomentumEncoder[M]:
         super().train(mode)
         self.model.train(mode and self.dropout)
         return self

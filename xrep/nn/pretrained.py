@@ -199,7 +199,7 @@ def _integer(config: dict[str, Any], key: str, path: Path, minimum: int, default
 
 def tensor_names(shape: EncoderShape) -> dict[str, tuple[str, ...]]:
     """Names of the tensors of a ``TransformerEncoder``, and the Hugging Face tensors that each joins (along rows)."""
-    names = {
+    names: dict[str, tuple[str, ...]] = {
         "token_embedding.weight": (WORDS,),
         "position_embedding.weight": ("embeddings.position_embeddings.weight",),
     }

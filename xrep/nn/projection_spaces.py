@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from xrep.nn.containers import ModuleList
 from xrep.nn.layers import Linear
 
 
@@ -17,7 +18,7 @@ class ProjectionSpaces(nn.Module):
 
     def __init__(self, hidden_size: int, spaces: int) -> None:
         super().__init__()
-        self.perceptrons = nn.ModuleList(
+        self.perceptrons = ModuleList(
             nn.Sequential(
                 Linear(hidden_size, 2 * hidden_size),
                 nn.ReLU(),
@@ -28,9 +29,10 @@ class ProjectionSpaces(nn.Module):
             for _ in range(spaces - 1)
         )
         for own in self.perceptrons:
-            for place, function in ((0, "relu"), (2, "relu"), (4, "linear")):
-                nn.init.kaiming_normal_(own[place].weight, nonlinearity=function)
-                nn.init.zeros_(own[place].bias)
+            for place in (0, 2, 4):
+                layer = _linear(own, place)
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="linear" if place == 4 else "relu")
+                nn.init.zeros_(layer.bias)
 
     def __len__(self) -> int:
         """N."""
@@ -38,5 +40,11 @@ class ProjectionSpaces(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """[B, H] -> [B, N, H]."""
-        views = (own(vectors.to(own[0].weight.dtype)).to(vectors.dtype) for own in self.perceptrons)
+        views = (own(vectors.to(_linear(own, 0).weight.dtype)).to(vectors.dtype) for own in self.perceptrons)
         return torch.stack([vectors, *views], dim=1)
+
+
+def _linear(perceptron: nn.Sequential, place: int) -> Linear:
+    layer = perceptron[place]
+    assert isinstance(layer, Linear)
+    return layer

@@ -45,12 +45,12 @@ def choose(found: Neighbours, margin: Margin, retrieval: Retrieval, *, one_to_on
     """
     if retrieval not in RETRIEVALS:
         raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {retrieval!r}")
-    means = neighbour_means(found)
+    mean_x, mean_y = neighbour_means(found)
     sides = []
     if retrieval != "backward":
-        sides.append(_best(found.xy, found.xy_similarity, *means, margin))
+        sides.append(_best(found.xy, found.xy_similarity, mean_x, mean_y, margin))
     if retrieval != "forward":
-        of_y, of_x, score = _best(found.yx, found.yx_similarity, *means[::-1], margin)
+        of_y, of_x, score = _best(found.yx, found.yx_similarity, mean_y, mean_x, margin)
         sides.append((of_x, of_y, score))
     if retrieval == "intersection":
         backward = np.full(len(found.yx), -1, dtype=np.int64)
@@ -83,7 +83,7 @@ def _without_repetition(ordered: Candidates) -> Candidates:
     sources = bytearray(int(ordered.source.max(initial=-1)) + 1)
     targets = bytearray(int(ordered.target.max(initial=-1)) + 1)
     kept = np.zeros(len(ordered), dtype=bool)
-    for place, (source, target) in enumerate(zip(memoryview(ordered.source), memoryview(ordered.target), strict=True)):
+    for place, (source, target) in enumerate(zip(ordered.source.data, ordered.target.data, strict=True)):
         if not sources[source] and not targets[target]:
             sources[source] = targets[target] = 1
             kept[place] = True

@@ -55,6 +55,7 @@ def search_ivf(x: Side, y: Side, found: Found, options: IvfOptions, *, progress:
         if indexed != (side, part):
             index = None  # not two at a time
             index, indexed = _build(side, *part, options), (side, part)
+        assert index is not None
         _search(index, queries, side, best, part[0], block, options)
         found.step(len(units))
         if progress is not None:

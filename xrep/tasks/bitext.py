@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
 
@@ -92,7 +93,7 @@ class BitextTask:
         self._order = ExampleOrder([len(pair) for pair in self._train], config.sampling_alpha, seed, self._lengths)
 
     @property
-    def examples_per_batch(self) -> int:
+    def examples_per_batch(self) -> int | Fraction:
         """Of a rank."""
         return self.config.batch_size
 

@@ -58,13 +58,13 @@ class NliBatch:
 
     def to(self, device: torch.device | str) -> NliBatch:
         source, target = (side.to(device) for side in self.sides)
-        moved = (tensor.to(device, non_blocking=True) for tensor in (self.places, self.labels, self.ids))
-        return NliBatch((source, target), *moved, self.indices, self.languages)
+        places, labels, ids = (tensor.to(device, non_blocking=True) for tensor in (self.places, self.labels, self.ids))
+        return NliBatch((source, target), places, labels, ids, self.indices, self.languages)
 
     def pin_memory(self) -> NliBatch:
         source, target = (side.pin_memory() for side in self.sides)
-        pinned = (tensor.pin_memory() for tensor in (self.places, self.labels, self.ids))
-        return NliBatch((source, target), *pinned, self.indices, self.languages)
+        places, labels, ids = (tensor.pin_memory() for tensor in (self.places, self.labels, self.ids))
+        return NliBatch((source, target), places, labels, ids, self.indices, self.languages)
 
     def rows(self, start: int, stop: int) -> NliBatch:
         """Some of the examples, with their sentences alone. Best asked of a batch that is not on a GPU yet."""

@@ -42,7 +42,8 @@ class TranslationTask(BitextTask):
         """Each batch of each rank is as many of the next pairs as have so many tokens on either side, special tokens
         included. Padding does not count (fairseq counts it), but pairs that would be padded to three times as many
         tokens go into different batches. none: batches have batch_size pairs."""
-        batch_size: int | None = None
+        # Without a budget of tokens there is always a number, which is when the base class reads it.
+        batch_size: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
         """Most pairs in a batch; none: any number that max_tokens allows. Without max_tokens: the pairs in a batch."""
         max_length: int = 256
         """Longest sentence of either side in subwords, special tokens included; longer ones are cut."""
@@ -58,6 +59,8 @@ class TranslationTask(BitextTask):
             elif self.max_tokens is not None and self.max_tokens < 1:
                 found.append(f"max_tokens must be at least 1, not {self.max_tokens}")
             return found
+
+    config: Config
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         super().__init__(config, seed, tokenizers)
@@ -75,6 +78,7 @@ class TranslationTask(BitextTask):
     def examples_per_batch(self) -> Fraction:
         """Of a rank; with a token budget the mean over the first examples of the order."""
         if self._budget is None:
+            assert self.config.batch_size is not None
             return Fraction(self.config.batch_size)
         first = min(self.examples, WINDOW_SIZE)
         return Fraction(first, sum(1 for _ in self.plan(stop=first)))

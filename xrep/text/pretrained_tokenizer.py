@@ -286,7 +286,9 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
     ids = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
     tokens = {role: rust.id_to_token(identity) for role, identity in ids.items() if identity is not None}
     if rust.encode("").ids != [tokenizer.bos_id, tokenizer.eos_id]:
-        surround(rust, tokens["bos"], tokens["eos"], bert=tokens["bos"] == "[CLS]")
+        bos, eos = tokens["bos"], tokens["eos"]
+        assert bos is not None and eos is not None
+        surround(rust, bos, eos, bert=bos == "[CLS]")
     special = {name: tokens[role] for role, (names, _) in ROLES.items() if role in tokens for name in names}
     types = ["token_type_ids"] if 1 in rust.encode("", "").type_ids else []
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **special}

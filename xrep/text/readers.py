@@ -198,7 +198,7 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
     if bitext.columns is None or bitext.columns_given or bitext.languages[1] != "en":
         return bitext, None
     rows = list(itertools.islice(read_pairs(bitext), 1000))
-    source, target = (_english_words([row[side] for row in rows]) for side in (1, 2))
+    source, target = _english_words([row[1] for row in rows]), _english_words([row[2] for row in rows])
     if source.hits < 3 or source.rate < 0.1 or source.rate < 4 * target.rate:
         return bitext, None
     english, other = bitext.columns[0] + 1, bitext.columns[1] + 1

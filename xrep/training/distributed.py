@@ -165,6 +165,7 @@ def start(config: Distributed.Config, device: str) -> World:
     _join(backend, limit)
     control = dist.new_group(backend="gloo", timeout=limit)
     patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    assert isinstance(control, dist.ProcessGroup) and isinstance(patient, dist.ProcessGroup)
     return World(rank, size, local_rank, place, control, patient)
 
 

@@ -122,8 +122,9 @@ class _TensorBoard:
     """
 
     def __init__(self, directory: Path, resumed_step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        # protobuf makes these classes when they are imported, so no checker finds them in the text of the modules.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         self._event, self._summary = Event, Summary
         directory.mkdir(exist_ok=True)

@@ -190,7 +190,7 @@ def _init_model(initial: Checkpoint, model: nn.Module, task: Any) -> list[str]:
     return [note, warning]
 
 
-def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple[list[str], str]:
+def _load(initial: Checkpoint, file: str, kind: str, module: Any) -> tuple[list[str], str]:
     """Copy the tensors that fit; returns the names of those that keep their fresh values, and a line that says so."""
     tensors = initial.tensors(file)
     if hasattr(module, "carried_over"):

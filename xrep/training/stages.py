@@ -20,7 +20,8 @@ SUMMARY = "summary.json"
 class Ended(Protocol):
     """What is known of a run that came to its end, or was asked to stop before."""
 
-    finished: bool
+    @property
+    def finished(self) -> bool: ...
 
 
 S = TypeVar("S", bound=Ended)
@@ -51,6 +52,7 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], S], is_main
         if not is_main:  # told once
             raise SystemExit(2)
         raise UserError("holds a run without stages", path=directory, cure="choose another --save-dir")
+    ended: S | None = None
     for number, run in enumerate(runs, 1):
         place = f"stage {run.stage} ({number} of {len(runs)}, {run.label})"
         if number < len(runs) and is_finished(run):
@@ -64,6 +66,7 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], S], is_main
         for name in ("best", "last"):
             _point(directory / name, Path(runs[-1].stage) / name)
         _say(f"the course is finished; the model: {directory / 'best'} (last: {directory / 'last'})", is_main)
+    assert ended is not None  # the last stage is never passed over
     return ended
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from xrep.criteria.contrastive import ContrastiveCriterion
 from xrep.criteria.criterion import Criterion, Loss
 from xrep.kernels.processor import multiplies_bfloat16
 from xrep.training.distributed import World
@@ -47,7 +48,7 @@ def _loss(criterion: Criterion, model: nn.Module, batch: Any) -> Loss:
 class TrainingModule(nn.Module):
     """Model and criterion side by side, as one module for the distributed engine."""
 
-    def __init__(self, model: nn.Module, criterion: Criterion) -> None:
+    def __init__(self, model: Any, criterion: Criterion) -> None:
         super().__init__()
         self.model, self.criterion = model, criterion
 
@@ -117,11 +118,12 @@ class Engine:
     def _wrap(self) -> nn.Module:
         if self.world.size == 1:
             return self.module
+        options: dict[str, Any] = {_SYNC_BUFFERS: False}  # queues are buffers, and equal on all ranks already
         return DistributedDataParallel(
             self.module,
             device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
             find_unused_parameters=self.module.criterion.idle_parameters or self.module.model.idle_parameters,
-            **{_SYNC_BUFFERS: False},  # queues are buffers, and equal on all ranks already
+            **options,
         )
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -166,6 +168,7 @@ class Engine:
         assert self._parallel is not None
         device, criterion = self.world.device, self.module.criterion
         # Cut before it moves: how long the longest sentence of a piece is, a GPU would have to be asked.
+        assert isinstance(criterion, ContrastiveCriterion)
         pieces = [piece.to(device) for piece in criterion.pieces(batch)]
         cache = GradientCache(criterion, self.module.model, pieces, device, self.autocast)
         cache.differentiate(self._scaled(tally.add(cache.contrast(batch.to(device)), len(batch))))
@@ -180,8 +183,9 @@ class Engine:
 
     def _averaging(self, now: bool) -> AbstractContextManager[Any]:
         """Gradients are averaged over the ranks in the last backward pass of a step alone."""
-        waits = not now and isinstance(self._parallel, DistributedDataParallel)
-        return self._parallel.no_sync() if waits else nullcontext()
+        if now or not isinstance(self._parallel, DistributedDataParallel):
+            return nullcontext()
+        return self._parallel.no_sync()
 
 
 class _Tally:

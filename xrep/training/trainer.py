@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from xrep.training.meters import Meters, memory_megabytes
 from xrep.training.progress import Progress, Quiet, duration
 from xrep.training.random_state import random_state, restore_random_state
 from xrep.training.step import Engine, Outcome, TrainingModule, precision_on
+from xrep.training.validator import Validator
 
 Group = list[tuple[Any, Plan]]
 
@@ -120,7 +121,7 @@ class Trainer:
         criterion: Criterion,
         checkpoints: Checkpoints,
         progress: Progress | Quiet,
-        validate: Callable[[nn.Module, Criterion], dict[str, float]] | None,
+        validate: Validator | None,
         world: World,
     ) -> None:
         self.config: Trainer.Config = run.configs["trainer"]
@@ -181,7 +182,7 @@ class Trainer:
     def _due(self, every: int) -> bool:
         return every > 0 and self.state.step % every == 0
 
-    def _groups(self) -> Iterator[Group]:
+    def _groups(self) -> Generator[Group, None, None]:
         """The batches of each optimizer step, with what was planned for each."""
         stop = None if self.max_epochs is None else math.ceil(self.max_epochs * self.task.examples)
         group: Group = []

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from xrep_cli.evaluations import common
+
+if TYPE_CHECKING:
+    from xrep.evaluation.encoders import Encoder
 
 DESCRIPTION = """\
 Alignment, the mean squared distance of pairs that mean the same, and uniformity, the logarithm of the mean of
@@ -36,9 +40,11 @@ def run(options: argparse.Namespace, encoders: common.Encoders) -> common.Report
 
     settings = {"above": options.positive_above, "pairs": options.pairs, "true_pairs": options.true_pairs}
     pairs = alignment.read_set(options.data, **settings, seed=options.seed)
+    encoder: Encoder | None = None
     if options.every_checkpoint and not options.list_sentences:
         if options.path is None:
             encoders.open()  # says that none is named
+        assert options.path is not None
         results = []
         for step, path in alignment.checkpoints(options.path):
             encoder = common.Encoders(options).open(path)  # nobody keeps it: not all are in memory
@@ -48,6 +54,7 @@ def run(options: argparse.Namespace, encoders: common.Encoders) -> common.Report
         results = [alignment.evaluate(encoder, pairs, drop_overlap=options.drop_overlap)]
     if options.plot is not None:
         plots.plot_alignment(results, pairs.name, options.plot)
+    assert encoder is not None
     result = make_result(
         "alignment",
         alignment.values(pairs, results),

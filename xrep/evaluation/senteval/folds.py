@@ -29,8 +29,11 @@ class Fitted(NamedTuple):
 class Classifier(Protocol):
     """A way to fit logistic regressions."""
 
-    name: str
-    grid: tuple[float, ...]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def grid(self) -> tuple[float, ...]: ...
 
     def fit(self, x: np.ndarray, y: np.ndarray, classes: int, folds: list[Fold], grid: np.ndarray, seed: int) -> Fitted:
         """Fit on float32 [N, D] and classes [N]; ``grid`` [F, R] holds the strengths for each fold."""

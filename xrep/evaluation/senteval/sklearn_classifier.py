@@ -105,12 +105,13 @@ def _start(model: LogisticRegression, neighbour: LogisticRegression | None, clas
         for name in ("coef_", "intercept_"):
             vars(model).pop(name, None)
     elif source is not model:
-        model.classes_, model.coef_, model.intercept_ = classes, source.coef_.copy(), source.intercept_.copy()
+        model.classes_ = classes
+        model.coef_, model.intercept_ = np.array(source.coef_, order="C"), np.array(source.intercept_)
 
 
 def _weights(model: LogisticRegression, classes: int) -> np.ndarray:
     """[D + 1, C]; scikit-learn has one row for two classes."""
-    found = np.concatenate([model.coef_, model.intercept_[:, None]], axis=1).T
+    found = np.concatenate([model.coef_, np.reshape(model.intercept_, (-1, 1))], axis=1).T
     if len(model.classes_) == 2:
         found = np.concatenate([np.zeros_like(found), found], axis=1)
     weights = np.zeros((len(found), classes), dtype=np.float32)
