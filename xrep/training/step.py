@@ -87,6 +87,9 @@ class Engine:
     Args:
         precision: bf16 and fp16 run products in half precision; weights stay float32.
         clip_norm: largest norm of the gradient; 0 does not clip.
+
+    Attributes:
+        precision: what the steps compute in (``precision_on``).
     """
 
     def __init__(
@@ -100,8 +103,8 @@ class Engine:
         clip_norm: float,
     ) -> None:
         self.module, self.optimizer, self.freezing, self.world = module, optimizer, freezing, world
-        self.limit, self.precision = clip_norm or math.inf, precision
-        self._half = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        self.limit, self.precision = clip_norm or math.inf, precision_on(world.device, precision)
+        self._half = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         self._parallel: nn.Module | None = None
 

@@ -25,7 +25,7 @@ from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.meters import Meters, memory_megabytes
 from xrep.training.progress import Progress, Quiet, duration
 from xrep.training.random_state import random_state, restore_random_state
-from xrep.training.step import Engine, Outcome, TrainingModule, precision_on
+from xrep.training.step import Engine, Outcome, TrainingModule
 from xrep.training.validator import Validator
 
 Group = list[tuple[Any, Plan]]
@@ -137,8 +137,7 @@ class Trainer:
             compile_layers(self.module)
         freezing = Freezing([*self.config.freeze, *criterion.frozen])
         optimizer = run.classes["optimizer"].build(run.configs["optimizer"], freezing.ever_trained(self.module))
-        precision = precision_on(world.device, self.config.precision)
-        options: dict[str, Any] = {"precision": precision, "clip_norm": self.config.clip_norm}
+        options: dict[str, Any] = {"precision": self.config.precision, "clip_norm": self.config.clip_norm}
         self.engine = Engine(self.module, optimizer, freezing, world, **options)
         self.schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         self.state = TrainingState()
