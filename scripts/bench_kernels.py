@@ -329,7 +329,8 @@ def complete(options: argparse.Namespace) -> None:
     if options.device == "cuda":
         options.precision = ["default"]
     elif "fast" in options.precision and not fast_float32_is_exact():
-        progress("this CPU has no faster float32 product as exact as torch's: fast is left out")
+        if options.memory_of is None:  # in a process that measures memory there is nobody to read it
+            progress("this CPU has no faster float32 product as exact as torch's: fast is left out")
         options.precision = ["default"]
 
 
