@@ -329,7 +329,7 @@ def complete(options: argparse.Namespace) -> None:
     if options.device == "cuda":
         options.precision = ["default"]
     elif "fast" in options.precision and not fast_float32_is_exact():
-        if options.memory_of is None:  # in a process that measures memory there is nobody to read it
+        if options.memory_of is None:  # the process that starts this one to measure memory has said it
             progress("this CPU has no faster float32 product as exact as torch's: fast is left out")
         options.precision = ["default"]
 
