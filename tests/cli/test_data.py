@@ -43,7 +43,7 @@ def test_offline_without_a_cache_is_one_clear_line(tmp_path, arguments):
     result = run(tmp_path, *arguments)
     assert result.returncode == 2 and result.stdout == ""
     (line,) = [line for line in result.stderr.splitlines() if "error:" in line]
-    assert "not cached and pip cannot fetch it" in line and "connect to the network" in line
+    assert "not cached and pip cannot fetch it" in line and "check the network" in line
     assert list((tmp_path / "downloads").iterdir()) == []
 
 
