@@ -38,7 +38,8 @@ class Checkout:
         for name in ("setup.py", "pyproject.toml", "constraints.txt", "README.md"):
             shutil.copy(repository / name, self.root)
         (self.root / "tests").mkdir()
-        (self.root / "tests" / "test_one.py").write_text("def test_one():\n    pass\n", encoding="utf-8")
+        tests = "import pytest\ndef test_one():\n    pass\n@pytest.mark.slow\ndef test_slow():\n    pass\n"
+        (self.root / "tests" / "test_one.py").write_text(tests, encoding="utf-8")
         for name, text in (("environment-python", ENVIRONMENT_PYTHON), ("bin/python3", PYTHON3)):
             write_executable(folder / name, text.format(folder=folder, python=sys.executable))
         self.pip_ends_with(0)
@@ -76,15 +77,18 @@ def checkout(repository: Path, tmp_path: Path, write_executable: Callable[[Path,
 def test_installs_once_and_again_when_the_pins_change(checkout: Checkout) -> None:
     code, output, installed = checkout.run()
     assert code == 0 and "there is none yet" in output
-    assert "1 passed" in output.splitlines()[-1]
+    assert output.splitlines()[-1].startswith("2 passed in ")
     assert (
         installed[:3] == ["setuptools", "pip", "torch>=2.8,<3"] and installed[-1] == "--no-build-isolation -e .[test]"
     )
     assert {"pytest>=8.2", "faiss-cpu>=1.8"} < set(installed)
     assert f"  2 of {len(installed) - 1}: torch\n" in output
 
-    code, output, installed = checkout.run()
+    code, output, installed = checkout.run("--quick", "-n", "2")
     assert code == 0 and installed == [] and "Making" not in output
+    assert output.splitlines()[-1].startswith("1 passed")
+    code, output, _ = checkout.run("-n", "0", "tests/test_one.py", "-k", "slow", "--quick")
+    assert code == 5 and output.splitlines()[-1].startswith("2 deselected")
 
     with (checkout.root / "constraints.txt").open("a", encoding="utf-8") as constraints:
         constraints.write("another-package==1.0\n")
