@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 def run(home: Path, *arguments: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XREP_HOME": str(home), "PIP_NO_INDEX": "1"}
     command = [sys.executable, "-m", "xrep_cli.data", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_list(tmp_path):

@@ -30,7 +30,10 @@ _NETWORK_TROUBLE = (  # what pip's log says, and what that means; the first that
         r"|DO NOT MATCH THE HASHES",
         "the transfer broke off",
     ),
-    (r"connection broken by|ConnectionError|NewConnectionError|SSLError", "the package index cannot be reached"),
+    (
+        r"connection broken by|connection error|ConnectionError|SSLError|Could not fetch URL",
+        "the package index cannot be reached",
+    ),
 )
 
 
