@@ -10,8 +10,8 @@ HUB = ["huggingface_hub>=0.24"]
 TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
 BENCH = ["sentence-transformers>=3"]  # the peers, which the tests of what goes in and out need too
 PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
-TEST = ["hypothesis>=6.100", "matplotlib>=3.8", "pytest>=8.2", "pytest-timeout>=2.3", "ruff>=0.12", PYRIGHT, TRITON]
-TEST += BENCH
+PYTEST = ["hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
+TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *BENCH]
 
 setup(
     name="xrep",

@@ -6,7 +6,7 @@ unset CDPATH
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 repository="$(pwd -P)"
 venv="$repository/.venv"
-unfinished="$venv/.xrep-unfinished" # the first installation was interrupted
+unfinished="$venv/.xrep-unfinished" # .venv was being made, or has not got all packages yet
 made_for="$venv/.xrep-made-for"     # where .venv was made: it holds absolute paths, a moved or copied one is no good
 
 stop() {
@@ -29,8 +29,8 @@ python_version() { "$1" -c 'import sys; print(*sys.version_info[:3], sep=".")'; 
 why_anew() {
   if [ ! -e "$venv" ]; then
     echo "there is none yet"
-  elif [ -e "$unfinished" ]; then
-    echo "its installation was interrupted"
+  elif [ -e "$unfinished" ] && [ ! -e "$made_for" ]; then
+    echo "its making was interrupted"
   elif ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     echo "the one that is there does not work"
   elif [ -n "${PYTHON:-}" ] && [ "$(python_version "$PYTHON")" != "$(python_version "$venv/bin/python")" ]; then
@@ -56,10 +56,6 @@ make_venv() {
   echo "$repository" >"$made_for"
 }
 
-pip_install() {
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@" </dev/null
-}
-
 set_up() {
   local installed="$venv/.xrep-installed${1:+-$1}" state why
   state="$(cat setup.py pyproject.toml constraints.txt | cksum)"
@@ -69,10 +65,7 @@ set_up() {
   fi
   if [ "$(cat "$installed" 2>/dev/null)" != "$state" ]; then
     echo "Installing xrep${1:+ with the extra '$1'} into .venv at the versions of constraints.txt (some minutes the first time)"
-    # Built with this environment's pinned setuptools: pip's own build environment would not heed constraints.txt.
-    if ! { pip_install setuptools && pip_install --no-build-isolation -e ".${1:+[$1]}"; }; then
-      stop "the packages could not be installed (see above); check the network and the disk, and run this again"
-    fi
+    "$venv/bin/python" scripts/install.py "$0" "$venv" ${1:+"$1"} </dev/null || exit
     echo "$state" >"$installed"
     rm -f "$unfinished"
   fi

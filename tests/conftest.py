@@ -1,14 +1,21 @@
 """What every test may rely on: a cache of its own, one thread unless OMP_NUM_THREADS says otherwise, Triton kernels
-interpreted on the CPU where there is no GPU."""
+interpreted on the CPU where there is no GPU, and the same examples of hypothesis every time, however long they take."""
 
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch and triton are imported anywhere; programs that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+settings.register_profile(
+    "xrep", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("xrep")
 
 
 @pytest.fixture(scope="session", autouse=True)

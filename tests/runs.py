@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.programs import run_program
 from xrep.config import RunConfig, compose
 from xrep.criteria.criterion import Criterion, Loss, Term
 from xrep.registry import CRITERIA
@@ -68,7 +69,7 @@ def make_trainer(
 
 def xrep_train(*arguments: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``xrep-train`` in a process of its own, ``path`` added to the module search path."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(path))
+    return run_program("xrep_cli.train", *arguments, environment=environment(path))
 
 
 def command(*arguments: object) -> list[str]:

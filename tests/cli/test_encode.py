@@ -16,6 +16,7 @@ import pytest
 
 from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
+from tests.programs import run_on_ranks
 from tests.runs import environment, refusal
 from xrep import encoding
 from xrep.sentence_encoder import SentenceEncoder
@@ -161,11 +162,9 @@ def test_killed_runs_end_in_the_same_file(
     assert left_in(tmp_path) == ["lines.txt", "v.npy", "whole.npy"]
 
 
-def test_torchrun_writes_shards(checkpoint: Path, source: Path, tmp_path: Path) -> None:
+def test_ranks_write_shards(checkpoint: Path, source: Path, tmp_path: Path) -> None:
     given = arguments(path=checkpoint, input=source, output=tmp_path / "v.npy", device="cpu")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    line = [*torchrun, "-m", "xrep_cli.encode", *given, "--json"]
-    finished = subprocess.run(line, env=environment(), capture_output=True, text=True)
+    finished = run_on_ranks(2, "xrep_cli.encode", *given, "--json", environment=environment())
     assert finished.returncode == 0, finished.stderr
     written = sorted(map(json.loads, finished.stdout.splitlines()), key=lambda done: done["path"])
     assert [done["path"] for done in written] == [str(tmp_path / f"v.0000{rank}-of-00002.npy") for rank in range(2)]

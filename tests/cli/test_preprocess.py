@@ -26,7 +26,7 @@ FRENCH = [f"{ANIMALS[a]}e {ACTS[v]}a {PLACES[p]}eau" for a, v, p in ALL]
 def run(folder: Path, *arguments: str, **options) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "xrep_cli.preprocess", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, **options)
 
 
 def lines(path: Path, texts: list[str]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from tests.corpus import sentence_pairs
+from tests.programs import run_on_ranks
 from tests.runs import SMALL_MODEL, contents, environment, options
 from xrep.models.directory import CRITERION, MODEL, open_checkpoint
 from xrep.sentence_encoder import SentenceEncoder
@@ -69,14 +68,13 @@ mixing: weight
 lr_scheduler: constant
 """)
     small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL_MODEL.items()]
-    line = ["-m", "xrep_cli.train", "--config", str(recipe), *small, "--log-every=1", "--no-tensorboard"]
+    line = ["--config", str(recipe), *small, "--log-every=1", "--no-tensorboard"]
     line += ["--device=cpu", f"--save-dir={tmp_path / 'run'}"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    together = [*launcher, *line, "--max-steps=4", "--validate-every=2"]
-    done = subprocess.run(together, env=environment(threads=1), capture_output=True, text=True, timeout=300)
+    together = [*line, "--max-steps=4", "--validate-every=2"]
+    done = run_on_ranks(2, "xrep_cli.train", *together, environment=environment(threads=1))
     assert done.returncode == 0, done.stderr
     assert "2 ranks" in done.stderr
-    assert main([*line[2:], "--max-steps=6"]) == 0
+    assert main([*line, "--max-steps=6"]) == 0
     train, valid = (records(tmp_path / "run", kind) for kind in ("train", "valid"))
     assert [record["step"] for record in train] == [1, 2, 3, 4, 5, 6] and len(valid) == 3
     assert all(3 < record["loss_mlm/mlm"] < 6 and record["mlm/perplexity"] > 1 for record in train)
@@ -95,9 +93,8 @@ def test_a_token_budget_on_two_ranks_and_another_on_one(raw: Path, data_director
     }
     given |= {"warmup_steps": 15, "lr_scheduler": "linear"}
     line = [str(raw), *options(**given, save_dir=tmp_path), "--batch-size=none"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    together = [*launcher, "xrep_cli.train", *line, "--max-epochs=1", "--max-tokens=300"]
-    done = subprocess.run(together, env=environment(threads=1), capture_output=True, text=True, timeout=300)
+    together = [*line, "--max-epochs=1", "--max-tokens=300"]
+    done = run_on_ranks(2, "xrep_cli.train", *together, environment=environment(threads=1))
     assert done.returncode == 0, done.stderr
     first = records(tmp_path, "train")
     rates = [record["learning_rate"] for record in first]

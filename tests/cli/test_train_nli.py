@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli.test_train_ranks import run_torchrun
 from tests.nli_data import nli_rows, write_columns, write_jsonl
-from tests.runs import SMALL_MODEL, options
+from tests.programs import run_on_ranks
+from tests.runs import SMALL_MODEL, environment, options
 from xrep.models.directory import CRITERION, open_checkpoint
 from xrep.sentence_encoder import SentenceEncoder
 from xrep_cli.train import main
@@ -76,7 +76,8 @@ def test_the_classifier_learns_and_starts_another_run(nli: Path, tmp_path: Path)
 def test_two_ranks_with_towers_of_their_own(nli: Path, tmp_path: Path) -> None:
     """One of the towers has no sentence at all."""
     given = {"task": "nli", "criterion": "nli_triplet", "form": "triplets", "validation": "nli", "vocab_size": 70}
-    done = run_torchrun(nli, tmp_path / "run", **given, towers="separate", max_steps=4, log_every=1, micro_batch=7)
+    given |= {"towers": "separate", "max_steps": 4, "log_every": 1, "micro_batch": 7, "save_dir": tmp_path / "run"}
+    done = run_on_ranks(2, "xrep_cli.train", nli, *options(**given), environment=environment(threads=1))
     assert done.returncode == 0, done.stderr
     assert "2 ranks" in done.stderr and "tokenising" in done.stdout
     assert done.stdout.count("tokenising") == 1

@@ -7,47 +7,32 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.corpus import write_corpus
-from tests.runs import command, environment, options, refusal
+from tests.programs import PATIENCE, Finished, Program, free_port, rank_environment, run_program
+from tests.runs import environment, options, refusal, xrep_train
 from xrep.models.directory import CRITERION, open_checkpoint
 
-Finished = subprocess.CompletedProcess[str]
 STEADY = {"lr_scheduler": "constant", "save_every": 5, "validate_every": 10, "batch_size": 15}
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
-def rank_environment(rank: int, size: int, port: int, address: str = "127.0.0.1") -> dict[str, str]:
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": port}
-    return {**environment(threads=1), **{name: str(value) for name, value in places.items()}}
-
-
-def start_ranks(*lines: list[str], path: Path | None = None, address: str = "127.0.0.1") -> list[subprocess.Popen[str]]:
+def start_ranks(*lines: list[str], address: str = "127.0.0.1") -> list[Program]:
     """One process for each command line, as torchrun would start them."""
-    port = free_port()
-    found = []
+    port, found = free_port(), []
     for rank, line in enumerate(lines):
-        env = rank_environment(rank, len(lines), port, address)
-        if path is not None:
-            env["PYTHONPATH"] = f"{env['PYTHONPATH']}{os.pathsep}{path}"
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        found.append(subprocess.Popen(command(*line), env=env, **pipes))
+        given = {**environment(threads=1), **rank_environment(rank, len(lines), port, address)}
+        found.append(Program("xrep_cli.train", line, given))
     return found
 
 
-def finish(processes: list[subprocess.Popen[str]], seconds: float = 120) -> list[Finished]:
+def finish(processes: Sequence[Program | subprocess.Popen[str]], seconds: float = PATIENCE) -> list[Finished]:
     done = []
     try:
         for process in processes:
@@ -87,7 +72,7 @@ def rank_processes(launcher: int) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
-def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120) -> None:
+def wait_for(path: Path, process: Program | subprocess.Popen[str], seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
@@ -113,10 +98,7 @@ def test_two_ranks_train_and_one_goes_on(two_ranks: Path, data_directory: Path, 
     lines = [json.loads(line) for line in (two_ranks / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [5, 10, 15, 20]
     run = shutil.copytree(two_ranks, tmp_path / "run", symlinks=True)
-    done = subprocess.run(
-        command(*arguments(data_directory, run, max_steps=22, batch_size=20)),
-        env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
+    done = xrep_train(*arguments(data_directory, run, max_steps=22, batch_size=20))
     assert done.returncode == 0 and f"going on from {run / 'checkpoint-00000020'}" in done.stderr, done.stderr
     assert open_checkpoint(run / "last").training_state()["examples"] == 640
 
@@ -146,7 +128,7 @@ def test_a_killed_rank_without_restarts_ends_the_job(data_directory: Path, tmp_p
     wait_for(run / "checkpoint-00000005", process)
     ranks = rank_processes(process.pid)
     os.kill(ranks[0], signal.SIGKILL)
-    (done,) = finish([process], seconds=60)
+    (done,) = finish([process])
     assert done.returncode != 0 and "exitcode: -9) local_rank: 0 " in done.stderr, done.stderr
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
@@ -173,8 +155,8 @@ def test_a_master_that_is_nowhere(data_directory: Path, tmp_path: Path) -> None:
     assert (second.returncode, second.stderr) == (2, "")
     # An address where nobody listens: rank 1 alone, which waits its time and not for ever.
     late = arguments(data_directory, tmp_path / "run", max_steps=1, timeout_minutes=0.05)
-    env = {**rank_environment(1, 2, free_port()), "LOCAL_RANK": "0"}
-    done = subprocess.run(command(*late), env=env, capture_output=True, text=True, timeout=100)
+    given = {**environment(threads=1), **rank_environment(1, 2, free_port()), "LOCAL_RANK": "0"}
+    done = run_program("xrep_cli.train", *late, environment=given)
     errors = [text for text in done.stderr.splitlines() if "error: " in text]
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "not all 2 ranks met at 127.0.0.1:" in errors[-1]

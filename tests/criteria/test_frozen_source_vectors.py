@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import pytest
 import torch
 
 from tests.corpus import sentence_pairs
-from tests.runs import SMALL_MODEL, command, compose_run, environment, make_trainer, options
+from tests.programs import run_on_ranks
+from tests.runs import SMALL_MODEL, compose_run, environment, make_trainer, options
 from xrep.criteria.frozen_source import FrozenSource
 from xrep.data.store import DataDirectory
 from xrep.data.teacher_vectors import TeacherVectors
@@ -122,17 +122,11 @@ def test_a_run_is_killed_and_another_one_goes_on(data_directory: Path, tmp_path:
 
 
 def test_two_ranks_share_what_they_find(data_directory: Path, tmp_path: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    line = command(
-        data_directory,
-        *options(
-            criterion="frozen_source", towers="separate", batch_size=16, max_steps=40, queue_size=64, micro_batch=8,
-            save_dir=tmp_path / "run", cache_source=tmp_path / "cache", check_every=10, validate_every=0,
-        ),
+    given = options(
+        criterion="frozen_source", towers="separate", batch_size=16, max_steps=40, queue_size=64, micro_batch=8,
+        save_dir=tmp_path / "run", cache_source=tmp_path / "cache", check_every=10, validate_every=0,
     )  # fmt: skip
-    finished = subprocess.run(
-        [line[0], *torchrun, *line[1:]], capture_output=True, text=True, env=environment(threads=1), timeout=120
-    )
+    finished = run_on_ranks(2, "xrep_cli.train", data_directory, *given, environment=environment(threads=1))
     assert finished.returncode == 0, finished.stderr
     entries = [np.fromfile(path, "<i8").reshape(-1, 2)[:, 0] for path in sorted((tmp_path / "cache").glob("*.index"))]
     assert len(entries) == 2 and min(map(len, entries)) > 100

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import yaml
 from torch import Tensor, nn
 
 from tests.corpus import sentence_pairs
+from tests.programs import run_on_ranks
 from tests.runs import SMALL_MODEL, contents, environment
 from xrep.config import Part, compose
 from xrep.criteria.criterion import Criterion
@@ -181,9 +180,8 @@ def test_two_ranks_share_it_too(sentences: Path, data_directory: Path, tmp_path:
     stages = [{"name": "weight", "mixing": "weight"}, {"name": "proportion", "init": "previous/last"}]
     values = layout(sentences, data_directory, tmp_path / "run", 3, distributed={"check_every": 1}, stages=stages)
     (tmp_path / "course.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    line = [*torchrun, "-m", "xrep_cli.train", "--config", str(tmp_path / "course.yaml")]
-    done = subprocess.run(line, env=environment(threads=1), capture_output=True, text=True, timeout=120)
+    line = ["--config", tmp_path / "course.yaml"]
+    done = run_on_ranks(2, "xrep_cli.train", *line, environment=environment(threads=1))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "init: 5 of 5 criterion tensors" in done.stderr
     heads = [saved_heads(tmp_path / "run" / stage / "last") for stage in ("weight", "proportion")]

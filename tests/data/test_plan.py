@@ -78,7 +78,7 @@ def test_a_batch_is_as_many_of_the_next_examples_as_fit(max_tokens: int, lengths
         assert consumed[-1] == EPOCH
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 2 * EPOCH),
     st.lists(st.tuples(st.integers(30, 9000), st.integers(1, 4), st.integers(1, 4)), min_size=2, max_size=4),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import pickle
 import time
 import traceback
@@ -17,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.kernels.pairs import make_ids, tiles
+from tests.programs import PATIENCE, warm_context
 from xrep.kernels.gather import current_group, gather_rows, rank_sizes
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 
-SECONDS = 100
 """After which processes that wait for each other are given up."""
 
 Results = dict[str, Tensor]
@@ -177,7 +176,7 @@ def work(rank: int, world: int, folder: Path, task: bytes) -> None:
     """One process: everything it finds goes to a file."""
     try:
         torch.set_num_threads(1)
-        store, limit = f"file://{folder / 'store'}", datetime.timedelta(seconds=SECONDS / 2)
+        store, limit = f"file://{folder / 'store'}", datetime.timedelta(seconds=PATIENCE / 2)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
         compute, arguments = pickle.loads(task)
         torch.save(compute(rank, world, *arguments), folder / f"{rank}.pt")
@@ -193,16 +192,12 @@ def run_ranks(world: int, folder: Path, compute: Callable[..., dict[str, Results
     Raises:
         RuntimeError: one failed, or they did not end in time.
     """
-    # A fresh process imports what operators need once, and the ranks are forked from it.
-    start = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(start)
-    if start == "forkserver":
-        context.set_forkserver_preload(["torch._dynamo", __name__])
+    context = warm_context()  # the ranks are forked from a process that has imported what operators need
     task = pickle.dumps((compute, arguments))
     processes = [context.Process(target=work, args=(rank, world, folder, task), daemon=True) for rank in range(world)]
     for process in processes:
         process.start()
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
         if any(process.exitcode for process in processes):
             break

@@ -135,7 +135,7 @@ def compare(
     return whole
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     batch=st.integers(1, 12),
     size=st.integers(3, 24),
@@ -216,7 +216,7 @@ def test_exponent_0_is_infonce_of_cosines_with_all_other_sentences(tau: float, p
     assert torch.equal(means, torch.ones(2, 9).double())
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     batch=st.integers(1, 8),
     size=st.integers(2, 12),

@@ -84,7 +84,7 @@ def compare(x: Tensor, y: Tensor, tau: Tensor, weights: Tensor, margin: float, i
         assert torch.equal(mine[clear], lead[clear] > 0)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     batch=st.integers(1, 60),
     size=st.integers(1, 40),
@@ -135,7 +135,7 @@ def test_sides_of_different_types_lose_nothing(dtypes: tuple[torch.dtype, torch.
         compare(x.to(dtypes[0]), y.to(dtypes[1]), torch.tensor(0.0625), weights, 0.0, None)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     batch=st.integers(0, 30),
     size=st.integers(1, 20),

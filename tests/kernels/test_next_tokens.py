@@ -24,7 +24,7 @@ def exact(logits: Tensor, count: int, apart: tuple[int, ...] = ()) -> tuple[Tens
     return allowed.topk(count, dim=1).values, follow[:, list(apart)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.integers(1, 9),
     words=st.integers(1, 3000),

@@ -123,7 +123,7 @@ def check(case: Case) -> Results:
     return found
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     st.builds(
         Case,

@@ -37,7 +37,7 @@ def test_pairs_of_one_score_are_taken_together() -> None:
     assert (threshold, found.extracted, found.f1) == (1.0, 3, 50)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(-5, 9), st.booleans()), min_size=1, max_size=30),
     st.integers(0, 5),

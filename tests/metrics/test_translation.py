@@ -67,7 +67,7 @@ def test_words_are_what_is_between_white_space_of_ascii() -> None:
 
 
 @given(strategies.integers(0, 2**32 - 1), strategies.floats(0, 1.5), strategies.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_it_is_bleu_of_sacrebleu_without_smoothing(seed: int, rate: float, streams: int) -> None:
     draw = random.Random(seed)
     count = draw.randint(1, 40)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
@@ -31,7 +32,9 @@ DIRECTION = torch.linspace(-1, 2, 32)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
-    with torch._dynamo.config.patch(optimize_ddp=True, recompile_limit=8):
+    # Without vector instructions the compiler of C++ has less to do, and need not try out which there are.
+    inductor = torch._inductor.config.patch({"cpp.simdlen": 1})
+    with torch._dynamo.config.patch(optimize_ddp=True, recompile_limit=8), inductor:
         yield
     torch._dynamo.reset()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,10 +32,14 @@ class Checkout:
     def __init__(self, repository: Path, folder: Path, write_executable: Callable[[Path, str], None]) -> None:
         self.folder, self.root, self.write_executable = folder, folder / "a checkout", write_executable
         shutil.copytree(repository / "scripts", self.root / "scripts")
-        for name in ("setup.py", "pyproject.toml", "constraints.txt"):
+        for name in ("xrep/__init__.py", "xrep/text/__init__.py", "xrep/text/package_index.py"):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(repository / name, self.root / name)
+        for name in ("setup.py", "pyproject.toml", "constraints.txt", "README.md"):
             shutil.copy(repository / name, self.root)
         (self.root / "tests").mkdir()
-        (self.root / "tests" / "test_one.py").write_text("def test_one():\n    pass\n", encoding="utf-8")
+        tests = "import pytest\ndef test_one():\n    pass\n@pytest.mark.slow\ndef test_slow():\n    pass\n"
+        (self.root / "tests" / "test_one.py").write_text(tests, encoding="utf-8")
         for name, text in (("environment-python", ENVIRONMENT_PYTHON), ("bin/python3", PYTHON3)):
             write_executable(folder / name, text.format(folder=folder, python=sys.executable))
         self.pip_ends_with(0)
@@ -42,15 +47,15 @@ class Checkout:
     def pip_ends_with(self, code: int) -> None:
         (self.folder / "pip.exit").write_text(str(code), encoding="utf-8")
 
-    def run(self, **environment: str) -> tuple[int, str, list[str]]:
-        """Exit code, output, and what pip was asked to install."""
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str, list[str]]:
+        """Exit code and output of scripts/test, and what pip was asked to install."""
         log = self.folder / "pip.log"
         log.write_text("", encoding="utf-8")
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         del inherited["XREP_HOME"]
         result = subprocess.run(
-            ["bash", str(self.root / "scripts" / "test")],
+            ["bash", str(self.root / "scripts" / "test"), *arguments],
             cwd=self.folder,
             env={**inherited, "PATH": path, **environment},
             stdin=subprocess.DEVNULL,
@@ -58,7 +63,10 @@ class Checkout:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        return result.returncode, result.stdout, log.read_text(encoding="utf-8").splitlines()
+        lines = log.read_text(encoding="utf-8").splitlines()
+        assert all(line.startswith("-m pip install -c constraints.txt ") for line in lines)
+        asked = [re.sub("^-m pip install -c constraints.txt | --no-input .*", "", line) for line in lines]
+        return result.returncode, result.stdout, asked
 
 
 @pytest.fixture
@@ -69,33 +77,56 @@ def checkout(repository: Path, tmp_path: Path, write_executable: Callable[[Path,
 def test_installs_once_and_again_when_the_pins_change(checkout: Checkout) -> None:
     code, output, installed = checkout.run()
     assert code == 0 and "there is none yet" in output
-    assert "1 passed" in output.splitlines()[-1]
-    assert [line.split()[-1] for line in installed] == ["setuptools", ".[test]"]
-    assert all("-c constraints.txt" in line for line in installed)
+    assert output.splitlines()[-1].startswith("2 passed in ")
+    assert (
+        installed[:3] == ["setuptools", "pip", "torch>=2.8,<3"] and installed[-1] == "--no-build-isolation -e .[test]"
+    )
+    assert {"pytest>=8.2", "faiss-cpu>=1.8"} < set(installed)
+    assert f"  2 of {len(installed) - 1}: torch\n" in output
 
-    code, output, installed = checkout.run()
+    code, output, installed = checkout.run("--quick", "-n", "2")
     assert code == 0 and installed == [] and "Making" not in output
+    assert output.splitlines()[-1].startswith("1 passed")
+    code, output, _ = checkout.run("-n", "0", "tests/test_one.py", "-k", "slow", "--quick")
+    assert code == 5 and output.splitlines()[-1].startswith("2 deselected")
 
     with (checkout.root / "constraints.txt").open("a", encoding="utf-8") as constraints:
         constraints.write("another-package==1.0\n")
     code, output, installed = checkout.run()
-    assert code == 0 and len(installed) == 2 and "Making" not in output
+    assert code == 0 and installed[-1].endswith(".[test]") and "Making" not in output
 
 
-def test_interrupted_installation_is_made_anew(checkout: Checkout) -> None:
+def test_an_environment_that_was_not_finished_is_made_anew(checkout: Checkout) -> None:
+    checkout.run()
+    for name in (".xrep-made-for", ".xrep-installed-test"):
+        (checkout.root / ".venv" / name).unlink()
+    (checkout.root / ".venv" / ".xrep-unfinished").touch()
+    code, output, installed = checkout.run()
+    assert code == 0 and "its making was interrupted" in output and len(installed) > 2
+
+
+def test_installation_that_failed_goes_on_where_it_stopped(checkout: Checkout) -> None:
     checkout.pip_ends_with(1)
-    code, output, _ = checkout.run()
-    assert code == 2 and output.splitlines()[-1].endswith("run this again")
+    code, output, installed = checkout.run()
+    assert code == 2 and installed == ["setuptools"]
+    assert "/scripts/test: error: setuptools could not be installed: " in output.splitlines()[-1]
+    packages = checkout.root / ".venv" / "lib" / "python3.11" / "site-packages"
+    for name, is_whole in (("setuptools-84.2.1", True), ("numpy-2.2.6", True), ("scipy-1.15.3", False)):
+        (packages / f"{name}.dist-info").mkdir(parents=True)
+        if is_whole:
+            (packages / f"{name}.dist-info" / "INSTALLER").touch()
     checkout.pip_ends_with(0)
     code, output, installed = checkout.run()
-    assert code == 0 and "its installation was interrupted" in output and len(installed) == 2
+    assert code == 0 and "Making" not in output
+    assert installed[0] == "torch>=2.8,<3" and "scipy>=1.11" in installed and "numpy>=1.26" not in installed
+    assert not (packages / "scipy-1.15.3.dist-info").exists() and (packages / "numpy-2.2.6.dist-info").exists()
 
 
 def test_moved_checkout_is_made_anew(checkout: Checkout) -> None:
     checkout.run()
     checkout.root = checkout.root.rename(checkout.folder / "moved")
     code, output, installed = checkout.run()
-    assert code == 0 and "was made for" in output and len(installed) == 2
+    assert code == 0 and "was made for" in output and len(installed) > 2
 
 
 def test_environment_of_the_user_is_never_removed(checkout: Checkout) -> None:

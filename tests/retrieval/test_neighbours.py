@@ -40,7 +40,7 @@ def test_both_directions_are_those_of_one_whole_product(
     assert_same(neighbours(x, y, k), plain(x, y, k))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_of_equal_similarities_the_lowest_index_wins_whatever_the_tiles(data: st.DataObject) -> None:
     """Few different whole numbers: products are exact, and most are ties."""

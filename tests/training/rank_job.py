@@ -1,7 +1,6 @@
 """What one rank does in the tests of several ranks: it trains small runs and leaves what came out in a file.
 
-Started by ``torchrun -m tests.training.rank_job DATA FOLDER CASE ...``, or called in a test's own process for a world
-of one.
+Each rank runs ``python -m tests.training.rank_job DATA FOLDER CASE ...``; for a world of one, a test calls ``train``.
 """
 
 from __future__ import annotations

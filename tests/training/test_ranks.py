@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.programs import run_on_ranks
 from tests.runs import environment
 from tests.training import rank_job
 from xrep.registry import CRITERIA
@@ -30,9 +29,8 @@ def one(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def ranks(size: int, data: Path, folder: Path) -> list[Found]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-    job = ["-m", "tests.training.rank_job", str(data), str(folder), *rank_job.CASES]
-    done = subprocess.run([*torchrun, *job], env=environment(threads=1), capture_output=True, text=True, timeout=300)
+    job = ["tests.training.rank_job", data, folder, *rank_job.CASES]
+    done = run_on_ranks(size, *job, environment=environment(threads=1))
     assert done.returncode == 0, done.stderr[-5000:]
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 

