@@ -84,8 +84,15 @@ def run_pip(
 def _run(command: list[str], environment: dict[str, str], say: Callable[[str], None]) -> tuple[int, list[str]]:
     """Exit code and all lines of a pip command, of which the telling ones are said as they come."""
     lines: list[str] = []
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, env=environment, text=True, errors="replace", **pipes) as process:
+    with subprocess.Popen(
+        command,
+        env=environment,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
         for line, waited in _lines_as_they_come(process):
             if line is None:
                 say(f"pip still works ({waited:.0f} s)")
