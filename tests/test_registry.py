@@ -174,6 +174,7 @@ def test_a_taken_name_among_entry_points(tmp_path):
     assert "'dual_moco' is registered twice: by xrep.criteria.dual_moco:DualMoco and by theirs:Moco" in line
 
 
+@pytest.mark.slow
 def test_a_broken_builtin_breaks_nothing_else():
     code = (
         "from xrep.registry import CRITERIA\nfrom xrep_cli.train import main\n"

@@ -38,6 +38,7 @@ def test_a_set_to_fetch_by_hand_is_explained(tmp_path):
     assert result.returncode == 2 and result.stdout == "" and "put the files into one folder" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["get", "demo"], ["get", "demo", "--print-path"], ["get", "m3e-small"]])
 def test_offline_without_a_cache_is_one_clear_line(tmp_path, arguments):
     result = run(tmp_path, *arguments)

@@ -81,6 +81,7 @@ def test_a_line_says_what_was_written(
     assert left_in(tmp_path) == ["lines.txt", "v.npy"]
 
 
+@pytest.mark.slow
 def test_types_of_the_file_and_of_the_computation(checkpoint: Path, source: Path, tmp_path: Path) -> None:
     single, half, brain, raw = (tmp_path / f"{name}.npy" for name in ("single", "half", "brain", "raw"))
     assert encode(path=checkpoint, input=source, output=single) == 0
@@ -134,6 +135,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     assert left_in(tmp_path) == ["lines.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL on this system")
 def test_killed_runs_end_in_the_same_file(
     checkpoint: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
@@ -162,6 +164,7 @@ def test_killed_runs_end_in_the_same_file(
     assert left_in(tmp_path) == ["lines.txt", "v.npy", "whole.npy"]
 
 
+@pytest.mark.slow
 def test_ranks_write_shards(checkpoint: Path, source: Path, tmp_path: Path) -> None:
     given = arguments(path=checkpoint, input=source, output=tmp_path / "v.npy", device="cpu")
     finished = run_on_ranks(2, "xrep_cli.encode", *given, "--json", environment=environment())
@@ -181,6 +184,7 @@ def no_namespaces() -> bool:
     return not tried or tried.returncode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(no_namespaces(), reason="this system does not let a user mount a file system of his own")
 def test_a_full_disk_is_one_line_and_with_space_the_run_goes_on(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
@@ -207,6 +211,7 @@ def test_a_full_disk_is_one_line_and_with_space_the_run_goes_on(
     assert (copy / "v.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     """Peak memory after 20,000 lines and after 200,000, whose vectors are 26 MB, in batches of many sizes. Linux counts
     the parent's in ru_maxrss, so the process's own high-water mark is read."""

@@ -80,6 +80,7 @@ def test_languages_that_were_not_trained(data: Path, run: Path, tmp_path: Path, 
     assert list(crossed["values"]["languages"]) == ["en-de"]
 
 
+@pytest.mark.slow
 def test_classifiers_of_several_parts(
     data: Path, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -113,6 +114,7 @@ def test_other_encoders_and_vectors_are_one_line(data: Path, tmp_path: Path, cap
     assert not (tmp_path / "vectors" / "sentences.tsv").exists()
 
 
+@pytest.mark.slow
 def test_published_xnli(run: Path, capsys: pytest.CaptureFixture) -> None:
     found = measured(capsys, "--path", run / "best", "--data", published("nli") / "xnli", "--langs", "de,sw")
     assert [found["values"]["languages"][code]["pairs"] for code in ("de", "sw")] == [5010, 5010]

@@ -117,6 +117,7 @@ def test_stdout_forms(checkpoint: Path, translator: Translator, tmp_path: Path, 
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_a_pipe_is_translated_as_it_comes(checkpoint: Path, translator: Translator) -> None:
     """A program writes a line, reads its translation, and only then writes the next."""
     lines = ["der alte Mann", "", "die kleine Katze sieht das offene Fenster"]
@@ -130,6 +131,7 @@ def test_a_pipe_is_translated_as_it_comes(checkpoint: Path, translator: Translat
         assert process.stderr.read().startswith(b"3 lines, 1 of them empty, ")
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_ends_it_quietly(checkpoint: Path) -> None:
     with start(path=checkpoint) as process:
         process.stdin.write(b"Haus\n")
@@ -140,6 +142,7 @@ def test_a_reader_who_leaves_ends_it_quietly(checkpoint: Path) -> None:
         assert process.wait(60) == 141 and process.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_no_output(checkpoint: Path, tmp_path: Path) -> None:
     with start(path=checkpoint, output=tmp_path / "hyp.en") as process:
         process.stdin.write(b"Haus\n")
@@ -223,6 +226,7 @@ def test_progress_of_long_work(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_lines(checkpoint: Path, tmp_path: Path) -> None:
     """Peak memory after 1,000 lines and after 4,000, in batches of many sizes. Linux counts the parent's in ru_maxrss,
     so it is not asked for that."""
@@ -298,6 +302,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     assert left_in(tmp_path) == ["lines.txt", "one", "two"]
 
 
+@pytest.mark.slow
 def test_references_of_a_pipe_are_counted_at_the_end(checkpoint: Path, tmp_path: Path) -> None:
     """The translations are kept."""
     reference, output = written(tmp_path / "test.en", ENGLISH[:2]), tmp_path / "hyp.en"

@@ -60,6 +60,7 @@ def test_the_command_of_the_manual(text):
     assert sorted(os.listdir(text)) == ["data-bin", "deu-eng.tsv", "report.json", "tatoeba", "train.en", "train.fr"]
 
 
+@pytest.mark.slow
 def test_json_alone_on_standard_output(text):
     command = "--bitext de-en=deu-eng.tsv --vocab-size 60 --destdir out --valid de-en=deu-eng.tsv:2,1 --json -"
     result = run(text, *command.split())
@@ -76,6 +77,7 @@ def corrupt(path: Path, line: int, content: bytes) -> None:
     path.write_bytes(b"\n".join(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "arguments", "message"),
     [
@@ -126,6 +128,7 @@ def test_help_teaches_and_needs_no_torch(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "bitext" / "multi30k").is_dir(), reason="no real data: set XREP_DATA")
 def test_multi30k_validation_text(tmp_path):
     """Real gzipped files: 1,014 captions, and training captions that equal one of them dropped."""
@@ -140,6 +143,7 @@ def test_multi30k_validation_text(tmp_path):
     assert len(pair) == 40 and pair.languages == ("de", "en")
 
 
+@pytest.mark.slow
 def test_the_vocabulary_of_a_run_or_of_other_data(text):
     """What it takes to prepare text for an encoder that is there."""
     made = run(text, *"--bitext de-en=deu-eng.tsv --vocab-size 60 --destdir first".split())

@@ -23,6 +23,7 @@ def steps_and_losses(directory):
     return [(r["step"], r["kind"], r.get("loss"), r["accuracy"]) for r in records]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL on this system")
 def test_a_killed_run_ends_as_if_it_had_not_been(data_directory, tmp_path, capfd):
     given = options(max_steps=150, save_every=10, validate_every=20, log_every=10)
@@ -137,6 +138,7 @@ def no_namespaces() -> bool:
     return not tried or tried.returncode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(no_namespaces(), reason="this system does not let a user mount a file system of his own")
 @pytest.mark.parametrize("room", [0, 0.3, 1.6])
 def test_a_full_disk_leaves_nothing_half_written(data_directory, tmp_path, room):

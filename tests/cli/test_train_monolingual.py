@@ -82,6 +82,7 @@ lr_scheduler: constant
         assert record["loss"] == pytest.approx((record["mlm/loss"] + record["quick_thought/loss"]) / 2)
 
 
+@pytest.mark.slow
 def test_a_token_budget_on_two_ranks_and_another_on_one(raw: Path, data_directory: Path, tmp_path: Path) -> None:
     """An epoch each, none of whose steps have as many sentences as others; the rate falls steadily even so."""
     given = {
@@ -128,6 +129,7 @@ mixing: weight
     assert list(tensors["parts.tlm.language_embedding.weight"].shape) == [3, 32]
 
 
+@pytest.mark.slow
 def test_quick_thought(raw: Path, tmp_path: Path) -> None:
     """CMLM's baseline (Logeswaran and Lee 2018): which sentence of the batch is the neighbour?"""
     given = {"task": "monolingual", "units": "adjacent", "vocab_size": 120, "criterion": "translation_ranking"}

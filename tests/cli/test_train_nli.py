@@ -54,6 +54,7 @@ def test_the_recipe_with_nli_beside_bitext(nli: Path, data_directory: Path, tmp_
     assert SentenceEncoder.load(tmp_path / "run" / "last").encode(["the old man"]).shape == (1, 32)
 
 
+@pytest.mark.slow
 def test_the_classifier_learns_and_starts_another_run(nli: Path, tmp_path: Path) -> None:
     given = {"task": "nli", "criterion": "nli", "validation": "nli", "vocab_size": 70, "lr": 1e-2}
     whole = tmp_path / "whole"
@@ -73,6 +74,7 @@ def test_the_classifier_learns_and_starts_another_run(nli: Path, tmp_path: Path)
     assert all(torch.equal(again[name], tensor) for name, tensor in linear.items())
 
 
+@pytest.mark.slow
 def test_two_ranks_with_towers_of_their_own(nli: Path, tmp_path: Path) -> None:
     """One of the towers has no sentence at all."""
     given = {"task": "nli", "criterion": "nli_triplet", "form": "triplets", "validation": "nli", "vocab_size": 70}

@@ -103,6 +103,7 @@ def test_two_ranks_train_and_one_goes_on(two_ranks: Path, data_directory: Path, 
     assert open_checkpoint(run / "last").training_state()["examples"] == 640
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_and_torchrun_restarts_the_run(
     two_ranks: Path, data_directory: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_killed_rank_is_named_and_torchrun_restarts_the_run(
     assert weights(run) == weights(two_ranks)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_without_restarts_ends_the_job(data_directory: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     line = torchrun(data_directory, run, max_steps=100_000)
@@ -133,6 +135,7 @@ def test_a_killed_rank_without_restarts_ends_the_job(data_directory: Path, tmp_p
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
+@pytest.mark.slow
 def test_preempted_ranks_save_and_go_on(two_ranks: Path, data_directory: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     line = arguments(data_directory, run, max_steps=20)
@@ -148,6 +151,7 @@ def test_preempted_ranks_save_and_go_on(two_ranks: Path, data_directory: Path, t
     assert weights(run) == weights(two_ranks)
 
 
+@pytest.mark.slow
 def test_a_master_that_is_nowhere(data_directory: Path, tmp_path: Path) -> None:
     line = arguments(data_directory, tmp_path / "run", max_steps=1)
     first, second = finish(start_ranks(line, line, address="nowhere.invalid"))
@@ -162,6 +166,7 @@ def test_a_master_that_is_nowhere(data_directory: Path, tmp_path: Path) -> None:
     assert "not all 2 ranks met at 127.0.0.1:" in errors[-1]
 
 
+@pytest.mark.slow
 def test_what_no_rank_can_do_is_told_once(data_directory: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for given, message in (
@@ -177,6 +182,7 @@ def test_what_no_rank_can_do_is_told_once(data_directory: Path, tmp_path: Path) 
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_ranks_with_other_data_or_options_are_refused(data_directory: Path, tmp_path: Path) -> None:
     raw = write_corpus(tmp_path / "raw")
     run = tmp_path / "run"

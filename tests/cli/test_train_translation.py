@@ -85,6 +85,7 @@ def write_digits(folder: Path) -> dict[str, list[tuple[str, str]]]:
     return held_out
 
 
+@pytest.mark.slow
 def test_digits_are_copied_sorted_and_reversed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One model, of which the target language says what to make of a line."""
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
@@ -107,6 +108,7 @@ def test_digits_are_copied_sorted_and_reversed(tmp_path: Path, monkeypatch: pyte
 # -- runs that stop, and go on ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL on this system")
 def test_a_killed_run_ends_as_if_it_had_not_been(data_directory: Path, tmp_path: Path) -> None:
     """Dropout, both directions, the order of batches: all goes on where it was."""
@@ -129,6 +131,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(data_directory: Path, tmp_path:
     assert valid[2]["loss"] < valid[0]["loss"]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_process_does(data_directory: Path, tmp_path: Path) -> None:
     """Each rank fills a budget of its own; one process has both parts one after the other."""
     steady = {"max_steps": 6, "dropout": 0.0, "attention_dropout": 0.0, "log_every": 1, "norm": "pre"}
@@ -158,6 +161,7 @@ def encoder(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return run / "best"
 
 
+@pytest.mark.slow
 def test_two_steps_are_two_commands_or_two_stages(data_directory: Path, tmp_path: Path, encoder: Path, capfd) -> None:
     """A frozen encoder stays as it is, to the bit; then everything is trained."""
     first, second = {"max_steps": 4, "freeze": "encoder"}, {"max_steps": 3, "lr": 1e-3}

@@ -61,6 +61,7 @@ def make_batches(make_batch) -> list[PairBatch]:
     return [packed, tight, tight.rows(0, 0), alone, packed.rows(0, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CRITERIA)
 @pytest.mark.parametrize("kind", ["float32", "float64", "bf16 autocast"])
 def test_a_batch_of_no_rows_is_worth_nothing(text, make_batch, name: str, kind: str) -> None:
@@ -86,6 +87,7 @@ def test_a_batch_of_no_rows_is_worth_nothing(text, make_batch, name: str, kind: 
                 assert float(term.sum.detach()) == float(loss.metrics["accuracy"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CRITERIA)
 @pytest.mark.parametrize("towers", ["shared", "separate"])
 def test_half_precision_is_near_to_float32(text, make_batch, name: str, towers: str) -> None:

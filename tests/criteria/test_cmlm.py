@@ -186,6 +186,7 @@ def test_a_step_does_not_wait_for_the_device(text: TextSpec, batch: PairBatch, n
         cmlm(model, moved).terms["cmlm"].sum.backward()
 
 
+@pytest.mark.slow
 def test_it_learns_to_read_the_other_sentence(text: TextSpec, make_batch) -> None:
     """Where s1 is the translation of s2, the loss of new pairs is much less than beside a wrong s1."""
     torch.manual_seed(0)

@@ -101,6 +101,7 @@ def test_rows_of_the_same_tokens_have_the_same_key(make_batch) -> None:
     assert token_keys(swapped).tolist() != keys[:1]
 
 
+@pytest.mark.slow
 def test_a_run_is_killed_and_another_one_goes_on(data_directory: Path, tmp_path: Path) -> None:
     """The trainer's whole way: the second run, and every later epoch, encodes nothing."""
     for number, (steps, expected) in enumerate(((25, None), (45, 0))):

@@ -159,6 +159,7 @@ def test_only_training_is_noted(text: TextSpec, batch: PairBatch) -> None:
     assert float(hictl.hardness.history[3]) == pytest.approx(float(expected), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_negatives_become_harder_once_sentences_are_told_apart(data_directory, tmp_path: Path) -> None:
     given = {"temperature": 0.05, "word_temperature": 0.1, "word_samples": 64, "mask_equal_sentences": None}
     run = compose_run(
@@ -226,6 +227,7 @@ def test_monolingual_text_is_masked_on_one_side_alone(text: TextSpec, batch: Pai
     assert torch.equal(*losses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "float64", "bf16 autocast"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_of_no_rows_is_worth_nothing(text: TextSpec, batch: PairBatch, name: str, kind: str) -> None:
@@ -261,6 +263,7 @@ def test_nothing_but_masking_waits_for_the_device(text: TextSpec, batch: PairBat
         hictl.after_step(model)
 
 
+@pytest.mark.slow
 def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) -> None:
     """Masks, sampled words, dropout and the history come back, to the last bit."""
     given = {

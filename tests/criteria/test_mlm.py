@@ -249,6 +249,7 @@ def test_whole_words(text, batch, tokenizer) -> None:
     assert list(criterion.state_dict()) == list(make_criterion(MLM, model, text).state_dict())
 
 
+@pytest.mark.slow
 def test_learns(text, batch) -> None:
     """Few sentences are learnt by heart, from what is around the masked tokens."""
     model = make_model(text).float()

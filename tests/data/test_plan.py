@@ -56,6 +56,7 @@ def rows(plan: Plan) -> list[tuple[int, int]]:
     return list(map(tuple, plan.what.tolist()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_tokens", [50, 700, 6000])
 @pytest.mark.parametrize("lengths", [one_side, lengths_of])
 @pytest.mark.parametrize("max_examples", [None, 60])
@@ -78,6 +79,7 @@ def test_a_batch_is_as_many_of_the_next_examples_as_fit(max_tokens: int, lengths
         assert consumed[-1] == EPOCH
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.integers(0, 2 * EPOCH),

@@ -66,6 +66,7 @@ def is_running(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size, workers", [(1, 1), (1, 3), (4, 2)])
 def test_workers_make_the_same_batches(data_directory: Path, world_size: int, workers: int) -> None:
     config = BitextTask.Config(data=str(data_directory), batch_size=32, sampling_alpha=0.5)
@@ -113,6 +114,7 @@ def test_plans_and_batches_larger_than_a_pipe() -> None:
     assert totals == [500_000 * number**2 for number in range(20)]
 
 
+@pytest.mark.slow
 def test_thousands_of_batches_leave_nothing_open(data_directory: Path) -> None:
     task = BitextTask(BitextTask.Config(data=str(data_directory), batch_size=8), 1)
     batches, opened, kept = stream(task, workers=2), set(), []
@@ -197,6 +199,7 @@ if sys.argv[1] == "wait":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "exit"])
 def test_no_worker_outlives_the_main_process(end: str) -> None:
     command = [sys.executable, "-c", LEFT_RUNNING, "exit" if end == "exit" else "wait"]

@@ -77,6 +77,7 @@ def test_what_a_killed_process_left_half_written_is_cut_off(tmp_path: Path, endi
         check(each, np.r_[:whole, 20:40])
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys, numpy as np\n"

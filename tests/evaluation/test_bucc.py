@@ -225,6 +225,7 @@ def smaller(split: bucc.Split, others: int) -> bucc.Split:
     return replace(split, source=sides[0], target=sides[1], gold=np.stack(columns, axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SAMPLE.is_dir(), reason="no real data: set XREP_DATA")
 def test_the_sample_of_the_shared_task() -> None:
     split = bucc.read_split(bucc.available(SAMPLE)["zh-en"]["dev"])
@@ -240,6 +241,7 @@ def test_the_sample_of_the_shared_task() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NEWSTEST.is_dir(), reason="no real data: set XREP_DATA")
 @pytest.mark.parametrize("margin", MARGINS)
 def test_two_thousand_sentences_of_news(margin: str) -> None:

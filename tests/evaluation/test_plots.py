@@ -50,6 +50,7 @@ def test_two_checkpoints_that_are_one_point(tmp_path: Path) -> None:
     _check(tmp_path / "out.png")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 7, 16, 40])
 def test_bars_of_any_number_of_languages(tmp_path: Path, count: int) -> None:
     shares = np.random.default_rng(count).dirichlet(np.ones(count), count) * 100

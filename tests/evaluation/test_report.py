@@ -90,6 +90,7 @@ def test_places_that_cannot_be_written_are_found_beforehand(tmp_path: Path) -> N
             check_output(path, folder=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "random"), [(1, False), (9, True), (31, True), (112, True)])
 def test_a_plot_is_a_png_that_grows_with_the_languages(tmp_path: Path, count: int, random: bool) -> None:
     image = pytest.importorskip("matplotlib.image")

@@ -110,6 +110,7 @@ def test_the_dev_split_chooses() -> None:
     assert split(train, dev, test, 3, SKLEARN, seed=1) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classifier", [TorchClassifier(), SklearnClassifier()])
 def test_relatedness_finds_scores_that_depend_on_the_features(classifier: Any) -> None:
     def draw(count: int, seed: int) -> Examples:
@@ -125,6 +126,7 @@ def test_relatedness_finds_scores_that_depend_on_the_features(classifier: Any) -
     assert relatedness(parts[0], parts[1], constant, classifier, seed=1)["pearson"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("classifier", "least"), [("senteval", (50, 20)), ("sklearn", (75, 80))])
 def test_every_set_is_measured(folder: Path, classifier: str, least: tuple[float, float]) -> None:
     """A hundred examples are few for SentEval's early stopping, and enough for the exact minimum."""
@@ -239,6 +241,7 @@ def vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     return write
 
 
+@pytest.mark.slow
 def test_the_command(
     folder: Path, tmp_path: Path, vectors: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return write_sets(tmp_path / "downstream")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "senteval").is_dir(), reason="no real data: set XREP_DATA")
 def test_sizes_and_classes_of_the_published_sets() -> None:
     expected = {

@@ -62,6 +62,7 @@ def test_a_pool_larger_than_one_tile_is_searched_whole(write_tatoeba: Callable, 
     assert 50 < measured.mean < 100
 
 
+@pytest.mark.slow
 def test_the_published_files_are_read_and_measured(published_tatoeba: Path, ngram_encoder) -> None:
     pools = _pools(published_tatoeba)
     assert len(pools) == 112

@@ -95,6 +95,7 @@ def score(hypotheses: list[str], references: list[str]) -> float:
     return BLEU(force=True).corpus_score(hypotheses, [references]).score
 
 
+@pytest.mark.slow
 def test_bleu_of_each_pair(task: TranslationTask, trained: tuple[Translation, LabelSmoothedCrossEntropy]) -> None:
     model, criterion = trained
     model.train(), criterion.eval()
@@ -135,6 +136,7 @@ def test_losses_of_the_whole_split(
     assert found["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_was_learnt_by_heart(data_directory: Path) -> None:
     """In both directions, so that the language is told apart."""
     task = make_task(data_directory, direction="both")

@@ -201,6 +201,7 @@ def test_steps_with_a_cache_score_as_the_whole_model_does(
             assert hypothesis.score == pytest.approx(sum(expected) / options.penalty(len(expected)), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_of_64_equals_one_by_one(make_model: Callable[..., Translation], lines: PairBatch) -> None:
     model = make_model()
     options = SearchOptions(beam=5, nbest=5, max_length_a=1.0, max_length_b=4)

@@ -36,6 +36,7 @@ def options(**given: object) -> argparse.Namespace:
     return argparse.Namespace(**{"device": "cpu", "repeats": 2, "compile": False, "scale": 0.0, **given})
 
 
+@pytest.mark.slow
 def test_every_case_has_its_floor_its_ratios_and_its_peers(tmp_path: Path) -> None:
     package = tmp_path / "liger_kernel"
     package.mkdir()
@@ -76,6 +77,7 @@ def test_every_case_has_its_floor_its_ratios_and_its_peers(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.slow
 def test_peak_memory_is_measured_for_each_in_a_process_of_its_own(
     script: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

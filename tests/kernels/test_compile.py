@@ -40,6 +40,7 @@ class Maker:
         return torch.randint(4, (rows, 2), generator=self.generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_operators_of_queue_infonce_keep_the_rules(layout: str, dtype: torch.dtype) -> None:
@@ -55,6 +56,7 @@ def test_operators_of_queue_infonce_keep_the_rules(layout: str, dtype: torch.dty
     opcheck(torch.ops.xrep.queue_infonce_backward, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)), ids=str)
 def test_operators_of_linear_cross_entropy_keep_the_rules(layout: str, wanted: tuple[bool, ...]) -> None:
@@ -71,6 +73,7 @@ def test_operators_of_linear_cross_entropy_keep_the_rules(layout: str, wanted: t
     opcheck(torch.ops.xrep.linear_cross_entropy_backward, (hidden.detach().contiguous(), torch.tensor(2.0), like))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["rows", "rows and columns", "hard"])
 def test_operators_of_negatives_keep_the_rules(layout: str, kind: str) -> None:
@@ -140,6 +143,7 @@ def differentiate(function: Callable[..., Tensor], batch: int = 7) -> list[Tenso
     return [loss.detach(), *torch.autograd.grad(loss, inputs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
 def test_a_compiled_loss_is_the_same(loss: Callable[..., Tensor], autocast: bool) -> None:
@@ -149,6 +153,7 @@ def test_a_compiled_loss_is_the_same(loss: Callable[..., Tensor], autocast: bool
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_batches_of_all_sizes_share_one_compilation(loss: Callable[..., Tensor]) -> None:
     function = compiled(loss)

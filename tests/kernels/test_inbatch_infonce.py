@@ -281,6 +281,7 @@ def test_neither_autocast_nor_the_fast_product_changes_it(monkeypatch: pytest.Mo
     assert all(error(usual[key], slow[key].double()) < 1e-5 for key in usual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "computed again"])
 def test_similarities_are_whole_only_where_they_are_kept(kept: bool) -> None:
     x, y, _, _ = make(160, 4)

@@ -24,6 +24,7 @@ def exact(logits: Tensor, count: int, apart: tuple[int, ...] = ()) -> tuple[Tens
     return allowed.topk(count, dim=1).values, follow[:, list(apart)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     rows=st.integers(1, 9),
@@ -121,6 +122,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("words", [12, 1500])
 def test_what_is_drawn_has_the_distribution_of_the_model(given: dict[str, float], words: int) -> None:

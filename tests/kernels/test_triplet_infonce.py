@@ -117,6 +117,7 @@ def of_a_rank(rank: int, world: int) -> dict[str, Results]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", SIZES)
 def test_ranks_find_what_one_process_finds(tmp_path: Path, world: int) -> None:
     found = run_ranks(world, tmp_path, of_a_rank)

@@ -73,6 +73,7 @@ CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "not kept"])
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_reference(name: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +135,7 @@ def test_half_precision_gradients(operand: torch.dtype) -> None:
     torch.testing.assert_close(mine.float(), expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)

@@ -58,6 +58,7 @@ def make_batches(count: int, layouts: list[str]) -> Iterator[TokenBatch]:
         yield TokenBatch(tokens, torch.tensor(lengths))
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_without_it() -> None:
     """The real compiler, on the layout that nearly all batches have."""
     encoder, compiled = make_pair()
@@ -79,6 +80,7 @@ def test_training_goes_on_as_without_it() -> None:
     assert all(layer._compiled_call_impl is not None for layer in compiled.layers)
 
 
+@pytest.mark.slow
 def test_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within DDP, in bfloat16, with activation checkpointing, in training and not."""
     monkeypatch.setattr(of_layers, "BACKEND", "aot_eager")
@@ -113,6 +115,7 @@ def test_without_a_compiler() -> None:
     assert text.endswith("or train without --compile")
 
 
+@pytest.mark.slow
 def test_vectors_in_front_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_layers, "BACKEND", "aot_eager")
     encoder, compiled = make_pair()

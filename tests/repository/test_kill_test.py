@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,6 +18,7 @@ from xrep.data.batching import TextSpec
 from xrep.training.checkpoint import Checkpoints
 
 
+@pytest.mark.slow
 def test_killed_runs_end_as_if_they_had_not_been(repository: Path, tmp_path: Path) -> None:
     command = [sys.executable, repository / "scripts" / "kill_test.py", "--runs", "2", "--jobs", "2"]
     given = {**environment(), "TMPDIR": str(tmp_path)}

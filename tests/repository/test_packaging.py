@@ -86,6 +86,7 @@ def test_import_xrep_is_light(repository: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_file(repository: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     for name in ("xrep", "xrep_cli"):

@@ -110,6 +110,7 @@ def checkout(
     return root, environment
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_commands_of_the_readme(checkout: tuple[Path, dict[str, str]], repository: Path) -> None:
     root, environment = checkout

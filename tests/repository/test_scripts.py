@@ -74,6 +74,7 @@ def checkout(repository: Path, tmp_path: Path, write_executable: Callable[[Path,
     return Checkout(repository, tmp_path, write_executable)
 
 
+@pytest.mark.slow
 def test_installs_once_and_again_when_the_pins_change(checkout: Checkout) -> None:
     code, output, installed = checkout.run()
     assert code == 0 and "there is none yet" in output
@@ -96,6 +97,7 @@ def test_installs_once_and_again_when_the_pins_change(checkout: Checkout) -> Non
     assert code == 0 and installed[-1].endswith(".[test]") and "Making" not in output
 
 
+@pytest.mark.slow
 def test_an_environment_that_was_not_finished_is_made_anew(checkout: Checkout) -> None:
     checkout.run()
     for name in (".xrep-made-for", ".xrep-installed-test"):
@@ -105,6 +107,7 @@ def test_an_environment_that_was_not_finished_is_made_anew(checkout: Checkout) -
     assert code == 0 and "its making was interrupted" in output and len(installed) > 2
 
 
+@pytest.mark.slow
 def test_installation_that_failed_goes_on_where_it_stopped(checkout: Checkout) -> None:
     checkout.pip_ends_with(1)
     code, output, installed = checkout.run()
@@ -122,6 +125,7 @@ def test_installation_that_failed_goes_on_where_it_stopped(checkout: Checkout) -
     assert not (packages / "scipy-1.15.3.dist-info").exists() and (packages / "numpy-2.2.6.dist-info").exists()
 
 
+@pytest.mark.slow
 def test_moved_checkout_is_made_anew(checkout: Checkout) -> None:
     checkout.run()
     checkout.root = checkout.root.rename(checkout.folder / "moved")

@@ -30,6 +30,7 @@ def assert_same(found: Neighbours, expected: Neighbours) -> None:
     np.testing.assert_allclose(found.yx_similarity, expected.yx_similarity, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [1, 7, 40, 64, 2000])
 @pytest.mark.parametrize(("n", "m", "k"), [(1, 1, 1), (50, 50, 4), (123, 57, 1), (57, 123, 5), (9, 130, 9)])
 def test_both_directions_are_those_of_one_whole_product(

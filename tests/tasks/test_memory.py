@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from xrep.data.store import MANIFEST_FILE
 
@@ -55,6 +56,7 @@ def peak_kilobytes(directory: Path) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(data_directory, tmp_path):
     small = write_large(tmp_path / "small", data_directory, 70_000)
     large = write_large(tmp_path / "large", data_directory, 2_000_000)

@@ -196,6 +196,7 @@ def test_a_budget_of_tokens(make, batch_size: int | None) -> None:
     assert make(max_tokens=400).fingerprint() == make().fingerprint() and make().examples_per_batch == 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", ["sentences", "adjacent", "reordered"])
 @pytest.mark.parametrize("before, after", [(1, 3), (2, 1), (4, 2)])
 def test_a_run_goes_on_with_other_ranks_and_batches(make, units: str, before: int, after: int) -> None:

@@ -101,6 +101,7 @@ def test_small_wheel(wheel, home):
     assert sorted(path.name for path in home.iterdir()) == ["demo", "downloads"]
 
 
+@pytest.mark.slow
 def test_it_is_built_once_and_again_after_damage(wheel, home):
     folder = get_demo()
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -121,6 +122,7 @@ def test_it_is_built_once_and_again_after_damage(wheel, home):
     assert before["train.de-en.de"] == (folder / "train.de-en.de").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_old_version_is_replaced(wheel):
     folder = get_demo()
     (folder / "corpus.json").write_text('{"version": 0}')

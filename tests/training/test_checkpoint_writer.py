@@ -228,6 +228,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "run"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, directory], env=environment(), stdout=subprocess.PIPE)

@@ -193,6 +193,7 @@ def test_misspelt_patterns(pattern: str) -> None:
     assert str(error.value) == problem
 
 
+@pytest.mark.slow
 def test_a_run_with_frozen_parts(data_directory, tmp_path) -> None:
     """A layer for ever, embeddings for three of five steps; LAMB with decay, rates by pattern; resumed in between."""
     given = {

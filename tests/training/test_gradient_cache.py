@@ -41,6 +41,7 @@ def assert_near(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> N
     assert error <= TOLERANCE[dtype], float(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options",
@@ -110,6 +111,7 @@ def ranks_job(rank: int, world: int, text, batches: list[Any]) -> dict[str, Any]
     return found
 
 
+@pytest.mark.slow
 def test_two_ranks(text, batches, tmp_path: Path) -> None:
     found = run_ranks(2, tmp_path, ranks_job, text, batches)
     for kind in KINDS:
@@ -153,6 +155,7 @@ def test_keys_are_encoded_once_and_in_pieces(text, batches) -> None:
     assert rows == {"queries": [6, 6, 4] * 2, "keys": [6, 6, 4]}, "both sides, 3, 3 and 2 pairs"
 
 
+@pytest.mark.slow
 def test_a_run(data_directory: Path, tmp_path: Path) -> None:
     """As a user asks for it; and it resumes exactly, dropout and all."""
     torch.set_default_dtype(torch.float64)

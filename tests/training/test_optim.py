@@ -263,6 +263,7 @@ def test_refused_multipliers(given: str) -> None:
     assert OPTIMIZERS.load("adamw").Config(lr_multipliers=[given]).problems() == [problem]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "lr"), [("adamw", 3e-3), ("lamb", 3e-2)])
 def test_adaptive_optimizers_learn(text, make_batch, name: str, lr: float) -> None:
     """Translations among 32, both ways: the loss falls below half of that of chance. Plain SGD, whose arithmetic is

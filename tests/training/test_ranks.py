@@ -35,6 +35,7 @@ def ranks(size: int, data: Path, folder: Path) -> list[Found]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_equal_one_process_with_the_whole_batch(
     one: Found, data_directory: Path, tmp_path: Path, size: int

@@ -72,6 +72,7 @@ def learnt(directory: Path) -> list[tuple[int, float, float]]:
     return [(r["step"], r["loss"], r["gradient_norm"]) for r in train_records(directory)]
 
 
+@pytest.mark.slow
 def test_a_course_is_trained_stage_by_stage(course, tmp_path, capfd) -> None:
     out = tmp_path / "out"
     given = [*course, "--save-dir", str(out)]
@@ -112,6 +113,7 @@ def test_a_course_is_trained_stage_by_stage(course, tmp_path, capfd) -> None:
     assert contents(out / "moco") == {name[5:]: data for name, data in before.items() if name.startswith("moco/")}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL on this system")
 def test_a_course_that_is_killed_goes_on(course, tmp_path) -> None:
     given = [*course, "--max-steps", "6", "stages.2.trainer.max_steps=40", "--validate-every", "0", "optimizer.lr=1e-3"]
