@@ -93,6 +93,7 @@ def two_ranks(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return run
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_one_goes_on(two_ranks: Path, data_directory: Path, tmp_path: Path) -> None:
     assert open_checkpoint(two_ranks / "last").training_state()["examples"] == 600
     lines = [json.loads(line) for line in (two_ranks / "metrics.jsonl").read_text().splitlines()]
