@@ -5,6 +5,8 @@ torch once. What they print, how they end and what they do with signals is as in
 from __future__ import annotations
 
 import atexit
+import importlib
+import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -15,12 +17,14 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = ["torch._dynamo", "xrep.training.run", "xrep_cli.train", "tests.kernels.ranks"]
+PRELOADED = ["torch._dynamo", "torch.distributed.run", "xrep.training.run", "xrep_cli.train", "tests.kernels.ranks"]
 PATIENCE = 300.0
 """Seconds after which a program hangs, on a busy machine too."""
 
@@ -112,33 +116,105 @@ def run_on_ranks(size: int, module: str, *arguments: object, environment: Mappin
     return Finished(programs[0].args, next(filter(None, codes), 0), "".join(outs), "".join(errs))
 
 
+@contextmanager
+def command_server() -> Iterator[Callable[[str, str, list[str]], str]]:
+    """``command(module, function, extra)`` is the text of a script that calls the function as a console script does,
+    with ``extra`` behind its arguments. What runs is forked from one warm process, one command at a time.
+    """
+    with tempfile.TemporaryDirectory(prefix="xrep-commands-") as folder:
+        address = f"{folder}/socket"
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(address)
+            listening.listen()
+            server = warm_context().Process(target=_serve, args=(listening,))
+            server.start()
+        atexit.register(server.kill)
+
+        def command(module: str, function: str, extra: list[str]) -> str:
+            lines = [
+                f"#!{sys.executable} -S",
+                "import json, os, socket, sys",
+                "with socket.socket(socket.AF_UNIX) as server:",
+                f"    server.connect({address!r})",
+                f"    said = [{module!r}, {function!r}, [*sys.argv, *{extra!r}], os.getcwd(), dict(os.environ)]",
+                "    socket.send_fds(server, [b' '], [0, 1, 2])",
+                "    server.sendall(json.dumps(said).encode())",
+                "    server.shutdown(socket.SHUT_WR)",
+                "    code = int(server.recv(16))",
+                "sys.exit(code)",
+            ]
+            return "\n".join(lines) + "\n"
+
+        try:
+            yield command
+        finally:
+            server.kill()
+            server.join()
+
+
+def _serve(listening: socket.socket) -> None:
+    """Run each command that comes in a fork of this process."""
+    while True:
+        connection, _ = listening.accept()
+        with connection:
+            _, files, _, _ = socket.recv_fds(connection, 1, 3)
+            with connection.makefile("rb") as stream:
+                module, function, line, folder, environment = json.loads(stream.read())
+            child = os.fork()
+            if not child:
+                code = 1
+                try:
+                    _become(line, folder, environment, files)
+                    code = _code_of(partial(_call, module, function))
+                finally:
+                    os._exit(code)
+            for file in files:
+                os.close(file)
+            connection.sendall(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+
+
+def _call(module: str, function: str) -> None:
+    sys.exit(getattr(importlib.import_module(module), function)())
+
+
 def _work(line: list[str], folder: str, environment: dict[str, str], paths: list[str]) -> None:
-    """In the new process: put everything where a new interpreter would have it, then run the module."""
+    """Run the module of ``line`` in a new process."""
+    files = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for path in paths]
+    _become(line, folder, environment, [os.open(os.devnull, os.O_RDONLY), *files])
+    sys.modules.pop(line[0], None)
+    sys.exit(_code_of(partial(runpy.run_module, line[0], run_name="__main__", alter_sys=True)))
+
+
+def _become(line: list[str], folder: str, environment: dict[str, str], files: list[int]) -> None:
+    """Put everything where a new interpreter would have it: ``files`` are its standard input, output and error."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    for number, path in enumerate(paths, 1):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)
     places = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place not in sys.path]
     sys.path[:0] = filter(None, places)
     sys.argv = line
-    sys.modules.pop(line[0], None)
-    code = 1
+
+
+def _code_of(run: Callable[[], object]) -> int:
+    """The exit code that Python gives a program."""
+    code: object = 1
     try:
-        runpy.run_module(line[0], run_name="__main__", alter_sys=True)
+        run()
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = end.code
     except BaseException:
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    sys.exit(code)
+    return code if isinstance(code, int) else int(code is not None)
 
 
 def _read(path: Path) -> str:

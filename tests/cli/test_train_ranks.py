@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +30,7 @@ def start_ranks(*lines: list[str], address: str = "127.0.0.1") -> list[Program]:
     return found
 
 
-def finish(processes: Sequence[Program | subprocess.Popen[str]], seconds: float = PATIENCE) -> list[Finished]:
+def finish(processes: Sequence[Program], seconds: float = PATIENCE) -> list[Finished]:
     done = []
     try:
         for process in processes:
@@ -48,14 +46,11 @@ def arguments(data: Path, save_dir: Path, **given: object) -> list[str]:
     return [str(data), *options(save_dir=save_dir, **{**STEADY, **given})]
 
 
-def torchrun(data: Path, save_dir: Path, restarts: int = 0, size: int = 2, **given: object) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    return [*launcher, f"--max-restarts={restarts}", "-m", "xrep_cli.train", *arguments(data, save_dir, **given)]
-
-
-def run_torchrun(data: Path, save_dir: Path, **given: object) -> Finished:
-    line = torchrun(data, save_dir, **given)
-    return subprocess.run(line, env=environment(threads=1), capture_output=True, text=True, timeout=300)
+def torchrun(data: Path, save_dir: Path, restarts: int = 0, **given: object) -> Program:
+    """A launcher of two ranks, which start afresh."""
+    line = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "-m", "xrep_cli.train"]
+    line += arguments(data, save_dir, **given)
+    return Program("torch.distributed.run", line, environment(threads=1))
 
 
 def rank_processes(launcher: int) -> list[int]:
@@ -72,7 +67,7 @@ def rank_processes(launcher: int) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
-def wait_for(path: Path, process: Program | subprocess.Popen[str], seconds: float = PATIENCE) -> None:
+def wait_for(path: Path, process: Program, seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
@@ -87,7 +82,7 @@ def weights(run: Path) -> dict[str, bytes]:
 def two_ranks(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run of two ranks, 20 steps of 2 x 15 pairs."""
     run = tmp_path_factory.mktemp("ranks") / "run"
-    done = run_torchrun(data_directory, run, max_steps=20)
+    (done,) = finish([torchrun(data_directory, run, max_steps=20)])
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("20 steps in") == 1 and "2 ranks" in done.stderr
     return run
@@ -109,9 +104,7 @@ def test_a_killed_rank_is_named_and_torchrun_restarts_the_run(
     two_ranks: Path, data_directory: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    line = torchrun(data_directory, run, restarts=1, max_steps=20)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(line, env=environment(threads=1), **pipes)
+    process = torchrun(data_directory, run, restarts=1, max_steps=20)
     wait_for(run / "checkpoint-00000005", process)
     os.kill(rank_processes(process.pid)[1], signal.SIGKILL)
     (done,) = finish([process])
@@ -125,9 +118,7 @@ def test_a_killed_rank_is_named_and_torchrun_restarts_the_run(
 @pytest.mark.slow
 def test_a_killed_rank_without_restarts_ends_the_job(data_directory: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    line = torchrun(data_directory, run, max_steps=100_000)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(line, env=environment(threads=1), **pipes)
+    process = torchrun(data_directory, run, max_steps=100_000)
     wait_for(run / "checkpoint-00000005", process)
     ranks = rank_processes(process.pid)
     os.kill(ranks[0], signal.SIGKILL)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import runpy
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import setuptools
+
+from tests.programs import command_server
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -49,19 +51,13 @@ def write_executable() -> Callable[[Path, str], None]:
 @pytest.fixture
 def install_commands(
     console_scripts: dict[str, tuple[str, str]], write_executable: Callable[[Path, str], None]
-) -> Callable[[Path, dict[str, list[str]]], None]:
+) -> Iterator[Callable[[Path, dict[str, list[str]]], None]]:
     """``install_commands(bin, extra)`` writes python and the commands; ``extra[command]`` comes after its arguments."""
+    with command_server() as command_text:
 
-    def install(folder: Path, extra: dict[str, list[str]]) -> None:
-        write_executable(folder / "python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-        for command, (module, function) in console_scripts.items():
-            lines = [
-                f"#!{sys.executable}",
-                "import sys",
-                f"from {module} import {function}",
-                f"sys.argv += {extra.get(command, [])!r}",
-                f"sys.exit({function}())",
-            ]
-            write_executable(folder / command, "\n".join(lines) + "\n")
+        def install(folder: Path, extra: dict[str, list[str]]) -> None:
+            write_executable(folder / "python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+            for command, (module, function) in console_scripts.items():
+                write_executable(folder / command, command_text(module, function, extra.get(command, [])))
 
-    return install
+        yield install

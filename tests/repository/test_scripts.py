@@ -54,6 +54,7 @@ class Checkout:
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         del inherited["XREP_HOME"]
+        inherited["PYTEST_XDIST_AUTO_NUM_WORKERS"] = "0"
         result = subprocess.run(
             ["bash", str(self.root / "scripts" / "test"), *arguments],
             cwd=self.folder,
