@@ -160,7 +160,7 @@ def parse_bitext(spec: str) -> Bitext:
         UserError: If the text has another form, or names the same language twice.
 
     >>> parse_bitext("en-de=x.tsv:1,2")
-    Bitext(languages=('de', 'en'), paths=('x.tsv',), columns=(1, 0))
+    Bitext(languages=('de', 'en'), paths=('x.tsv',), columns=(1, 0), columns_given=True, sample=None)
     """
     match = _SPEC.fullmatch(spec)
     if not match:
