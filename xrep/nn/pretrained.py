@@ -318,7 +318,7 @@ def masked_language_head(pretrained: Pretrained) -> MaskedLanguageHead:
         cure = "give the directory of a masked language model, or train a new head"
         raise UserError(f"no masked language head: no tensor {base}*", path=weights.path, cure=cure)
     size, words = shape.hidden_size, shape.vocabulary_size
-    bias = "bias" if "bias" in named else "decoder.bias"  # one tensor under two names, of which often only one is stored
+    bias = "bias" if "bias" in named else "decoder.bias"  # one tensor under two names; often only one is stored
     sources = {
         "dense.weight": (f"{dense}.weight", (size, size)),
         "dense.bias": (f"{dense}.bias", (size,)),
