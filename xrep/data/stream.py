@@ -172,7 +172,7 @@ class _Worker:
 
 def _work(task: Task, connection: Connection, inherited: list[Connection]) -> None:
     """Run a worker until the main process closes its end of the pipe or dies."""
-    for end in inherited:  # while a worker holds one, other workers cannot notice that the main process has died
+    for end in inherited:  # while any worker holds one, the death of the main process goes unnoticed
         end.close()
     torch.set_num_threads(1)
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
