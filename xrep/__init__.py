@@ -12,7 +12,7 @@ __all__ = ["SentenceEncoder", "__version__"]
 
 
 def __getattr__(name: str):
-    # Imported when first used, so that ``import xrep`` (and every --help) does not wait for torch.
+    # SentenceEncoder is imported on first use, so that ``import xrep`` (and every --help) does not wait for torch.
     if name == "SentenceEncoder":
         from xrep.sentence_encoder import SentenceEncoder
 

@@ -1,6 +1,6 @@
-"""A sentence encoder inside other libraries: a model of mteb, and a transformer of scikit-learn.
+"""Adapters that make a sentence encoder a model of mteb or a transformer of scikit-learn.
 
-With mteb 2 (``pip install mteb``), on any task of text::
+With mteb 2 (``pip install mteb``), for any text task::
 
     import mteb
     from xrep.adapters import MtebEncoder
@@ -17,7 +17,7 @@ With scikit-learn (``pip install 'xrep[senteval]'``), as a step that turns sente
     classifier = make_pipeline(SentenceVectors("run1/best", lang="de"), LogisticRegression())
     classifier.fit(sentences, labels)
 
-Both libraries are imported when they are used and not before.
+Both libraries are imported on first use only.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
 
 ChooseLanguage = Callable[[Sequence[str], Sequence[str]], str]
-"""(texts, languages of the subset) -> the one the texts are in."""
-# English words that no other language is full of. In the translations of one program into 60 languages they were 11%
-# of the English words and at most 0.1% of any other's.
+"""Function (texts, languages of the subset) -> the language of the texts."""
+# English words that are rare in all other languages. In the translations of one program into 60 languages they were 11%
+# of the English words and at most 0.1% of the words of any other language.
 _ENGLISH = frozenset(
     "the and that this these those with from have has had are were been would could should which what when where there "
     "their they them you your his she its because about if".split()
@@ -54,22 +54,23 @@ _ENGLISH_RATE, _OTHER_RATE, _ENOUGH_WORDS = 0.03, 0.01, 20
 
 
 class MtebEncoder:
-    """An encoder as mteb wants its models (``mteb.models.EncoderProtocol``).
+    """Adapter that gives a sentence encoder the interface of mteb's models (``mteb.models.EncoderProtocol``).
 
-    Where the encoder has a tower for each side, mteb's name of the subset says the language. In a subset of two
-    languages (``deu-eng``) mteb encodes each side alone but does not say which it is: if one of the two is English, its
-    most frequent words tell; for other pairs give ``lang`` a function.
+    If the encoder has a tower for each side, the language is taken from mteb's name of the subset. In a subset of two
+    languages (``deu-eng``) mteb encodes each side separately but does not say which one it is. If one of the two
+    languages is English, it is recognised by its most frequent words; for other pairs, ``lang`` must be a function.
 
-    Prompts and ``batch_size`` of mteb are not used.
+    Prompts and ``batch_size`` of mteb are ignored.
 
     Args:
-        encoder: the encoder, or what ``SentenceEncoder.load`` takes.
-        lang: language of all texts, whatever the task says; or a function ``(texts, languages) -> code``.
-        normalize: make vectors of length 1 that the model does not. Scores by cosine are the same.
-        name: ``organisation/model``: what results are filed under, beside a revision that changes with the weights.
+        encoder: The encoder, or what ``SentenceEncoder.load`` accepts.
+        lang: Language of all texts, whatever the task says; or a function ``(texts, languages) -> code``.
+        batch_tokens: As in ``SentenceEncoder.encode``.
+        normalize: Scale vectors to length 1, for models that do not do so themselves. Cosine scores stay the same.
+        name: ``organisation/model``. mteb stores results under this name and a revision that changes with the weights.
 
     Raises:
-        UserError: what ``SentenceEncoder.load`` raises.
+        UserError: As ``SentenceEncoder.load``.
     """
 
     def __init__(
@@ -94,10 +95,11 @@ class MtebEncoder:
         prompt_type: Any = None,
         **kwargs: Any,
     ) -> np.ndarray:
-        """float32 [N, D], a row for each text of the batches ``{"text": [...]}``.
+        """Return float32 [N, D] with one row for each text of the batches ``{"text": [...]}``.
 
         Raises:
-            UserError: a task of images or sound, no tower for a language, or two languages that cannot be told apart.
+            UserError: If the task has no text but images or sound, the encoder has no tower for a language, or two
+                languages cannot be told apart.
         """
         texts: list[str] = []
         for batch in inputs:
@@ -116,24 +118,24 @@ class MtebEncoder:
         )
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Cosine of every vector of [N, D] with every one of [M, D]: [N, M]."""
+        """Return the cosine of every vector of [N, D] with every one of [M, D]: [N, M]."""
         return _unit(embeddings1) @ _unit(embeddings2).T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Cosine of the vectors of [N, D] and [N, D], row by row: [N]."""
+        """Return the cosine of the vectors of [N, D] and [N, D], row by row: [N]."""
         return (_unit(embeddings1) * _unit(embeddings2)).sum(dim=1)
 
     @functools.cached_property
     def mteb_model_meta(self) -> ModelMeta:
-        """What mteb files results under.
+        """The description of the model under which mteb stores its results.
 
         Raises:
-            UserError: mteb is not installed.
+            UserError: If mteb is not installed.
         """
         _require("mteb", "mteb", "mteb>=2")
         from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
 
-        # Results of other weights or options must not be taken for this one's.
+        # The revision differs for other weights and options, so that mteb does not reuse their results for this model.
         lang = getattr(self.lang, "__qualname__", self.lang)
         revision = hashlib.sha256(f"{self.encoder.fingerprint()} {lang} {self.normalize}".encode()).hexdigest()
         return ModelMeta(
@@ -173,13 +175,13 @@ class MtebEncoder:
 
 
 def _languages(task_metadata: Any, hf_subset: str) -> list[str]:
-    """Canonical codes of a subset; a subset that the task does not list is itself a language (``deu_Latn``)."""
+    """Return the canonical language codes of a subset; an unlisted subset is itself a language (``deu_Latn``)."""
     codes = task_metadata.hf_subsets_to_langscripts.get(hf_subset, [hf_subset])
     return list(dict.fromkeys(canonical(code) for code in codes))
 
 
 def _is_english(texts: Sequence[str]) -> bool | None:
-    """Whether texts of one language are English; None if there are too few words to say."""
+    """Return whether texts, all in one language, are English; None if this cannot be decided."""
     words = [word for text in texts for word in re.findall(r"[^\W\d_]+", text.lower())]
     rate = sum(word in _ENGLISH for word in words) / max(1, len(words))
     if rate >= _ENGLISH_RATE:
@@ -188,7 +190,7 @@ def _is_english(texts: Sequence[str]) -> bool | None:
 
 
 def _unit(vectors: Any) -> torch.Tensor:
-    """Rows of length 1 in float32, of an array, a tensor or a list; [D] is one row."""
+    """Return the rows of an array, a tensor or a list as float32, scaled to length 1; [D] is one row."""
     vectors = vectors if isinstance(vectors, torch.Tensor) else torch.from_numpy(np.asarray(vectors))
     return F.normalize(torch.atleast_2d(vectors).float(), dim=1)
 
@@ -200,25 +202,25 @@ def _require(module: str, library: str, requirement: str) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _load(real_path: str, device: str | None, dtype: DataType) -> SentenceEncoder:
-    """The encoder used last stays: a grid search fits many copies of one transformer."""
+    """Load an encoder and cache the last one, because a grid search fits many copies of one transformer."""
     return SentenceEncoder.load(real_path, device=device, dtype=dtype)
 
 
 @functools.cache
 def _sentence_vectors() -> type:
-    """``SentenceVectors``; a function, because its base classes are scikit-learn's."""
+    """Return the class ``SentenceVectors``. It is made in a function, because its base classes are scikit-learn's."""
     _require("sklearn", "scikit-learn", "xrep[senteval]")
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-        """Sentences in, float32 [N, D] out: ``SentenceEncoder.encode`` as a step of a scikit-learn pipeline.
+        """Transformer of scikit-learn that turns sentences into float32 [N, D] by ``SentenceEncoder.encode``.
 
-        It holds the path of the encoder and not the encoder, so it is small to copy, to pickle and to send to another
-        process; the path has to be there when it is used. Nothing is learnt from the sentences.
+        It holds the path of the encoder, not the encoder itself. It is therefore small when it is copied, pickled or
+        sent to another process, but the path must exist there. ``fit`` learns nothing from the sentences.
 
         Args:
-            path, device, dtype: as ``SentenceEncoder.load`` takes them.
-            lang, batch_tokens, normalize: as ``SentenceEncoder.encode`` takes them.
+            path, device, dtype: As in ``SentenceEncoder.load``.
+            lang, batch_tokens, normalize: As in ``SentenceEncoder.encode``.
         """
 
         def __init__(
@@ -239,20 +241,20 @@ def _sentence_vectors() -> type:
             self.dtype = dtype
 
         def fit(self, X: Iterable[str], y: Any = None) -> SentenceVectors:  # noqa: N803 (scikit-learn's names)
-            """Load the encoder: what is wrong with it or with ``lang`` shows here.
+            """Load the encoder, so that an error in it or in ``lang`` is raised here.
 
             Raises:
-                UserError: no encoder at ``path``, or no tower for ``lang``.
+                UserError: If there is no encoder at ``path``, or it has no tower for ``lang``.
             """
             self._encoder()
             return self
 
         def transform(self, X: Iterable[str]) -> np.ndarray:  # noqa: N803
-            """float32 [N, D] of a list, array or column of N sentences.
+            """Return float32 [N, D] for a list, array or column of N sentences.
 
             Raises:
-                TypeError: one string, or something in it that is no string.
-                UserError: as ``fit``.
+                TypeError: If ``X`` is one string, or an element of it is not a string.
+                UserError: As ``fit``.
             """
             sentences = [X] if isinstance(X, str) else list(X)
             if isinstance(X, str) or not all(isinstance(sentence, str) for sentence in sentences):
@@ -261,7 +263,7 @@ def _sentence_vectors() -> type:
             return encoder.encode(sentences, self.lang, batch_tokens=self.batch_tokens, normalize=self.normalize)
 
         def _encoder(self) -> SentenceEncoder:
-            # What path names is asked each time: RUN/best is another checkpoint after more training.
+            # The path is resolved on each call, because RUN/best may be another checkpoint after more training.
             path = os.path.realpath(self.path) if os.path.exists(self.path) else str(self.path)
             encoder = _load(path, self.device, self.dtype)
             encoder.model.tower(self.lang and canonical(self.lang))
@@ -272,7 +274,7 @@ def _sentence_vectors() -> type:
             return self._encoder().output_size
 
         def __sklearn_is_fitted__(self) -> bool:
-            return True  # which scikit-learn before 1.6 asks for; later ones read the tags
+            return True  # scikit-learn before 1.6 calls this method; later versions read the tags.
 
         def __sklearn_tags__(self) -> Any:
             tags = super().__sklearn_tags__()
@@ -280,7 +282,7 @@ def _sentence_vectors() -> type:
             tags.input_tags.string, tags.input_tags.two_d_array = True, False
             return tags
 
-    SentenceVectors.__qualname__ = "SentenceVectors"  # so that pickle finds it in this module
+    SentenceVectors.__qualname__ = "SentenceVectors"  # pickle looks the class up in this module by this name.
     return SentenceVectors
 
 

@@ -1,4 +1,4 @@
-"""Any number of lines in, one .npy of vectors out: in constant memory, and going on where a killed run stopped."""
+"""Encode the lines of a file into one .npy file of vectors, in constant memory and resumable after an interruption."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
 CHUNK_LINES = 16384
-"""Lines read, sorted by length, encoded and written at a time. Chunks begin at the same lines in every run, so a run
-that was killed and went on writes the same bytes as one that was not."""
+"""Number of lines that are read, sorted by length, encoded and written at a time. Chunks begin at the same lines in
+every run, so that a resumed run writes the same bytes as an uninterrupted one."""
 CHUNK_CHARACTERS = 8_000_000
-"""A chunk of long lines ends earlier, so that memory does not grow with their length."""
+"""Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
 _HEADER_BYTES = 128
 _SECONDS_BETWEEN_LINES = 15.0
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What was written: ``path`` holds [lines, size]; ``resumed`` lines of them were there already."""
+    """The result of ``encode_file``: ``path`` holds [lines, size], of which an earlier run wrote ``resumed`` lines."""
 
     path: Path
     lines: int
@@ -47,7 +47,7 @@ class Encoded:
 
 
 def shard_path(output: Path, rank: int, world_size: int) -> Path:
-    """``vectors.npy``, or ``vectors.00001-of-00004.npy`` where several processes share the work."""
+    """Return ``vectors.npy``, or ``vectors.00001-of-00004.npy`` if several processes share the work."""
     if world_size == 1:
         return output
     return output.with_name(f"{output.stem}.{rank:05d}-of-{world_size:05d}{output.suffix}")
@@ -66,18 +66,23 @@ def encode_file(
     world_size: int = 1,
     show_progress: bool = True,
 ) -> Encoded:
-    """Encode each line of a UTF-8 file (gzip, xz or neither; ``-``: standard input) into a row of a .npy file.
+    """Encode each line of a UTF-8 file into a row of a .npy file.
 
-    While it is written the file is ``{output}.partial``, beside a journal ``{output}.partial.json``; a second call with
-    the same arguments goes on after the last chunk in the journal, if the lines up to there are the same.
+    Until it is complete, the output is ``{output}.partial`` with a journal ``{output}.partial.json``. A second call
+    with the same arguments continues after the last chunk in the journal, if the lines up to there are the same.
 
     Args:
-        dtype: of the rows in the file.
-        rank, world_size: of several processes, each encodes one run of consecutive lines into its own shard.
+        path: The input file, plain or compressed with gzip or xz; ``-`` is standard input.
+        output: The output file. With several processes it is the name from which those of the shards are made.
+        lang: Language of the lines; needed if the encoder has a tower for each side.
+        dtype: Type of the numbers in the file.
+        batch_tokens, normalize: As in ``SentenceEncoder.encode``.
+        rank, world_size: Number of this process, from 0, and number of processes. Each process encodes a range of
+            consecutive lines into its own shard.
 
     Raises:
-        UserError: a bad line, a vector that is not finite in ``dtype``, an unfinished output of another encoder, other
-            options or other lines, or one that another process is writing.
+        UserError: If a line is invalid, a vector is not finite in ``dtype``, there is an unfinished output of another
+            encoder, other options or other lines, or another process is writing the output.
     """
     started = time.monotonic()
     lang = lang and canonical(lang)
@@ -112,7 +117,7 @@ def encode_file(
 
 
 def _chunks(lines: Iterator[str]) -> Iterator[list[str]]:
-    """Runs of lines that end after CHUNK_LINES, or after the line that fills CHUNK_CHARACTERS."""
+    """Yield lists of consecutive lines that end after CHUNK_LINES or after the line that reaches CHUNK_CHARACTERS."""
     chunk: list[str] = []
     characters = 0
     for line in lines:
@@ -126,7 +131,7 @@ def _chunks(lines: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _converted(vectors: np.ndarray, dtype: np.dtype, path: str | Path, before: int) -> np.ndarray:
-    """Vectors as they go into the file; ``before``: lines before theirs."""
+    """Return the vectors as rows of the file; ``before`` is the number of lines before them, for error messages."""
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(vectors, dtype=dtype)
     finite = np.isfinite(rows).all(axis=1)
@@ -139,7 +144,10 @@ def _converted(vectors: np.ndarray, dtype: np.dtype, path: str | Path, before: i
 
 
 class _Writer:
-    """Appends chunks to the partial file, then to the journal; what is in the journal is on disk."""
+    """Writer of the partial file and its journal.
+
+    A chunk is written to the file first and then to the journal, so that all rows in the journal are on disk.
+    """
 
     def __init__(self, target: Path, facts: dict[str, Any], dtype: np.dtype) -> None:
         self.target, self.facts, self.dtype = target, facts, dtype
@@ -162,14 +170,14 @@ class _Writer:
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         try:
             self._file.close()
-        except OSError:  # a full disk, which the write has reported already
+        except OSError:  # If the block failed, the cause (a full disk, for example) has been reported already.
             if kind is None:
                 raise
         if kind is not None and self._saved is None and not self.journal.exists():
-            self.partial.unlink(missing_ok=True)  # nothing to go on from
+            self.partial.unlink(missing_ok=True)  # There is nothing to resume from.
 
     def resume(self, lines: Iterator[str]) -> None:
-        """Pass over the lines that are encoded already, make sure that they are the same, and cut off what follows."""
+        """Skip the lines that are already encoded, check that they are unchanged, and truncate the file after them."""
         if self._saved is None:
             self.journal.unlink(missing_ok=True)
         else:
@@ -191,28 +199,28 @@ class _Writer:
             aside.write_text(json.dumps(state), encoding="utf-8")
 
     def finish(self) -> None:
-        """Write the true header, and give the file its name."""
+        """Write the header with the final number of lines, and rename the file to its final name."""
         with naming(self.target):
             self._write_header()
             self._flush()
             os.replace(self.partial, self.target)
         self.journal.unlink(missing_ok=True)
         for aside in self.target.parent.glob(f".{glob.escape(self.journal.name)}.*.tmp"):
-            aside.unlink(missing_ok=True)  # of a run that was killed while it wrote its journal
+            aside.unlink(missing_ok=True)  # A run that was killed while it wrote its journal left this file.
 
     @property
     def _row_bytes(self) -> int:
         return self.facts["size"] * self.dtype.itemsize
 
     def _lock(self) -> None:
-        """Held until the file is closed, however the process ends."""
+        """Lock the file; the lock is released when the file is closed, even if the process is killed."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             cure = "wait for it, or write elsewhere"
             raise UserError("another process is writing this file", path=self.partial, cure=cure) from None
         except OSError:
-            pass  # some network file systems have no locks
+            pass  # Some network file systems do not support locks.
 
     def _write_header(self) -> None:
         self._file.seek(0)
@@ -229,10 +237,10 @@ class _Writer:
             self._digest.update(line.encode() + b"\n")
 
     def _read_journal(self) -> dict[str, Any] | None:
-        """What an earlier run left; None if there is nothing to go on from."""
+        """Return the journal of an earlier run; None if there is nothing to resume from."""
         size = os.fstat(self._file.fileno()).st_size
         if not size:
-            return None  # just made: a journal without a file is of a run that ended, but for its last step
+            return None  # The file is new. A journal without a file is from a run killed just before it deleted it.
         try:
             saved = json.loads(self.journal.read_text(encoding="utf-8"))
             facts, lines, _ = dict(saved["facts"]), int(saved["lines"]), str(saved["sha256"])
@@ -252,7 +260,7 @@ class _Writer:
 
 
 def _header(lines: int, size: int, dtype: np.dtype) -> bytes:
-    """A .npy header of always the same length."""
+    """Return a .npy header, whose length is always ``_HEADER_BYTES``."""
     buffer = io.BytesIO()
     facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (lines, size)}
     np.lib.format.write_array_header_1_0(buffer, facts)
@@ -262,7 +270,7 @@ def _header(lines: int, size: int, dtype: np.dtype) -> bytes:
 
 
 class _Progress:
-    """Lines encoded, on stderr: a bar on a terminal, elsewhere a line every quarter of a minute."""
+    """Progress in lines on stderr: a bar on a terminal, otherwise a line of text every 15 seconds."""
 
     def __init__(self, done: int, total: int | None, shown: bool) -> None:
         self._start, self._done, self._said = done, done, time.monotonic()

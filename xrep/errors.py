@@ -1,7 +1,7 @@
-"""Errors that a user can cure, kept apart from errors that are ours.
+"""Exceptions for errors that the user can correct, as opposed to bugs in xrep.
 
-A ``UserError`` is printed by the console scripts as one line and ends the process with exit code 2;
-any other exception is a bug and keeps its traceback.
+The console scripts print a ``UserError`` as one line and end the process with exit code 2. A ``TrainingError`` is
+printed without a traceback too. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Something the user gave is wrong: says where, what, and the cure, on one line.
+    """An error in the user's input; its message says on one line where it is, what is wrong and how to correct it.
 
     >>> str(UserError("12 lines, but train.en has 11", path="train.de", cure="align the two files"))
     'train.de: 12 lines, but train.en has 11; align the two files'
@@ -30,7 +30,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """Every problem of one configuration, reported together (one line each)."""
+    """All problems of one configuration, reported together, one per line."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = list(problems)
@@ -38,4 +38,4 @@ class ConfigError(UserError):
 
 
 class TrainingError(Exception):
-    """Training cannot go on (a loss that is not finite, say); printed without a traceback, exit code 1."""
+    """Training cannot continue, for example because the loss is not finite. The exit code is 1, without a traceback."""

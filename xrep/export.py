@@ -1,4 +1,4 @@
-"""The way out: an encoder as directories that transformers, sentence-transformers or xrep load."""
+"""Export of an encoder to directories that transformers, sentence-transformers or xrep can load."""
 
 from __future__ import annotations
 
@@ -45,18 +45,19 @@ def export_path(
     """Write the encoder of a checkpoint, or a pretrained one, to ``directory``.
 
     Args:
-        kind: ``xrep`` is a checkpoint, also of a translation model, without what training alone needs; else as for
-            ``export``. Of a translation model ``hf`` is the encoder alone.
-        average: take the mean of the model over this many newest checkpoints; ``path`` is the directory of their run.
-        pooling: another one than the encoder was trained with.
-        projection: False leaves it out (frozen_source, table 8: '[CLS] without MLP').
+        path: A checkpoint, or what ``SentenceEncoder.load`` accepts; with ``average``, the directory of a run.
+        kind: ``xrep`` is a checkpoint of an encoder or a translation model, without the parts that only training needs.
+            The others are those of ``export``; for a translation model, ``hf`` is its encoder alone.
+        average: Average the weights of this many of the newest checkpoints of the run; None averages nothing.
+        pooling: Pooling to use instead of that with which the encoder was trained.
+        projection: Whether to keep the projection (False: frozen_source, table 8, '[CLS] without MLP').
 
     Returns:
         The directories written.
 
     Raises:
-        UserError: no encoder, too few checkpoints, something is there already, no projection to leave out, a format
-            that has no pooling, or as ``export``.
+        UserError: If there is no encoder, there are too few checkpoints, ``directory`` is not empty, there is no
+            projection to leave out, the format has no pooling, or as ``export``.
     """
     if (pooling or not projection) and kind != "sentence-transformers":
         problem = f"--pooling and --no-projection are for the format sentence-transformers, not for {kind}"
@@ -88,7 +89,7 @@ def _change(model: DualEncoder, path: str | Path, pooling: Pooling | None, proje
 
 
 def _write_checkpoint(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path) -> Path:
-    """A checkpoint of the model alone, with the hashes of its training sentences beside it, if they are there."""
+    """Write a checkpoint with the model alone and, if they are available, the hashes of its training sentences."""
     _check_new(directory)
     hashes = checkpoint.training_hashes
     snapshot = Snapshot(
@@ -107,7 +108,7 @@ def _write_checkpoint(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None,
 def _write_its_encoder(
     checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, kind: Format
 ) -> Path:
-    """The encoder of a translation model, as a directory of transformers."""
+    """Write the encoder of a translation model as a directory of transformers."""
     if kind != "hf":
         problem = "a translation model, which sentence-transformers does not have"
         cure = "give --format xrep, or --format hf for its encoder alone"
@@ -142,8 +143,11 @@ def _check_new(directory: Path) -> None:
 
 
 def export(encoder: SentenceEncoder, directory: str | Path, kind: Format) -> list[Path]:
-    """Write an encoder of one tower to ``directory``, one of two towers to its folders ``source`` and ``target``, with
-    a README that says which is which. Nothing of it runs code; xrep reads the directories back, weights bit by bit.
+    """Write an encoder as directories of sentence-transformers or transformers.
+
+    An encoder with one tower is written to ``directory`` itself, one with two towers to its folders ``source`` and
+    ``target``; a README says which languages each reads. The directories contain no code. xrep can read them again,
+    with exactly the same weights.
 
     Args:
         kind: ``sentence-transformers`` has pooling, projection and normalisation; ``hf`` is the transformer alone.
@@ -152,7 +156,7 @@ def export(encoder: SentenceEncoder, directory: str | Path, kind: Format) -> lis
         The directories written.
 
     Raises:
-        UserError: something is there already, or the encoder has no counterpart in those libraries.
+        UserError: If ``directory`` is not empty, or the encoder has no counterpart in those libraries.
     """
     directory = Path(directory)
     _check_new(directory)
@@ -204,7 +208,8 @@ def _write_tower(encoder: SentenceEncoder, tower: str, path: Path, kind: Format)
 
 def _readme(encoder: SentenceEncoder, towers: list[str], kind: Format) -> str:
     model = encoder.model
-    comparable = len(model.projections) == len(model.architecture()["projections"])  # else one was left out
+    # If a projection was left out, vectors of the two towers cannot be compared.
+    comparable = len(model.projections) == len(model.architecture()["projections"])
     sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in towers))
     lines = [
         "# A cross-lingual sentence encoder",

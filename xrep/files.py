@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the sha256 of a file."""
+"""Atomic writing of files and folders, and the sha256 of a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xrep.errors import UserError
 
 
 def sha256_of(path: str | Path) -> str:
-    """The hex sha256 of a file, read piece by piece. ``hashlib.file_digest`` would need Python 3.11."""
+    """Return the hex sha256 of a file, read in blocks. ``hashlib.file_digest`` would need Python 3.11."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
         while block := stream.read(1 << 20):
@@ -24,7 +24,7 @@ def sha256_of(path: str | Path) -> str:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Let a failed write (a full disk, a quota) name the file or folder it was for: Python often does not."""
+    """Context manager that adds ``path`` to the OSError of a failed write (full disk, quota), which may not name it."""
     try:
         yield
     except OSError as error:
@@ -33,7 +33,7 @@ def naming(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def write_aside(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` to write to; it takes the place of ``path`` if the block ends well."""
+    """Context manager that yields a temporary path beside ``path``, which replaces ``path`` if the block succeeds."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -45,10 +45,15 @@ def write_aside(path: str | Path) -> Iterator[Path]:
 
 
 def check_output(path: str | Path, *, folder: bool = False) -> None:
-    """Find out before the work whether its result can be written: a file, or a folder that may yet have to be made.
+    """Check before a long computation that its result can be written.
+
+    Args:
+        path: Where the result will be written.
+        folder: Whether the result is a folder, which need not exist yet, instead of a file.
 
     Raises:
-        UserError: the parent folder is missing or closed to writing, or something of another kind has that name.
+        UserError: If the parent folder is missing or not writable, or ``path`` is a folder where a file is needed or
+            the reverse.
     """
     path = Path(path)
     place = path if folder and path.is_dir() else path.absolute().parent
@@ -62,9 +67,14 @@ def check_output(path: str | Path, *, folder: bool = False) -> None:
 
 
 def build_once(directory: Path, marker: str, build: Callable[[Path], None]) -> None:
-    """Have ``build`` fill a folder aside that becomes ``directory``, unless that is there; ``marker`` is its last file.
+    """Create ``directory`` with ``build``, unless it is complete already.
 
-    Several processes may do so at once: one of the folders stays, which is as good as the others.
+    Several processes may call this at the same time: the folder of one of them is kept, and all are equivalent.
+
+    Args:
+        directory: The folder to create.
+        marker: Name of the file that ``build`` writes last; a folder that has it is complete.
+        build: Function that fills an empty folder, which is then renamed to ``directory``.
     """
     if (directory / marker).is_file():
         return
@@ -74,7 +84,7 @@ def build_once(directory: Path, marker: str, build: Callable[[Path], None]) -> N
         build(temporary)
         os.replace(temporary, directory)
     except OSError:
-        if not (directory / marker).is_file():  # else another process was faster
+        if not (directory / marker).is_file():  # If the file is there, another process was faster.
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Translations found in two texts of any size: in bounded memory, and going on where a killed run stopped."""
+"""Find translations in two texts of any size, in bounded memory and resumable after an interruption."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Index = Literal["flat", "ivf", "ivf-pq"]
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """One side: a text, or vectors, or both, row i the vector of line i.
+    """One side of the search: a text, or vectors, or both. Row i of the vectors belongs to line i of the text.
 
     Attributes:
-        lang: for an encoder with a tower for each language.
+        lang: Language of the text; needed if the encoder has a tower for each side.
     """
 
     name: Literal["source", "target"]
@@ -49,28 +49,33 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class MiningOptions:
+    """Options of ``mine``."""
+
     margin: Margin = "ratio"
     neighbours: int = 4
-    """k: how many a margin counts, and among how many a translation is looked for."""
+    """k, the number of nearest neighbours that the margin averages and among which a translation is searched."""
     retrieval: Retrieval = "max"
     threshold: float | None = None
-    """Pairs with a lower score are left out; None: none is."""
+    """Leave out pairs with a score lower than this. None keeps all pairs."""
     one_to_one: bool = False
-    """A target in one pair at most (a source always is)."""
+    """Use each target in at most one pair. (Each source is always in at most one.)"""
     index: Index = "flat"
-    """``flat``: exact; ``ivf``, ``ivf-pq``: faiss's inverted files, which may miss neighbours."""
+    """``flat`` is exact search; ``ivf`` and ``ivf-pq`` are faiss's inverted files, which may miss neighbours."""
     probes: int = 32
-    """Cells of an inverted file that are searched for each sentence."""
+    """Number of cells of the inverted file that are searched for each sentence."""
     batch_tokens: int = 4096
-    """Subwords that go through the encoder at once."""
+    """Number of subwords per batch of the encoder."""
     device: str = "cpu"
-    """Where exact products are taken."""
+    """Device on which the exact search computes its products."""
 
 
 @dataclass(frozen=True)
 class Mined:
-    """What was done. ``pairs`` is None for a shard, whose pairs are known when all are merged; of each side the
-    sentences compared and the lines left out because they are empty or stand there twice."""
+    """The result of ``mine``.
+
+    ``pairs`` is None for a shard, because pairs are known only after all shards are merged. ``sources`` and ``targets``
+    count the sentences compared; ``empty`` and ``duplicates`` count the lines of (source, target) that were left out.
+    """
 
     path: str
     pairs: int | None
@@ -79,7 +84,7 @@ class Mined:
     empty: tuple[int, int]
     duplicates: tuple[int, int]
     search: dict[str, Any]
-    """All that the neighbours depend on: checksums, encoder, neighbours, index."""
+    """The facts that the neighbours depend on: checksums of texts and vectors, number of neighbours, index, version."""
     settings: dict[str, Any]
     version: str
     seconds: float
@@ -87,7 +92,7 @@ class Mined:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A side that was read: what is compared, where its lines are, and facts that tell it from another."""
+    """A side that was read: the sentences to compare, its lines, and the facts that distinguish it from another."""
 
     side: Side
     lines: _Lines | None
@@ -97,7 +102,7 @@ class _Opened:
 
 
 class _Lines:
-    """Lines of a text by their number, copied to where they can be found again: 16 bytes of memory a line."""
+    """Random access to the lines of a text, which are copied to a file. It needs 16 bytes of memory per line."""
 
     def __init__(self, text: Path, copy: Path) -> None:
         self._starts, keys, digest = array("q", [0]), array("Q"), hashlib.sha256()
@@ -115,11 +120,11 @@ class _Lines:
         return len(self.keys)
 
     def filled(self) -> np.ndarray:
-        """Which lines are not empty: bool [N]."""
+        """Return which lines are not empty: bool [N]."""
         return np.diff(np.frombuffer(self._starts, dtype=np.int64)) > 0
 
     def line(self, row: int) -> str:
-        """A line as a field of a TSV file."""
+        """Return a line as a field of a TSV file, so without tabs."""
         start, stop = self._starts[row], self._starts[row + 1]
         return os.pread(self._file.fileno(), stop - start, start).decode().replace("\t", " ")
 
@@ -138,21 +143,22 @@ def mine(
     merged: int | None = None,
     progress: Progress | None = None,
 ) -> Mined:
-    """Write pairs that may be translations: lines ``score<TAB>source<TAB>target``, the best first.
+    """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first.
 
-    Empty lines and repeated ones take no part (of equal lines the first does). Without texts lines are numbers, from 1.
-    What was encoded and found lies in ``{output}.work`` until the pairs are written; a second call with the same
-    arguments goes on from there, and its output is the same.
+    Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
+    1) are written. Intermediate results are kept in ``{output}.work`` until the pairs are written; a second call with
+    the same arguments continues from there and gives the same output.
 
     Args:
-        encoder: for sides without vectors.
-        shard: (i, n), i from 1: search with the i-th of n parts of the source. The result is the folder
-            ``{output}.shard-i-of-n``, no pairs.
-        merged: n: take what n shards found instead of searching.
-        progress: called with the units of the search done and their total.
+        encoder: Encoder for the sides that have no vectors.
+        shard: (i, n), with i from 1: search only the i-th of n parts of the source. The result is the folder
+            ``{output}.shard-i-of-n`` and no pairs are written.
+        merged: Number n of shards whose results are merged instead of searching; None searches.
+        progress: Called with the units of the search that are done and their total.
 
     Raises:
-        UserError: a bad side, fewer sentences than neighbours, an unfinished or sharded search of other things.
+        UserError: If a side is invalid, there are fewer sentences than neighbours, or there is an unfinished search or
+            a shard with other inputs or options.
     """
     began = time.monotonic()
     work = shard_folder(output, *shard) if shard else output.with_name(f"{output.name}.work")
@@ -191,13 +197,13 @@ def mine(
 
 
 def shard_folder(output: Path, part: int, parts: int) -> Path:
-    """Where the search of one of several parts leaves what it found."""
+    """Return the folder in which the search of one of several parts saves its results."""
     return output.with_name(f"{output.name}.shard-{part}-of-{parts}")
 
 
 @contextmanager
 def _work_folder(work: Path) -> Iterator[None]:
-    """Made if need be, and held by one process."""
+    """Context manager that creates the folder if necessary and locks it for this process."""
     work.mkdir(exist_ok=True)
     with (work / "lock").open("w") as lock:
         try:
@@ -209,12 +215,12 @@ def _work_folder(work: Path) -> Iterator[None]:
             yield
         except BaseException:
             if not any(work.glob("*.np[yz]*")):
-                shutil.rmtree(work)  # nothing to go on from
+                shutil.rmtree(work)  # There is nothing to resume from.
             raise
 
 
 def _open(given: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> _Opened:
-    """Read the text, take or make the vectors, and leave empty and repeated lines out."""
+    """Read the text, read or compute the vectors, and leave out empty and repeated lines."""
     lines = _Lines(given.text, work / f"{given.name}.txt") if given.text else None
     facts: dict[str, Any] = {"text": lines.sha256} if lines else {}
     vectors = given.vectors
@@ -256,7 +262,7 @@ def _check(sides: list[_Opened], given: tuple[Text, Text], options: MiningOption
 
 
 def _remember(work: Path, facts: dict[str, Any]) -> None:
-    """Note what the search is of, or make sure that an earlier run searched the same."""
+    """Save the facts of the search, or check that those of an earlier run are the same."""
     path = work / "facts.json"
     if path.exists():
         before = _read_facts(path)
@@ -312,7 +318,7 @@ def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours
 
 
 def _write(output: Path, found: Neighbours, sides: list[_Opened], options: MiningOptions) -> int:
-    """Pairs written."""
+    """Write the pairs to ``output`` and return their number."""
     pairs: Candidates = choose(found, options.margin, options.retrieval, one_to_one=options.one_to_one)
     if options.threshold is not None:
         pairs = pairs.take(pairs.score >= options.threshold)
@@ -328,7 +334,7 @@ def _write(output: Path, found: Neighbours, sides: list[_Opened], options: Minin
 
 
 def _clear(work: Path, keep: tuple[str, ...]) -> None:
-    """Remove what is no longer needed, the lock last: a folder without one is of a search that ended."""
+    """Remove all files except ``keep``. The lock is removed last: a folder without one is of a completed search."""
     if not keep:
         shutil.rmtree(work)
         return

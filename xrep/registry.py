@@ -1,6 +1,7 @@
-"""Names of parts -> where their classes live. A class is imported only when its part is chosen.
+"""Registries that map the names of parts (tasks, models, criteria, ...) to their classes.
 
-Others add parts in two ways, both of which also work under torchrun:
+A class is imported only when its part is chosen. Other packages can add parts in two ways, which also work under
+torchrun:
 
 - an entry point in the group ``xrep.plugins`` named ``<kind>.<name>`` whose value is ``module:Class``
   (``criterion.my_loss = my_package.losses:MyLoss``): nothing is imported until the part is used;
@@ -30,17 +31,17 @@ ENTRY_POINT_GROUP = "xrep.plugins"
 
 
 class Registry:
-    """Parts of one kind: ``name -> "module:Class"``."""
+    """The parts of one kind, as a map ``name -> "module:Class"``."""
 
     def __init__(self, kind: str, targets: dict[str, str]) -> None:
         self.kind = kind
         self._targets = dict(targets)
 
     def register(self, name: str, target: str | None = None) -> Callable[[type], type]:
-        """Add a part; as a decorator, or with ``target="module:Class"`` as a plain call.
+        """Add a part, either as a decorator of its class or by a call with ``target="module:Class"``.
 
         Raises:
-            UserError: the name is taken by another class; both places are named.
+            UserError: If another class has the name; the message names both.
         """
         if target is not None:
             self._add(name, target)
@@ -64,10 +65,10 @@ class Registry:
         return sorted(self._targets)
 
     def target(self, name: str) -> str:
-        """``module:Class`` of a part.
+        """Return the ``module:Class`` of a part.
 
         Raises:
-            UserError: no such part; the nearest names are suggested.
+            UserError: If there is no such part; the message suggests the nearest name, or lists all names.
         """
         if name not in self._targets:
             names = self.names()
@@ -76,15 +77,15 @@ class Registry:
         return self._targets[name]
 
     def load(self, name: str) -> type:
-        """The class of a part, imported now."""
+        """Import and return the class of a part."""
         return load_target(self.target(name))
 
 
 def load_target(target: str) -> type:
-    """The object that ``module:Class`` names.
+    """Import and return the object that ``module:Class`` names.
 
     Raises:
-        UserError: its module cannot be imported or lacks the class.
+        UserError: If its module cannot be imported or lacks the class.
     """
     module, _, attribute = target.partition(":")
     try:
@@ -97,10 +98,10 @@ def load_target(target: str) -> type:
 
 
 def module_node(module: str) -> ast.Module:
-    """The syntax tree of a module, from its source text.
+    """Return the syntax tree of a module, parsed from its source text.
 
     Raises:
-        UserError: the source text cannot be found or is no Python.
+        UserError: If the source text cannot be found or is not valid Python.
     """
     try:
         spec = importlib.util.find_spec(module)
@@ -116,10 +117,10 @@ def module_node(module: str) -> ast.Module:
 
 
 def class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
-    """The syntax tree of a class, from the source text of its module; None if the text has no such class.
+    """Return the syntax tree of a class, from the source text of its module; None if the text has no such class.
 
     Raises:
-        UserError: as in ``module_node``.
+        UserError: As ``module_node``.
     """
     node: Any = module_node(module)
     for name in qualified_name.split("."):
@@ -130,11 +131,11 @@ def class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
 
 
 _parsed = functools.lru_cache(maxsize=None)(ast.parse)
-"""One module's text is read for each of its classes, and for each stage of a course."""
+"""``ast.parse`` with a cache, because a module is parsed for each of its classes and each training stage."""
 
 
 def suggestion(name: str, known: list[str]) -> str:
-    """The cure for a misspelt name: the nearest one, or all of them."""
+    """Return the advice for a misspelt name: the nearest known name, or else all known names."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
 
@@ -143,7 +144,7 @@ def import_plugin(module: str) -> None:
     """Import a module that registers parts.
 
     Raises:
-        UserError: it cannot be imported, whatever goes wrong inside it, or takes a name that another part has.
+        UserError: If importing it raises any exception, or it registers a name that another part has.
     """
     try:
         importlib.import_module(module)
@@ -156,7 +157,7 @@ def import_plugin(module: str) -> None:
 
 
 def _place_of(error: Exception) -> str:
-    """Where a plugin's own code failed, for messages; empty if it was not even found."""
+    """Return where the code of a plugin failed, for error messages; empty if the plugin was not found."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
 

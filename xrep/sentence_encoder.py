@@ -1,4 +1,4 @@
-"""What a user holds at the end: sentences in, vectors out."""
+"""The sentence encoder, which turns sentences into vectors."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class SentenceEncoder:
     (2, 512)
 
     Attributes:
-        languages: codes of the languages it was trained on.
-        training_hashes: hashes of its training sentences (sorted uint64 ``.npy``), None if they are not beside it.
+        languages: Codes of the languages it was trained on.
+        training_hashes: File with the hashes of its training sentences (sorted uint64 ``.npy``); None if it is not
+            available.
     """
 
     def __init__(
@@ -56,16 +57,17 @@ class SentenceEncoder:
         """Load a checkpoint directory such as ``run1/best``, or a pretrained encoder.
 
         Args:
-            path: directory of a checkpoint, of Hugging Face or of sentence-transformers, or a name in the local Hugging
+            path: Directory of a checkpoint, of Hugging Face or of sentence-transformers, or a name in the local Hugging
                 Face cache.
-            device: default: a GPU if there is one.
-            dtype: type of weights and activations; bfloat16 moves vectors by a cosine of about 1e-4. It is faster on
-                GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs take the products in
-                float32 and round their results, which is not faster than float32.
-            random_weights: keep a fresh initialisation of the same architecture: the baseline of an evaluation.
+            device: Device of the encoder. The default is a GPU if there is one, else the CPU.
+            dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4. It is
+                faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs compute products
+                in float32 and round their results, which is not faster than float32.
+            random_weights: Initialise the architecture randomly instead of loading the trained weights, as the baseline
+                of an evaluation.
 
         Raises:
-            UserError: no encoder that xrep can read, or a damaged one.
+            UserError: If there is no encoder that xrep can read, or it is damaged.
         """
         with torch.random.fork_rng(devices=[], enabled=random_weights):
             if random_weights:
@@ -78,7 +80,7 @@ class SentenceEncoder:
 
     @property
     def output_size(self) -> int:
-        """D, the width of the vectors."""
+        """The dimension D of the vectors."""
         return self.model.output_size
 
     def encode(
@@ -90,18 +92,20 @@ class SentenceEncoder:
         normalize: bool = True,
         show_progress: bool = False,
     ) -> np.ndarray:
-        """float32 [N, D], one vector a sentence, in the order given.
+        """Return float32 [N, D] with one vector per sentence, in the order of the sentences.
 
-        A sentence's vector does not depend on the other sentences (to about 1e-6).
+        The vector of a sentence does not depend on the other sentences (to about 1e-6).
 
         Args:
-            lang: language of the sentences (``de``, ``deu``); needed where the encoder has a tower for each side.
-            batch_tokens: subwords, padding included, that go through the encoder at once.
-            normalize: vectors of length 1; else as the model gives them.
+            sentences: N sentences.
+            lang: Language of the sentences (``de``, ``deu``); needed if the encoder has a tower for each side.
+            batch_tokens: Number of subwords per batch, padding included.
+            normalize: Scale the vectors to length 1; otherwise they are as the model computes them.
+            show_progress: Show a progress bar on stderr.
 
         Raises:
-            UserError: the encoder has no tower for the language.
-            TypeError: ``sentences`` is one string.
+            UserError: If the encoder has no tower for the language.
+            TypeError: If ``sentences`` is one string.
         """
         if isinstance(sentences, str):
             raise TypeError("encode takes a list of sentences, not one string")
@@ -118,8 +122,10 @@ class SentenceEncoder:
         return vectors
 
     def fingerprint(self) -> str:
-        """Hex digest that changes with the weights, the architecture, the type of numbers and the special ids; not with
-        the place where the encoder lies."""
+        """Return a hex digest of the weights, the architecture, the type of the numbers and the special ids.
+
+        It does not depend on the path of the encoder.
+        """
         return fingerprint(self.model, self.text)
 
     def _tokenize(self, sentences: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
@@ -131,7 +137,7 @@ class SentenceEncoder:
 
 
 def _is_pretrained(path: str | Path) -> bool:
-    """Whether it is a directory of other libraries; what is no directory may be a name in a cache of theirs."""
+    """Return whether ``path`` is a directory of another library, or may be a name in the cache of one."""
     path = Path(path)
     if not path.is_dir():
         return not path.exists() and not path.is_absolute()

@@ -1,11 +1,14 @@
 #!/bin/sh
-# Tables 4-6 and figure 2 of the paper in small: one run for each change of one setting, then Tatoeba and STS-B.
+# The ablations of the paper (tables 4-6 and figure 2) at a small scale: each run changes one setting and is then
+# evaluated on Tatoeba and STS-B.
 #
 #   export TATOEBA="--data $(xrep-data get demo --print-path)/test" STS="--data sts/STSBenchmark"
 #   examples/moco_bert/ablations.sh runs/ablations --task bitext --criterion dual_moco --max-steps 300
-#   CHANGES="criterion.queue_size=1024 criterion.momentum=0" examples/moco_bert/ablations.sh ...      only these
+# To run only some of the changes:
+#   CHANGES="criterion.queue_size=1024 criterion.momentum=0" examples/moco_bert/ablations.sh ...
 #
-# The first argument is where runs go, the rest is xrep-train's. TATOEBA and STS are what xrep-eval is told besides.
+# The first argument is the folder for the runs; the other arguments are passed to xrep-train. TATOEBA and STS are
+# further arguments of xrep-eval.
 set -eu
 runs=$1
 shift

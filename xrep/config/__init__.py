@@ -1,7 +1,7 @@
-"""The configuration of a run: defaults < YAML < command line, every problem reported together.
+"""The configuration of a run: defaults < YAML < command line, with all problems reported together.
 
-``fields``: the options of one part. ``sections``: what a run is made of, and layers of values. ``resolve``: values into
-a ``RunConfig``. ``course``: layers into the runs of a course of training.
+``fields``: the options of one part. ``sections``: what a run is made of, and layers of values. ``resolve``: turns
+values into a ``RunConfig``. ``course``: turns layers into the runs of a course of training.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layers of values -> the runs of a course of training: one, or as many as there are ``stages``."""
+"""Turns layers of values into the runs of a course of training: one run, or one per stage if there are ``stages``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from xrep.errors import ConfigError
 from xrep.registry import import_plugin, suggestion
 
 COMMAND_LINE = "command line"
-"""Name of the layer that goes over the stages; all others lie below them."""
+"""Name of the layer that overrides the stages; stages override all other layers."""
 PREVIOUS = "previous"
 
 Layers = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def compose(layers: Layers, problems: list[str] | None = None) -> RunConfig:
-    """The run of layers that name no stages; see ``compose_course``."""
+    """Return the run of layers that have no stages; see ``compose_course``."""
     first, *others = compose_course(layers, problems)
     if others or first.stage:
         raise ConfigError(["this configuration has stages, and a single run is wanted; leave them out"])
@@ -38,17 +38,18 @@ def compose(layers: Layers, problems: list[str] | None = None) -> RunConfig:
 
 
 def compose_course(layers: Layers, problems: list[str] | None = None) -> list[RunConfig]:
-    """Resolve layers of values, lowest first, each with the name that messages give it.
+    """Resolve layers of values, given from lowest to highest, each with the name that messages use for it.
 
-    A stage is the values of all layers under its own; the command line goes over both. Each stage trains in
-    SAVE_DIR/NAME and starts from ``best`` of the one before, unless it says ``init``: a checkpoint directory,
-    ``previous/last``, or ``none`` for a fresh start. The top-level ``init`` is that of the first stage.
+    The values of a stage are those of all layers, overridden by the stage's own; the command line overrides both. Each
+    stage trains in SAVE_DIR/NAME and starts from ``best`` of the previous stage, unless its ``init`` is something else:
+    a checkpoint directory, ``previous/last``, or ``none`` for a fresh start. The top-level ``init`` is that of the
+    first stage.
 
     Returns:
         One run per stage; without stages one run, whose ``stage`` is empty.
 
     Raises:
-        ConfigError: with every problem of every stage: unknown sections, parts and keys (with the nearest known one),
+        ConfigError: lists every problem of every stage: unknown sections, parts and keys (with the nearest known one),
             values of the wrong type, values that the parts themselves refuse.
     """
     problems = list(problems or [])
@@ -75,7 +76,7 @@ def compose_course(layers: Layers, problems: list[str] | None = None) -> list[Ru
 
 
 def course_to_yaml(runs: list[RunConfig]) -> str:
-    """A configuration file that gives the same runs."""
+    """Return a configuration file that gives the same runs."""
     if not runs[0].stage:
         return runs[0].to_yaml()
     stages = []
@@ -86,12 +87,12 @@ def course_to_yaml(runs: list[RunConfig]) -> str:
 
 
 def course_directory(run: RunConfig) -> Path:
-    """The folder that holds the folders of the stages, given one of them."""
+    """Return the folder that contains the folders of the stages, given the run of one stage."""
     return Path(run.values["checkpoint"]["save_dir"]).parent
 
 
 def _place(runs: list[RunConfig]) -> None:
-    """Give each stage its folder, and the checkpoint of the stage before."""
+    """Set the folder of each stage, and the checkpoint of the previous stage that it starts from."""
     labels = "+".join(dict.fromkeys(run.label for run in runs))
     root = Path(runs[0].values["checkpoint"]["save_dir"] or f"runs/{labels}")
     for number, run in enumerate(runs):
@@ -106,11 +107,12 @@ def _place(runs: list[RunConfig]) -> None:
 
 
 def stages_of(values: Mapping[str, Any], command: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Name and merged values of each stage; without stages, of the one run, whose name is empty.
+    """Return the name and the merged values of each stage; without stages those of the one run, whose name is empty.
 
     Args:
-        values: of all layers but the command line.
-        command: of the command line. Each stage takes what it has an option for, or no other stage has.
+        values: merged values of all layers except the command line.
+        command: values of the command line. A stage takes each key that is one of its options, or that is an option of
+            no stage.
     """
     base, general = _without_stages(values), _without_stages(command)
     stages = _listed_stages(values)
@@ -139,7 +141,8 @@ def _without_stages(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stage_over(base: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a stage. Its own parts replace the task and criterion of the base, and the other way round."""
+    """Merge the values of a stage over ``base``. The stage's own parts replace the task and criterion of ``base``; its
+    own task or criterion replaces the parts of ``base``."""
     replaced: set[str] = set()
     if isinstance(stage.get("parts"), list):
         replaced = set(OF_A_PART)
@@ -149,7 +152,7 @@ def _stage_over(base: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, 
 
 
 def _only(values: Mapping[str, Any], keep: Callable[[str], bool], above: str = "") -> dict[str, Any]:
-    """The values whose dotted keys are to be kept."""
+    """Return only the values whose dotted keys ``keep`` accepts."""
     kept: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -169,7 +172,7 @@ def _keys_of(stage: Mapping[str, Any]) -> set[str]:
 
 
 def _with_indices(keys: set[str], stage: Mapping[str, Any]) -> set[str]:
-    """The keys, and those of parts also by index."""
+    """Return the keys, with keys of parts also by index."""
     for number, part in enumerate(parts_of(stage)):
         start = f"parts.{part['name']}."
         keys |= {f"parts.{number}.{key.removeprefix(start)}" for key in keys if key.startswith(start)}
@@ -182,7 +185,8 @@ def _with_indices(keys: set[str], stage: Mapping[str, Any]) -> set[str]:
 def _known_keys(
     origin: str, layer: Mapping[str, Any], below: Mapping[str, Any], problems: list[str], is_stage: bool = False
 ) -> dict[str, Any]:
-    """What a layer says of keys that there are; ``below``: the values whose parts and stages it may change."""
+    """Return the values of a layer that have known keys. The layer may change parts and stages that are listed in
+    ``below``."""
     top = [*SECTIONS, *TOP_LEVEL, "parts", *MIXING, *([] if is_stage else ["stages"])]
     known = {}
     for key, value in layer.items():
@@ -227,7 +231,7 @@ def _nameless(stage: Mapping[str, Any]) -> dict[str, Any]:
 def _named_ones(
     origin: str, kind: str, changes: Mapping[str, Any], listed: list[str], others: list[str], problems: list[str]
 ) -> dict[str, Any]:
-    """Changes to parts or stages that are listed below; ``others``: further names that will do."""
+    """Return the changes to parts or stages that are in ``listed`` or ``others`` (further accepted names)."""
     known = {}
     for name, change in changes.items():
         if name not in [*listed, *others]:
@@ -256,7 +260,7 @@ def _check_stages(values: Mapping[str, Any], command: Mapping[str, Any], problem
 
 
 def _told_once(found: list[tuple[str, list[str]]]) -> list[str]:
-    """The problems of all stages, each with the stage's name unless all stages have it."""
+    """Return the problems of all stages, each with the stage's name unless all stages have it."""
     first, *others = (problems for _, problems in found)
     common = [problem for problem in first if all(problem in problems for problems in others)]
     return common + [f"stage {name}: {problem}" for name, told in found for problem in told if problem not in common]

@@ -1,7 +1,7 @@
-"""The options of a part: the fields of the ``Config`` dataclass nested in its class, and values of their types.
+"""The options of a part: the fields of the ``Config`` dataclass in its class, and conversion of values to their types.
 
-The string under a field is its help. Fields are read from the source text, without importing it, so that ``--help``
-need not wait for torch.
+The string under a field is its help. Fields are read from the source text without importing it, so that ``--help`` need
+not wait for torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class FieldSpec:
     """One option: a field of a ``Config`` dataclass as its source text gives it."""
 
     section: str
-    """Where the part stands in a configuration: ``criterion``, or ``parts.NAME.criterion``; empty at the top."""
+    """Where the part is in a configuration: ``criterion``, or ``parts.NAME.criterion``; empty at the top."""
     name: str
     annotation: str
     default: Any
@@ -32,10 +32,10 @@ class FieldSpec:
 
 
 def read_fields(section: str, target: str) -> list[FieldSpec]:
-    """The options of a part, read from its module's source text without running it.
+    """Return the options of a part, read from its module's source text without running it.
 
-    So is a ``Config`` whose base classes its module defines or imports by name. Where that does not lead to all of them
-    (a class inherits its ``Config``, say) the class is imported.
+    Base classes of the ``Config`` are read in the same way if the module defines them or imports them by name. If this
+    does not find all of them (for example because a class inherits its ``Config``), the class is imported.
 
     Raises:
         UserError: the module or its class has no readable ``Config``.
@@ -56,7 +56,8 @@ def read_fields(section: str, target: str) -> list[FieldSpec]:
 
 
 def _read(section: str, module: str, name: str) -> dict[str, FieldSpec] | None:
-    """The fields of a class and of its bases, in the order of a dataclass; None if the text does not tell them all."""
+    """Return the fields of a class and its bases, in the order of a dataclass; None if the text does not show all of
+    them."""
     node = class_node(module, name)
     if node is None:
         return None
@@ -72,7 +73,7 @@ def _read(section: str, module: str, name: str) -> dict[str, FieldSpec] | None:
 
 
 def _origin(module: str, name: str) -> tuple[str, str]:
-    """The module that a name comes from, and what it is called there."""
+    """Return the module that a name comes from, and its name there."""
     for statement in module_node(module).body:
         if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             for alias in statement.names:
@@ -112,10 +113,10 @@ def _default_of(node: ast.expr | None) -> Any:
 
 
 def convert(value: Any, annotation: str) -> Any:
-    """``value`` (of a YAML file, or a string of the command line) as the type the annotation names.
+    """Convert ``value`` (from a YAML file, or a string from the command line) to the type that the annotation names.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the value is not of that type.
     """
     options = _union(annotation)
     if "None" in options and isinstance(value, str) and value.lower() in ("none", "null"):
@@ -141,7 +142,7 @@ def _union(annotation: str) -> list[str]:
 
 def _convert_one(value: Any, kind: str) -> Any:
     if kind.startswith("Literal["):
-        value = "none" if value is None else value  # as YAML reads what stands for it
+        value = "none" if value is None else value  # YAML reads the choice none as None
         for choice in _elements(kind):
             if str(value) == str(ast.literal_eval(choice)):
                 return ast.literal_eval(choice)

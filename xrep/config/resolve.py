@@ -1,4 +1,4 @@
-"""One run's configuration: every option resolved and checked, the ``Config`` of each part made."""
+"""Resolves and checks the options of one run, and makes the ``Config`` of each part."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from xrep.errors import UserError
 from xrep.registry import REGISTRIES, load_target, suggestion
 
 MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
-"""The task and the criterion of a run that has several of them."""
+"""The task and the criterion of a run with several parts, which combine those of the parts."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A resolved configuration: plain nested values plus the objects made from them.
+    """A resolved configuration: plain nested values and the objects made from them.
 
-    With several parts ``values`` has ``parts`` and ``mixing`` in place of ``task`` and ``criterion``, while ``configs``
-    and ``classes`` have one task and one criterion all the same, which are those of ``MIXTURE``.
+    With several parts, ``values`` has ``parts`` and ``mixing`` instead of ``task`` and ``criterion``. ``configs`` and
+    ``classes`` still have one task and one criterion, which are those of ``MIXTURE``.
     """
 
     values: dict[str, Any]
     configs: dict[str, Any]
-    """Section -> instance of that part's ``Config`` dataclass."""
+    """Maps each section to the instance of its part's ``Config`` dataclass."""
     classes: dict[str, type]
-    """Section -> class of the chosen part."""
+    """Maps each section to the class of the chosen part."""
     stage: str = ""
-    """Name of the stage of a course of training; empty for a run alone."""
+    """Name of the stage in a course of training; empty for a single run."""
 
     @property
     def seed(self) -> int:
@@ -62,7 +62,7 @@ class RunConfig:
 
     @property
     def data(self) -> list[str]:
-        """The data that its tasks name."""
+        """The data that the run's tasks name."""
         tasks = [part["task"] for part in self.values.get("parts", [self.values])]
         return list(dict.fromkeys(task["data"] for task in tasks if task.get("data")))
 
@@ -72,35 +72,35 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Part:
-    """The task, or the criterion, of one of several parts."""
+    """The task or the criterion of one of several parts."""
 
     name: str
     kind: type
-    """Its class."""
+    """Class of the task or criterion."""
     config: Any
-    """Instance of its ``Config``."""
+    """Instance of the class's ``Config``."""
     weight: float
     proportion: float
 
 
 class Resolver:
-    """Turns the merged values of one run into a ``RunConfig``, and notes every problem on the way.
+    """Turns the merged values of one run into a ``RunConfig``, and collects all problems.
 
     Attributes:
-        problems: what is wrong, one line each; with any, there is no ``RunConfig``.
+        problems: what is wrong, one line each; if there are any, there is no ``RunConfig``.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.problems: list[str] = []
         self._doubtful: set[str] = set()
-        """Keys that keep their default for want of a good value."""
+        """Keys that keep their default because no valid value was given."""
         self._check_form(values)
         self._sections = sections_of(values)
         self._parts = parts_of(values)
         self._given = values
 
     def run(self, stage: str = "") -> RunConfig | None:
-        """The resolved run; None where there are problems."""
+        """Return the resolved run, or None if there are problems."""
         resolved = {section.key: self._resolve(section) for section in self._sections}
         values: dict[str, Any] = {}
         if "parts" in self._given:
@@ -135,7 +135,7 @@ class Resolver:
         check_names("part", names, r"[A-Za-z_]\w*", "letters, digits and _, no digit in front", self.problems)
 
     def _resolve(self, section: Section) -> dict[str, Any] | None:
-        """The values of a section; None if its part is not known."""
+        """Return the values of a section, or None if its part is not known."""
         if section.kind in DEFAULT_NAMES and section.name is None:
             choices = ", ".join(REGISTRIES[section.kind].names())
             how = f"--{section.kind}" if section.key == section.kind else f"{section.key}="
@@ -191,7 +191,8 @@ class Resolver:
         return resolved
 
     def _instantiate(self, resolved: Mapping[str, dict[str, Any]]) -> tuple[dict[str, type], dict[str, Any]]:
-        """Build the ``Config`` of every section and note what it refuses, but for what it says of a doubtful value."""
+        """Build the ``Config`` of every section and add what it refuses to ``problems``, except messages about keys in
+        ``_doubtful``."""
         classes, configs = {}, {}
         for section in (section for section in self._sections if section.key in resolved):
             key = section.key
@@ -207,7 +208,7 @@ class Resolver:
         return classes, configs
 
     def _mix(self, values: dict[str, Any], classes: dict[str, type], configs: dict[str, Any]) -> None:
-        """Put one task and one criterion in the place of those of the parts."""
+        """Replace the tasks and criteria of the parts by one task and one criterion."""
         for kind, target in MIXTURE.items():
             mixed = []
             for part in values["parts"]:
@@ -220,7 +221,8 @@ class Resolver:
 
 
 def check_names(kind: str, names: list[str], pattern: str, allowed: str, problems: list[str]) -> None:
-    """Note names of parts or stages that are given twice, or could not stand in a key and in the name of a folder."""
+    """Add to ``problems`` names of parts or stages that are given twice, or that cannot be used in a key or as a folder
+    name."""
     for name in dict.fromkeys(names):
         if not re.fullmatch(pattern, name):
             problems.append(f"{name!r} is no name of a {kind}; use {allowed}")

@@ -1,9 +1,9 @@
-"""What a configuration is made of: sections, each with the options of one part, and the layers that give them.
+"""The structure of a configuration: sections, each with the options of one part, and layers that set their values.
 
 Values of a layer are nested mappings: ``{"criterion": {"name": "dual_moco", "queue_size": 512}, "seed": 1}``. Two keys
 hold lists of named items: ``parts`` (several tasks and criteria in one run) and ``stages`` (a course of training). A
-list takes the place of that of the layers below; a mapping ``{"NAME": {...}}`` changes the items of that name (of
-parts, also by index: ``{"0": {...}}``).
+list replaces the one of the layers below; a mapping ``{"NAME": {...}}`` changes the items of that name (parts can also
+be given by index: ``{"0": {...}}``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIXED_SECTIONS = {
     "distributed": "xrep.training.distributed:Distributed",
     "logging": "xrep.training.progress:Progress",
 }
-"""Sections whose class is not chosen by name."""
+"""Sections whose class is fixed instead of chosen by name."""
 
 DEFAULT_NAMES: dict[str, str | None] = {
     "task": None,
@@ -39,14 +39,14 @@ DEFAULT_NAMES: dict[str, str | None] = {
     "validation": "retrieval",
 }
 DEFAULT_MODEL = {"translation": "translation"}
-"""Of runs whose only task is of that name."""
+"""Default model by task name, for runs with only that task."""
 DEFAULT_VALIDATION = {"monolingual": "loss", "nli": "nli"}
-"""Of runs whose only task is of that name: there are no translations to look for."""
+"""Default validation by task name, for runs with only that task, which have no translations to search for."""
 VALIDATION_OF_MODEL = {"translation": "translation"}
-"""Of models that are no sentence encoders."""
+"""Default validation by model name, for models that are not sentence encoders."""
 SECTIONS = [*DEFAULT_NAMES, *FIXED_SECTIONS]
 OF_A_PART = ("task", "criterion")
-"""Sections of which each of several parts has its own."""
+"""Sections that each of several parts has separately."""
 TOP_LEVEL: dict[str, tuple[str, Any, str]] = {
     "init": (
         "str | None",
@@ -76,7 +76,8 @@ PART_LEVEL: dict[str, tuple[str, Any, str]] = {
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a run with the values that it is given; ``name`` is None if it is not chosen, or has none."""
+    """One section of a run and the values given to it; ``name`` is None if none is chosen, or if the section is
+    fixed."""
 
     key: str
     """``criterion``, or ``parts.NAME.criterion``."""
@@ -86,12 +87,12 @@ class Section:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether there is a class of that name."""
+        """Whether the section's name is that of a known class."""
         return self.kind in FIXED_SECTIONS or self.name in REGISTRIES[self.kind].names()
 
     @property
     def target(self) -> str:
-        """``module:Class``.
+        """The class of the section, as ``module:Class``.
 
         Raises:
             UserError: there is no part of that name.
@@ -103,7 +104,7 @@ class Section:
 
 
 def sections_of(values: Mapping[str, Any]) -> list[Section]:
-    """The sections of one run; of those of several parts each has its own key."""
+    """Return the sections of one run; those of several parts have separate keys."""
     found = []
     if "parts" in values:
         for part in parts_of(values):
@@ -134,13 +135,13 @@ def _default_name(kind: str, values: Mapping[str, Any]) -> str | None:
 
 
 def parts_of(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The parts of a run that has several, as far as they can be understood."""
+    """Return the well-formed parts of a run that has several parts."""
     parts = values.get("parts")
     return [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
 
 
 def own_fields(values: Mapping[str, Any]) -> Iterator[FieldSpec]:
-    """The options of a run that belong to no section: those of its parts, then those at the top."""
+    """Yield the options of a run that belong to no section: those of its parts, then those at the top."""
     for part in parts_of(values):
         yield from specs(f"parts.{part['name']}", PART_LEVEL)
     if "parts" in values:
@@ -153,13 +154,14 @@ def specs(section: str, options: Mapping[str, tuple[str, Any, str]]) -> list[Fie
 
 
 def fields_of(values: Mapping[str, Any]) -> list[FieldSpec]:
-    """Every option of one run, as far as its parts are chosen."""
+    """Return every option of one run, for those sections whose class is known."""
     chosen = [section for section in sections_of(values) if section.is_chosen]
     return [field for section in chosen for field in section.fields()] + list(own_fields(values))
 
 
 def plugins_of(values: Mapping[str, Any]) -> list[str]:
-    """The modules that a layer of values names; what is no list of names is reported where options are converted."""
+    """Return the modules that a layer of values names. Anything but a list of names is reported later, when options are
+    converted."""
     try:
         return convert(values.get("plugins") or [], "list[str]")
     except ValueError:
@@ -170,7 +172,7 @@ def plugins_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A configuration file as nested values, short forms written out as ``expand`` does.
+    """Read a configuration file as nested values, with short forms expanded (``expand``).
 
     Raises:
         UserError: the file is missing or is not a YAML mapping.
@@ -188,10 +190,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Short forms of a layer written out.
+    """Expand the short forms of a layer.
 
-    ``task: bitext`` is ``task: {name: bitext}``; ``batch_size`` of a part is that of its task; a part without a name is
-    called after its criterion (``dual_moco``, the next one ``dual_moco_2``), a stage by its number (``1``, ``2``).
+    ``task: bitext`` becomes ``task: {name: bitext}``; ``batch_size`` of a part becomes that of its task; a part without
+    a name is named after its criterion (``dual_moco``, the next one ``dual_moco_2``), a stage after its number (``1``,
+    ``2``).
     """
     expanded: dict[str, Any] = {str(key): value for key, value in values.items()}
     for kind in DEFAULT_NAMES:
@@ -235,7 +238,8 @@ def _stem(part: Mapping[str, Any], number: int) -> str:
 
 
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """``upper`` over ``lower``, field by field. A section whose name changes forgets the fields of the old part."""
+    """Merge ``upper`` over ``lower``, field by field. If the name of a section changes, the fields of the old part are
+    dropped."""
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in lower.items()}
     for key, value in upper.items():
         old = merged.get(key)
@@ -260,7 +264,8 @@ def _changed(item: Any, index: str | None, changes: Mapping[Any, Any]) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Plain data only; text stays text where OmegaConf reads a number that YAML 1.1 does not (``1e3``)."""
+    """A YAML dumper for plain data. It quotes text that OmegaConf would read as a number although YAML 1.1 does not
+    (``1e3``)."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Keys without gradient of a batch, on all ranks, as each other's negatives."""
+"""Keys (vectors without gradient) of a batch on all ranks, used as each other's negatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
 
 
 def gathered(keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Keys [N, D] and ids [N, 2] of all ranks, in their order, and the place of this rank's first."""
+    """Return the keys [N, D] and ids [N, 2] of all ranks, in rank order, and the index of this rank's first row."""
     group = current_group()
     if group is None:
         return keys, ids, 0
@@ -22,18 +22,18 @@ def gathered(keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, int]:
 def among_batch(
     query: Tensor, positive: Tensor, ids: Tensor, temperature: float | Tensor, *, mask_equal: bool
 ) -> tuple[InfoNCE, Tensor, Tensor]:
-    """InfoNCE of queries [B, D], the negatives being the positives of all other rows, of all ranks.
+    """Compute InfoNCE of queries [B, D] whose negatives are the positives of all other rows, on all ranks.
 
     Args:
-        positive: [B, D], without gradient.
-        ids: int64 [B, 2]; with ``mask_equal`` a row that has either of a query's numbers is no negative of it.
+        positive: [B, D], the positives, without gradient.
+        ids: int64 [B, 2]; with ``mask_equal``, a row is not a negative of a query if they are equal in any column.
 
     Returns:
-        The result, and keys and ids of all ranks.
+        The result, and the keys and ids of all ranks.
     """
     keys, key_ids, first = gathered(positive, ids)
     rows = torch.arange(len(keys), device=keys.device).unsqueeze(1)
-    own = rows[first : first + len(positive)]  # the positive is none of the negatives
+    own = rows[first : first + len(positive)]  # a query's positive is not one of its negatives
     if mask_equal:
         own, rows = torch.cat([own, ids], dim=1), torch.cat([rows, key_ids], dim=1)
     return queue_infonce(query, positive, keys, temperature, query_ids=own, queue_ids=rows), keys, key_ids

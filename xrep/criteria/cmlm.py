@@ -1,4 +1,4 @@
-"""Conditional masked language modelling: a sentence is told from what is left of it and from the one beside it."""
+"""Conditional masked language modelling (CMLM): predict masked tokens given the vector of a neighbouring sentence."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ from xrep.nn.projection_spaces import ProjectionSpaces
 
 
 class CMLM(Criterion):
-    """L_CMLM of *Universal Sentence Representation Learning with Conditional Masked Language Model* (Yang et al. 2021).
+    """Predict masked tokens of a sentence, given the vector of a neighbouring sentence (CMLM, Yang et al. 2021).
 
-    Of two neighbouring sentences the source, s1, becomes a vector v by pooling. P (appendix C, ``ProjectionSpaces``)
-    makes N vectors of it, v itself among them, which stand in front of the token embeddings of the masked target, s2;
-    the same encoder reads both. The loss is the mean cross-entropy of the masked tokens of s2 (section 2), which know
-    of s1 by the N vectors alone. The task swaps the order of sentences half of the time (``monolingual``, with units
-    adjacent). Tokens are masked anew whenever a pair is seen.
+    The loss is L_CMLM of *Universal Sentence Representation Learning with Conditional Masked Language Model*.
 
-    Where the paper is silent: v is taken before it is normalised to length 1, where the model does that, but after its
-    projection. How the N vectors enter is ``vector_embedding``. Logits come from BERT's head (linear, GELU,
-    normalisation, the embedding matrix and a bias); a pretrained encoder brings its own, if its directory has it. The
-    paper's sequences are all of 256 tokens; here sentences keep their length, and a share of each is masked.
+    The source s1 and the target s2 are two neighbouring sentences. s1 is pooled into a vector v. P (appendix C,
+    ``ProjectionSpaces``) makes N vectors of v, including v itself, which are put in front of the token embeddings of
+    the masked s2; the same encoder reads both. The loss is the mean cross-entropy of the masked tokens of s2 (section
+    2), which depend on s1 only through the N vectors. The task swaps the order of sentences half of the time
+    (``monolingual``, with units adjacent). Tokens are masked anew whenever a pair is seen.
 
-    With the model's ``projection: spaces`` P is the model's, and what it gives at inference the mean of the N vectors
-    (``proj`` in table 7); else P is thrown away with the head, and v is what is kept.
+    Choices that the paper does not specify: v is taken after its projection, but before it is normalised to length 1,
+    if the model does that. ``vector_embedding`` says how the N vectors enter the encoder. Logits come from BERT's head
+    (linear, GELU, normalisation, the embedding matrix and a bias); the head of a pretrained encoder is used if its
+    directory has one. The paper's sequences all have 256 tokens; here sentences keep their length, and a share of each
+    is masked.
+
+    With the model's ``projection: spaces``, P belongs to the model, which at inference returns the mean of the N
+    vectors (``proj`` in table 7). Otherwise P is discarded with the head, and v is kept.
 
     Raises:
-        UserError: the languages do not share one encoder; the vocabulary has no [MASK]; v is not as wide as token
-            vectors; the model has another number of projection spaces; too few positions.
+        UserError: the languages do not share one encoder; the vocabulary has no [MASK]; v is not as wide as the token
+            vectors; the model has a different number of projection spaces; there are too few positions.
     """
 
     reads = ("pairs of sentences",)
@@ -47,18 +50,18 @@ class CMLM(Criterion):
     @dataclass(kw_only=True)
     class Config:
         projections: int = 15
-        """N, the vectors that s1 becomes: the sentence vector and N - 1 perceptrons of it (section 5.1: 15 of 1, 5, 10,
-        15 and 20; table 7)."""
+        """N: number of vectors that s1 becomes, which are the sentence vector and the outputs of N - 1 perceptrons
+        (section 5.1 and table 7: 15, out of 1, 5, 10, 15 and 20)."""
         mask_rate: float = 0.3125
-        """Share of the tokens of s2 that are masked: 80 of 256 (section 3); table 10 has 40, 60, 80 and 100."""
+        """Share of the tokens of s2 that is masked: 80 of 256 (section 3); table 10 compares 40, 60, 80 and 100."""
         vector_embedding: Literal["normalized", "positioned", "raw"] = "normalized"
-        """How the N vectors become input of the first layer. normalized: as token embeddings do (layer normalisation
-        of a post-norm encoder, dropout), but at no position; s2 begins at position 0, as at inference. positioned:
-        the same at positions 0 to N - 1, before those of s2. raw: as they are. The paper says that they are
-        concatenated with the token embeddings."""
+        """How the N vectors become input of the first layer. normalized: like token embeddings (layer normalisation of
+        a post-norm encoder, dropout), but without a position; s2 begins at position 0, as at inference. positioned: the
+        same at positions 0 to N - 1, before those of s2. raw: unchanged. The paper says that they are concatenated with
+        the token embeddings."""
         skip: bool = False
-        """The prediction of a token also reads the N vectors, beside its own vector of the last layer ('skip' in table
-        7, worse than without)."""
+        """Predict a token from the N vectors as well as from its own vector of the last layer ('skip' in table 7, which
+        is worse than without)."""
 
         def problems(self) -> list[str]:
             found = [] if self.projections >= 1 else [f"projections must be at least 1, not {self.projections}"]
@@ -84,7 +87,7 @@ class CMLM(Criterion):
         encoder = model.encoders[self._tower]
         hidden = masked.at_positions(encoder(masked.batch, **self._in_front(encoder, vectors, masked.batch)))
         if self.skip is not None:
-            # A linear layer on the concatenation of both, the part on ``hidden`` left to the head's own first layer.
+            # A linear layer on the concatenation of both, whose part on ``hidden`` is the head's own first layer.
             rows = masked.positions // masked.batch.tokens.size(1)
             hidden = hidden + self.skip(vectors.flatten(1)).index_select(0, rows)
         found = self.language(self._tower, encoder, hidden, masked.labels)
@@ -94,11 +97,11 @@ class CMLM(Criterion):
         return self.language.notes
 
     def mask(self, batch: PairBatch) -> Masked:
-        """s2 with some tokens hidden."""
+        """Return s2 with some tokens masked."""
         return self.language.mask(self._tower, batch.target)
 
     def vectors(self, model: DualEncoder, sentences: TokenBatch) -> Tensor:
-        """P(v) of sentences, [B, N, H]."""
+        """Return P(v) of sentences, [B, N, H]."""
         v, _ = model.pooled(self._tower, sentences)
         projection = _projection(model, self._tower)
         if isinstance(projection, MeanOfSpaces):
@@ -107,7 +110,7 @@ class CMLM(Criterion):
         return self.spaces(v if projection is None else projection(v))
 
     def _in_front(self, encoder: TransformerEncoder, vectors: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
-        """What the encoder reads beside the tokens of s2."""
+        """Return what the encoder reads in addition to the tokens of s2."""
         kind, count = self.config.vector_embedding, vectors.size(1)
         if kind == "raw":
             return {"prefix": vectors}

@@ -1,4 +1,4 @@
-"""Criteria that compare the rows of a batch: what each row gives alone, and the comparison of them all."""
+"""Criteria that compare the rows of a batch: each row is encoded on its own, then all of them are compared."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from xrep.criteria.criterion import Criterion, Loss, Term
 
 @dataclass
 class Encoded:
-    """What the rows of a batch give, each by itself.
+    """The result of encoding the rows of a batch, each on its own.
 
     Attributes:
-        vectors: tensors of one row for each row of the batch, with gradient where they are trained.
-        loss: terms that need no other rows (a reconstruction of each sentence, say).
+        vectors: tensors with one row for each row of the batch; those that are trained have a gradient.
+        loss: terms that need no other rows (for example a reconstruction of each sentence).
     """
 
     vectors: tuple[Tensor, ...]
@@ -27,31 +27,33 @@ class Encoded:
 
 
 class ContrastiveCriterion(Criterion):
-    """An objective in two parts, so that a batch may be encoded piece by piece where its activations do not fit.
+    """An objective in two parts, so that a batch can be encoded in pieces if its activations do not fit into memory.
 
     ``encode`` sees some rows of a batch (a slice that ``batch.rows`` gives), ``contrast`` the vectors of all of them.
     """
 
     @abstractmethod
     def encode(self, model: Any, batch: Any) -> Encoded:
-        """The trained vectors that are compared; no row may look at another, and no rank at another."""
+        """Return the trained vectors that are compared. Rows must not depend on each other, nor on other ranks."""
 
     @abstractmethod
     def contrast(self, vectors: tuple[Tensor, ...], batch: Any) -> Loss:
-        """The terms that compare rows: called once for each batch. It may exchange tensors between ranks.
+        """Return the terms that compare rows. Called once per batch; it may exchange tensors between ranks.
 
         Args:
-            vectors: those of ``encode``, then those of ``constants``.
+            vectors: the vectors of ``encode``, then those of ``constants``.
         """
 
     def constants(self, model: Any, batch: Any) -> tuple[Tensor, ...]:
-        """Further vectors that are compared and get no gradient (of a momentum encoder): computed once for each row."""
+        """Return further vectors that are compared and get no gradient (such as those of a momentum encoder). They are
+        computed once for each row."""
         return ()
 
     def vectors(self, model: Any, batch: Any) -> tuple[Tensor, ...]:
-        """Those of ``encode`` alone. To be overridden where its loss is dear: these are computed twice, it is not.
+        """Return only the vectors of ``encode``.
 
-        It must begin as ``encode`` does: what both draw random numbers for is the same, in the same order.
+        Override this if the loss of ``encode`` is expensive: the vectors are computed twice, the loss once. It must
+        begin as ``encode`` does, so that both draw the same random numbers in the same order.
         """
         return self.encode(model, batch).vectors
 
@@ -76,16 +78,16 @@ class ContrastiveCriterion(Criterion):
 
 
 def joined(pieces: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The vectors of pieces as those of the whole batch."""
+    """Return the vectors of pieces as those of the whole batch."""
     columns = zip(*pieces, strict=True)
     return tuple(column[0] if len(column) == 1 else torch.cat(column) for column in columns)
 
 
 def merged(losses: list[Loss], sizes: list[int]) -> Loss:
-    """Sums of the terms, means of the metrics.
+    """Add up the terms of losses and average their metrics.
 
     Args:
-        sizes: rows of what each loss is of.
+        sizes: number of rows of each loss.
     """
     terms: dict[str, Term] = {}
     metrics: dict[str, list[tuple[Tensor, int]]] = {}

@@ -1,4 +1,4 @@
-"""The contract between an objective and the trainer."""
+"""The interface between a training objective and the trainer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WHERE = {
     "labelled pairs": "--task nli",
     "triplets": "--task nli with --form triplets",
 }
-"""Which task gives the examples that a criterion reads."""
+"""The tasks that give each kind of examples that a criterion may read."""
 MODELS = {"sentence encoder": ("encode", "dual_encoder"), "translation model": ("predict", "translation")}
-"""Kinds of models: the method by which they are known, and which ``--model`` is one."""
+"""For each kind of model: the method that identifies it, and the ``--model`` that is of this kind."""
 
 
 @dataclass
 class Term:
-    """One loss, summed over the things that ``Criterion.sizes`` counts: ``sum`` is a scalar with gradient."""
+    """One loss term: ``sum`` is a scalar with gradient, summed over the items that ``Criterion.sizes`` counts."""
 
     sum: Tensor
     weight: float = 1.0
@@ -31,12 +31,14 @@ class Term:
 
 @dataclass
 class Loss:
-    """The objective is Σ weight · sum / size over the terms, their sizes added up over micro-batches and ranks first.
+    """The loss terms and metrics of one batch.
+
+    The objective is Σ weight · sum / size over the terms; sizes are first added up over micro-batches and ranks.
 
     Attributes:
-        metrics: further numbers to log, each a mean over the batch (0 of an empty one), as scalars without gradient: a
-            number of Python would wait for the GPU.
-        rows: of how many rows a metric is the mean, where it is not of the whole batch.
+        metrics: further numbers to log, each a mean over the batch (0 for an empty one). They are scalar tensors
+            without gradient, because converting them to Python numbers would wait for the GPU.
+        rows: number of rows that a metric is the mean of, for metrics that are not of the whole batch.
     """
 
     terms: dict[str, Term]
@@ -45,24 +47,24 @@ class Loss:
 
 
 def percentage(correct: Tensor) -> Tensor:
-    """Share of True in a bool tensor, in percent; 0 of none."""
+    """Return the share of True in a bool tensor, in percent; 0 if the tensor is empty."""
     return 100 * correct.float().sum() / max(correct.numel(), 1)
 
 
 class Criterion(nn.Module, ABC):
-    """An objective and what it throws away after training (momentum encoders, queues, heads).
+    """A training objective, with the modules that only training needs (momentum encoders, queues, heads).
 
-    Built as ``Criterion(config, model, text)``. It must not keep the model as a submodule: the trainer wraps both
-    side by side. On several ranks each has a part of the batch, which may be empty; ``forward`` and ``after_step`` may
-    exchange tensors (``xrep.kernels.gather``), as every rank calls them.
+    It is built as ``Criterion(config, model, text)``. It must not keep the model as a submodule: the trainer wraps both
+    side by side. With several ranks, each rank has a part of the batch, which may be empty. Every rank calls
+    ``forward`` and ``after_step``, so both may exchange tensors (``xrep.kernels.gather``).
 
     Attributes:
-        idle_parameters: whether a step may leave parameters that are trained without gradient (which the engine that
-            averages gradients over ranks then has to look for).
-        frozen: patterns, as of ``--freeze``, of the parameters that the objective itself keeps as they are.
-        reads: kinds of examples that it can read, of those that tasks say they give; none: any.
-        needs: the kind of model that it trains, of ``MODELS``; None: any.
-        micro_batch: rows of a batch that are encoded at a time (``set_micro_batch``); None: all.
+        idle_parameters: whether a step may leave trained parameters without a gradient. The engine that averages
+            gradients over ranks then has to look for such parameters.
+        frozen: patterns, as for ``--freeze``, of the parameters that the objective itself keeps unchanged.
+        reads: kinds of examples that it can read, as named by the ``gives`` of tasks; empty: any kind.
+        needs: kind of model that it trains, a key of ``MODELS``; None: any kind.
+        micro_batch: number of rows of a batch that are encoded at a time (``set_micro_batch``); None: all rows.
     """
 
     idle_parameters: bool = False
@@ -72,7 +74,7 @@ class Criterion(nn.Module, ABC):
     needs: str | None = "sentence encoder"
 
     def check_task(self, task: Any) -> None:
-        """Raise UserError if the task gives (its attribute ``gives``) another kind of examples than this reads."""
+        """Raise UserError if this criterion cannot read the kind of examples that the task gives (its ``gives``)."""
         gives = getattr(task, "gives", None)
         if gives is not None and self.reads and gives not in self.reads:
             cure = " or ".join(WHERE[kind] for kind in self.reads if kind in WHERE)
@@ -81,7 +83,9 @@ class Criterion(nn.Module, ABC):
             )
 
     def prepare(self, task: Any) -> None:
-        """Called once before training, and before tensors are loaded: what it needs of the text beyond ``TextSpec``.
+        """Read from the task what the criterion needs beyond ``TextSpec``.
+
+        This is called once before training, and before tensors are loaded.
 
         Raises:
             UserError: the objective does not fit the text.
@@ -89,21 +93,21 @@ class Criterion(nn.Module, ABC):
 
     @abstractmethod
     def sizes(self, batch: Any) -> dict[str, float]:
-        """How many things each term sums over in this batch (pairs, masked tokens).
+        """Return how many items each term sums over in this batch (pairs, masked tokens).
 
-        It is told by the batch alone, before the forward pass, because the gradients of the first micro-batch of a step
-        are already divided by the sizes of all of them.
+        The sizes must follow from the batch alone, before the forward pass, because the gradients of the first
+        micro-batch of a step are already divided by the sizes of all of them.
         """
 
     @abstractmethod
     def forward(self, model: Any, batch: Any) -> Loss:
-        """The loss of one batch, with gradient towards the model (and towards what the criterion trains itself)."""
+        """Return the loss of one batch, with gradient for the model and for the criterion's own parameters."""
 
     def set_micro_batch(self, rows: int) -> None:
-        """Let ``pieces`` be of so many rows, whose activations need not be held together.
+        """Let ``pieces`` cut batches into pieces of ``rows`` rows, whose activations need not be held together.
 
         Raises:
-            UserError: the criterion is none that compares the rows of a batch (``ContrastiveCriterion``).
+            UserError: the criterion does not compare the rows of a batch (it is not a ``ContrastiveCriterion``).
         """
         raise UserError(
             "micro_batch is for objectives that compare the sentences of a batch",
@@ -111,12 +115,12 @@ class Criterion(nn.Module, ABC):
         )
 
     def pieces(self, batch: Any) -> list[Any]:
-        """A batch cut into those that are encoded at a time."""
+        """Return the batch cut into the pieces that are encoded one at a time."""
         return [batch]
 
     def after_step(self, model: Any) -> None:
-        """Called once after each optimizer step (momentum update, enqueueing)."""
+        """Update the criterion's own state (momentum encoders, queues). Called once after each optimizer step."""
 
     def warnings(self, task: Any) -> list[str]:
-        """What a user should know before training on this task (``task.examples`` an epoch, say)."""
+        """Return warnings to show before training on this task, which has ``task.examples`` examples per epoch."""
         return []

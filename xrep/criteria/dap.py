@@ -1,4 +1,4 @@
-"""Dual-alignment pre-training: translation ranking of sentences and representation translation of tokens."""
+"""Dual-alignment pre-training (DAP): translation ranking of sentences, representation translation of tokens."""
 
 from __future__ import annotations
 
@@ -22,41 +22,47 @@ from xrep.nn.encoder import TransformerEncoder
 
 
 class DAP(TranslationRanking):
-    """L_TR + L_RTL of *Dual-Alignment Pre-training for Cross-lingual Sentence Embedding* (Li et al., 2023), equation 7.
+    """Dual-alignment pre-training: translation ranking and representation translation learning (Li et al., 2023).
+
+    The loss is L_TR + L_RTL of *Dual-Alignment Pre-training for Cross-lingual Sentence Embedding*, equation 7.
 
     L_TR (equation 5) is ``translation_ranking`` from source to target. L_RTL (equation 6) is the mean cross-entropy of
-    the tokens of y, told by a small head (equation 4) from the token vectors of x and a [MASK] for each of them.
+    the tokens of y. A small head (equation 4) predicts them from the token vectors of x and one [MASK] for each token
+    of y.
 
-    Where the paper is silent: "all but [CLS]" includes [SEP], in x and in y, which a released run of the authors
-    predicts too. A [MASK] is what the encoder's embedding layer makes of it at its position in y
-    (``mask_positions``), so that the head knows where in the sentence it is. Logits have a bias of their own beside the
-    encoder's embedding matrix. Token vectors are those that the sentence vector is pooled from: with the model's
-    ``pooled_layer`` that layer is the last for the head, too.
+    Choices that the paper does not specify: "all but [CLS]" includes [SEP], in x and in y, which a released run of the
+    authors predicts too. Each [MASK] is embedded by the encoder's embedding layer at its position in y
+    (``mask_positions``), so that the head knows where in the sentence it is. Logits have their own bias in addition to
+    the encoder's embedding matrix. Token vectors come from the layer that the sentence vector is pooled from: with the
+    model's ``pooled_layer``, the head treats that layer as the last one, too.
 
     Raises:
-        UserError: languages have towers of their own, no [MASK], an unknown pivot language, a deeper head than encoder.
+        UserError: the languages have separate towers, there is no [MASK], the pivot language is unknown, or the head is
+            deeper than the encoder.
     """
 
     @dataclass(kw_only=True)
     class Config(TranslationRanking.Config):
         directions: Literal["both", "forward"] = "forward"
-        """forward: sources find their targets (equation 5); both: targets find their sources, too."""
+        """Directions of translation ranking. forward: sources find their targets (equation 5). both: targets also find
+        their sources."""
         rtl_layers: int = 2
-        """K: transformer layers of the head, copies of the last K of the encoder."""
+        """K: number of transformer layers of the head, which are copies of the last K layers of the encoder."""
         rtl_direction: Literal["to_pivot", "from_pivot", "both"] = "to_pivot"
-        """Which side is reconstructed from the other: that in the pivot language, the other one (the head then adds
-        learnt language vectors to what it reads), or each of them in half of the pairs, their means averaged (table
-        5)."""
+        """Which side is reconstructed from the other. to_pivot: the side in the pivot language. from_pivot: the other
+        side. both: one direction in half of the pairs and the other in the rest, and their means are averaged (table
+        5). With from_pivot and both the head adds learnt language vectors to its input."""
         pivot_language: str = "en"
-        """One side of every pair must be in this language."""
+        """Language that one side of every pair must be in."""
         rtl_vocabulary: Literal["all", "target-language"] = "all"
-        """What the softmax is over: all subwords, or those that the training text of y's language has (the authors'
+        """Subwords that the softmax covers: all, or those that occur in the training text of y's language (the authors'
         released scripts have a list of the English ones)."""
         reconstruction_ratio: float = 1.0
-        """rho: share of the tokens of each y that are reconstructed (rounded, at least one). In the place of the others
-        the head is given their vectors as the encoder made them, gradient and all (figure 3)."""
+        """rho: share of the tokens of each y that is reconstructed (rounded, at least one). In place of the other
+        tokens the head reads the vectors that the encoder computed for them, with their gradient (figure 3)."""
         mask_positions: Literal["target", "none"] = "target"
-        """What a [MASK] knows of its place: its position in y, or nothing (then all of a sentence predict the same)."""
+        """What a [MASK] knows about its place. target: its position in y. none: nothing, so that all in a sentence
+        predict the same."""
 
         def problems(self) -> list[str]:
             found = super().problems()
@@ -115,13 +121,13 @@ class DAP(TranslationRanking):
         return Encoded(vectors, self._reconstruct(model.encoders[self._tower], batch, states, tokens))
 
     def _read(self, model: DualEncoder, batch: PairBatch) -> tuple[tuple[Tensor, Tensor], Tensor, TokenBatch]:
-        """Sentence vectors of both sides; token vectors [2 B, T, H] and tokens of sources above targets."""
+        """Return sentence vectors of both sides, and token vectors [2 B, T, H] and tokens, sources before targets."""
         both = batch.source.followed_by(batch.target, self._vocabulary.pad_id)
         sentences, states = model.encode(self._tower, both)
         return (sentences[: len(batch)], sentences[len(batch) :]), states, both
 
     def _reconstruct(self, encoder: TransformerEncoder, batch: PairBatch, states: Tensor, tokens: TokenBatch) -> Loss:
-        """L_RTL of some pairs, as sums over the predicted tokens of each direction."""
+        """Return L_RTL of the pairs, as sums over the predicted tokens of each direction."""
         plan, device = self._planner.plan(batch), states.device
         given, predicted = plan.split(device)
         assert self._vocabulary.mask_id is not None
@@ -154,7 +160,7 @@ class DAP(TranslationRanking):
         return "rtl_from_pivot" if from_pivot else "rtl_to_pivot"
 
     def _predict(self, run: Run, hidden: Tensor, targets: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed loss of tokens of one language, and whether each was right."""
+        """Return the summed loss of tokens of one language, and whether each prediction is correct."""
         bias = self.head.bias
         if self.config.rtl_vocabulary == "target-language":
             known = self.get_buffer(f"subwords_{run.language}")

@@ -19,14 +19,14 @@ from xrep.nn.queue import Queue
 
 
 class DualMoco(ContrastiveCriterion):
-    """L(x, y) + L(y, x) of equations 1-3 of the paper.
+    """L(x, y) + L(y, x), dual momentum contrast of translations (equations 1-3 of the paper).
 
-    The positive of a query is its translation's key, from the momentum encoder; the negatives are the queue of the
-    other side alone. The momentum update of step t and the enqueueing of its keys follow the optimizer step, which is
-    the same as updating the momentum encoders before the keys of step t + 1; at the start they equal the base encoders.
-    Queues fill step by step; unfilled rows never count, so the very first step has a loss of 0. Every rank enqueues the
-    keys of all ranks, in the order that one process with the whole batch would. Without queues (figure 2's smallest)
-    the negatives are the other keys of the batch.
+    The positive of a query is the momentum encoder's vector (key) of its translation; the negatives are only those in
+    the queue of the other side. The momentum update of step t and the enqueueing of its keys follow the optimizer step.
+    This is the same as updating the momentum encoders before the keys of step t + 1 are computed; at the start they
+    equal the base encoders. Queues fill step by step, and unfilled rows never count, so the very first step has a loss
+    of 0. Every rank enqueues the keys of all ranks, in the order in which one process with the whole batch would.
+    Without queues (the smallest size in figure 2) the negatives are the other keys of the batch.
     """
 
     reads = ("pairs of sentences",)
@@ -35,18 +35,18 @@ class DualMoco(ContrastiveCriterion):
     class Config:
         queue_size: int = 409600
         """K: vectors kept of each side, which are the negatives. It need not be a multiple of the batch size. 0: no
-        queue; the negatives are the keys of the batch, of all ranks."""
+        queue; the negatives are the keys of the batch, from all ranks."""
         temperature: float = 0.04
-        """tau: similarities are divided by it."""
+        """tau: similarities are divided by this value."""
         momentum: float = 0.999
-        """m: the momentum encoders keep this share of themselves at each step; 0 is the paper's 'without momentum'."""
+        """m: share of their weights that momentum encoders keep per step. 0 is the paper's 'without momentum'."""
         queue_dtype: Literal["float32", "bfloat16"] = "float32"
-        """Type of the queued vectors; bfloat16 halves their memory."""
+        """Data type of the queued vectors; bfloat16 halves their memory."""
         mask_equal_sentences: bool = False
-        """A queued sentence equal to the query's positive, or a translation of the query's own sentence, is no
-        negative. Off in the paper; turn it on where sentences repeat."""
+        """Do not use a queued sentence as a negative if it equals the query's positive or is a translation of the
+        query's own sentence. Off in the paper; turn it on if sentences repeat."""
         momentum_dropout: bool = True
-        """Whether the momentum encoders keep dropout in training, as MoCo's do (the paper does not say)."""
+        """Keep dropout in the momentum encoders during training, as MoCo does (the paper does not say)."""
 
         def problems(self) -> list[str]:
             found = []
@@ -66,7 +66,7 @@ class DualMoco(ContrastiveCriterion):
         self.source_queue = Queue(*shape) if config.queue_size else None
         self.target_queue = Queue(*shape) if config.queue_size else None
         self._keys: list[tuple[Tensor, Tensor]] = []
-        """Keys of each batch since the last step, both sides beside each other [B, 2 D], and ids."""
+        """Keys of each batch since the last step, both sides concatenated [B, 2 D], and their ids."""
 
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"infonce": len(batch)}

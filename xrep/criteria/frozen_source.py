@@ -1,4 +1,4 @@
-"""A frozen encoder of one language teaches an encoder of another one (frozen_source, section 3.2)."""
+"""A frozen encoder of one language teaches an encoder of another language (frozen_source, section 3.2)."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ SIDES = ("source", "target")
 class FrozenSource(ContrastiveCriterion):
     """Each target vector finds the source vector of its translation among those of the batch and of a queue.
 
-    As in the paper, the source is the language whose encoder teaches, the target that of the student, whichever side of
-    the pairs they stand on (``source_side``).
+    As in the paper, the source is the language of the encoder that teaches, and the target that of the student,
+    whichever side of the pairs they are on (``source_side``).
 
-    The criterion itself sees to it that the source tower stays as it is: it names the tower in ``frozen``, so that the
-    trainer gives it neither gradient nor dropout. Only the target vectors are queries, as in the paper's queue. The
-    negatives are the other source vectors of the batch, of all ranks, and those of earlier steps in the queue, which a
-    frozen encoder makes as fresh as new ones; the positive counts once. Vectors join the queue after the optimizer
-    step, and rows not yet filled never count.
+    The criterion itself keeps the source tower unchanged: it lists the tower in ``frozen``, so that the trainer gives
+    it neither gradient nor dropout. Only the target vectors are queries, as with the paper's queue. The negatives are
+    the other source vectors of the batch, from all ranks, and those of earlier steps in the queue. Since the encoder is
+    frozen, these equal newly computed ones; the positive counts once. Vectors join the queue after the optimizer step,
+    and rows not yet filled never count.
 
-    The paper's rivals (table 5, queue 0) are ``source: trained``: with ``towers: separate`` the dual encoder, with
-    ``towers: shared`` the multilingual one.
+    ``source: trained`` gives the models that the paper compares with (table 5, queue 0): with ``towers: separate`` the
+    dual encoder, with ``towers: shared`` the multilingual one.
 
     Raises:
-        UserError: a frozen tower that is also the target's, files of ``teacher_vectors`` that cannot be used, a student
-            of another width.
+        UserError: the frozen tower is also the target's, files of ``teacher_vectors`` cannot be used, or the student
+            has another width.
     """
 
     reads = ("pairs of sentences",)
@@ -56,31 +56,32 @@ class FrozenSource(ContrastiveCriterion):
     @dataclass(kw_only=True)
     class Config:
         source: Literal["frozen", "trained"] = "frozen"
-        """Whether the source tower stays as it is; trained is what the paper compares with (table 5)."""
+        """frozen: the source tower stays unchanged. trained: it is trained as well, which is what the paper compares
+        with (table 5)."""
         source_side: Literal["source", "target"] = "source"
-        """Side of the training pairs that teaches. English is the target side of all text that xrep reads."""
+        """Side of the training pairs whose encoder teaches. English is the target side of all text that xrep reads."""
         loss: Literal["contrastive", "mse"] = "contrastive"
-        """contrastive: InfoNCE. mse: the squared distance of target and source vector, the distillation of Reimers and
-        Gurevych (2020), here of the target language alone."""
+        """contrastive: InfoNCE. mse: the squared distance between target and source vector, which is the distillation
+        of Reimers and Gurevych (2020), here for the target language only."""
         queue_size: int = 0
-        """Source vectors of earlier steps that are negatives, too: 10000 for base, 200000 for large encoders (table 6).
-        0: the batch alone. It need not be a multiple of the batch size."""
+        """Number of source vectors of earlier steps that are used as further negatives: 10000 for base, 200000 for
+        large encoders (table 6). 0: only the batch. It need not be a multiple of the batch size."""
         temperature: float = 1.0
-        """tau: similarities are divided by it; where it is learnable, it starts here."""
+        """tau: similarities are divided by this value, which is the initial one if it is learnable."""
         learnable_temperature: bool = True
-        """tau = exp(theta) is trained, and stays within [0.01, 1] (the paper's 'parameter 1', table 1)."""
+        """Train tau = exp(theta), which stays within [0.01, 1] (the paper's 'parameter 1', table 1)."""
         mask_equal_sentences: bool = False
-        """A pair that shares a sentence with the query's is no negative. Off in the paper; turn it on where sentences
-        repeat."""
+        """Do not use a pair as a negative if it shares a sentence with the query's pair. Off in the paper; turn it on
+        if sentences repeat."""
         cache_source: str | None = None
-        """Directory in which the frozen tower's vectors are kept, in float32: each distinct sentence is encoded once,
-        in this run or in another one with the same tower. All ranks may name the same directory."""
+        """Directory in which the frozen tower's vectors are stored, in float32, so that each distinct sentence is
+        encoded once, in this run or in another one with the same tower. All ranks may use the same directory."""
         teacher_vectors: str | None = None
-        """Vectors of any other system in the place of the source tower's: .npy of floats [N, D], a row for each line of
-        teacher_text. The model is then the student alone: towers shared, projection_size D. It learns the target
-        language alone, so choose the best checkpoint by --validation sts, not by retrieval."""
+        """Vectors of any other system, used in place of those of a source tower: a .npy file of floats [N, D] with one
+        row for each line of teacher_text. The model is then only the student: set towers shared and projection_size D.
+        It learns only the target language, so choose the best checkpoint with --validation sts, not retrieval."""
         teacher_text: str | None = None
-        """The source sentences of teacher_vectors, one a line. Every source sentence of the training text must be
+        """The source sentences of teacher_vectors, one per line. Every source sentence of the training text must be
         there, in any order; case and punctuation do not count."""
 
         def problems(self) -> list[str]:
@@ -126,10 +127,10 @@ class FrozenSource(ContrastiveCriterion):
         )
         self.queue = Queue(config.queue_size, model.output_size) if config.queue_size else None
         self._keys: list[tuple[Tensor, Tensor]] = []
-        """Source vectors and ids of each batch since the last step, of all ranks."""
+        """Source vectors and ids of each batch since the last step, from all ranks."""
 
     def _parts_of_source(self, model: DualEncoder) -> list[str]:
-        """Patterns of the source tower's parameters."""
+        """Return patterns for the source tower's parameters."""
         if self._source == self._target:
             raise UserError(
                 "a frozen source needs a tower of its own, and this model has one for both sides",
@@ -172,7 +173,7 @@ class FrozenSource(ContrastiveCriterion):
         return Loss({TERM: Term(loss.sum())}, metrics)
 
     def _against_frozen(self, source: Tensor, target: Tensor, ids: Tensor, tau: float | Tensor) -> InfoNCE:
-        """Among the source vectors of the batch, of all ranks, and of the queue."""
+        """Compare with the source vectors of the batch, from all ranks, and of the queue."""
         masked = self.config.mask_equal_sentences
         found, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=masked)
         if self.queue is None:
@@ -201,7 +202,7 @@ class FrozenSource(ContrastiveCriterion):
     # -- the source vectors -------------------------------------------------------------------------------------------
 
     def _taught(self, model: DualEncoder, batch: PairBatch) -> Tensor:
-        """The frozen source vectors [B, D]."""
+        """Return the source vectors [B, D], which have no gradient."""
         tokens = getattr(batch, self._source_side)
         if self._teacher is not None:
             hashes = batch.ids[:, SIDES.index(self._source_side)].numpy(force=True)
@@ -212,7 +213,7 @@ class FrozenSource(ContrastiveCriterion):
         )
 
     def _cached(self, model: DualEncoder, batch: TokenBatch) -> Tensor:
-        if self._cache is None:  # only now has the model its weights, if the run goes on from a checkpoint
+        if self._cache is None:  # not in __init__: a resumed run loads the model's weights later
             assert self.config.cache_source is not None
             fingerprint = _fingerprint(model, self._source, self.frozen)
             self._cache = VectorCache(self.config.cache_source, model.output_size, fingerprint)
@@ -224,7 +225,7 @@ class FrozenSource(ContrastiveCriterion):
             chosen, lengths = torch.from_numpy(rows).to(device), batch.host_lengths[rows]
             some = TokenBatch(batch.tokens[chosen, : lengths.max()], batch.lengths[chosen])
             some.real_tokens, some.host_lengths = int(lengths.sum()), lengths
-            with torch.autocast(device.type, enabled=False):  # one precision for all runs
+            with torch.autocast(device.type, enabled=False):  # vectors have the same precision in all runs
                 self._cache.add(keys[rows], model.encode(self._source, some)[0].float().numpy(force=True))
             places = self._cache.find(keys)
         return torch.from_numpy(self._cache.read(places)).to(device)
@@ -259,7 +260,8 @@ def _teacher(config: FrozenSource.Config, model: DualEncoder, is_shared: bool) -
 
 
 def _fingerprint(model: DualEncoder, tower: str, frozen: Sequence[str]) -> str:
-    """Of all that makes a vector of a row of tokens in the frozen tower. (The tokenizer makes the tokens.)"""
+    """Return a hash of the weights and settings by which the frozen tower makes a vector of token ids. (The tokenizer
+    is left out, as it only makes the ids.)"""
     config = model.config
     facts = [model.pooling[tower], config.pooled_layer, config.normalize]
     digest = hashlib.sha256(json.dumps(facts).encode())

@@ -1,4 +1,4 @@
-"""Hierarchical contrastive learning: sentences against sentences, words against words, and a language model."""
+"""Hierarchical contrastive learning (HiCTL): sentence contrast, word contrast and a language model."""
 
 from __future__ import annotations
 
@@ -23,26 +23,32 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.text.sides import SHARED
 
 MASK_RATES = {"tlm": 0.25, "mlm": 0.15}
-"""Table 9."""
+"""Default mask rates of the two kinds of language model (table 9)."""
 
 
 class HiCTL(ContrastiveCriterion):
-    """L = L_LM + L_S + L_W of *On Learning Universal Representations Across Languages* (Wei et al., 2021), equation 9.
+    """Contrast of sentences and contrast of words, with a language model (HiCTL, Wei et al., 2021).
 
-    L_S (equations 2-4): each of the 2n sentences of n pairs finds its translation among the 2n - 2 sentences of the
-    other pairs, of both sides, by the cosine of r = f(g(M(x))): g is the model's pooling ([CLS] in the paper), f its
-    projection (``projection_size``), which export can leave out. Negatives are made harder as the model gets better
-    (equations 5 and 6). L_W (equations 7 and 8): the encoder reads x and y end to end, and its first vector finds, by
-    cosine, the embedding of each subword of the pair among those of sampled subwords. L_LM: translation language
-    modelling on x and y end to end, or masked language modelling on x alone, for monolingual data, whose y is x
-    reordered (task ``monolingual``, units reordered).
+    The loss is L = L_LM + L_S + L_W of *On Learning Universal Representations Across Languages*, equation 9.
 
-    Where the paper is silent: the subwords sampled for L_W are drawn by softmax of the same logits as in the loss; a
-    pair has samples of its own; special tokens are neither in the bag nor sampled. Distances of equation 5 are between
-    the model's vectors, which the paper does not normalise (``normalize: false``). lambda carries no gradient.
+    L_S (equations 2-4): each of the 2n sentences of n pairs must find its translation; its negatives are the 2n - 2
+    sentences of the other pairs, of both sides. Similarity is the cosine of r = f(g(M(x))): g is the model's pooling
+    ([CLS] in the paper) and f is its projection (``projection_size``), which export can leave out. Negatives are made
+    harder as the model gets better (equations 5 and 6).
+
+    L_W (equations 7 and 8): the encoder reads x and y as one sequence. Its first vector must find, by cosine, the
+    embedding of each subword of the pair among those of sampled subwords.
+
+    L_LM: translation language modelling on x and y as one sequence, or masked language modelling on x alone. The latter
+    is for monolingual data, where y is x reordered (task ``monolingual``, units reordered).
+
+    Choices that the paper does not specify: the subwords for L_W are sampled by softmax of the same logits as in the
+    loss; each pair has its own samples; special tokens are neither in the bag of words nor sampled. The distances of
+    equation 5 are between the model's vectors, which the paper does not normalise (``normalize: false``). lambda
+    carries no gradient.
 
     Raises:
-        UserError: languages have towers of their own, or no [MASK].
+        UserError: the languages have separate towers, or there is no [MASK].
     """
 
     reads = ("pairs of sentences",)
@@ -50,33 +56,38 @@ class HiCTL(ContrastiveCriterion):
     @dataclass(kw_only=True)
     class Config:
         language_model: bool = True
-        """L_LM: that of translation, or with monolingual the masked one of x."""
+        """Train a language model as well (L_LM): translation language modelling, or, with monolingual, masked language
+        modelling of x."""
         monolingual: bool = False
-        """y is x reordered: the language model reads x alone, since y would tell it what is masked."""
+        """The data is monolingual and y is x reordered. The language model then reads only x, since y would reveal the
+        masked tokens."""
         sentence_contrast: bool = True
-        """L_S; off: 'w/o Sentence-CTL' of table 3."""
+        """Contrast sentences (L_S). Off: 'w/o Sentence-CTL' of table 3."""
         hard_negatives: bool = True
-        """Negatives of L_S are made harder (HNS in table 1); off: they are the sentences of the batch."""
+        """Make the negatives of L_S harder (HNS in table 1). Off: they are the unchanged sentences of the batch."""
         word_contrast: bool = True
-        """L_W; off: 'w/o Word-CTL' of table 3."""
+        """Contrast words (L_W). Off: 'w/o Word-CTL' of table 3."""
         mask_rate: float | None = None
-        """Share of the subwords that the language model masks. none: 0.25, or 0.15 of monolingual text (table 9)."""
+        """Share of the subwords that is masked for the language model. none: 0.25, or 0.15 for monolingual text (table
+        9)."""
         temperature: float = 1.0
-        """Cosines of L_S are divided by it. The paper has none, that is 1; then p+ stays near 1 / (2n - 1) whatever the
-        model does, and hard negatives hardly differ from plain ones. Small models and batches want 0.05."""
+        """Cosines of L_S are divided by this value. The paper has no temperature, which equals 1; p+ then stays near 1
+        / (2n - 1) whatever the model does, and hard negatives hardly differ from plain ones. Use 0.05 for small models
+        and batches."""
         slack: float = 0.9
-        """zeta of equation 6: keeps negatives from becoming too hard."""
+        """zeta of equation 6, which keeps negatives from becoming too hard."""
         mask_equal_sentences: bool = False
-        """Two pairs that share a sentence are not each other's negatives; turn it on where sentences repeat."""
+        """Do not use two pairs that share a sentence as each other's negatives. Turn it on if sentences repeat."""
         cross_rank_negatives: bool = True
-        """On several ranks the sentences of all are negatives; else those of a rank's own part of the batch alone."""
+        """With several ranks, the sentences of all ranks are negatives. Off: only those of the rank's own part."""
         word_temperature: float = 1.0
-        """Cosines of L_W are divided by it, in the loss and where words are sampled. The paper has none, that is 1."""
+        """Cosines of L_W are divided by this value, in the loss and when words are sampled. The paper has no
+        temperature, which equals 1."""
         word_samples: int = 512
-        """m: subwords sampled as negatives of each pair (section 4.1)."""
+        """m: number of subwords sampled as negatives for each pair (section 4.1)."""
         word_query: Literal["masked", "unmasked"] = "masked"
-        """Which first vector looks for the words: that of TLM's pass, whose words are partly masked, or that of a pass
-        of its own that sees all words. Without TLM it is always the latter."""
+        """Which first vector must find the words. masked: that of the pass for TLM, whose words are partly masked.
+        unmasked: that of a separate pass that sees all words. Without TLM it is always the separate pass."""
 
         def problems(self) -> list[str]:
             found = []
@@ -116,7 +127,7 @@ class HiCTL(ContrastiveCriterion):
 
     def prepare(self, task: Any) -> None:
         units = getattr(task.config, "units", None)
-        if units is None:  # not the task monolingual
+        if units is None:  # only the task monolingual has units
             return
         if units != "reordered":
             raise UserError(f"hictl reads pairs, not units: {units}", cure="choose --units reordered")
@@ -193,7 +204,8 @@ class HiCTL(ContrastiveCriterion):
         return found
 
     def _begin(self, model: DualEncoder, batch: PairBatch) -> tuple[Masked | None, tuple[Tensor, ...]]:
-        """What the language model reads, and sentence vectors. Masking waits for the device, so it comes first."""
+        """Return the masked batch of the language model, if there is one, and the sentence vectors. Masking waits for
+        the device, so it comes first."""
         masked = None
         if self.language is not None:
             masked = self.language.mask(SHARED, self._read_by_language_model(batch))
@@ -203,11 +215,11 @@ class HiCTL(ContrastiveCriterion):
         return batch.source if self.config.monolingual else self._together(batch)
 
     def _together(self, batch: PairBatch) -> TokenBatch:
-        """x and y end to end."""
+        """Return x and y of each pair as one sequence."""
         return read_together(batch.source, batch.target, self._vocabulary.pad_id, self._limit).batch
 
     def _add_words(self, loss: Loss, query: Tensor, embedding: Tensor, together: TokenBatch) -> None:
-        """L_W of pairs that were read together."""
+        """Add L_W of the pairs in ``together`` to ``loss``."""
         words, bag = bag_of_words(together, self._vocabulary)
         found = word_infonce(
             query,
@@ -224,13 +236,14 @@ class HiCTL(ContrastiveCriterion):
 
 
 def special_ids(vocabulary: Vocabulary) -> list[int]:
-    """Of all special tokens that there are."""
+    """Return the sorted ids of the special tokens that the vocabulary has."""
     ids = (vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id)
     return sorted({special for special in ids if special is not None})
 
 
 def bag_of_words(batch: TokenBatch, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
-    """The subwords of each row, int64 [B, T], and which of them are counted, bool [B, T]: each once, specials never."""
+    """Return the subwords of each row, int64 [B, T], and which of them count, bool [B, T]: each distinct one once,
+    special tokens never."""
     words = batch.tokens.masked_fill(~maskable(batch, vocabulary), vocabulary.pad_id).sort(dim=1).values
     again = torch.zeros_like(words, dtype=torch.bool)
     again[:, 1:] = words[:, 1:] == words[:, :-1]

@@ -1,4 +1,4 @@
-"""How hard HiCTL makes its negatives: the better the last batches were told apart, the harder."""
+"""The hardness of HiCTL's negatives, which increases as the loss of the last steps falls."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from xrep.kernels.gather import current_group
 
 BATCHES = 100
-"""Whose mean p⁺ is (equation 6)."""
+"""Number of recent steps averaged into p⁺ (equation 6)."""
 
 
 class Hardness(nn.Module):
-    """The exponent ζ · p⁺ of equation 6, p⁺ being the mean of exp(-L_S) over the last 100 optimizer steps.
+    """The exponent ζ · p⁺ of equation 6, where p⁺ is the mean of exp(-L_S) over the last 100 optimizer steps.
 
-    L_S is the loss of a step over the pairs of all ranks and batches, its negatives made harder as they were. While
-    there have been fewer steps p⁺ is the mean of those, and 0 before the first: negatives begin as they are. The
-    history is a buffer, so checkpoints have it, and the same on all ranks.
+    L_S is the loss of a step over the pairs of all ranks and batches, with the negatives as hard as they were in that
+    step. With fewer steps so far, p⁺ is the mean of those; before the first step it is 0, so negatives begin unchanged.
+    The history is a buffer, so checkpoints contain it, and it is the same on all ranks.
 
     Args:
         slack: ζ.
@@ -35,21 +35,21 @@ class Hardness(nn.Module):
         self._sentences = 0
 
     def p_positive(self) -> Tensor:
-        """p⁺, of no dimension."""
+        """Return p⁺, a scalar tensor."""
         return self.history.sum() / self.steps.clamp(1, BATCHES)
 
     def exponent(self) -> Tensor:
         return self.slack * self.p_positive()
 
     def note(self, loss: Tensor, sentences: int) -> None:
-        """A batch of the step that is going on: the sum of the losses of so many queries."""
+        """Record a batch of the current step: the summed loss of its queries, and how many they are."""
         loss = loss.detach().double()
         self._loss = loss if self._loss is None else self._loss + loss
         self._sentences += sentences
 
     @torch.no_grad()
     def update(self) -> None:
-        """After an optimizer step. Every rank must call it."""
+        """Add the current step to the history. Call it after each optimizer step, on every rank."""
         if self._loss is None:
             return
         both = torch.stack([self._loss, torch.full_like(self._loss, self._sentences)])

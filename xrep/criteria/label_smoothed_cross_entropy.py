@@ -1,4 +1,4 @@
-"""Translation, token by token: cross-entropy with label smoothing."""
+"""Cross-entropy with label smoothing for translation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from xrep.models.translation import Translation
 
 
 class LabelSmoothedCrossEntropy(Criterion):
-    """The mean over target tokens of the cross-entropy of each given the source and the tokens before it.
+    """Mean cross-entropy of the target tokens, each given the source and the target tokens before it.
 
-    Every token of the target but its first special one is predicted, the last special one included, by the vectors that
-    ``model.predict`` gives. Metrics are means over them: ``nll`` (the cross-entropy without smoothing, in nats),
-    ``perplexity`` (e to that of a batch) and ``accuracy`` (percent of tokens whose logit is the largest).
+    Every target token is predicted except the first special one; the last special one is included. The prediction uses
+    the vectors that ``model.predict`` gives. Metrics are means over these tokens: ``nll`` (the cross-entropy without
+    smoothing, in nats), ``perplexity`` (e to the power of a batch's nll) and ``accuracy`` (percentage of tokens that
+    have the largest logit).
     """
 
     reads = ("pairs of sentences",)
@@ -27,8 +28,9 @@ class LabelSmoothedCrossEntropy(Criterion):
     @dataclass(kw_only=True)
     class Config:
         label_smoothing: float = 0.1
-        """ε: a target token has probability 1 - ε + ε/V and each of the other V - 1 words of the vocabulary ε/V
-        (Szegedy et al. 2016, section 7). fairseq gives them 1 - ε and ε/(V - 1): its ε is this one times (V - 1)/V."""
+        """ε, the amount of smoothing: a target token has probability 1 - ε + ε/V and each of the other V - 1 words of
+        the vocabulary ε/V (Szegedy et al. 2016, section 7). fairseq uses 1 - ε and ε/(V - 1), so its ε is this one
+        times (V - 1)/V."""
 
         def problems(self) -> list[str]:
             smoothing = self.label_smoothing
@@ -39,7 +41,7 @@ class LabelSmoothedCrossEntropy(Criterion):
         self.config = config
         known = {language: place for place, language in enumerate(model.target_languages)}
         self._targets = np.array([known.get(language, -1) for language in text.languages], dtype=np.int64)
-        """Places in ``TextSpec.languages`` -> places in the model's target languages; -1: never a target."""
+        """Maps places in ``TextSpec.languages`` to places in the model's target languages; -1: never a target."""
 
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         return {"translation": batch.target.real_tokens - len(batch)}

@@ -1,4 +1,4 @@
-"""What finds masked tokens: a head for each tower, thrown away after training."""
+"""Prediction of masked tokens, by a head for each tower that is discarded after training."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ HEAD_TENSORS = re.compile(r"(^|\.)(cls\.predictions|lm_head)\.")
 
 
 class MaskedLanguage(nn.Module):
-    """Masks the tokens that a tower reads, and finds them again from the token vectors of its last layer.
+    """Masks the tokens that a tower reads, and predicts them from the token vectors of its last layer.
 
-    Logits are ``head(vector) @ token_embedding.T + bias``, at masked positions alone; the matrix is the tower's own.
+    Logits are ``head(vector) @ token_embedding.T + bias``, only at masked positions; the matrix is the tower's own.
 
     Args:
         rate: share of the tokens of each row that are chosen.
         whole_word: choose whole words (``prepare`` must be called).
-        head: auto takes that of the tower's pretrained encoder: of its directory, or, where it is a tower of an earlier
-            run, of that run's criterion, if there is one (and no more than one).
+        head: new makes new heads. auto takes the head of the tower's pretrained encoder: the one in its directory or,
+            if the encoder is a tower of an earlier run, the one of that run's criterion, if there is exactly one.
 
     Attributes:
-        head: as given.
-        heads: by tower.
-        notes: what a user should know of them.
+        head: the argument of this name.
+        heads: the head of each tower.
+        notes: what a user should know about the heads.
 
     Raises:
-        UserError: a tower's vocabulary has no [MASK]; a pretrained head that cannot be used.
+        UserError: a tower's vocabulary has no [MASK], or a pretrained head cannot be used.
     """
 
     def __init__(
@@ -79,41 +79,46 @@ class MaskedLanguage(nn.Module):
         return head
 
     def share(self, other: MaskedLanguage) -> None:
-        """Use the heads of another, to which they belong: their tensors have one name, and are saved once."""
+        """Use the heads of ``other``, which remains their owner: their tensors have one name and are saved once."""
         del self.heads
-        object.__setattr__(self, "heads", other.heads)  # which would make them a submodule
+        object.__setattr__(self, "heads", other.heads)  # an assignment would register them as a submodule
         self.notes.clear()
 
     def prepare(self, task: Any) -> None:
-        """Learn of the task's tokenizers which subwords begin a word, if whole words are masked."""
+        """Learn from the task's tokenizers which subwords begin a word, if whole words are masked."""
         for tower, vocabulary in self.vocabularies.items() if self.whole_word else ():
             begins = torch.tensor(tokenizer_of(task.tokenizers, tower).begins_word())
             size = vocabulary.size
             self.register_buffer(f"begins_{tower}", begins[:size], persistent=False)
 
     def count(self, tower: str, batch: TokenBatch) -> int:
-        """How many tokens are chosen; at most, where whole words are. Best asked of a batch that is not on a GPU."""
+        """Return how many tokens are chosen, or at most that many for whole words. Best called on a batch that is not
+        on a GPU."""
         return int(mask_counts(batch, self.vocabularies[tower], self.rate).sum())
 
     def mask(self, tower: str, batch: TokenBatch) -> Masked:
-        """Hide tokens. On a GPU this waits for what it has to do before: nothing else of a step should come first."""
+        """Mask tokens. On a GPU this waits for all earlier work, so it should come first in a step."""
         begins = self.get_buffer(f"begins_{tower}") if self.whole_word else None
         return mask_tokens(batch, self.vocabularies[tower], self.rate, begins)
 
     def forward(self, tower: str, encoder: TransformerEncoder, vectors: Tensor, labels: Tensor) -> CrossEntropy:
-        """Cross-entropy of finding ``labels`` (int64 [M]) by the encoder's vectors of the masked tokens, [M, H]."""
+        """Return the cross-entropy of predicting ``labels``, int64 [M], from vectors of the masked tokens, [M, H]."""
         head = self.heads[tower]
         return linear_cross_entropy(head(vectors), encoder.token_embedding.weight, labels, bias=head.bias)
 
     def loss(self, name: str, found: list[CrossEntropy], batches: list[tuple[str, TokenBatch]]) -> Loss:
-        """The term of what was found in the batches (before masking), of so many tokens as ``count`` told of each.
+        """Return one term, and its metrics, for the predictions of several batches.
 
-        Metrics are ``accuracy`` (percent of masked tokens) and ``perplexity`` (e to the mean of their losses).
+        Metrics are ``accuracy`` (percentage of masked tokens) and ``perplexity`` (e to the power of their mean loss).
+
+        Args:
+            batches: tower and batch (before masking) of each prediction; the size of the term is the sum of their
+                ``count``.
         """
         sums = torch.stack([each.loss for each in found]).sum()
         correct, nll = torch.cat([each.correct for each in found]), torch.cat([each.nll for each in found])
         masked = len(nll)
-        if self.whole_word:  # there may be fewer than the sum is divided by
+        if self.whole_word:  # fewer tokens may be masked than the sum is divided by
             told = [mask_counts(batch, self.vocabularies[tower], self.rate).sum() for tower, batch in batches]
             sums = sums * torch.stack(told).sum() / max(masked, 1)
         perplexity = (nll.sum() / max(masked, 1)).exp() * (masked > 0)
@@ -122,7 +127,7 @@ class MaskedLanguage(nn.Module):
 
 
 def heads_of_run(path: Path, tower: str) -> list[dict[str, Tensor]]:
-    """States of the heads that the criterion of a checkpoint, or the parts that it has, trained for a tower."""
+    """Return the states of the heads that the criterion of a checkpoint, or its parts, trained for a tower."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in open_checkpoint(path).tensors(CRITERION).items():
         if match := re.fullmatch(rf"((?:.*\.)?language\.heads\.{re.escape(tower)})\.(.*)", name):

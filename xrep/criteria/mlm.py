@@ -13,23 +13,24 @@ from xrep.text.sides import SHARED, SIDES
 
 
 class MLM(Criterion):
-    """Find masked tokens again (BERT, Devlin et al. 2019): the mean cross-entropy of the original tokens.
+    """Predict masked tokens (BERT, Devlin et al. 2019): the mean cross-entropy of the original tokens.
 
-    Any batch of sentences will do: of one side (task ``monolingual``), or of pairs, each side of which is read alone.
-    Tokens are masked anew whenever a batch is seen. Which are chosen: ``xrep.data.masking``.
+    Batches may have single sentences (task ``monolingual``) or pairs, each side of which is read separately. Tokens are
+    masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
     """
 
     @dataclass(kw_only=True)
     class Config:
         mask_rate: float = 0.15
-        """Share of the tokens of each sentence that are masked: 80% of these become [MASK], 10% a random subword, 10%
-        stay. BERT and HiCTL (table 9, monolingual): 0.15."""
+        """Share of the tokens of each sentence that is masked: 80% of these become [MASK], 10% become a random subword,
+        10% stay. BERT and HiCTL (table 9, monolingual) use 0.15."""
         whole_word: bool = False
-        """Mask whole words. Text without spaces between words has none to SentencePiece, so most of it stays."""
+        """Mask whole words. SentencePiece finds no word boundaries in text without spaces, so most of such text is not
+        masked."""
         language_head: Literal["auto", "new"] = "auto"
-        """Layer between token vectors and vocabulary. auto: that of the pretrained encoder, if its directory has it,
-        or the criterion of its run where it is RUN/best; else a new one. Several ``parts`` of a run whose choice is the
-        same have one layer between them, as in XLM; hictl and cmlm have auto."""
+        """Layer between token vectors and vocabulary. auto: the head of the pretrained encoder, if its directory has
+        one, or that of the run's criterion if the encoder is RUN/best of a run; otherwise a new one. new: always a new
+        one. Several ``parts`` of a run with the same choice share one head, as in XLM; hictl and cmlm use auto."""
 
         def problems(self) -> list[str]:
             return [] if 0 < self.mask_rate < 1 else [f"mask_rate must lie in (0, 1), not {self.mask_rate}"]
@@ -62,7 +63,7 @@ class MLM(Criterion):
         return self.language.notes
 
     def _read(self, batch: Any) -> list[tuple[str, TokenBatch]]:
-        """What each tower reads: a shared one all sentences at once."""
+        """Return what each tower reads; a shared tower reads all sentences at once."""
         sides = (batch.source, batch.target) if isinstance(batch, PairBatch) else batch.sides
         if SHARED not in self.language.heads:
             return list(zip(SIDES, sides, strict=True))

@@ -1,4 +1,4 @@
-"""The criteria of several parts as one."""
+"""One criterion that combines the criteria of several parts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from xrep.tasks.mixture import MixedBatch
 
 
 class Multitask(ContrastiveCriterion):
-    """Σ over the parts of weight · the part's loss, each by its own criterion on its own batch.
+    """The sum over the parts of weight · loss, where each part has its own criterion and its own batch.
 
-    Terms and metrics are named ``part/name``, tensors ``parts.PART.name``. A part that a step has no batch of has no
-    gradient in that step, and its criterion's ``after_step`` (momentum, queues) is left out. Parts that find masked
-    tokens (mlm, tlm, hictl, cmlm) share the head for it, whose tensors are named after the first of them.
+    Terms and metrics are named ``part/name``, tensors ``parts.PART.name``. If a step has no batch of a part, the part
+    gets no gradient in that step, and its criterion's ``after_step`` (momentum, queues) is not called. Parts that
+    predict masked tokens (mlm, tlm, hictl, cmlm) with the same choice of head share one head, whose tensors are named
+    after the first of them.
 
-    Of a batch that is encoded in pieces, each has rows of one part whose criterion compares rows; the last has the
-    whole batches of all the other parts.
+    If a batch is encoded in pieces, each piece has rows of one part whose criterion compares rows; the last piece has
+    the whole batches of all other parts.
     """
 
     @dataclass(kw_only=True)
@@ -35,10 +36,10 @@ class Multitask(ContrastiveCriterion):
         parts: list[Part]
         """Name, class, ``Config`` and weight of the criterion of each part."""
         mixing: Literal["weight", "proportion"]
-        """Whether a batch has all parts or one."""
+        """weight: each batch has all parts. proportion: each batch has one part."""
 
         def problems(self) -> list[str]:
-            # Parts are submodules, whose names may not be those of the attributes of their container.
+            # Parts are submodules, whose names must differ from the attributes of their container.
             taken = [part.name for part in self.parts if hasattr(nn.ModuleDict(), part.name)]
             return [f"{name!r} cannot be the name of a part: torch has it; choose another" for name in taken]
 
@@ -52,7 +53,7 @@ class Multitask(ContrastiveCriterion):
         self.frozen = [pattern for own in self.parts.values() for pattern in own.frozen]
         self._seen: dict[str, None] = {}
         self._trained: dict[str, int] = {}
-        """How many kinds of vectors the parts have that compare rows."""
+        """Number of vector tensors that ``encode`` gives for each part that compares rows."""
         self._constant: dict[str, int] = {}
 
     def check_task(self, task: Any) -> None:
@@ -74,7 +75,7 @@ class Multitask(ContrastiveCriterion):
         }
 
     def _contrastive(self, batch: MixedBatch) -> dict[str, tuple[ContrastiveCriterion, Any]]:
-        """The parts of a batch that compare rows."""
+        """Return the parts of a batch whose criteria compare rows."""
         return {
             part: (criterion, own)
             for part, own in batch.parts.items()
@@ -92,7 +93,7 @@ class Multitask(ContrastiveCriterion):
     def pieces(self, batch: MixedBatch) -> list[MixedBatch]:
         if self.micro_batch is None:
             return [batch]
-        # Never two parts with rows that are compared in one: ``vectors`` draws fewer random numbers than ``encode``.
+        # A piece has rows of only one part that compares them: ``vectors`` draws fewer random numbers than ``encode``.
         cut = {part: criterion.pieces(own) for part, (criterion, own) in self._contrastive(batch).items()}
         none = {part: pieces[0].rows(0, 0) for part, pieces in cut.items()}
         found = [MixedBatch(none | {part: piece}) for part, pieces in cut.items() for piece in pieces]
@@ -135,7 +136,7 @@ class Multitask(ContrastiveCriterion):
         return merged(losses, [0] * len(losses))
 
     def _named(self, part: str, loss: Loss, size: int) -> Loss:
-        """The loss of a part that has so many rows, as that of all."""
+        """Return the loss of a part with ``size`` rows, with the names and weights that it has in the sum."""
         weight = self._weights[part]
         return Loss(
             {f"{part}/{name}": Term(term.sum, weight * term.weight) for name, term in loss.terms.items()},
@@ -144,7 +145,7 @@ class Multitask(ContrastiveCriterion):
         )
 
     def after_step(self, model: Any) -> None:
-        for part in self._seen:  # over all the batches of the step; in the same order on all ranks
+        for part in self._seen:  # parts of all batches of the step, in the same order on all ranks
             self.parts[part].after_step(model)
         self._seen.clear()
 
@@ -154,7 +155,7 @@ class Multitask(ContrastiveCriterion):
 
 
 def _share_heads(parts: Iterable[nn.Module]) -> None:
-    """Let all language models use the heads of the first of those that begin with the same ones."""
+    """Let language models with the same choice of head use the heads of the first of them."""
     first: dict[str, MaskedLanguage] = {}
     for language in [module for part in parts for module in part.modules() if isinstance(module, MaskedLanguage)]:
         if (owner := first.setdefault(language.head, language)) is not language:

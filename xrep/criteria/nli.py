@@ -21,11 +21,11 @@ FEATURES = ("premise", "hypothesis", "difference", "product")
 
 
 class Nli(Criterion):
-    """Cross-entropy of three classes, from features of the two sentence vectors u and v.
+    """Cross-entropy of three classes, predicted from features of the two sentence vectors u and v.
 
     The features are [u, v, |u - v|, u * v] as in CMLM (4.3), whose classifier is linear. Dual momentum contrast
-    (appendix B) has a two-layer MLP "on top of the sentence representations" and does not say what it concatenates:
-    here the same four, and ``features`` chooses among them (sentence-BERT has the first three).
+    (appendix B) uses a two-layer MLP "on top of the sentence representations" and does not say what it concatenates.
+    Here it reads the same four features, and ``features`` chooses among them (sentence-BERT uses the first three).
     """
 
     reads = ("labelled pairs",)
@@ -33,14 +33,14 @@ class Nli(Criterion):
     @dataclass(kw_only=True)
     class Config:
         features: list[str] = field(default_factory=lambda: ["premise", "hypothesis", "difference", "product"])
-        """What the classifier reads: of premise u, hypothesis v, difference |u - v| and product u * v."""
+        """Features that the classifier reads: premise u, hypothesis v, difference |u - v| and product u * v."""
         scale_vectors: bool = True
-        """Bring vectors to length √D first, so that their components are about 1: of vectors of length 1 a classifier
-        learns more slowly. False: as the model gives them. The papers do not say."""
+        """Scale vectors to length √D first, so that their components are about 1: a classifier learns more slowly from
+        vectors of length 1. Off: vectors stay as the model gives them. The papers do not say what they do."""
         head: Literal["linear", "mlp"] = "linear"
-        """One layer (CMLM), or two with ReLU between them (dual momentum contrast)."""
+        """Classifier. linear: one layer (CMLM). mlp: two layers with ReLU between them (dual momentum contrast)."""
         head_size: int = 256
-        """Hidden units of the mlp."""
+        """Number of hidden units of the mlp."""
         head_dropout: float = 0.1
         """Dropout of the hidden units of the mlp."""
 
@@ -73,11 +73,11 @@ class Nli(Criterion):
         return Loss({"nli": Term(result.loss)}, {"accuracy": percentage(result.correct)})
 
     def predict(self, premise: Tensor, hypothesis: Tensor) -> Tensor:
-        """Classes int64 [B], places in ``LABELS``, of pairs of vectors [B, D] as the model gives them."""
+        """Return the class of each pair of vectors [B, D], as the model gives them: int64 [B], places in ``LABELS``."""
         return self.output(self.hidden(self.features(premise, hypothesis))).argmax(dim=1)
 
     def features(self, premise: Tensor, hypothesis: Tensor) -> Tensor:
-        """What the classifier reads, [B, F·D], of vectors [B, D]."""
+        """Return the classifier's input, [B, F·D], for vectors [B, D]."""
         if self.config.scale_vectors:
             premise, hypothesis = (F.normalize(side, dim=1) * side.size(1) ** 0.5 for side in (premise, hypothesis))
         each = {
@@ -90,6 +90,6 @@ class Nli(Criterion):
 
 
 def sentence_vectors(model: Any, batch: NliBatch) -> tuple[Tensor, ...]:
-    """Vectors [B, D] of each column of a batch, every tower reading its sentences in one pass."""
+    """Return the vectors [B, D] of each column of a batch; every tower reads its sentences in one pass."""
     vectors = torch.cat(model.encode_pair(*batch.sides))
     return tuple(vectors.index_select(0, places) for places in batch.places.unbind(1))

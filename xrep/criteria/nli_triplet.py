@@ -1,4 +1,4 @@
-"""Contrast of triplets: supervised SimCSE, with hard negatives."""
+"""Contrastive learning on triplets: supervised SimCSE with hard negatives."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from xrep.tasks.nli import NliBatch
 
 
 class NliTriplet(ContrastiveCriterion):
-    """The anchor's positive is what it entails; its negatives are all other positives and all contradictions.
+    """Each anchor finds the sentence that it entails; its negatives are all other positives and all contradictions.
 
-    Gao et al., 2021, equation 5; frozen_source fine-tunes with it (4.2.3).
+    This is equation 5 of Gao et al., 2021; frozen_source uses it for fine-tuning (section 4.2.3).
     """
 
     reads = ("triplets",)
@@ -27,14 +27,14 @@ class NliTriplet(ContrastiveCriterion):
     @dataclass(kw_only=True)
     class Config:
         temperature: float = 0.05
-        """Similarities are divided by it (frozen_source 4.2.3)."""
+        """Similarities are divided by this value (frozen_source, section 4.2.3)."""
         hard_negative_weight: float = 1.0
-        """alpha: how much the anchor's own contradiction counts beside the other negatives (Gao et al., 2021: 1 is
+        """alpha: weight of the anchor's own contradiction, relative to the other negatives (Gao et al., 2021: 1 is the
         best of 0.5, 1 and 2)."""
         mask_equal_sentences: bool = False
-        """Triplets that share a sentence do not give each other false negatives: SNLI repeats its premises."""
+        """Remove false negatives between triplets that share a sentence: SNLI repeats its premises."""
         cross_rank_negatives: bool = True
-        """On several ranks the triplets of all give negatives; else those of a rank's own part of the batch alone."""
+        """With several ranks, the triplets of all ranks give negatives. Off: only those of the rank's own part."""
 
         def problems(self) -> list[str]:
             values = {name: getattr(self, name) for name in ("temperature", "hard_negative_weight")}

@@ -1,6 +1,6 @@
-"""Which token vectors of a batch of pairs representation translation learning reads, and which tokens it predicts.
+"""Plans which token vectors representation translation learning reads, and which tokens it predicts.
 
-It is planned with numpy where Python can see lengths and languages, so that no size has to be asked of a GPU.
+Plans are made with numpy from lengths and languages that are on the CPU, so that no size has to be read from a GPU.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from xrep.data.batching import PairBatch
 
 Direction = Literal["to_pivot", "from_pivot", "both"]
 PLACE, SLOT, LANGUAGE, POSITION = range(4)
-"""Rows of a table of tokens: place in the batch [2 B * T] whose sources lie above its targets; place in the head's
-input [B * width], where the tokens of x come before those of y; language; position in the sentence."""
+"""Rows of a table of tokens. PLACE: index in the batch [2 B * T] in which sources come before targets. SLOT: index in
+the head's input [B * width], where the tokens of x come before those of y. LANGUAGE: language of the token. POSITION:
+position in the sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Tokens ``start`` to ``stop`` of those predicted: all those of y in one language and of one direction."""
+    """The predicted tokens ``start`` to ``stop``: all tokens of y in one language and of one direction."""
 
     from_pivot: bool
     language: int
@@ -32,15 +33,15 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """What is read and predicted of B pairs, [CLS] nowhere among it.
+    """Which tokens of B pairs are read and predicted; [CLS] is never among them.
 
     Attributes:
         x, y: int64 [4, N] and [4, M], tables of tokens, pair by pair.
-        lengths: int64 [B], tokens of each row of the head's input.
-        width: the longest of them.
-        x_lengths, y_lengths: int64 [B].
-        predicted: int64 [B], how many tokens of each y.
-        runs: of the tokens predicted, in order.
+        lengths: int64 [B], number of tokens in each row of the head's input.
+        width: the largest of these lengths.
+        x_lengths, y_lengths: int64 [B], number of tokens of each x and of each y.
+        predicted: int64 [B], number of tokens of each y that are predicted.
+        runs: the runs of predicted tokens, in order.
     """
 
     x: np.ndarray
@@ -59,10 +60,10 @@ class Reconstruction:
         return int(self.lengths.max(initial=1))
 
     def split(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Tables of the tokens whose vectors are given (x, and of y what is not predicted), and of those predicted.
+        """Return tables of the tokens whose vectors are given, and of those that are predicted.
 
-        Which tokens of y these are is drawn by torch's default generator of the device, whose state is part of a
-        checkpoint.
+        The given ones are x and the tokens of y that are not predicted. Which tokens of y are predicted is drawn by
+        torch's default generator of the device, whose state is part of a checkpoint.
         """
         x, y = on_device(self.x, device), on_device(self.y, device)
         if (self.predicted == self.y_lengths).all():
@@ -81,8 +82,9 @@ class Planner:
 
     Attributes:
         pivot: place of the pivot language in ``TextSpec.languages``.
-        direction: y is the side in the pivot language (the target, if both are), or the other one; ``both``: the one
-            in pairs of even number (``PairBatch.indices``), the other one in those of odd number.
+        direction: to_pivot: y is the side in the pivot language (the target, if both sides are). from_pivot: y is the
+            other side. both: to_pivot in pairs of even number (``PairBatch.indices``), from_pivot in those of odd
+            number.
         ratio: share of the tokens of y that are predicted, rounded, at least one.
     """
 
@@ -91,14 +93,15 @@ class Planner:
     ratio: float
 
     def sizes(self, batch: PairBatch) -> dict[bool, int]:
-        """Tokens predicted, by whether that is from the pivot language."""
+        """Return the number of predicted tokens by direction (True: predicted from the pivot language)."""
         found: dict[bool, int] = {}
         for run in self.plan(batch).runs:
             found[run.from_pivot] = found.get(run.from_pivot, 0) + run.stop - run.start
         return found
 
     def plan(self, batch: PairBatch) -> Reconstruction:
-        """Part of a batch has that part of the batch's plan; pairs are sorted by direction and language of y."""
+        """Plan the reconstruction of a batch, sorted by direction and language of y. A slice of a batch gets its part
+        of the batch's plan."""
         width, own = max(batch.source.tokens.size(1), batch.target.tokens.size(1)), np.arange(len(batch))
         languages = batch.languages.numpy()
         lengths = np.stack([batch.source.host_lengths, batch.target.host_lengths], axis=1) - 1  # [CLS] is left out
@@ -119,7 +122,7 @@ class Planner:
     def _tokens(
         side: np.ndarray, row: np.ndarray, width: int, lengths: np.ndarray, languages: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Table of the tokens of a side (0 source, 1 target) of each row, slots left open; and ``lengths``."""
+        """Return the tokens of a side (0 source, 1 target) of each row as a table without slots, and ``lengths``."""
         table = np.empty((4, lengths.sum()), dtype=np.int64)
         table[PLACE] = ranges((side * len(row) + row) * width + 1, lengths)
         table[LANGUAGE] = np.repeat(languages, lengths)
@@ -127,7 +130,7 @@ class Planner:
         return table, lengths
 
     def _runs(self, away: np.ndarray, languages: np.ndarray) -> list[Run]:
-        """Of tokens by direction and language; one of none for a direction that no token has."""
+        """Return the runs of tokens sorted by direction and language. A direction without tokens has one empty run."""
         found = []
         for direction in {"to_pivot": (False,), "from_pivot": (True,), "both": (False, True)}[self.direction]:
             start, stop = np.searchsorted(away, [direction, direction + 1])
@@ -140,11 +143,11 @@ class Planner:
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """start, start + 1, ... of each length, end to end: int64 [sum of lengths]."""
+    """Return start, start + 1, ... for each start and length, one range after the other: int64 [sum of lengths]."""
     return np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A tensor of it; the copy to a GPU waits for nothing."""
+    """Return the array as a tensor; the copy to a GPU does not block."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The head of representation translation learning: from the token vectors of a sentence to its translation."""
+"""The head of representation translation learning, which predicts a translation from token vectors of a sentence."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.layers import Packing
 
 LANGUAGE_STD = 0.02
-"""Standard deviation of fresh language embeddings: that of the encoder's own embeddings."""
+"""Standard deviation of new language embeddings, which is that of the encoder's own embeddings."""
 
 
 class RTLHead(nn.Module):
     """K transformer layers over token vectors of x and [MASK] vectors in place of y (DAP, equation 4).
 
-    The layers are copies of the last K of an encoder (and of the normalisation above them, where it has one). The
-    vocabulary's matrix is the encoder's own embedding matrix, so it is not here: logits are ``head(...) @ embedding.T +
-    head.bias``.
+    The layers are copies of the last K layers of an encoder (and of the normalisation after them, if it has one). The
+    output matrix is the encoder's own embedding matrix, so it is not stored here: logits are ``head(...) @ embedding.T
+    + head.bias``.
 
     Args:
-        depth: layers of the encoder that count, from the first; the copies are the last of these.
-        languages: rows of a table of language vectors, which are added to the input; 0: no table.
+        depth: number of encoder layers in use, counted from the first; the copies are the last of these.
+        languages: number of rows of the table of language vectors, which are added to the input; 0: no table.
 
     Attributes:
-        bias: [V], from 0.
+        bias: [V], initialised with 0.
     """
 
     def __init__(self, encoder: TransformerEncoder, layers: int, depth: int, languages: int) -> None:
@@ -42,14 +42,15 @@ class RTLHead(nn.Module):
     def forward(
         self, states: Tensor, masks: Tensor, languages: Tensor, slots: Tensor, lengths: Tensor, width: int
     ) -> Tensor:
-        """The vectors of the last layer at the [MASK]s, [M, H].
+        """Return the vectors of the last layer at the [MASK]s, [M, H].
 
         Args:
             states: [N, H], token vectors.
-            masks: [M, H].
-            languages: int64 [N + M], of ``states``, then of ``masks``; read if there are language vectors.
-            slots: int64 [N + M], where each of these stands in [B * width]: row i is filled from its beginning.
-            lengths: int64 [B].
+            masks: [M, H], embedded [MASK]s.
+            languages: int64 [N + M], languages of ``states``, then of ``masks``; used only if there are language
+                vectors.
+            slots: int64 [N + M], index of each of these in [B * width]: row i is filled from its beginning.
+            lengths: int64 [B], number of tokens in each row.
         """
         x = torch.cat([states, masks])
         if self.language_embedding is not None:

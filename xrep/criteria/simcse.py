@@ -1,4 +1,4 @@
-"""Unsupervised SimCSE: a sentence is its own positive, dropout makes the difference."""
+"""Unsupervised SimCSE: each sentence is its own positive, encoded twice with different dropout."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ SIDES = ("source", "target")
 
 
 class SimCSE(ContrastiveCriterion):
-    """-log e^(h_i.h'_i/tau) / sum_j e^(h_i.h'_j/tau), h and h' being two encodings of each sentence with dropout of
-    their own (Gao et al. 2021, SimCSE, equation 4; equation 1 of the frozen source paper with s_i+ = s_i).
+    """Each sentence finds its second encoding, which differs by its dropout alone (Gao et al. 2021, SimCSE).
 
-    The two sides of bitext are two corpora: the sentences of one are never negatives of the other's, which could be
-    their translations. The objective is the mean over the sentences of both.
+    The loss is -log e^(h_i.h'_i/tau) / sum_j e^(h_i.h'_j/tau), where h and h' are two encodings of each sentence with
+    independent dropout (equation 4 of SimCSE; equation 1 of the frozen source paper with s_i+ = s_i).
+
+    The two sides of bitext are treated as two corpora: the sentences of one side are never negatives of the other's,
+    which could be their translations. The objective is the mean over the sentences of both.
     """
 
     reads = ("pairs of sentences",)
@@ -32,14 +34,14 @@ class SimCSE(ContrastiveCriterion):
     @dataclass(kw_only=True)
     class Config:
         side: Literal["source", "target", "both"] = "both"
-        """The sentences of the pairs that are trained on."""
+        """Side of the pairs whose sentences are trained on."""
         temperature: float = 0.05
-        """Similarities are divided by it (0.05 in the paper)."""
+        """Similarities are divided by this value (0.05 in the paper)."""
         mask_equal_sentences: bool = False
-        """Two rows with the same sentence are not each other's negatives. Off in the paper; turn it on where sentences
-        repeat (one side of bitext often does)."""
+        """Do not use two rows with the same sentence as each other's negatives. Off in the paper; turn it on if
+        sentences repeat (one side of bitext often does)."""
         cross_rank_negatives: bool = True
-        """On several ranks the sentences of all are negatives; else those of a rank's own part of the batch alone."""
+        """With several ranks, the sentences of all ranks are negatives. Off: only those of the rank's own part."""
 
         def problems(self) -> list[str]:
             return [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]
@@ -50,7 +52,7 @@ class SimCSE(ContrastiveCriterion):
         self._columns = [number for number, side in enumerate(SIDES) if config.side in (side, "both")]
         self._pad_ids = [text.vocabulary(side).pad_id for side in SIDES]
         self._towers = [model.tower(found[0]) for found in (text.source_languages, text.target_languages)]
-        # The other side's tower is of no use then.
+        # The tower of the side that is not trained on gets no gradient.
         self.idle_parameters = len(self._columns) == 1 and len(set(self._towers)) == 2
         self._has_dropout = any(_dropout(part) > 0 for part in model.modules())
 
@@ -58,7 +60,7 @@ class SimCSE(ContrastiveCriterion):
         return {"simcse": len(self._columns) * len(batch)}
 
     def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
-        # Both encodings in one pass: dropout is drawn for each row.
+        # One pass makes both encodings, because dropout is drawn for each row.
         twice = [_twice((batch.source, batch.target)[column], self._pad_ids[column]) for column in self._columns]
         if self.config.side == "both":
             vectors = model.encode_pair(*twice)

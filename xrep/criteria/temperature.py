@@ -1,4 +1,4 @@
-"""A temperature that is learnt with the vectors it divides the similarities of."""
+"""A temperature that is trained together with the encoder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ SMALLEST, LARGEST = 0.01, 1.0
 
 
 class LearnableTemperature(nn.Module):
-    """tau = exp(theta), within [0.01, 1] (CLIP, Radford et al. 2021; 'parameter 1' of frozen_source, table 1).
+    """A learnable temperature: tau = exp(theta), within [0.01, 1].
 
-    theta has no dimension, so it never decays. It is put back into the interval after each step: a bound on tau itself
-    would leave theta without a gradient outside.
+    See CLIP (Radford et al. 2021) and 'parameter 1' of frozen_source (table 1). theta is a scalar, so weight decay
+    never applies to it. It is moved back into the interval after each step; clamping tau itself would leave theta
+    without a gradient outside the interval.
 
     Args:
-        start: of tau.
+        start: initial value of tau.
     """
 
     def __init__(self, start: float = 1.0) -> None:
@@ -25,10 +26,10 @@ class LearnableTemperature(nn.Module):
         self.theta = nn.Parameter(torch.tensor(math.log(start)))
 
     def forward(self) -> Tensor:
-        """tau, a tensor of no dimension."""
+        """Return tau, a scalar tensor."""
         return self.theta.exp()
 
     @torch.no_grad()
     def clamp(self) -> None:
-        """After an optimizer step."""
+        """Move tau back into its interval. Call it after each optimizer step."""
         self.theta.clamp_(math.log(SMALLEST), math.log(LARGEST))

@@ -16,18 +16,18 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.text.sides import SHARED
 
 LANGUAGE_STD = 0.02
-"""Standard deviation of fresh language embeddings: that of the encoder's own embeddings."""
+"""Standard deviation of new language embeddings, which is that of the encoder's own embeddings."""
 
 
 class TLM(MLM):
-    """Find masked tokens of a sentence and its translation, read together (XLM, Lample and Conneau 2019).
+    """Predict masked tokens of a sentence and its translation, read together (XLM, Lample and Conneau 2019).
 
-    Both are read as ``[CLS] x [SEP] y [SEP]`` (HiCTL, 3.1). XLM starts the positions of y anew and adds an embedding of
-    the language to each token; both are switched off here unless asked for, as in models without language embeddings
-    (XLM-R). Those of the criterion are for this pass alone: sentences are encoded without.
+    Both are read as ``[CLS] x [SEP] y [SEP]`` (HiCTL, 3.1). XLM restarts the positions at y and adds a language
+    embedding to each token; both are off by default, as in models without language embeddings (XLM-R). The language
+    embeddings of the criterion are used in this pass only: sentences are encoded without them.
 
     Raises:
-        UserError: languages have towers of their own, or what ``MLM`` raises.
+        UserError: the languages have separate towers, or anything that ``MLM`` raises.
     """
 
     reads = ("pairs of sentences",)
@@ -35,11 +35,12 @@ class TLM(MLM):
     @dataclass(kw_only=True)
     class Config(MLM.Config):
         mask_rate: float = 0.25
-        """Share of the tokens of each pair that are masked: 80% of these become [MASK], 10% a random subword, 10% stay.
-        HiCTL (table 9, bilingual): 0.25; XLM: 0.15."""
+        """Share of the tokens of each pair that is masked: 80% of these become [MASK], 10% become a random subword, 10%
+        stay. HiCTL (table 9, bilingual) uses 0.25, XLM 0.15."""
         position_reset: bool = False
-        """The tokens of the second sentence have the positions that they have alone (XLM); else they go on behind the
-        first, and where both are longer than the position table both are cut to half of it (at least)."""
+        """Give the tokens of the second sentence the positions that they have when it is read alone (XLM). Off:
+        positions continue from the first sentence, and a pair longer than the position table is cut; neither sentence
+        is cut below half of the table."""
         language_embeddings: bool = False
         """Add a learnt vector of its language to every token (XLM)."""
 
@@ -78,12 +79,12 @@ class TLM(MLM):
 
 @dataclass(frozen=True)
 class Together:
-    """Pairs of sentences as one sequence each.
+    """Pairs of sentences, each pair as one sequence.
 
     Attributes:
-        batch: [CLS] x [SEP] y [SEP].
+        batch: [CLS] x [SEP] y [SEP] in each row.
         second: bool [B, T], True from the first token of y.
-        positions: int64 [B, T], going on through both if they were cut to a limit, else those of each sentence alone.
+        positions: int64 [B, T]. They continue from x to y if a limit was given; otherwise each sentence has its own.
     """
 
     batch: TokenBatch
@@ -92,12 +93,12 @@ class Together:
 
 
 def read_together(first: TokenBatch, second: TokenBatch, pad_id: int, limit: int | None) -> Together:
-    """Put the rows of ``second``, without their [CLS], behind those of ``first``.
+    """Append the rows of ``second``, without their [CLS], to those of ``first``.
 
     Args:
-        limit: of the length of both. Of two long sentences each keeps half of it, of a long and a short one the long
-            one keeps what the short one leaves; what is cut keeps its [SEP]. None: they are not cut, and positions
-            begin anew in the second.
+        limit: maximum length of both together. Of two long sentences each keeps half of it; of a long and a short one,
+            the long one keeps what the short one leaves. A sentence that is cut keeps its [SEP]. None: nothing is cut,
+            and positions restart in the second sentence.
     """
     host = _kept(torch.from_numpy(first.host_lengths), torch.from_numpy(second.host_lengths), limit)
     lengths = (host[0] + host[1]).numpy()
@@ -105,7 +106,7 @@ def read_together(first: TokenBatch, second: TokenBatch, pad_id: int, limit: int
     place = torch.arange(int(lengths.max(initial=2)), device=of_x.device)
     of_x, of_y = of_x.unsqueeze(1), of_y.unsqueeze(1)
     in_y, total = place >= of_x, of_x + of_y
-    # The last token of what is kept is the last of the sentence.
+    # A sentence that is cut still ends with its own last token.
     at_x = torch.where(place < of_x - 1, place, first.lengths.unsqueeze(1) - 1)
     at_y = torch.where(place < total - 1, place - of_x + 1, second.lengths.unsqueeze(1) - 1).clamp(min=0)
     tokens = torch.where(in_y, second.tokens.gather(1, at_y), first.tokens.gather(1, at_x))
@@ -117,7 +118,7 @@ def read_together(first: TokenBatch, second: TokenBatch, pad_id: int, limit: int
 
 
 def _kept(of_x: Tensor, of_y: Tensor, limit: int | None) -> tuple[Tensor, Tensor]:
-    """How many tokens of x, and of y without its [CLS], are kept: int64 [B] each."""
+    """Return how many tokens of x, and of y without its [CLS], are kept: int64 [B] each."""
     of_y = of_y - 1
     if limit is None:
         return of_x, of_y

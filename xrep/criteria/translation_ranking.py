@@ -1,4 +1,4 @@
-"""Translation ranking: each pair against all others of its batch."""
+"""Translation ranking: each pair is compared with all other pairs of its batch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from xrep.models.dual_encoder import DualEncoder
 
 
 class TranslationRanking(ContrastiveCriterion):
-    """Softmax over a batch's sentences: which is the translation (additive margin softmax, Yang et al. 2019)?
+    """Rank each sentence's translation above the other sentences of the batch (Yang et al. 2019).
 
-    A sentence x and its translation y have the loss -log e^((x.y - m)/tau) / (e^((x.y - m)/tau) + sum over the other
-    sentences y' of the batch e^(x.y'/tau)), m being the margin and tau the temperature; in the other direction the sum
-    is over x'. It is dual momentum contrast's baseline, the bitext retrieval loss of CMLM (section 4.2: the losses of
-    both directions added; 4.4: margin 0.3) and L_TR of DAP (equation 5: from source to target alone).
+    This is additive margin softmax: a sentence x and its translation y have the loss -log e^((x.y - m)/tau) / (e^((x.y
+    - m)/tau) + sum over the other sentences y' of the batch e^(x.y'/tau)), where m is the margin and tau the
+    temperature; in the other direction the sum is over x'. It is the baseline of dual momentum contrast, the bitext
+    retrieval loss of CMLM (section 4.2: the losses of both directions are added; 4.4: margin 0.3) and L_TR of DAP
+    (equation 5: only from source to target).
     """
 
     reads = ("pairs of sentences",)
@@ -30,18 +31,20 @@ class TranslationRanking(ContrastiveCriterion):
     @dataclass(kw_only=True)
     class Config:
         temperature: float = 0.05
-        """Similarities are divided by it."""
+        """Similarities are divided by this value."""
         margin: float = 0.0
-        """Subtracted from the similarity of translations, so that they must be nearer by it. CMLM has 0.3, DAP none."""
+        """Subtracted from the similarity of translations, so that it must exceed the others by this margin. CMLM uses
+        0.3, DAP no margin."""
         margin_scale: Literal["similarity", "logit"] = "similarity"
-        """Whether the margin is subtracted before similarities are divided by the temperature, or after it (as DAP's
-        released code does)."""
+        """Scale of the margin. similarity: it is subtracted before similarities are divided by the temperature. logit:
+        it is subtracted afterwards, as in DAP's released code."""
         directions: Literal["both", "forward"] = "both"
-        """Find the target by the source and the source by the target, their losses added; or the target alone (DAP)."""
+        """both: find the target from the source and the source from the target, and add the losses. forward: only find
+        the target (DAP)."""
         mask_equal_sentences: bool = False
-        """Two pairs that share a sentence are not each other's negatives; turn it on where sentences repeat."""
+        """Do not use two pairs that share a sentence as each other's negatives. Turn it on if sentences repeat."""
         cross_rank_negatives: bool = True
-        """On several ranks the pairs of all are negatives; else those of a rank's own part of the batch alone."""
+        """With several ranks, the pairs of all ranks are negatives. Off: only those of the rank's own part."""
 
         def problems(self) -> list[str]:
             found = [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]

@@ -1,4 +1,4 @@
-"""Typed batches and the collation that makes them."""
+"""Batch types and the functions that build batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xrep.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The ids that a tower reads."""
+    """Size and special ids of the vocabulary that a tower reads."""
 
     size: int
     pad_id: int
@@ -33,12 +33,12 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSpec:
-    """What a model needs to know about the text it reads; saved with every checkpoint."""
+    """What a model needs to know about the text it reads. It is saved with every checkpoint."""
 
     vocabularies: dict[str, Vocabulary]
-    """``shared``, or ``source`` and ``target`` where the sides of pairs have tokenizers of their own."""
+    """Vocabularies by side: ``shared``, or ``source`` and ``target`` if each side of the pairs has its own one."""
     max_length: int
-    """Longest sentence in subwords, the two special tokens included; longer ones are cut."""
+    """Maximum length of a sentence in subwords, including the two special tokens; longer sentences are cut."""
     source_languages: list[str] = field(default_factory=list)
     target_languages: list[str] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class TextSpec:
         return sorted({*self.source_languages, *self.target_languages})
 
     def vocabulary(self, side: str) -> Vocabulary:
-        """That of ``source``, ``target`` or ``shared``: what both sides share serves each of them."""
+        """Return the vocabulary of ``source``, ``target`` or ``shared``; a shared one is returned for every side."""
         return self.vocabularies.get(side) or self.vocabularies["shared"]
 
     def as_dict(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class TextSpec:
 
 @dataclass
 class TokenBatch:
-    """Sentences of one side.
+    """A padded batch of sentences of one side.
 
     Attributes:
         tokens: int64 [B, T], special tokens included, padded at the end.
@@ -80,12 +80,12 @@ class TokenBatch:
 
     @cached_property
     def real_tokens(self) -> int:
-        """Σ lengths. A batch that moves takes it along: asking a GPU would wait for all that it has to do before."""
+        """Σ lengths. ``to`` and ``pin_memory`` copy it, because computing it on a GPU would wait for queued work."""
         return int(self.lengths.sum())
 
     @cached_property
     def host_lengths(self) -> np.ndarray:
-        """``lengths`` for what is planned in Python; taken along as well."""
+        """``lengths`` as an array in host memory, for use in Python. ``to`` and ``pin_memory`` copy it, too."""
         return self.lengths.numpy(force=True)
 
     @property
@@ -104,7 +104,7 @@ class TokenBatch:
         return moved
 
     def followed_by(self, other: TokenBatch, pad_id: int) -> TokenBatch:
-        """One batch of both: the rows of ``other`` after these."""
+        """Return one batch with the rows of this batch, followed by the rows of ``other``."""
         width = max(self.tokens.size(1), other.tokens.size(1))
         sides = [F.pad(b.tokens, (0, width - b.tokens.size(1)), value=pad_id) for b in (self, other)]
         both = TokenBatch(torch.cat(sides), torch.cat([self.lengths, other.lengths]))
@@ -112,7 +112,7 @@ class TokenBatch:
         return both
 
     def rows(self, start: int, stop: int) -> TokenBatch:
-        """Some of the sentences, no wider than the longest of them."""
+        """Return the sentences ``start`` to ``stop``, with no more padding than the longest of them needs."""
         lengths = self.host_lengths[start:stop]
         width = int(lengths.max()) if len(lengths) else self.tokens.size(1)
         some = TokenBatch(self.tokens[start:stop, :width], self.lengths[start:stop])
@@ -125,13 +125,13 @@ class TokenBatch:
 
 @dataclass
 class PairBatch:
-    """Sentences and their translations: row i of ``source`` translates row i of ``target``.
+    """A batch of sentences and their translations: row i of ``source`` translates row i of ``target``.
 
     Attributes:
         ids: int64 [B, 2]; equal numbers in a column mean equal sentences (source in column 0, target in column 1).
-        indices: int64 [B]: which example of its split each row is (for messages and for restoring an order).
-        languages: int64 [B, 2]: the languages of both sides, by their place in ``TextSpec.languages``. They stay where
-            Python can read them, as ``indices`` do.
+        indices: int64 [B], the index of each example in its split (for messages and for restoring the order).
+        languages: int64 [B, 2], the languages of both sides, as indices into ``TextSpec.languages``. Like ``indices``,
+            they are not moved to the GPU, so that Python can read them.
     """
 
     source: TokenBatch
@@ -149,7 +149,7 @@ class PairBatch:
         return PairBatch(*sides, self.ids.pin_memory(), self.indices, self.languages)
 
     def rows(self, start: int, stop: int) -> PairBatch:
-        """Some of the pairs."""
+        """Return the pairs ``start`` to ``stop``."""
         some = slice(start, stop)
         sides = self.source.rows(start, stop), self.target.rows(start, stop)
         return PairBatch(*sides, self.ids[some], self.indices[some], self.languages[some])
@@ -163,10 +163,11 @@ class PairBatch:
 
 
 def collate(sentences: Sequence[np.ndarray], vocabulary: Vocabulary, max_length: int) -> TokenBatch:
-    """Pad subword ids (without special tokens) into one batch, with bos and eos around each sentence.
+    """Build a padded batch, adding bos and eos around each sentence.
 
     Args:
-        max_length: longest row, the two special tokens included; longer sentences are cut.
+        sentences: Subword ids of each sentence, without special tokens.
+        max_length: Maximum length of a row, including the two special tokens; longer sentences are cut.
     """
     cut = [sentence[: max_length - 2] for sentence in sentences]
     lengths = np.fromiter(map(len, cut), dtype=np.int64, count=len(cut))
@@ -174,11 +175,13 @@ def collate(sentences: Sequence[np.ndarray], vocabulary: Vocabulary, max_length:
 
 
 def pad(ids: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> TokenBatch:
-    """One batch of sentences that lie end to end, with bos and eos around each; none at all make one of shape [0, 2].
+    """Build a padded batch from concatenated sentences, adding bos and eos around each sentence.
+
+    Without any sentences, the batch has shape [0, 2].
 
     Args:
-        ids: [sum of lengths], without special tokens.
-        lengths: int64 [B].
+        ids: Subword ids of all sentences, concatenated: [sum of lengths], without special tokens.
+        lengths: Number of ids of each sentence, int64 [B].
     """
     tokens = np.full((len(lengths), int(lengths.max(initial=0)) + 2), vocabulary.pad_id, dtype=np.int64)
     tokens[:, 0] = vocabulary.bos_id
@@ -190,8 +193,11 @@ def pad(ids: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> TokenBa
 def batches_of(
     tokens: Sequence[np.ndarray], batch_tokens: int, max_length: int, most: int | None = None
 ) -> Iterator[list[int]]:
-    """Rows of similar length, the longest first: at most ``batch_tokens`` with padding and special tokens (a longer
-    sentence comes alone), and at most ``most`` rows."""
+    """Group sentences of similar length, the longest first, and yield the row numbers of each group.
+
+    A group has at most ``most`` rows and at most ``batch_tokens`` tokens, including padding and special tokens. A
+    sentence that is longer than ``batch_tokens`` gets a group of its own.
+    """
     rows: list[int] = []
     for row in np.argsort([-len(sentence) for sentence in tokens], kind="stable").tolist():
         longest = min(len(tokens[rows[0] if rows else row]) + 2, max_length)

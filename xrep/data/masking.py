@@ -1,4 +1,4 @@
-"""Tokens hidden from an encoder that has to find them again."""
+"""Masking for masked language modelling: choose tokens, hide them, and keep them as labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from xrep.data.batching import TokenBatch, Vocabulary
 
 MASKED, REPLACED = 0.8, 0.1
-"""Shares of the chosen tokens that become [MASK] and a random subword; the rest stay (Devlin et al., 2019)."""
+"""Shares of the chosen tokens replaced by [MASK] and by a random subword; the rest stay (Devlin et al., 2019)."""
 
 
 @dataclass
@@ -18,9 +18,9 @@ class Masked:
     """A batch with some tokens hidden.
 
     Attributes:
-        batch: what the encoder reads.
-        positions: int64 [M], the places of the chosen tokens in the flattened batch [B * T], rising.
-        labels: int64 [M], what stood there.
+        batch: The batch with hidden tokens, which the encoder reads.
+        positions: int64 [M], positions of the chosen tokens in the flattened batch [B * T], in increasing order.
+        labels: int64 [M], the original tokens at these positions.
     """
 
     batch: TokenBatch
@@ -28,21 +28,22 @@ class Masked:
     labels: Tensor
 
     def at_positions(self, tokens: Tensor) -> Tensor:
-        """The vectors of the chosen tokens: [B, T, H] -> [M, H]."""
+        """Return the vectors of the chosen tokens: [B, T, H] -> [M, H]."""
         return tokens.flatten(0, 1).index_select(0, self.positions)
 
 
 def mask_counts(batch: TokenBatch, vocabulary: Vocabulary, rate: float) -> Tensor:
-    """How many tokens of each row are chosen, int64 [B]: ``rate`` of those that are not special, rounded, at least one.
+    """Return how many tokens of each row are chosen, int64 [B].
 
-    It is told by the batch alone, so that a criterion knows its sizes before it draws.
+    This is ``rate`` times the number of maskable tokens, rounded, but at least one if the row has any. It depends only
+    on the batch, so that a criterion knows the size of its loss before it draws random numbers.
     """
     counts = maskable(batch, vocabulary).sum(dim=1)
     return (counts * rate).round().long().clamp(min=1).minimum(counts)
 
 
 def maskable(batch: TokenBatch, vocabulary: Vocabulary) -> Tensor:
-    """bool [B, T]: real tokens that are not special; an unknown word is not worth finding."""
+    """Return which tokens may be masked, bool [B, T]: all but padding and special tokens, including unknown words."""
     specials = (vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id)
     mask = batch.mask
     for special in specials:
@@ -52,16 +53,18 @@ def maskable(batch: TokenBatch, vocabulary: Vocabulary) -> Tensor:
 
 
 def mask_tokens(batch: TokenBatch, vocabulary: Vocabulary, rate: float, begins_word: Tensor | None = None) -> Masked:
-    """Choose ``mask_counts`` tokens of each row and hide them: 80% as [MASK], 10% as a random subword, 10% not at all.
+    """Choose ``mask_counts`` tokens of each row; replace 80% by [MASK], 10% by a random subword and keep 10%.
 
-    Draws come from torch's default generator of the batch's device, whose state is part of a checkpoint.
+    Random numbers come from torch's default generator of the batch's device, whose state is part of a checkpoint.
 
     Args:
-        begins_word: bool [vocabulary.size], whether a subword begins a word: then whole words are chosen, in random
-            order as long as they fit into the row's count, so there may be fewer tokens than that. None: any tokens.
+        rate: Share of the maskable tokens of each row to choose.
+        begins_word: bool [vocabulary.size], whether each subword begins a word. If given, whole words are chosen in
+            random order, skipping those that no longer fit into the row's count, so fewer tokens may be chosen than
+            ``mask_counts`` says. If None, tokens are chosen independently of words.
 
     Raises:
-        ValueError: the vocabulary has no [MASK].
+        ValueError: The vocabulary has no [MASK].
     """
     if vocabulary.mask_id is None:
         raise ValueError("the vocabulary has no [MASK]")
@@ -82,12 +85,12 @@ def mask_tokens(batch: TokenBatch, vocabulary: Vocabulary, rate: float, begins_w
 
 
 def _ranks(keys: Tensor, allowed: Tensor) -> Tensor:
-    """Place of each element among the allowed ones of its row by rising key; those not allowed come last."""
+    """Return the rank of each element in its row, by increasing key; elements that are not allowed come last."""
     return keys.masked_fill(~allowed, 2.0).argsort(dim=1).argsort(dim=1)
 
 
 def _whole_words(begins: Tensor, allowed: Tensor, counts: Tensor) -> Tensor:
-    """bool [B, T]: tokens of words drawn in random order while they fit into ``counts``."""
+    """Return the tokens of words that are drawn in random order if they still fit into ``counts``, bool [B, T]."""
     word = begins.long().cumsum(dim=1)
     words = allowed.size(1) + 1
     sizes = torch.zeros(len(word), words, dtype=torch.int64, device=word.device)
@@ -104,11 +107,11 @@ def _whole_words(begins: Tensor, allowed: Tensor, counts: Tensor) -> Tensor:
 
 
 def _random_subwords(like: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Subwords drawn evenly from those that are not special."""
+    """Draw subwords uniformly from those that are not special."""
     specials = sorted(
         {vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id} - {None}
     )
     drawn = torch.randint(vocabulary.size - len(specials), like.shape, device=like.device)
-    for special in specials:  # rising: each makes room for itself
+    for special in specials:  # in increasing order, so that each step skips one special id
         drawn = drawn + (drawn >= special)
     return drawn

@@ -1,17 +1,17 @@
-"""Tokenised inference data on disk: pairs with classes, or triplets, of one or several languages.
+"""Tokenised natural language inference data on disk: labelled pairs or triplets, in one or several languages.
 
-Layout of a directory, which is made once of the same files and options, in ``$XREP_HOME/nli/``::
+A directory is built once for the same files and options, in ``$XREP_HOME/nli/``. Its layout is::
 
     manifest.json                            schema version, languages, rows of each split, counts, sha256 of the arrays
     tokenizer/                               see xrep.text.sides
-    {split}.{column}.tokens.npy              uint16 or uint32, sentences end to end, no special ids
+    {split}.{column}.tokens.npy              uint16 or uint32, sentences concatenated, no special ids
     {split}.{column}.offsets.npy             int64 [n + 1], in tokens
-    {split}.languages.npy                    uint8 [n, columns], places in the manifest's languages
+    {split}.languages.npy                    uint8 [n, columns], indices into the manifest's languages
     {split}.labels.npy                       int64 [n], classes; -1 in triplets
     {split}.hashes.npy                       uint64 [n, columns], xrep.text.cleaning.sentence_hash
     training_hashes.npy                      uint64, sorted, distinct
 
-Columns are premise and hypothesis, or anchor, positive and hard negative.
+The columns are premise and hypothesis, or anchor, positive and hard negative.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from xrep.text.sides import SHARED, Tokenizers, open_tokenizers, save_tokenizers
 from xrep.text.tokenizer import sample_for_tokenizer, train_tokenizer
 
 SCHEMA = 1
-"""Of the files and of the rules by which they are made: another one makes them anew."""
+"""Version of the files and of the rules that build them; directories of another version are built again."""
 _CHUNK = 8192
-_TOKENIZER_SENTENCES = 500_000  # to train SentencePiece on, which takes some 20 bytes of memory a character
+_TOKENIZER_SENTENCES = 500_000  # to train SentencePiece on, which needs about 20 bytes of memory per character
 _ARRAYS = ("languages", "labels", "hashes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NliOptions:
-    """How raw text becomes examples."""
+    """Options for turning raw text into examples."""
 
     triplets: bool
     language: str
-    """Of files whose names do not tell."""
+    """Language of the files whose names do not contain one."""
     cross_lingual: bool = False
     target_languages: list[str] = field(default_factory=list)
-    """Those that the target side's tokenizer reads."""
+    """Languages that the tokenizer of the target side reads."""
     vocabulary_size: int = 16000
-    """Subwords of the vocabulary that is trained, if no tokenizers are given."""
+    """Number of subwords of the vocabulary that is trained if no tokenizers are given."""
 
     @property
     def columns(self) -> int:
@@ -68,8 +68,8 @@ class NliOptions:
 
 @dataclass(frozen=True)
 class NliSplit:
-    """Examples of one split: a ``TokenColumn`` for each column, ``languages`` [n, columns] (places in
-    ``NliData.languages``), ``labels`` int64 [n], ``hashes`` uint64 [n, columns]."""
+    """The n examples of one split: one ``TokenColumn`` per column, ``languages`` [n, columns] (indices into
+    ``NliData.languages``), ``labels`` int64 [n], and ``hashes`` uint64 [n, columns]."""
 
     columns: list[TokenColumn]
     languages: np.ndarray
@@ -80,24 +80,24 @@ class NliSplit:
         return len(self.labels)
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens of all sentences of each of the examples ``rows``, int64 [N]."""
+        """Return the number of tokens of each of the examples ``rows``, int64 [N], summed over its sentences."""
         return functools.reduce(np.add, (column.lengths(rows) for column in self.columns))
 
 
 @dataclass(frozen=True)
 class NliData:
-    """A directory opened for reading, through memory maps."""
+    """A directory opened for reading through memory maps."""
 
     path: Path
     languages: list[str]
     splits: dict[str, NliSplit]
     tokenizers: Tokenizers
     fingerprint: str
-    """Changes with any of the tokens, the classes or the vocabulary."""
+    """Digest that changes if any token, any label or the vocabulary changes."""
 
     @classmethod
     def open(cls, path: Path) -> NliData:
-        """Raises UserError where files are missing or damaged."""
+        """Open a directory. Raises UserError if files are missing or damaged."""
         try:
             manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
             splits = {split: _open_split(path, split, manifest["columns"]) for split in manifest["splits"]}
@@ -112,7 +112,7 @@ class NliData:
 
 def _open_split(path: Path, split: str, columns: int) -> NliSplit:
     def load(name: str) -> np.ndarray:
-        # A plain view of the map: slicing it costs an eighth of slicing np.memmap itself.
+        # Slicing a plain array view of the map takes an eighth of the time that slicing np.memmap takes.
         return np.asarray(np.load(path / f"{split}.{name}.npy", mmap_mode="r", allow_pickle=False))
 
     arrays = {name: load(name) for name in _ARRAYS}
@@ -126,13 +126,13 @@ def _open_split(path: Path, split: str, columns: int) -> NliSplit:
 def prepare_nli(
     path: str | Path, options: NliOptions, tokenizers: Tokenizers | None, log: Callable[[str], None] = print
 ) -> NliData:
-    """Read and tokenise inference data (layouts: ``xrep.text.nli_readers``) once, and open what was kept.
+    """Read and tokenise inference data (layouts: ``xrep.text.nli_readers``) unless this was done before, and open it.
 
     Args:
-        tokenizers: None trains one on the training text.
+        tokenizers: Tokenizers by side; None to train one on the training text.
 
     Raises:
-        UserError: what ``discover_nli`` and ``read_nli`` raise, or no example is left.
+        UserError: For the same reasons as ``discover_nli`` and ``read_nli``, or if no example is left.
     """
     files = discover_nli(path, options.language)
     cached = xrep_home() / "nli" / _key(files, options, tokenizers)
@@ -146,7 +146,7 @@ def prepare_nli(
 
 
 def _key(files: dict[str, list[NliFile]], options: NliOptions, tokenizers: Tokenizers | None) -> str:
-    """Changes when the files read (path, size, time), the options, the tokenizers or the rules do."""
+    """Return a digest of the files to read (path, size, time), the options, the tokenizers and the rules."""
     read = [path for some in files.values() for file in some for path in file.paths]
     stats = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in read]
     with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +162,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 class _Writer:
-    """Writes the directory ``output``."""
+    """Writer of the directory ``output``."""
 
     def __init__(
         self, output: Path, files: dict[str, list[NliFile]], options: NliOptions, log: Callable[[str], None]
@@ -240,7 +240,7 @@ class _Writer:
         return found
 
     def _encode(self, sentences: list[str], languages: list[str], tokenizers: Tokenizers) -> list[list[int]]:
-        """Ids of each sentence, by the tokenizer of its language's side."""
+        """Return the ids of each sentence, from the tokenizer of the side that its language belongs to."""
         found: list[list[int]] = [[]] * len(sentences)
         sides = [self.options.side(language) for language in languages]
         for side in set(sides):

@@ -1,10 +1,10 @@
-"""The order of training examples: a function of (seed, epoch) alone.
+"""The order of training examples, which depends only on (seed, epoch).
 
-An epoch is a pseudo-random permutation of examples, read through large windows: a window is sorted by length, cut into
-blocks of 64 examples, and the blocks are shuffled. Batches are cut from that stream at the cursor (examples consumed
-so far), so the order depends neither on the batch size nor on the number of ranks, and a run resumes exactly after
-either changed. The permutation is computed, not stored (a Feistel network with cycle walking), so memory does not grow
-with the corpus.
+An epoch is a pseudo-random permutation of the examples, which is processed in large windows: each window is sorted by
+length, cut into blocks of 64 examples, and the blocks are shuffled. Batches are taken from this sequence at the cursor
+(the number of examples consumed so far). The order therefore depends neither on the batch size nor on the number of
+ranks, and a run resumes exactly even if one of them has changed. The permutation is computed instead of stored (by a
+Feistel network with cycle walking), so memory does not grow with the corpus.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROUNDS = 4
 
 
 def permute(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-    """Image of ``indices`` (int64, in [0, size)) under a pseudo-random permutation of [0, size) chosen by ``key``."""
+    """Map ``indices`` (int64, in [0, size)) by a pseudo-random permutation of [0, size) that ``key`` selects."""
     half_bits = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half_bits) - 1)
     shift = np.uint64(half_bits)
@@ -41,16 +41,17 @@ def _feistel(values: np.ndarray, round_keys: np.ndarray, shift: np.uint64, mask:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The splitmix64 finaliser."""
+    """Apply the finaliser of splitmix64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def sampling_quotas(sizes: list[int], alpha: float) -> np.ndarray:
-    """Examples of each corpus in one epoch: p_i proportional to n_i ** alpha, summing to the total size.
+    """Return the number of examples of each corpus in one epoch.
 
-    Largest remainders are rounded up, so that ``alpha = 1`` gives exactly the sizes.
+    The shares p_i are proportional to n_i ** alpha, and the numbers add up to the total size. The largest remainders
+    are rounded up, so that ``alpha = 1`` gives exactly the sizes.
     """
     counts = np.asarray(sizes, dtype=np.float64)
     weights = counts**alpha
@@ -62,13 +63,13 @@ def sampling_quotas(sizes: list[int], alpha: float) -> np.ndarray:
 
 
 class ExampleOrder:
-    """Absolute position in training -> (corpus, row).
+    """The order of all examples of a run: maps an absolute position in training to (corpus, row).
 
     Args:
-        sizes: examples of each corpus.
-        alpha: exponent of temperature sampling between corpora. At 1 an epoch holds each example exactly once; below,
-            small corpora are repeated and large ones continue in the next epoch where they stopped in this one.
-        seed: of the run; negative ones count from 2**64, as torch's do.
+        sizes: Number of examples of each corpus.
+        alpha: Exponent of temperature sampling between corpora. At 1 an epoch holds each example exactly once. Below 1,
+            small corpora are repeated, and large ones continue in the next epoch where they stopped in this one.
+        seed: Seed of the run. Negative seeds are taken modulo 2**64, as in torch.
         lengths: ``lengths(corpus, rows int64 [n]) -> int64 [n]``, the key by which a window is sorted.
     """
 
@@ -84,7 +85,7 @@ class ExampleOrder:
         self._cached: tuple[tuple[int, int], np.ndarray] | None = None
 
     def take(self, start: int, stop: int) -> np.ndarray:
-        """int64 [stop - start, 2]: (corpus, row) of the examples at the positions ``start`` to ``stop`` of the run."""
+        """Return (corpus, row) of the examples ``start`` to ``stop`` of the run: int64 [stop - start, 2]."""
         parts = []
         while start < stop:
             epoch, offset = divmod(start, self.epoch_size)
@@ -119,7 +120,7 @@ class ExampleOrder:
         return np.stack([corpora[order], rows[order]], axis=1)
 
     def _rows(self, corpus: int, stream: np.ndarray, size: int) -> np.ndarray:
-        """Rows at positions of a corpus's endless stream, which is one permutation of the corpus after another."""
+        """Return the rows at positions of a corpus's endless stream, in which one permutation follows another."""
         passes, offsets = np.divmod(stream, size)
         rows = np.empty_like(stream)
         for number in np.unique(passes):

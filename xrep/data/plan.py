@@ -1,7 +1,8 @@
-"""How tasks cut one order of examples into batches: fixed numbers of examples, or as many as a token budget holds.
+"""How tasks cut the order of examples into batches: by a fixed number of examples, or by a token budget.
 
-Either way a batch is a stretch of the order, and the cursor counts the examples behind the last one. So a run goes on
-exactly with another batch size, another budget, the one in the place of the other, or another number of ranks.
+Either way a batch is a contiguous part of the order, and the cursor is the number of examples consumed so far. A run
+can therefore resume exactly with another batch size, another budget, a budget instead of a batch size or the reverse,
+or another number of ranks.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ from xrep.data.stream import Plan
 from xrep.errors import UserError
 
 MOST_PADDING = 3
-"""Padded matrices have at most so many times the tokens of a budget. A long sentence among hundreds of short ones would
-have attention, which is computed on the padded matrix, run out of memory; on news text of four languages batches are
-filled to 97-99% all the same. Were padding counted as tokens, it would be 91% at 1,024 tokens and 60% at 16,384."""
+"""Maximum size of a padded matrix as a multiple of the token budget. Attention is computed on the padded matrix, so one
+long sentence among hundreds of short ones could exhaust the memory. On news text of four languages, batches are still
+filled to 97-99%. If padding counted as tokens, they would be filled to 91% at 1,024 tokens and to 60% at 16,384."""
 _AHEAD = 2048
-"""Examples whose lengths are looked up at a time."""
+"""Number of examples whose lengths are looked up at a time."""
 
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """A batch is as many of the next examples as fit; one that is too long by itself is a batch of its own.
+    """The rule that a batch holds as many of the next examples as fit into a number of tokens.
+
+    An example that is too long by itself becomes a batch of its own.
 
     Attributes:
-        max_tokens: of each side of a rank's batch. Padding does not count, which the encoder does not compute; but
-            padded sides have at most ``MOST_PADDING`` times as many.
-        lengths: ``lengths(corpus, rows int64 [n]) -> int64 [n, sides]``: tokens of each side of these examples, as the
-            batch will have them (cut, special tokens included).
-        max_examples: of a rank's batch; None: any number.
+        max_tokens: Maximum number of tokens of each side of a rank's batch. Padding does not count, because the encoder
+            does not compute it, but each padded side has at most ``MOST_PADDING`` times this size.
+        lengths: ``lengths(corpus, rows int64 [n]) -> int64 [n, sides]``, the number of tokens of each side of these
+            examples as they will be in the batch (after cutting, including special tokens).
+        max_examples: Maximum number of examples of a rank's batch; None for no limit.
     """
 
     max_tokens: int
@@ -42,28 +45,29 @@ class TokenBudget:
     max_examples: int | None = None
 
     def lengths_of(self, examples: np.ndarray) -> np.ndarray:
-        """int64 [N, sides]: of examples that begin with (corpus, row), int64 [N, 2 or more], read corpus by corpus."""
+        """Return the lengths, int64 [N, sides], of examples, int64 [N, 2 or more], that begin with (corpus, row)."""
         corpora = examples[:, 0]
         places = [np.flatnonzero(corpora == corpus) for corpus in np.unique(corpora)]
         found = [self.lengths(int(corpora[place[0]]), examples[place, 1]) for place in places]
         return np.concatenate(found)[np.argsort(np.concatenate(places))]
 
     def fill(self, lengths: np.ndarray) -> int:
-        """How many of the first examples, of ``lengths`` int64 [N, sides], make a batch: at least one, if there is."""
+        """Return how many of the first examples form a batch, at least one if any; ``lengths`` is int64 [N, sides]."""
         lengths = lengths[: self.max_examples]
         padded = np.maximum.accumulate(lengths) * np.arange(1, len(lengths) + 1)[:, None]
         fits = (lengths.cumsum(0) <= self.max_tokens) & (padded <= MOST_PADDING * self.max_tokens)
-        return max(int(fits.all(1).sum()), min(1, len(lengths)))  # neither falls, so what fits comes first
+        # Neither quantity decreases, so the examples that fit are the first ones.
+        return max(int(fits.all(1).sum()), min(1, len(lengths)))
 
 
 def plan_batches(
     order: ExampleOrder, batch_size: int, cursor: int | None, rank: int, world_size: int, stop: int | None
 ) -> Iterator[Plan]:
-    """The training batches of one rank, behind the first ``cursor`` examples of the run.
+    """Yield the plans of the training batches of one rank, after the first ``cursor`` examples of the run.
 
-    They go on for ever, or up to example ``stop``. Each global batch of ``world_size`` * batch_size consecutive
-    examples is cut into one part a rank; where examples run out, parts may be smaller, even empty.
-    ``Plan.what``: (corpus, row) of each example, int64 [N, 2]. ``Plan.cursor``: examples of the run so far.
+    There is no end unless ``stop`` gives the number of the last example. Each global batch of ``world_size`` *
+    ``batch_size`` consecutive examples is split into one part per rank; at the end, parts may be smaller or empty.
+    ``Plan.what`` is (corpus, row) of each example, int64 [N, 2]. ``Plan.cursor`` counts the examples consumed so far.
     """
     start, size = cursor or 0, batch_size * world_size
     while stop is None or start < stop:
@@ -75,9 +79,9 @@ def plan_batches(
 def plan_by_tokens(
     order: ExampleOrder, budget: TokenBudget, cursor: int | None, rank: int, world_size: int, stop: int | None
 ) -> Iterator[Plan]:
-    """As ``plan_batches``, but every rank's part of a global batch fills ``budget`` (fairseq's --max-tokens).
+    """Do what ``plan_batches`` does, but fill ``budget`` on every rank (like fairseq's --max-tokens).
 
-    One rank's part follows the other's in the order; where examples run out, the last ranks' may be empty.
+    The parts of the ranks follow each other in the order; at the end, those of the last ranks may be empty.
     """
     end = cursor or 0
     batches = _cut(order, budget, end, stop)
@@ -87,7 +91,7 @@ def plan_by_tokens(
 
 
 def _cut(order: ExampleOrder, budget: TokenBudget, start: int, stop: int | None) -> Iterator[np.ndarray]:
-    """The examples of one batch after the other."""
+    """Yield the examples of each batch."""
     examples = order.take(start, start)
     lengths = np.zeros((0, 1), dtype=np.int64)
     while True:
@@ -97,7 +101,7 @@ def _cut(order: ExampleOrder, budget: TokenBudget, start: int, stop: int | None)
                 return
             yield examples[:count]
             examples, lengths = examples[count:], lengths[count:]
-        else:  # what follows may belong to this batch
+        else:  # the examples that follow may also fit into this batch
             end = start + max(_AHEAD, len(examples))
             end = end if stop is None else min(end, stop)
             more, start = order.take(start, end), end
@@ -110,16 +114,17 @@ def check_size(examples: int, what: str, batch_size: int, world_size: int, path:
     """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks.
 
     Args:
-        what: what the examples are called.
-        path: where they are.
+        examples: Number of examples of an epoch.
+        what: Name of the examples in the error message.
+        path: Where the examples are stored.
     """
     if examples < batch_size * world_size:
         raise _too_small(examples, what, f"{batch_size}", "--batch-size", world_size, path)
 
 
 def check_budget(order: ExampleOrder, what: str, budget: TokenBudget, world_size: int, path: str | Path) -> None:
-    """``check_size`` of batches that fill a budget."""
-    # One example more is planned: where it still fits, the epoch does not fill the batches.
+    """Raise UserError as ``check_size`` does, for batches that fill a budget."""
+    # One example more than the epoch has is allowed. If it still fits, the epoch does not fill the batches.
     first = next(plan_by_tokens(order, budget, None, 0, world_size, order.epoch_size + 1))
     if first.examples > order.epoch_size:
         size = f"{budget.max_tokens} tokens"

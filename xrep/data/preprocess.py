@@ -1,4 +1,7 @@
-"""Raw parallel text in, a data directory out: clean, hold out, train the tokenizer, tokenise, rename into place."""
+"""Preprocessing of raw parallel text into a data directory.
+
+The steps are: clean, hold out validation pairs, train the tokenizer, tokenise, and rename the result into place.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,11 @@ from xrep.text.readers import Bitext, discover_bitext, orient
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, save_tokenizers, tokenizer_of
 from xrep.text.tokenizer import sample_for_tokenizer, train_tokenizer
 
-_HELD_OUT_SHARE = 0.05  # of a language pair, at most: a small corpus keeps most of its pairs for training
-# To train SentencePiece on, which takes some 20 bytes of memory a character and 90 a sentence.
+_HELD_OUT_SHARE = 0.05  # maximum share of a language pair, so that a small corpus keeps most pairs for training
+# Maximum size of the text to train SentencePiece on, which needs about 20 bytes of memory per character and 90 per
+# sentence.
 _TOKENIZER_CHARACTERS, _TOKENIZER_SENTENCES = 32_000_000, 2_000_000
-_RULES_VERSION = 2  # of what preprocessing does: another version makes cached data anew
+_RULES_VERSION = 2  # version of the preprocessing rules; cached data of another version is built again
 _SECONDS_BETWEEN_LINES = 15.0
 
 Log = Callable[[str], None]
@@ -39,23 +43,24 @@ Log = Callable[[str], None]
 
 @dataclass(kw_only=True)
 class PreprocessOptions:
-    """How raw text becomes a data directory."""
+    """Options for turning raw text into a data directory."""
 
     vocabulary_size: int = 16000
-    """Pieces of the SentencePiece vocabulary that is trained, special ones included."""
+    """Number of pieces of the SentencePiece vocabulary to train, including the special ones."""
     tokenizers: dict[str, str] = field(default_factory=dict)
-    """Tokenizers to use (folders, ``.model`` files, directories of pretrained encoders): ``shared``, or ``source`` and
-    ``target``. Without any, one is trained on the training text; with one side's, one on the text of the other side."""
+    """Tokenizers to use (folders, ``.model`` files, directories of pretrained encoders), by side: ``shared``, or
+    ``source`` and ``target``. If empty, one is trained on the training text. If only one side is given, a tokenizer is
+    trained on the text of the other side."""
     exclude: list[str] = field(default_factory=list)
-    """Files or folders of evaluation sets: training pairs with a sentence that occurs there are dropped."""
+    """Files or folders of evaluation sets. Training pairs with a sentence that occurs there are dropped."""
     cleaning: CleaningOptions = field(default_factory=CleaningOptions)
-    """Which training pairs are kept."""
+    """Rules that decide which training pairs are kept."""
     valid_size: int = 1000
-    """Pairs held out of each language pair for validation if no validation text is given (at most 5%; 0: none)."""
+    """Pairs to hold out of each language pair for validation if no validation text is given (at most 5%; 0: none)."""
     sampling_exponent: float = 0.5
-    """Languages of n sentences weigh n ** sampling_exponent in the tokenizer's training text."""
+    """A language with n sentences has the weight n ** sampling_exponent in the tokenizer's training text."""
     seed: int = 1
-    """Seed of sampling and of holding out."""
+    """Random seed for sampling and for holding out pairs."""
 
     def __post_init__(self) -> None:
         if self.vocabulary_size < 8:
@@ -66,7 +71,7 @@ class PreprocessOptions:
 
 @dataclass(frozen=True)
 class PreprocessReport:
-    """What preprocessing did: the folder it wrote, the counts of cleaning, the manifest, and remarks for the user."""
+    """The result of preprocessing: the folder written, the counts of cleaning, the manifest, and notes for the user."""
 
     path: Path
     cleaning: CleaningReport
@@ -88,18 +93,19 @@ def preprocess(
 ) -> PreprocessReport:
     """Write the data directory ``destination`` (layout: ``xrep.data.store``) from raw text.
 
-    Training text is cleaned; validation and test text only loses empty lines, and training pairs with a sentence of
-    theirs on either side are dropped. Without validation text some is held out (see ``xrep.data.spool.hold_out``).
-    Memory does not grow with the text but for the hashes (8-16 bytes a sentence). The folder appears whole or not at
-    all.
+    Training text is cleaned. From validation and test text only empty lines are removed, and training pairs that share
+    a sentence with them on either side are dropped. Without validation text, some training pairs are held out (see
+    ``xrep.data.spool.hold_out``). Apart from the hashes (8-16 bytes per sentence), memory does not grow with the text.
+    The folder appears only when it is complete.
 
     Args:
-        splits: ``{"train": [...], "valid": [...], "test": [...]}``; only train is needed.
-        log: told one line a step.
-        progress: show progress on stderr.
+        splits: ``{"train": [...], "valid": [...], "test": [...]}``; only train is required.
+        log: Called with one line of text for each step.
+        progress: Whether to show progress on stderr.
 
     Raises:
-        UserError: bad text, a destination that is not empty, nothing left to train on, a vocabulary that does not fit.
+        UserError: The text is invalid, the destination is not empty, no training pairs are left, or the vocabulary size
+            does not fit the text.
     """
     options = options or PreprocessOptions()
     destination = Path(destination)
@@ -129,13 +135,13 @@ def preprocess(
 
 
 def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log = print) -> Path:
-    """The data directory for what a user named: a data directory itself, or a folder of raw text.
+    """Return the data directory for a path, which may be a data directory itself or a folder of raw text.
 
-    Raw text (layouts: ``discover_bitext``) is preprocessed once into ``$XREP_HOME/preprocessed/``; the same files
-    with the same options are found there again.
+    Raw text (layouts: ``discover_bitext``) is preprocessed once into ``$XREP_HOME/preprocessed/``; later calls with
+    the same files and options use the result again.
 
     Raises:
-        UserError: as ``preprocess`` and ``discover_bitext``.
+        UserError: For the same reasons as ``preprocess`` and ``discover_bitext``.
     """
     path, options = Path(path), options or PreprocessOptions()
     if store.is_data_directory(path):
@@ -148,13 +154,13 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
     try:
         log(preprocess(splits, cached, options, log).cleaning.table())
     except OSError:
-        if not store.is_data_directory(cached):  # else another process was faster
+        if not store.is_data_directory(cached):  # otherwise another process finished first
             raise
     return cached
 
 
 def _fingerprint(splits: dict[str, list[Bitext]], options: PreprocessOptions) -> str:
-    """Changes when the files read (path, size, time), the options or the rules of preprocessing do."""
+    """Return a digest of the files to read (path, size, time), the options and the preprocessing rules."""
     named = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
     for path in [*options.tokenizers.values(), *options.exclude]:
         named += [Path(path), *(file for file in Path(path).rglob("*") if file.is_file())]
@@ -169,7 +175,7 @@ def _fingerprint(splits: dict[str, list[Bitext]], options: PreprocessOptions) ->
 
 
 class _Run:
-    """The steps of one preprocessing run, in the order ``preprocess`` calls them."""
+    """The steps of one preprocessing run, in the order in which ``preprocess`` calls them."""
 
     def __init__(self, options: PreprocessOptions, work: Path, output: Path, log: Log, progress: bool) -> None:
         self.options, self.work, self.output = options, work, output
@@ -177,7 +183,7 @@ class _Run:
         self.report, self.notes = CleaningReport(), list[str]()
 
     def read(self, splits: dict[str, list[Bitext]]) -> dict[str, list[Spool]]:
-        """Clean every corpus into a spool; validation and test first, as training text is held against them."""
+        """Clean every corpus into a spool. Validation and test come first; training text is compared with them."""
         evaluation = HashSet()
         lenient = Filters(lambda s, t, hashes: None if s and t else "empty", HashSet(), HashSet(), None)
         spools: dict[str, list[Spool]] = {}
@@ -216,7 +222,7 @@ class _Run:
         return corpus
 
     def choose(self, spools: dict[str, list[Spool]]) -> None:
-        """Hold out validation pairs where none were given, then sample, and count both."""
+        """Hold out validation pairs if none were given, then sample the training pairs, and count both."""
         options = self.options
         sentences, templates = HashSet(), HashSet()
         if not spools["valid"]:
@@ -246,7 +252,7 @@ class _Run:
             raise UserError(f"no training pair is left ({said})", cure="check the text and the cleaning options")
 
     def make_tokenizers(self, train: list[Spool], given: Tokenizers) -> Tokenizers:
-        """Save the given tokenizers, and train what lacks on the kept training text (a part of it, if it is large)."""
+        """Save the given tokenizers, and train missing ones on the kept training text (on a sample if it is large)."""
         directory = self.output / store.TOKENIZER_DIRECTORY
         save_tokenizers(given, directory)
         lacking = [side for side in SIDES if side not in given and SHARED not in given]
@@ -267,7 +273,7 @@ class _Run:
         return {**given, name: train_tokenizer(sentences, self.options.vocabulary_size, place)}
 
     def write(self, spools: dict[str, list[Spool]], tokenizers: Tokenizers) -> dict[str, Any]:
-        """Tokenise every split, write the overlap hashes and, last, the manifest."""
+        """Tokenise every split, then write the hashes of the training sentences and, last, the manifest."""
         sources = {"train": (spools["train"], KEPT), "valid": (spools["valid"], KEPT), "test": (spools["test"], KEPT)}
         if not spools["valid"]:
             sources["valid"] = (spools["train"], HELD_OUT)
@@ -348,7 +354,7 @@ def _texts(spools: list[Spool], sides: list[int]) -> Iterator[tuple[str, str]]:
 
 
 class _Progress:
-    """Counts pairs on stderr: a bar on a terminal, elsewhere a line every quarter of a minute."""
+    """Progress on stderr, in pairs: a bar on a terminal, otherwise one line every 15 seconds."""
 
     def __init__(self, what: str, shown: bool) -> None:
         self._what, self._count, self._said = what, 0, time.monotonic()

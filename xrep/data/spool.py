@@ -1,4 +1,4 @@
-"""What preprocessing keeps on disk between its passes: the cleaned pairs of one corpus, and what becomes of each."""
+"""Temporary storage on disk between the passes of preprocessing: the cleaned pairs of each corpus and their marks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ _CHUNK_ROWS = 1 << 20
 
 @dataclass
 class Spool:
-    """Cleaned pairs of one corpus on disk, in their order.
+    """The cleaned pairs of one corpus on disk, in their original order.
 
     Attributes:
-        name: how the report calls the corpus.
-        stem: files ``{stem}.text`` (``source<TAB>target`` lines), ``.hashes``, ``.templates`` and ``.marks``.
-        rows: number of pairs.
-        characters: of both sides of all pairs.
+        name: Name of the corpus in the report.
+        bitext: Files of the corpus.
+        stem: Path prefix of the files ``{stem}.text`` (``source<TAB>target`` lines), ``.hashes``, ``.templates`` and
+            ``.marks``.
+        rows: Number of pairs.
+        characters: Number of characters of both sides of all pairs.
     """
 
     name: str
@@ -37,26 +39,26 @@ class Spool:
 
     @property
     def hashes(self) -> np.ndarray:
-        """``sentence_hash`` of both sides: uint64 [rows, 2]."""
+        """``sentence_hash`` of both sides, uint64 [rows, 2]."""
         return self._map("hashes", np.uint64, (self.rows, 2), "r")
 
     @property
     def templates(self) -> np.ndarray:
-        """``template_hash`` of the target: uint64 [rows]."""
+        """``template_hash`` of the target, uint64 [rows]."""
         return self._map("templates", np.uint64, (self.rows,), "r")
 
     @property
     def marks(self) -> np.ndarray:
-        """What becomes of each pair, to be written to: uint8 [rows] of DROPPED, KEPT, HELD_OUT; KEPT at first."""
+        """DROPPED, KEPT or HELD_OUT for each pair, a writable uint8 [rows]; all pairs are KEPT at first."""
         return self._map("marks", np.uint8, (self.rows,), "r+")
 
     def blocks(self) -> Iterator[slice]:
-        """Ranges of rows to work on at a time."""
+        """Yield ranges of rows, to be processed one at a time."""
         for start in range(0, self.rows, _CHUNK_ROWS):
             yield slice(start, min(start + _CHUNK_ROWS, self.rows))
 
     def pairs(self, mark: int) -> Iterator[tuple[list[str], list[str], np.ndarray]]:
-        """Chunks of the pairs that bear ``mark``: (sources, targets, hashes uint64 [n, 2]), none of them empty."""
+        """Yield the pairs that have ``mark`` in non-empty chunks: (sources, targets, hashes uint64 [n, 2])."""
         marks, hashes, start = self.marks, self.hashes, 0
         with self._file("text").open(encoding="utf-8", newline="\n") as stream:
             while lines := list(itertools.islice(stream, _CHUNK_LINES)):
@@ -77,13 +79,13 @@ class Spool:
 
 @dataclass
 class Filters:
-    """What the pairs of a corpus are held against while they are read.
+    """The filters that are applied to the pairs of a corpus while they are read.
 
     Attributes:
-        drop_reason: the first rule on (source, target, hashes) that drops the pair, or None.
-        excluded: sentences of evaluation sets.
-        evaluation: sentences of the validation and test splits.
-        seen: pairs kept so far, to drop repeated ones; None keeps them.
+        drop_reason: Function of (source, target, hashes) that returns the first rule that drops the pair, or None.
+        excluded: Hashes of the sentences of evaluation sets.
+        evaluation: Hashes of the sentences of the validation and test splits.
+        seen: Hashes of the pairs kept so far, to drop repeated pairs; None to keep repeated pairs.
     """
 
     drop_reason: Callable[[str, str, tuple[int, int]], str | None]
@@ -93,9 +95,12 @@ class Filters:
 
 
 def fill(spool: Spool, filters: Filters, report: CleaningReport, advance: Callable[[int], object]) -> None:
-    """Read a corpus, drop and count what the filters do not let through, and write the rest to the spool.
+    """Read a corpus, drop and count the pairs that the filters reject, and write the rest to the spool.
 
-    White space is made one space, so that a sentence holds neither tabs nor line ends.
+    Each run of white space is replaced by one space, so that a sentence contains neither tabs nor line ends.
+
+    Args:
+        advance: Called with the number of pairs read, after each chunk.
     """
     report.add(spool.name, "read", 0)
     pairs = ((" ".join(s.split()), " ".join(t.split())) for _, s, t in read_pairs(spool.bitext))
@@ -148,12 +153,13 @@ def _select(
 
 
 def hold_out(spools: list[Spool], wanted: int, seed: int) -> tuple[HashSet, HashSet]:
-    """Mark up to ``wanted`` pairs of one language pair as HELD_OUT: one of a template, each sentence once a side.
+    """Mark up to ``wanted`` pairs of one language pair as HELD_OUT.
 
-    Templates are drawn by their hash alone, so several language pairs hold out the same ones as far as they have them.
+    At most one pair is taken per template, and each sentence occurs at most once on its side. Templates are drawn by
+    their hash only, so several language pairs hold out the same templates as far as they contain them.
 
     Returns:
-        Sentence hashes of both sides and template hashes of what was held out.
+        The sentence hashes of both sides and the template hashes of the pairs held out.
     """
     best = np.empty((0, 4), dtype=np.uint64)  # priority, source hash, spool, row
     for number, spool in enumerate(spools):
@@ -163,7 +169,7 @@ def hold_out(spools: list[Spool], wanted: int, seed: int) -> tuple[HashSet, Hash
             new = np.stack([scramble(templates[rows], seed), sources[rows], 0 * sources[rows], sources[rows]], axis=1)
             new[:, 2], new[:, 3] = number, rows + block.start
             best = np.concatenate([best, new])
-            # Twice as many templates as wanted: some share their source sentence with another.
+            # Keep twice as many templates as wanted, because several templates may share a source sentence.
             best = best[np.unique(best[:, 0], return_index=True)[1][: 2 * wanted]]
     chosen = best[np.sort(np.unique(best[:, 1], return_index=True)[1])[:wanted]]
     sentences, templates = HashSet(), HashSet()
@@ -177,9 +183,10 @@ def hold_out(spools: list[Spool], wanted: int, seed: int) -> tuple[HashSet, Hash
 
 
 def drop_held_out(spool: Spool, sentences: HashSet, templates: HashSet) -> int:
-    """Mark DROPPED the training pairs that share a sentence or the target's template with a held-out one.
+    """Mark as DROPPED the training pairs that share a sentence or the target's template with a held-out pair.
 
-    Returns how many they are.
+    Returns:
+        The number of these pairs.
     """
     dropped = 0
     for block in spool.blocks():
@@ -192,7 +199,7 @@ def drop_held_out(spool: Spool, sentences: HashSet, templates: HashSet) -> int:
 
 
 def sample(spool: Spool, maximum: int, seed: int) -> int:
-    """Mark all but ``maximum`` of the kept pairs DROPPED, drawn uniformly; returns how many that were."""
+    """Keep ``maximum`` of the kept pairs, drawn uniformly, and mark the others as DROPPED; return their number."""
     best = np.empty(0, dtype=np.uint64)
     kept = 0
     for block in spool.blocks():
@@ -209,7 +216,7 @@ def sample(spool: Spool, maximum: int, seed: int) -> int:
 
 
 def scramble(values: np.ndarray, seed: int) -> np.ndarray:
-    """A pseudo-random order of 64-bit values: splitmix64 (Steele et al. 2014), one-to-one. uint64 [N] -> [N]."""
+    """Map 64-bit values to pseudo-random ones, one-to-one, by splitmix64 (Steele et al. 2014): uint64 [N] -> [N]."""
     mixed = values + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

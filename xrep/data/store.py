@@ -1,15 +1,15 @@
-"""Tokens on disk, read through memory maps: the folder that ``xrep-preprocess`` writes.
+"""The data directory that ``xrep-preprocess`` writes: tokenised parallel text, read through memory maps.
 
 Layout of a data directory::
 
     manifest.json                                schema version, splits, counts, options, sha256 of every file
     tokenizer/                                   see xrep.text.sides
-    {split}.{xx}-{yy}.{lang}.tokens              uint16 or uint32, little-endian, sentences end to end, no special ids
+    {split}.{xx}-{yy}.{lang}.tokens              uint16 or uint32, little-endian, sentences concatenated, no special ids
     {split}.{xx}-{yy}.{lang}.offsets             int64 [n + 1], in tokens
     {split}.{xx}-{yy}.hashes                     uint64 [n, 2], xrep.text.cleaning.sentence_hash of both sides
     training_hashes.npy                          uint64, sorted, distinct: every training sentence of either side
 
-Sentence i of the source translates sentence i of the target. Nothing here grows with the corpus but the files.
+Sentence i of the source translates sentence i of the target. Only the files grow with the corpus, not the memory used.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TokenColumn:
     """The tokenised sentences of one side: ``column[i]`` are the ids of sentence i, without special ids.
 
     Args:
-        tokens: uint16 or uint32 [total].
-        offsets: int64 [n + 1].
+        tokens: Ids of all sentences, concatenated: uint16 or uint32 [total].
+        offsets: Start of each sentence in ``tokens``, followed by the total: int64 [n + 1].
     """
 
     def __init__(self, tokens: np.ndarray, offsets: np.ndarray) -> None:
@@ -55,16 +55,16 @@ class TokenColumn:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def lengths(self, indices: np.ndarray | None = None) -> np.ndarray:
-        """Tokens per sentence, int64 [N], of the sentences ``indices`` (int64 [N]; None: all)."""
+        """Return the number of tokens, int64 [N], of each of the sentences ``indices`` (int64 [N]; None: all)."""
         if indices is None:
             return np.diff(self.offsets)
         return self.offsets[np.asarray(indices) + 1] - self.offsets[indices]
 
     def gather(self, indices: np.ndarray, maximum_length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of the sentences ``indices`` (int64 [N]) end to end, each cut after ``maximum_length``; their lengths.
+        """Concatenate the sentences ``indices`` (int64 [N]), each cut to ``maximum_length`` tokens.
 
         Returns:
-            Ids [sum of lengths]; lengths int64 [N].
+            The ids, [sum of lengths], and the lengths, int64 [N].
         """
         starts = self.offsets[indices]
         lengths = np.minimum(self.offsets[np.asarray(indices) + 1] - starts, maximum_length)
@@ -102,11 +102,11 @@ class DataDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> DataDirectory:
-        """Map the files of a data directory, after a look at the manifest and at the size of every file.
+        """Map the files of a data directory, after checking the manifest and the size of every file.
 
         Raises:
-            UserError: no data directory, another schema, a file missing or of another size (a copy cut short), or
-                a tokenizer other than the one that made the tokens.
+            UserError: This is not a data directory or has another schema, a file is missing or has another size (for
+                example because a copy is incomplete), or the tokenizer is not the one that made the tokens.
         """
         path = Path(path)
         manifest = read_manifest(path)
@@ -123,12 +123,12 @@ class DataDirectory:
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
-        """By side: ``shared``, or ``source`` and ``target``."""
+        """Tokenizers by side: ``shared``, or ``source`` and ``target``."""
         return open_tokenizers(self.path / TOKENIZER_DIRECTORY)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest that changes with any byte of the tokens, the vocabulary or the hashes."""
+        """Hex digest that changes if any byte of the tokens, the vocabulary or the hashes changes."""
         files = {name: file["sha256"] for name, file in self.manifest["files"].items()}
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
@@ -139,12 +139,12 @@ class DataDirectory:
 
 
 def is_data_directory(path: str | Path) -> bool:
-    """Whether ``path`` is a folder with a manifest (whole or not: ``DataDirectory.open`` says)."""
+    """Return whether ``path`` is a folder with a manifest; only ``DataDirectory.open`` checks that it is complete."""
     return (Path(path) / MANIFEST_FILE).is_file()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the data directory ``path``; raises UserError if there is none or its schema is another."""
+    """Return the manifest of a data directory. Raises UserError if there is none or it has another schema."""
     file = path / MANIFEST_FILE
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
@@ -160,12 +160,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
-    """The smallest little-endian unsigned type that holds every id."""
+    """Return the smallest little-endian unsigned type that holds every id."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
 def column_stem(split: str, languages: Sequence[str], language: str) -> str:
-    """``{split}.{xx}-{yy}.{lang}``, without ``.tokens`` or ``.offsets``."""
+    """Return ``{split}.{xx}-{yy}.{lang}``, the file name without ``.tokens`` or ``.offsets``."""
     return f"{split}.{'-'.join(languages)}.{language}"
 
 
@@ -174,9 +174,9 @@ def hashes_name(split: str, languages: Sequence[str]) -> str:
 
 
 class ColumnWriter:
-    """Appends tokenised sentences to ``{stem}.tokens`` and ``{stem}.offsets``; a context manager.
+    """Context manager that appends tokenised sentences to ``{stem}.tokens`` and ``{stem}.offsets``.
 
-    Holds no more than the sentences of one ``append``. Attributes: ``rows``, ``tokens`` (both counts so far).
+    It holds only the sentences of one ``append`` in memory. Attributes: ``rows`` and ``tokens`` (both counts so far).
     """
 
     def __init__(self, directory: Path, stem: str, vocabulary_size: int) -> None:
@@ -224,7 +224,7 @@ def _map(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     _check_size(path, size * dtype.itemsize)
     if size == 0:
         return np.empty(shape, dtype)  # an empty file cannot be mapped
-    # A plain view of the map: slicing it costs an eighth of slicing np.memmap itself.
+    # Slicing a plain array view of the map takes an eighth of the time that slicing np.memmap takes.
     return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=shape))
 
 

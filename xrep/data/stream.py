@@ -1,7 +1,8 @@
-"""Plans of batches into batches, in worker processes if wanted: the same batches, in the same order, either way.
+"""Build batches from their plans, optionally in worker processes.
 
-The order is planned in the main process; a worker only makes what it is told to. Worker k makes every n-th batch, over
-a pipe of its own, so nothing is shared that a worker could take into its grave.
+The batches and their order are the same with and without workers. The main process plans the order, and a worker only
+builds the batches it is asked for. Worker k of n builds every n-th batch and sends it through its own pipe. No state is
+shared, so a dying worker cannot corrupt it.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ import torch
 from xrep.errors import TrainingError, UserError
 
 PREFETCH = 4
-"""Batches that each worker holds ready at most."""
+"""Maximum number of batches that each worker prepares in advance."""
 _TRAINER_S = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The next batch of one rank, before it is made.
+    """The next batch of one rank, before it is built.
 
     Attributes:
-        what: which examples the batch holds, for ``task.make``; small, and plain data or numpy arrays.
-        cursor: plain data from which ``task.plan`` goes on behind this batch; equal on all ranks.
-        examples: training examples of all ranks consumed since the start of training, this batch included.
+        what: The examples of the batch, for ``task.make``; it is small and consists of plain data or numpy arrays.
+        cursor: Plain data from which ``task.plan`` continues after this batch; it is equal on all ranks.
+        examples: Training examples consumed by all ranks since the start of training, including this batch.
     """
 
     what: Any
@@ -46,14 +47,14 @@ class Plan:
 
 
 class Task(Protocol):
-    """What ``stream`` asks of a task."""
+    """The methods of a task that ``stream`` calls."""
 
     def plan(
         self, cursor: Any = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]: ...
 
     def make(self, what: Any) -> Any:
-        """The batch of ``Plan.what``: a function of it alone (no global random numbers, no count of calls)."""
+        """Build the batch of ``Plan.what``, which alone determines it (no global random numbers, no call counters)."""
         ...
 
 
@@ -67,16 +68,16 @@ def stream(
     workers: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[tuple[Any, Plan]]:
-    """Training batches of one rank with their plans, for ever or up to example ``stop`` of the run.
+    """Yield the training batches of one rank with their plans, without end or up to example ``stop`` of the run.
 
     Args:
-        cursor: ``Plan.cursor`` of the last batch that was used; None starts at the beginning.
-        workers: processes that make the batches, at most ``PREFETCH`` ahead each; 0 makes them in this process.
-        pin_memory: put the batches into page-locked memory (their ``pin_memory()``), for copies to a GPU.
+        cursor: ``Plan.cursor`` of the last batch that was used; None to start at the beginning.
+        workers: Number of processes that build batches, each at most ``PREFETCH`` ahead; 0 to use this process.
+        pin_memory: Whether to call ``pin_memory()`` on each batch (page-locked memory), for copies to a GPU.
 
     Raises:
-        UserError: damaged data, found here or by a worker.
-        TrainingError: a worker died.
+        UserError: This process or a worker found damaged data.
+        TrainingError: A worker died.
     """
     plans = task.plan(cursor, rank, world_size, stop)
     made = _made_by_workers(task, plans, workers) if workers else ((task.make(plan.what), plan) for plan in plans)
@@ -107,7 +108,7 @@ def _started(task: Task, count: int) -> Iterator[list[_Worker]]:
         for worker in workers:
             worker.stop()
 
-    # Before multiprocessing waits at exit for its children, which ignore the signal it sends them.
+    # At exit, this must run before multiprocessing waits for its children, because they ignore the signal it sends.
     atexit.register(stop)
     try:
         for number in range(count):
@@ -119,7 +120,7 @@ def _started(task: Task, count: int) -> Iterator[list[_Worker]]:
 
 
 class _Worker:
-    """A forked process (the maps of the data are inherited, not copied) and this process's end of its pipe."""
+    """A forked process, which inherits the memory maps of the data, and the main process's end of its pipe."""
 
     def __init__(self, task: Task, name: str, others: list[Connection]) -> None:
         context = multiprocessing.get_context("fork")
@@ -127,8 +128,8 @@ class _Worker:
         self._name = name
         inherited = [*others, self.connection]
         self._process = context.Process(target=_work, args=(task, theirs, inherited), name=f"data {name}", daemon=True)
-        # A signal to the whole group is the trainer's to answer: it may want batches until its checkpoint is written.
-        # Blocked before the fork, none can hit the worker in between; it keeps them blocked.
+        # Signals to the process group are handled by the trainer, which may need batches until it has written its
+        # checkpoint. They are blocked before the fork, so the worker never receives one; it keeps them blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINER_S)
         try:
             self._process.start()
@@ -170,8 +171,8 @@ class _Worker:
 
 
 def _work(task: Task, connection: Connection, inherited: list[Connection]) -> None:
-    """What a worker does until the main process closes its end of the pipe, or dies."""
-    for end in inherited:  # as long as a worker holds one, nobody sees the main process go
+    """Run a worker until the main process closes its end of the pipe or dies."""
+    for end in inherited:  # while any worker holds one, the death of the main process goes unnoticed
         end.close()
     torch.set_num_threads(1)
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -185,12 +186,12 @@ def _work(task: Task, connection: Connection, inherited: list[Connection]) -> No
         _Pickler(packed, protocol=5).dump(made)
         try:
             connection.send_bytes(packed.getbuffer())
-        except OSError:  # nobody listens any more
+        except OSError:  # the main process no longer reads from the pipe
             return
 
 
 def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
-    """Take every plan at once, so that the main process never waits to send one while this one waits to answer."""
+    """Receive every plan immediately, so that sending a plan never blocks while this process waits to send a batch."""
     try:
         while True:
             inbox.put(connection.recv_bytes())
@@ -199,7 +200,7 @@ def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as bytes in the pipe: torch's own way costs a shared file and a descriptor for each."""
+    """Pickler that sends tensors as bytes; torch's own method needs a shared file and a descriptor for each tensor."""
 
     def reducer_override(self, value: Any) -> Any:
         return (torch.from_numpy, (value.numpy(),)) if isinstance(value, torch.Tensor) else NotImplemented

@@ -1,4 +1,4 @@
-"""Vectors that any system made of a text, a row for each of its lines, found by sentence."""
+"""Sentence vectors that another system computed for the lines of a text file, looked up by sentence."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _LAYOUT = "give --teacher-vectors an array [N, D] of floats (.npy), a row for ea
 
 
 class TeacherVectors:
-    """Row i of ``vectors`` belongs to line i of ``text``; a sentence is known by its hash, as training data has it.
+    """Vectors from a file: row i of ``vectors`` belongs to line i of ``text``.
 
-    So lines that differ in case or punctuation alone are one sentence, whose vector is that of the first of them.
+    Sentences are looked up by the same hash that training data stores. Lines that differ only in case or punctuation
+    therefore count as one sentence, which gets the vector of the first of these lines.
 
     Args:
-        vectors: ``.npy`` of floats [N, D], which is mapped into memory.
-        text: UTF-8, a sentence a line (gzip, xz or neither).
+        vectors: Path of a ``.npy`` file of floats [N, D], which is mapped into memory.
+        text: Path of a UTF-8 file with one sentence per line, optionally compressed with gzip or xz.
 
     Raises:
-        UserError: no such files, or they do not belong together.
+        UserError: A file does not exist, or the two files do not belong together.
     """
 
     def __init__(self, vectors: str | Path, text: str | Path) -> None:
@@ -37,10 +38,10 @@ class TeacherVectors:
         self._hashes, self._first = np.unique(hashes, return_index=True)
 
     def rows(self, hashes: np.ndarray) -> np.ndarray:
-        """int64 [N]: where the vectors of the sentences with these hashes (int64 [N]) are.
+        """Return the row of the vector of each sentence, int64 [N], given the sentences' hashes, int64 [N].
 
         Raises:
-            UserError: a sentence has none.
+            UserError: A sentence has no vector.
         """
         spots = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
         missing = int((self._hashes[spots] != hashes).sum())
@@ -50,10 +51,10 @@ class TeacherVectors:
         return self._first[spots]
 
     def read(self, hashes: np.ndarray) -> np.ndarray:
-        """float32 [N, D].
+        """Return the vectors of the sentences with these hashes (int64 [N]), float32 [N, D].
 
         Raises:
-            UserError: a sentence has no vector, or one that is not finite.
+            UserError: A sentence has no vector, or its vector is not finite.
         """
         rows = self.rows(hashes)
         vectors = self._rows[rows].astype(np.float32)

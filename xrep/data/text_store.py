@@ -1,15 +1,15 @@
 """Tokenised monolingual text on disk, read through memory maps: the sentences of documents, by language.
 
-Layout of a directory, which is made once of the same files and options, in ``$XREP_HOME/text/``::
+A directory is built once for the same files and options, in ``$XREP_HOME/text/``. Its layout is::
 
     manifest.json                    schema version, rows and tokens of each language of each split, size and sha256
     tokenizer/                       see xrep.text.sides
     {split}.{lang}.tokens, .offsets  see xrep.data.store
     {split}.{lang}.hashes            uint64 [n], xrep.text.cleaning.sentence_hash
-    {split}.{lang}.followed          int64, rows whose next row is the next sentence of their document, rising
+    {split}.{lang}.followed          int64, rows whose next row is the next sentence of their document, sorted
     training_hashes.npy              uint64, sorted, distinct
 
-Memory does not grow with the text but for the hashes of training sentences while they are collected.
+While a directory is built, memory grows only by the hashes of the training sentences.
 """
 
 from __future__ import annotations
@@ -43,28 +43,29 @@ from xrep.text.text_files import TextFile, find_text, read_sentences
 from xrep.text.tokenizer import Tokenizer, sample_for_tokenizer, train_tokenizer
 
 SCHEMA = 1
-"""Of the files and of the rules by which they are made: another one makes them anew."""
+"""Version of the files and of the rules that build them; directories of another version are built again."""
 _CHUNK = 8192
-# To train SentencePiece on, which takes some 20 bytes of memory a character and 90 a sentence.
+# Maximum size of the text to train SentencePiece on, which needs about 20 bytes of memory per character and 90 per
+# sentence.
 _TOKENIZER_CHARACTERS, _TOKENIZER_SENTENCES = 32_000_000, 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """How raw text becomes a directory."""
+    """Options for turning raw text into a directory."""
 
     vocabulary_size: int = 16000
-    """Subwords of the vocabulary that is trained, if no tokenizer is given."""
+    """Number of subwords of the vocabulary that is trained if no tokenizer is given."""
     vocabulary_alpha: float = 0.3
-    """Languages of n sentences weigh n ** vocabulary_alpha in the text that it is trained on."""
+    """A language with n sentences has the weight n ** vocabulary_alpha in the text used to train the vocabulary."""
     exclude: list[str] = field(default_factory=list)
     """Files or folders of evaluation sets, whose sentences are dropped from the training text."""
 
 
 @dataclass(frozen=True)
 class TextSplit:
-    """The text of one language of one split: ``hashes`` uint64 [n]; ``followed`` int64, rising: sentences that have a
-    next one in their document."""
+    """The n sentences of one language of one split, with ``hashes``, uint64 [n]. ``followed``, int64 and sorted, lists
+    the sentences that have a next sentence in their document."""
 
     language: str
     sentences: TokenColumn
@@ -83,11 +84,11 @@ class TextData:
     splits: dict[str, list[TextSplit]]
     tokenizer: Tokenizer
     fingerprint: str
-    """Changes with any of the tokens or the vocabulary."""
+    """Digest that changes if any token or the vocabulary changes."""
 
     @classmethod
     def open(cls, path: Path) -> TextData:
-        """Raises UserError where files are missing or damaged."""
+        """Open a directory. Raises UserError if files are missing or damaged."""
         try:
             manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
             for name, file in manifest["files"].items():
@@ -110,7 +111,7 @@ def _map_split(path: Path, split: str, language: str, dtype: np.dtype) -> TextSp
         file = path / f"{split}.{language}.{suffix}"
         if not file.stat().st_size:
             return np.empty(0, kind)  # an empty file cannot be mapped
-        # A plain view of the map: slicing it costs an eighth of slicing np.memmap itself.
+        # Slicing a plain array view of the map takes an eighth of the time that slicing np.memmap takes.
         return np.asarray(np.memmap(file, kind, mode="r"))
 
     column = TokenColumn(load("tokens", dtype), load("offsets", "<i8"))
@@ -120,13 +121,14 @@ def _map_split(path: Path, split: str, language: str, dtype: np.dtype) -> TextSp
 def prepare_text(
     data: str | Path, options: TextOptions, tokenizer: Tokenizer | None, log: Callable[[str], None] = print
 ) -> TextData:
-    """Read and tokenise text (``data``: see ``xrep.text.text_files.find_text``) once, and open what was kept.
+    """Read and tokenise text unless this was done before, and open the result.
 
     Args:
-        tokenizer: None trains one on the training text.
+        data: Specification of the text, see ``xrep.text.text_files.find_text``.
+        tokenizer: None to train one on the training text.
 
     Raises:
-        UserError: what ``find_text`` and ``read_sentences`` raise, or no training sentence is left.
+        UserError: For the same reasons as ``find_text`` and ``read_sentences``, or if no training sentence is left.
     """
     files = find_text(data)
     cached = xrep_home() / "text" / _key(files, options, tokenizer)
@@ -140,7 +142,7 @@ def prepare_text(
 
 
 def _key(files: dict[str, list[TextFile]], options: TextOptions, tokenizer: Tokenizer | None) -> str:
-    """Changes when the files read (path, size, time), the options, the tokenizer or the rules do."""
+    """Return a digest of the files to read (path, size, time), the options, the tokenizer and the rules."""
     read = {split: [(file.language, *_facts(file.path)) for file in some] for split, some in files.items()}
     named = [Path(name) for name in options.exclude]
     excluded = [_facts(path) for name in named for path in ([name] if name.is_file() else sorted(name.rglob("*")))]
@@ -159,7 +161,7 @@ def _facts(path: Path) -> tuple[str, int, int]:
 
 
 class _Writer:
-    """Writes the directory ``output``."""
+    """Writer of the directory ``output``."""
 
     def __init__(
         self, output: Path, files: dict[str, list[TextFile]], options: TextOptions, log: Callable[[str], None]
@@ -214,7 +216,7 @@ class _Writer:
     def _write_language(
         self, split: str, language: str, tokenizer: Tokenizer, dropped: HashSet, training: HashSet
     ) -> int:
-        """Tokenise all text of a language; returns how many sentences were kept."""
+        """Tokenise all text of a language and return the number of sentences kept."""
         stem, before, read, pairs = f"{split}.{language}", False, 0, 0
         with (
             ColumnWriter(self.output, stem, tokenizer.vocabulary_size) as column,
@@ -226,7 +228,7 @@ class _Writer:
                 hashes = sentence_hashes(sentence for sentence, _ in chunk)
                 keep, first = ~dropped.contains(hashes), np.array([first for _, first in chunk])
                 follows = keep & np.append(before, keep[:-1]) & ~first
-                followed = (column.rows + np.cumsum(keep) - 2)[follows]  # the row before its own
+                followed = (column.rows + np.cumsum(keep) - 2)[follows]  # the row before the sentence that follows
                 column.append(tokenizer.encode([chunk[i][0] for i in np.flatnonzero(keep)]))
                 training.add(hashes[keep])
                 hash_file.write(hashes[keep].astype("<u8").tobytes())

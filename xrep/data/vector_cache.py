@@ -1,15 +1,16 @@
-"""Sentence vectors on disk, each computed once: what a frozen encoder need not compute again.
+"""Cache of sentence vectors on disk, so that a frozen encoder computes each vector only once.
 
 Layout of a directory::
 
     cache.json       format, schema, width of the vectors, fingerprint of the encoder that made them
-    00000.vectors    float32, little-endian, row after row
+    00000.vectors    the rows, float32, little-endian
     00000.index      key (int64) and checksum (uint64) of each row
-    00001.vectors    of another process, and so on
+    00001.vectors    rows of another process, and so on
 
-A process appends to a pair of files of its own, which it holds by a lock, and reads those of all. A row is written
-before its entry in the index, so whenever a process is killed the entries are of whole rows; what follows them is cut
-off by the next one that takes the pair. A row that a machine lost after all (without power) is known by its checksum.
+Each process appends to its own pair of files, which it locks, and reads the files of all processes. A row is written
+before its entry in the index, so the index only has entries of complete rows, even if a process is killed. The next
+process that locks the pair cuts off any incomplete data at the end. The checksum detects rows that were lost when a
+machine lost power.
 """
 
 from __future__ import annotations
@@ -34,21 +35,22 @@ MANIFEST = "cache.json"
 _ENTRY = np.dtype([("key", "<i8"), ("check", "<u8")])
 _FLOAT = np.dtype("<f4")
 _SHARD = 40
-"""Bits of a place that are the row; those above are the number of the pair of files."""
+"""Number of low bits of a place that hold the row; the bits above hold the number of the pair of files."""
 _RECENT = 65536
-"""Keys that wait in a dictionary before they join the sorted ones."""
+"""Number of keys that are collected in a dictionary before they are merged into the sorted keys."""
 
 
 class VectorCache:
-    """Vectors [D] by key, kept in ``directory``, which is made if it is not there.
+    """Vectors [D] by key, stored in ``directory``, which is created if it does not exist.
 
     Args:
-        width: D.
-        fingerprint: of what the vectors depend on beside the key; those of another one are not to be mixed with them.
+        width: Size D of the vectors.
+        fingerprint: Digest of everything that the vectors depend on besides the key; vectors with different
+            fingerprints must not be mixed.
 
     Raises:
-        UserError: the directory holds something else, or vectors of another encoder.
-        OSError: it cannot be read or written.
+        UserError: The directory holds something else, or vectors of another encoder.
+        OSError: The directory cannot be read or written.
     """
 
     def __init__(self, directory: str | Path, width: int, fingerprint: str) -> None:
@@ -61,11 +63,11 @@ class VectorCache:
         self._read_others()
 
     def __len__(self) -> int:
-        """Rows on disk, as far as this process has looked."""
+        """Return the number of rows on disk that this process knows of."""
         return sum(shard.count for shard in self._shards.values())
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """int64 [N]: where the vectors of ``keys`` (int64 [N]) are, for ``read``; -1: nowhere."""
+        """Return the places of the vectors of ``keys`` (int64 [N]) for ``read``, int64 [N]; -1 if there is none."""
         places = self._look_up(keys)
         if (places < 0).any():
             self._read_others()
@@ -73,10 +75,10 @@ class VectorCache:
         return places
 
     def read(self, places: np.ndarray) -> np.ndarray:
-        """float32 [N, D].
+        """Return the vectors at these places, float32 [N, D].
 
         Raises:
-            UserError: a row is not what was written.
+            UserError: A row differs from what was written.
         """
         numbers, rows = places >> _SHARD, places & ((1 << _SHARD) - 1)
         vectors = np.empty((len(places), self.width), np.float32)
@@ -89,7 +91,7 @@ class VectorCache:
         """Write the vectors, float32 [N, D], of ``keys``, int64 [N].
 
         Raises:
-            UserError: the file system has no locks, without which processes would write into each other's files.
+            UserError: The file system has no locks, without which several processes could write to the same file.
         """
         if self._own is None:
             self._own = self._take()
@@ -117,7 +119,7 @@ class VectorCache:
             raise UserError(problem, path=self.directory, cure=cure)
 
     def _take(self) -> _Writer:
-        """The first pair of files that no process writes."""
+        """Lock the first pair of files that no other process writes to."""
         for number in itertools.count():
             path = self.directory / f"{number:05d}"
             file = path.with_suffix(".index").open("ab")
@@ -170,7 +172,7 @@ class VectorCache:
 
 
 class _Shard:
-    """A pair of files, read through memory maps; ``path`` is their name without its end."""
+    """A pair of files, read through memory maps; ``path`` is their path without the suffix."""
 
     def __init__(self, path: Path, width: int) -> None:
         self.vectors, self.index = path.with_suffix(".vectors"), path.with_suffix(".index")
@@ -179,12 +181,12 @@ class _Shard:
         self._entries = np.zeros(0, _ENTRY)
 
     def whole(self) -> int:
-        """Rows that are on disk with their entries."""
+        """Return the number of complete rows on disk that have an entry in the index."""
         sizes = [path.stat().st_size if path.exists() else 0 for path in (self.index, self.vectors)]
         return min(sizes[0] // _ENTRY.itemsize, sizes[1] // (self.width * _FLOAT.itemsize))
 
     def grow(self) -> np.ndarray:
-        """Keys of the rows that have come since the last call, int64 [N]."""
+        """Return the keys of the rows added since the last call, int64 [N]."""
         count = self.whole()
         if count <= self.count:
             return np.zeros(0, np.int64)
@@ -205,7 +207,7 @@ class _Shard:
 
 
 class _Writer:
-    """Appends to a pair of files, whose lock it holds as long as ``index`` is open."""
+    """Writer that appends to a pair of files; it holds their lock as long as ``index`` is open."""
 
     def __init__(self, number: int, shard: _Shard, index: BinaryIO) -> None:
         self.number, self.shard, self._index = number, shard, index
@@ -228,15 +230,15 @@ class _Writer:
 
 
 def _checksum(vectors: np.ndarray) -> np.ndarray:
-    """uint64 [N] of float32 [N, D]; that of a row of zeros, which a lost one reads as, is not 0."""
+    """Return checksums, uint64 [N], of float32 [N, D]. A row of zeros does not give 0, because lost data reads as 0."""
     return vectors.view("<u4").sum(axis=1, dtype=np.uint64) + np.uint64(1)
 
 
 def token_keys(batch: TokenBatch) -> Tensor:
-    """int64 [B]: equal where the real tokens are, else different but for chance.
+    """Return a hash of the real tokens of each row, int64 [B].
 
-    The hash is Σ (token + 1) · factor of its position, modulo 2⁶⁴: two rows that differ have equal keys with
-    probability 2⁻⁶⁴, up to the power of two that divides all differences of their ids.
+    The hash is Σ (token + 1) · factor of its position, modulo 2⁶⁴. Two different rows have equal keys with probability
+    2⁻⁶⁴, multiplied by the largest power of two that divides all differences of their ids.
     """
     factors = torch.from_numpy(_factors(batch.tokens.size(1))).to(batch.tokens.device)
     return ((batch.tokens + 1) * batch.mask * factors).sum(1)
@@ -244,7 +246,7 @@ def token_keys(batch: TokenBatch) -> Tensor:
 
 @functools.lru_cache
 def _factors(count: int) -> np.ndarray:
-    """int64 [count] of random bits (splitmix64), the same everywhere."""
+    """Return pseudo-random numbers from splitmix64, int64 [count], which are the same on every machine."""
     z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

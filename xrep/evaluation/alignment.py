@@ -1,13 +1,14 @@
-"""Alignment and uniformity of an encoder, or of each checkpoint of a run.
+"""Measure alignment and uniformity of an encoder, or of each checkpoint of a run.
 
-The losses are those of Wang and Isola (2020), see ``xrep.metrics.geometry``; what they are taken over is as in
-"Frozen source" (figure 4, appendix A), which follows SimCSE (Gao et al., 2021, section 2 and figure 2):
+The losses are those of Wang and Isola (2020), see ``xrep.metrics.geometry``. The sentences are chosen as in "Frozen
+source" (figure 4, appendix A), which follows SimCSE (Gao et al., 2021, section 2 and figure 2):
 
-- pairs with a score of 0 to 5 (STS-B): the positives are those that score higher than 4;
-- pairs without a score (parallel text): of the first 1000 pairs the first 250 are the positives, and the others have
-  their source sentence (the one that is not English) replaced by one drawn from what follows in the file.
+- Pairs with a score of 0 to 5 (STS-B): the positives are the pairs with a score higher than 4.
+- Pairs without a score (parallel text): of the first 1000 pairs, the first 250 are the positives. In the others, the
+  source sentence (the one that is not English) is replaced by one drawn at random from the rest of the file.
 
-Uniformity is taken over all sentences of the set, both sides, positives or not, as often as they stand there.
+Uniformity is computed over all sentences of both sides, whether the pair is positive or not; repeated sentences count
+each time.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _WHAT = "name an STS file such as sts-dev.csv, or parallel text such as de-en=FI
 
 @dataclass(frozen=True)
 class PairSet:
-    """N pairs ``first[i]``, ``second[i]`` of which those in ``positive``, bool [N], mean the same.
+    """N pairs ``first[i]``, ``second[i]``; the mask ``positive``, bool [N], marks those with the same meaning.
 
     Attributes:
-        languages: of ``first`` and ``second``.
-        what: how positives were told from others, in words.
+        languages: Languages of ``first`` and ``second``.
+        what: Description of how the positives were chosen.
     """
 
     name: str
@@ -60,7 +61,7 @@ class PairSet:
 
 @dataclass(frozen=True)
 class Measured:
-    """Both losses of one encoder, lower is better; ``step`` of a checkpoint along a run, else None."""
+    """Both losses of one encoder (lower is better); ``step`` is None unless the encoder is a checkpoint of a run."""
 
     step: int | None
     alignment: float
@@ -72,15 +73,16 @@ class Measured:
 
 
 def read_set(data: str, *, above: float = 4.0, pairs: int = 1000, true_pairs: int = 250, seed: int = 0) -> PairSet:
-    """The pair set that ``data`` names: a file of STS-B, its translations or SICK, or parallel text (``de-en=...``).
+    """Read the pair set that ``data`` names.
 
     Args:
-        above: of scored pairs, those with a higher score are positives.
-        pairs, true_pairs: of parallel text, how many pairs are taken and how many of them stay true.
-        seed: of the draw of sentences that replace the others'.
+        data: A file of STS-B, its translations or SICK, or parallel text (``de-en=...``).
+        above: Scored pairs with a higher score than this are positives.
+        pairs, true_pairs: For parallel text, the number of pairs to use, and how many of them stay true translations.
+        seed: Seed for drawing the sentences that replace those of the other pairs.
 
     Raises:
-        UserError: neither of these; no positive pair; too few pairs.
+        UserError: ``data`` is none of these, there is no positive pair, or there are too few pairs.
     """
     if _PARALLEL.fullmatch(data):
         return _parallel(data, pairs, true_pairs, seed)
@@ -125,7 +127,7 @@ def _parallel(data: str, pairs: int, true_pairs: int, seed: int) -> PairSet:
 
 
 def _draw(sentences: Iterable[str], count: int, generator: random.Random) -> tuple[list[str], int]:
-    """``count`` of them at random, each as likely, without holding all (reservoir sampling); and how many there are."""
+    """Draw ``count`` sentences uniformly without holding all in memory (reservoir sampling); also return the total."""
     drawn, number = [], 0
     for number, sentence in enumerate(sentences, start=1):
         if len(drawn) < count:
@@ -136,10 +138,10 @@ def _draw(sentences: Iterable[str], count: int, generator: random.Random) -> tup
 
 
 def checkpoints(run: str | Path) -> list[tuple[int, Path]]:
-    """Step and directory of each checkpoint of a run, in the order of their steps.
+    """Return step and directory of each checkpoint of a run, in the order of their steps.
 
     Raises:
-        UserError: none there.
+        UserError: The run has no checkpoints.
     """
     found = checkpoints_in(Path(run))
     if not found:
@@ -149,14 +151,15 @@ def checkpoints(run: str | Path) -> list[tuple[int, Path]]:
 
 
 def evaluate(encoder: Encoder, pairs: PairSet, *, step: int | None = None, drop_overlap: bool = False) -> Measured:
-    """Both losses of an encoder.
+    """Measure both losses of an encoder.
 
     Args:
-        step: of the checkpoint, along a run.
-        drop_overlap: leave out the pairs that were in the training text.
+        step: Step of the encoder if it is a checkpoint of a run.
+        drop_overlap: Whether to leave out the pairs that were in the training text.
 
     Raises:
-        UserError: the encoder refuses a language; ``drop_overlap`` without training hashes or with no positive left.
+        UserError: The encoder refuses a language; or ``drop_overlap`` is set, but there are no training hashes or no
+            positive pair is left.
     """
     check_languages(encoder, dict(zip(pairs.languages, (pairs.first[0], pairs.second[0]), strict=True)))
     keep, overlap = find_overlap(encoder.training_hashes, pairs.first, pairs.second, drop=drop_overlap)
@@ -185,7 +188,7 @@ def _only(pairs: PairSet, rows: np.ndarray) -> PairSet:
 
 
 def table(pairs: PairSet, results: Sequence[Measured]) -> str:
-    """A line for each encoder, what they were measured on, the overlap line."""
+    """Return a description of the data, a table with one line per encoder, and the overlap line."""
     named = results[0].step is not None
     rows = [
         [str(result.step) if named else pairs.name, f"{result.alignment:.4f}", f"{result.uniformity:.4f}"]
@@ -200,8 +203,12 @@ def table(pairs: PairSet, results: Sequence[Measured]) -> str:
 
 
 def values(pairs: PairSet, results: Sequence[Measured]) -> dict[str, Any]:
-    """For JSON: ``pairs`` (their name), ``positives``, ``sentences``, and ``alignment`` and ``uniformity`` of the last
-    encoder; of a run also ``checkpoints``, each with ``step``, ``alignment``, ``uniformity``, ``fingerprint``."""
+    """Return the results for JSON.
+
+    The keys are ``pairs`` (name of the pair set), ``languages``, ``positives``, ``sentences``, and ``alignment`` and
+    ``uniformity`` of the last encoder. A run also has ``checkpoints``, a list with ``step``, ``alignment``,
+    ``uniformity`` and ``fingerprint`` of each.
+    """
     last = results[-1]
     found = {
         "pairs": pairs.name,
@@ -218,6 +225,6 @@ def values(pairs: PairSet, results: Sequence[Measured]) -> dict[str, Any]:
 
 
 def headline(pairs: PairSet, results: Sequence[Measured]) -> dict[str, float]:
-    """Both losses of the last encoder, under the name of the pairs."""
+    """Return both losses of the last encoder, under the name of the pair set."""
     last = results[-1]
     return {f"{pairs.name}, alignment": last.alignment, f"{pairs.name}, uniformity": last.uniformity}

@@ -1,9 +1,11 @@
-"""BUCC: find the translations hidden in two monolingual texts, against a gold list.
+"""BUCC: mine the translations that are hidden in two monolingual texts, and compare them with a gold list.
 
-Data: the shared tasks of 2017 and 2018 (Zweigenbaum, Sharoff and Rapp). A folder holds, for each pair of languages and
-split, ``zh-en.training.zh`` and ``zh-en.training.en`` (lines ``id<TAB>sentence``) and ``zh-en.training.gold`` (lines
-``id<TAB>id``). Protocol: margin scores of nearest neighbours (Artetxe and Schwenk, 2019, arXiv:1811.01136), one target
-for each source; pairs from a threshold on are extracted, which is the best one of *another* split.
+The data is that of the shared tasks of 2017 and 2018 (Zweigenbaum, Sharoff and Rapp). For each language pair and split,
+a folder contains ``zh-en.training.zh`` and ``zh-en.training.en`` (lines ``id<TAB>sentence``) and
+``zh-en.training.gold`` (lines ``id<TAB>id``).
+
+The protocol uses margin scores of nearest neighbours (Artetxe and Schwenk, 2019, arXiv:1811.01136), with one target for
+each source. Pairs whose score reaches a threshold are extracted. The threshold is the best one of *another* split.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
 TUNING = ("training", "train", "dev", "sample")
-"""Splits in which a threshold is looked for; the first that is there is taken."""
+"""Splits on which the threshold may be tuned; the first one that is available is used."""
 _GOLD = re.compile(r"(\w+)-(\w+)\.(\w+)\.gold")
 _LAYOUT = "the folder must hold files such as zh-en.training.zh, zh-en.training.en and zh-en.training.gold"
 
 
 @dataclass(frozen=True)
 class Side:
-    """The different sentences of one side, and the row of each id; equal sentences share a row."""
+    """The distinct sentences of one side, and the row of each id; ids with equal sentences share a row."""
 
     language: str
     sentences: list[str]
@@ -43,7 +45,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a pair of languages; ``gold`` int64 [G, 2]: rows of source and target, each pair once."""
+    """One split of a language pair; ``gold``, int64 [G, 2], has the rows of source and target of each distinct pair."""
 
     pair: str
     name: str
@@ -55,8 +57,11 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How pairs are mined; the threshold is given, or the best one of the tuning split, or with ``oracle`` the best one
-    of the split that is measured."""
+    """Options of mining.
+
+    The threshold is ``threshold`` if given; else, with ``oracle``, the best one of the measured split; else the best
+    one of the tuning split.
+    """
 
     margin: Margin = "ratio"
     neighbours: int = 4
@@ -68,7 +73,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured on ``split``; ``tuned_on``: a split, ``given``, or ``oracle``, which no system should quote."""
+    """Scores on ``split``.
+
+    ``tuned_on`` is the origin of the threshold: the name of a split, ``given``, or ``oracle``. An oracle result should
+    not be quoted for a system.
+    """
 
     pair: str
     split: str
@@ -78,10 +87,10 @@ class Result:
 
 
 def available(folder: str | Path) -> dict[str, dict[str, Path]]:
-    """The gold files in a folder and in the folders in it: pair of languages -> split -> file.
+    """Find the gold files in a folder and its direct subfolders: language pair -> split -> file.
 
     Raises:
-        UserError: no such folder, no gold file, or two of one split.
+        UserError: The folder does not exist or has no gold file, or two gold files are for the same split.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -99,10 +108,10 @@ def available(folder: str | Path) -> dict[str, dict[str, Path]]:
 
 
 def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
-    """Those of ``available`` that are asked for: ``all``, or pairs such as ``de-en,zh-en``.
+    """Return the requested language pairs of ``available``: ``all``, or pairs such as ``de-en,zh-en``.
 
     Raises:
-        UserError: none is named, or one that is not there.
+        UserError: No pair is named, or a named pair is not available.
     """
     found = available(folder)
     named = [name.strip() for name in pairs.split(",") if name.strip()]
@@ -115,13 +124,14 @@ def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
 
 
 def plan(splits: Iterable[str], pair: str, options: Options, measured: str | None = None) -> tuple[str, str | None]:
-    """(split to measure, split to look for the threshold in); the latter is None where that is not needed.
+    """Return the split to measure and the split on which to tune the threshold (None if no tuning is needed).
 
     Args:
-        measured: as named by the user; else ``test``, or the only split there is.
+        measured: Split that the user named. If None, ``test`` is measured, or the only split that is available.
 
     Raises:
-        UserError: the split is not there, or there is no other to tune on and no threshold nor ``oracle`` was given.
+        UserError: The split is not available, or there is no other split for tuning and neither ``threshold`` nor
+            ``oracle`` is given.
     """
     splits = list(splits)
     split = measured or ("test" if "test" in splits else splits[0] if len(splits) == 1 else None)
@@ -138,12 +148,12 @@ def plan(splits: Iterable[str], pair: str, options: Options, measured: str | Non
 
 
 def read_split(gold: Path) -> Split:
-    """A split by its gold file.
+    """Read the split that a gold file belongs to.
 
-    Empty lines are passed over. Equal sentences count as one, and so do pairs of them.
+    Empty lines are skipped. Equal sentences count as one sentence, and gold pairs of equal sentences as one pair.
 
     Raises:
-        UserError: a file is missing or empty, a line has no tab, an id stands twice or is unknown.
+        UserError: A file is missing or empty, a line has no tab, or an id is repeated or unknown.
     """
     match = _GOLD.fullmatch(gold.name)
     assert match is not None
@@ -173,7 +183,11 @@ def _read_side(file: Path, language: str) -> Side:
 
 
 def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
-    """Two columns of each line; raises a UserError at a line without, or where there is none."""
+    """Yield the number and the two columns of each line that is not blank.
+
+    Raises:
+        UserError: A line does not have two columns, or all lines are blank.
+    """
     count = 0
     for number, line in read_lines(file):
         if not line.strip():
@@ -188,10 +202,10 @@ def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
 
 
 def leave_out_overlap(splits: Sequence[Split], training_hashes: Path | None, drop: bool) -> tuple[list[Split], Overlap]:
-    """Count the gold pairs with a side that was trained on and, with ``drop``, leave out their sentences.
+    """Count the gold pairs with a side that is in the training data; with ``drop``, also remove their sentences.
 
     Raises:
-        UserError: ``drop`` without training hashes; no gold pair of a split would be left.
+        UserError: ``drop`` is set, but there are no training hashes or no gold pair of a split would be left.
     """
     kept, overlaps = [], []
     for split in splits:
@@ -206,14 +220,14 @@ def leave_out_overlap(splits: Sequence[Split], training_hashes: Path | None, dro
 
 
 def _without(split: Split, out: np.ndarray) -> Split:
-    """A split without some gold pairs and their sentences."""
+    """Return a split without the gold pairs that the mask ``out`` selects, and without their sentences."""
     if out.all():
         raise UserError(f"all gold pairs of {split.pair} were in the training text", cure="leave out --drop-overlap")
     sides, columns = [], []
     for side, rows in zip((split.source, split.target), split.gold.T, strict=True):
         left = np.ones(len(side.sentences), dtype=bool)
         left[rows[out]] = False
-        left[rows[~out]] = True  # in another gold pair, too
+        left[rows[~out]] = True  # these sentences are also in a gold pair that stays
         place = np.cumsum(left) - 1
         ids = {name: int(place[row]) for name, row in side.rows.items() if left[row]}
         sides.append(Side(side.language, [side.sentences[row] for row in np.flatnonzero(left)], ids))
@@ -224,10 +238,10 @@ def _without(split: Split, out: np.ndarray) -> Split:
 def mine(
     encoder: Encoder, split: Split, options: Options, show_progress: bool = False
 ) -> tuple[Candidates, np.ndarray]:
-    """Candidate pairs of a split, the best first, and which of them are gold: bool [P].
+    """Mine the candidate pairs of a split, best first, and return them with a mask of those that are gold, bool [P].
 
     Raises:
-        UserError: fewer sentences than neighbours, vectors that are not finite or of unequal width.
+        UserError: There are fewer sentences than neighbours, or the vectors are not finite or differ in dimension.
     """
     check_neighbours(options.neighbours, len(split.source.sentences), len(split.target.sentences))
     x, y = (
@@ -248,10 +262,10 @@ def mine(
 def measure(
     encoder: Encoder, measured: Split, tuning: Split | None, options: Options, show_progress: bool = False
 ) -> Result:
-    """Precision, recall and F1 of one split, with a threshold of another one, given, or its own best (``oracle``).
+    """Measure precision, recall and F1 of one split, with the threshold that ``Options`` describes.
 
     Raises:
-        UserError: see ``mine``; no candidates in the tuning split.
+        UserError: See ``mine``; or the split on which the threshold is tuned has no candidates.
     """
     pairs, correct = mine(encoder, measured, options, show_progress)
     threshold, tuned_on = options.threshold, "given"
@@ -269,7 +283,7 @@ def measure(
 
 
 def values(results: Sequence[Result]) -> dict[str, Any]:
-    """For JSON: pair of languages -> figures."""
+    """Return the results for JSON, by language pair."""
     return {
         result.pair: {
             "split": result.split,

@@ -1,4 +1,4 @@
-"""What can be measured: an encoder that xrep loads, or the vectors of any other system."""
+"""Encoders that can be evaluated: those that xrep loads, and the precomputed vectors of any other system."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES},
 
 
 class Encodes(Protocol):
-    """What gives vectors of sentences."""
+    """Protocol of objects that encode sentences as vectors."""
 
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
-        """float32 [N, D], of length 1 or as the system gives them; every number is finite.
+        """Return finite vectors, float32 [N, D], of length 1 with ``normalize`` and unchanged without.
 
         Raises:
-            UserError: the language is not one of its own, or a vector is not finite.
+            UserError: The language is not supported, or a vector is not finite.
         """
         ...
 
 
 class Encoder(Encodes, Protocol):
-    """What every evaluation asks of a sentence encoder."""
+    """Protocol of the sentence encoders that evaluations accept."""
 
     path: str
-    """Where it came from."""
+    """Path from which the encoder was loaded."""
     training_hashes: Path | None
-    """Hashes of its training sentences, see ``xrep.evaluation.overlap``."""
+    """File with the hashes of its training sentences, see ``xrep.evaluation.overlap``; None if there is none."""
 
     def fingerprint(self) -> str:
-        """Changes with what it computes."""
+        """Return a digest that changes when the vectors that the encoder computes change."""
         ...
 
 
@@ -58,17 +58,18 @@ def open_encoder(
     cache: str | Path | None = None,
     random_weights: bool = False,
 ) -> Encoder:
-    """The encoder at ``path``: a run of xrep, a directory of Hugging Face or sentence-transformers, or a folder of
-    ``vectors.npy`` [N, D] and ``sentences.tsv`` (lines ``language<TAB>sentence``).
+    """Open the encoder at ``path``.
 
     Args:
-        plugins: modules to import first.
-        batch_tokens: subwords that go through the encoder at once.
-        cache: folder to keep vectors in, by encoder, language and sentences.
-        random_weights: the same architecture, not trained.
+        path: A run of xrep, a directory of Hugging Face or sentence-transformers, or a folder with ``vectors.npy``
+            [N, D] and ``sentences.tsv`` (lines ``language<TAB>sentence``).
+        plugins: Modules to import first.
+        batch_tokens: Number of subwords that are encoded at a time.
+        cache: Folder in which vectors are kept, by encoder, language and sentences.
+        random_weights: Whether to use random weights in the same architecture, as a baseline.
 
     Raises:
-        UserError: no encoder there, or one that has no weights to be random.
+        UserError: There is no encoder, or ``random_weights`` is set for precomputed vectors.
     """
     for plugin in plugins:
         import_plugin(plugin)
@@ -83,13 +84,13 @@ def open_encoder(
 
 
 def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
-    """Try one sentence of each language, so that an encoder without a tower for it says so before the work.
+    """Encode one sentence per language, so that unsupported languages are reported before the expensive work starts.
 
     Args:
-        sentences: language -> a sentence of it that will be measured.
+        sentences: Maps each language to one sentence that will be measured.
 
     Raises:
-        UserError: names every language that the encoder refuses.
+        UserError: The encoder refuses some languages; the message names all of them.
     """
     refused: dict[str, UserError] = {}
     for language, sentence in sentences.items():
@@ -107,11 +108,12 @@ def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
 
 
 class Loaded:
-    """A ``SentenceEncoder`` for evaluations, with a cache of its vectors on disk.
+    """A ``SentenceEncoder`` for evaluations, with an optional cache of its vectors on disk.
 
     Args:
-        path: where it was loaded from.
-        cache: folder, made if need be; None: nothing is kept.
+        path: Path from which the encoder was loaded.
+        batch_tokens: Number of subwords that are encoded at a time.
+        cache: Folder of the cache, created if it does not exist; None for no cache.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class Loaded:
             options = {"batch_tokens": self._batch_tokens, "normalize": normalize, "show_progress": show_progress}
             return _finite(self.encoder.encode(sentences, lang, **options), self.path, "take an earlier checkpoint")
 
-        if self._cache is None or len(sentences) == 1:  # one is encoded sooner than found
+        if self._cache is None or len(sentences) == 1:  # one sentence is encoded faster than looked up
             return compute()
         self._cache.mkdir(exist_ok=True)
         digest = hashlib.sha256(f"{self.fingerprint()} {lang and canonical(lang)} {normalize}".encode())
@@ -166,10 +168,10 @@ def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:
 
 
 class Precomputed:
-    """Vectors that some other system made, looked up by language and sentence.
+    """Vectors that another system computed, looked up by language and sentence.
 
     Raises:
-        UserError: a file is missing or of another form, the numbers of rows differ, or a sentence stands there twice.
+        UserError: A file is missing or has the wrong format, the numbers of rows differ, or a sentence occurs twice.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -229,7 +231,7 @@ def _read_rows(path: Path) -> dict[tuple[str, str], int]:
 
 
 class SentenceList:
-    """Stands in for an encoder: notes the sentences that an evaluation wants vectors of, gives arbitrary ones."""
+    """A substitute for an encoder that records the sentences an evaluation encodes, and returns arbitrary vectors."""
 
     path: str = ""
     training_hashes: Path | None = None
@@ -253,11 +255,11 @@ class SentenceList:
         return ""
 
     def write(self, path: str | Path) -> None:
-        """Each sentence once: lines ``language<TAB>sentence``."""
+        """Write each recorded sentence once, as lines ``language<TAB>sentence``."""
         with write_aside(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{language}\t{sentence}\n" for language, sentence in self._noted)
 
 
 def _one_line(sentence: str) -> str:
-    """Some data sets have sentences with line ends in them; a list of lines cannot."""
+    """Replace line ends by spaces: sentences of some data sets contain them, but ``sentences.tsv`` has one per line."""
     return sentence.replace("\r", " ").replace("\n", " ")

@@ -1,12 +1,13 @@
-"""Language bias: are the nearest neighbours of a sentence, among sentences of many languages, those of its own?
+"""Measure language bias: how many of a sentence's nearest neighbours, in a pool of many languages, share its language.
 
-"Universal Sentence Representation Learning with Conditional Masked Language Model" (section 5.2, figure 2), before and
-after principal component removal. Every language gives the same number of sentences to the pool, so that without a
-bias each would have the same share (but for the query, which is not its own neighbour). The paper is silent about the
-number of neighbours: 10 here.
+The shares are measured before and after principal component removal, as in "Universal Sentence Representation Learning
+with Conditional Masked Language Model" (section 5.2, figure 2). Every language contributes the same number of sentences
+to the pool, so without a bias each would have the same share (except for the query, which is not its own neighbour).
+The paper does not state the number of neighbours; the default here is 10.
 
-Where all languages translate each other (PAWS-X, XNLI, newstest) the content is the same in each. In the Tatoeba test
-each language translates English only; the English of the pool is then taken from the other languages in turn.
+If all languages translate each other (PAWS-X, XNLI, newstest), each has the same content. In the Tatoeba test each
+language only translates English; the English sentences of the pool are then taken from the English sides of the other
+languages in turn.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from xrep.text.languages import name
 
 @dataclass(frozen=True)
 class Results:
-    """Shares float64 [L, L] in percent: row i is of the neighbours of queries in ``languages[i]``, and sums to 100.
+    """Shares of the languages among the neighbours of each language's queries.
 
     Attributes:
-        sentences: of each language.
-        before, after: as the encoder gives the vectors, and without their ``components`` first principal components.
+        sentences: Number of sentences per language.
+        before, after: Shares in percent, float64 [L, L], for the vectors of the encoder and for the vectors without
+            their first ``components`` principal components. Row i belongs to the queries in ``languages[i]`` and sums
+            to 100.
     """
 
     languages: list[str]
@@ -48,12 +51,12 @@ class Results:
 
     @property
     def unbiased(self) -> float:
-        """The share of the own language if a neighbour were any other sentence of the pool, percent."""
+        """Share of the own language in percent, if neighbours were drawn at random from the other sentences."""
         return 100 * (self.sentences - 1) / (self.sentences * len(self.languages) - 1)
 
     @property
     def removed(self) -> str:
-        """What ``after`` is called."""
+        """The name of ``after`` in tables and plots."""
         return f"without {self.components} component{'s' if self.components > 1 else ''}"
 
 
@@ -67,16 +70,18 @@ def evaluate(
     drop_overlap: bool = False,
     show_progress: bool = False,
 ) -> Results:
-    """Shares of the languages before and after principal component removal.
+    """Measure the shares of the languages before and after principal component removal.
 
     Args:
-        neighbours: of each sentence that are looked at.
-        components: principal components taken out of the vectors of each language, computed on these very sentences.
-        limit: sentences of each language, at most; fewer if a language has fewer.
-        drop_overlap: leave out what was in the training text.
+        neighbours: Number of nearest neighbours of each sentence that are counted.
+        components: Number of principal components to remove from the vectors of each language; they are computed on
+            the same sentences.
+        limit: Maximum number of sentences per language. All languages are cut to the size of the smallest.
+        drop_overlap: Whether to leave out the examples that were in the training text.
 
     Raises:
-        UserError: a number out of range, the encoder refuses a language, ``drop_overlap`` without training hashes.
+        UserError: A number is out of range, the encoder refuses a language, or ``drop_overlap`` is set without training
+            hashes.
     """
     if components < 1:
         raise UserError(f"--remove-components {components}", cure="give at least 1")
@@ -101,7 +106,7 @@ def evaluate(
 
 
 def _pool(texts: Texts) -> list[Group]:
-    """Each language once: parallel ones in one group, else each in a group of its own."""
+    """Return groups in which each language occurs once: one group if all are parallel, else one group per language."""
     if len(texts.groups) == 1:
         return texts.groups
     columns = {
@@ -111,7 +116,7 @@ def _pool(texts: Texts) -> list[Group]:
 
 
 def _in_turn(columns: list[list[str]]) -> list[str]:
-    """Line 1 of the first column, line 2 of the second and so on; a sentence that comes again is left out."""
+    """Return line 1 of the first column, line 2 of the second and so on, without repeated sentences."""
     turns = ((line, columns[line % len(columns)]) for line in range(max(map(len, columns))))
     return list(dict.fromkeys(column[line] for line, column in turns if line < len(column)))
 
@@ -140,7 +145,11 @@ def _check(neighbours: int, components: int, count: int, languages: int) -> None
 
 
 def table(results: Results) -> str:
-    """Percent of the own language before and after; up to 12 languages also of each other one; the overlap line."""
+    """Return tables of shares in percent, and the overlap line.
+
+    The first table has the share of the own language before and after. For up to 12 languages, tables with the shares
+    of all languages follow.
+    """
     languages, own = results.languages, _own(results)
     rows = [
         [f"{name(language)} ({language})", *(f"{values[i]:.1f}" for values in own)]
@@ -160,8 +169,11 @@ def table(results: Results) -> str:
 
 
 def values(results: Results) -> dict[str, Any]:
-    """For JSON, all in percent: ``own`` (mean over languages, ``before`` and ``after``), ``unbiased``, and ``before``
-    and ``after``, language of the query -> language of the neighbours -> share."""
+    """Return the results for JSON, with all shares in percent.
+
+    The keys are ``own`` (mean over languages, ``before`` and ``after``), ``unbiased``, ``before`` and ``after``
+    (language of the query -> language of the neighbours -> share) and ``sentences`` (number of sentences per language).
+    """
     before, after = (
         {
             query: dict(zip(results.languages, row, strict=True))
@@ -174,7 +186,7 @@ def values(results: Results) -> dict[str, Any]:
 
 
 def headline(results: Results) -> dict[str, float]:
-    """Mean share of the own language before and after, percent."""
+    """Return the mean share of the own language before and after, in percent."""
     before, after = (float(part.mean()) for part in _own(results))
     own = f"own language of {len(results.languages)}"
     return {own: before, f"{own}, {results.removed}": after}

@@ -1,4 +1,4 @@
-"""The objective itself on the dev split, measured while a model trains."""
+"""Validation during training by the training objective itself, measured on the dev split."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from xrep.kernels.gather import apart
 from xrep.tasks.monolingual import MonolingualTask
 
 SEED = 1
-"""Of what the objective draws: each validation masks the same tokens."""
+"""Seed for the random draws of the objective, so that each validation masks the same tokens."""
 
 
 class LossValidator:
-    """The criterion's loss and metrics on text of the split valid.
+    """Validate by the criterion's loss and metrics on the text of the split ``valid``.
 
     Args:
-        task: ``monolingual``, or several of which some are: the mean of the losses of those then counts.
+        task: A task ``monolingual``, or several tasks. Of several, only the monolingual ones are measured, and the mean
+            of their losses is the metric.
 
     Raises:
-        UserError: none of the tasks is monolingual with a dev split.
+        UserError: None of the tasks is monolingual with a dev split.
     """
 
     metric = "loss"
@@ -47,11 +48,11 @@ class LossValidator:
             raise UserError("there is no dev split of task monolingual to validate on", cure=cure)
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
-        """Measure both as they are now; their training modes, and random numbers, are as before afterwards.
+        """Measure model and criterion in their current state; training modes and random state are restored afterwards.
 
         Returns:
-            ``loss``: the weighted sum of the criterion's terms, each a mean over what it sums over; the criterion's
-            metrics, each a mean over batches. Of several tasks also ``PART/NAME`` of each.
+            The values of ``mean_losses``. With several monolingual tasks: ``loss``, the mean over these tasks, and the
+            values of each task as ``PART/NAME``.
         """
         measured: dict[str, dict[str, float]] = {}
         with undisturbed(model, criterion):
@@ -66,8 +67,11 @@ class LossValidator:
 
 @contextmanager
 def undisturbed(model: nn.Module, criterion: Criterion) -> Iterator[None]:
-    """Context in which both compute as in use, apart from other processes and with the same random numbers each time;
-    their training modes, and random numbers, are as before afterwards."""
+    """Context manager for a validation that does not disturb training.
+
+    Inside, model and criterion are in evaluation mode, do not communicate with other processes, and see the same random
+    numbers each time. On exit their training modes and the random state are restored.
+    """
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
     with evaluating(model, criterion), apart(), torch.random.fork_rng(devices):
@@ -76,14 +80,19 @@ def undisturbed(model: nn.Module, criterion: Criterion) -> Iterator[None]:
 
 
 def mean_losses(model: nn.Module, criterion: Criterion, batches: Iterable[Any]) -> dict[str, float]:
-    """``loss``: the weighted sum of the criterion's terms, each a mean over what it sums over; of several terms each;
-    the criterion's metrics, each a mean over the batches by their rows."""
+    """Compute the mean loss and metrics of a criterion over batches.
+
+    Returns:
+        ``loss``: the weighted sum of the criterion's terms, each divided by its total size (its number of pairs, masked
+        tokens or the like); ``loss_TERM`` for each term if there are several; and the criterion's metrics, each a mean
+        over the batches weighted by their rows.
+    """
     device = next(model.parameters()).device
     return _means([(criterion.sizes(batch), criterion(model, batch.to(device)), len(batch)) for batch in batches])
 
 
 def _means(found: list[tuple[dict[str, float], Loss, int]]) -> dict[str, float]:
-    """Of the terms' sizes, the losses and the numbers of rows of batches."""
+    """Average over batches, each given as the sizes of its terms, its loss and its number of rows."""
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
     for sizes, loss, rows in found:

@@ -1,8 +1,8 @@
-"""Sentences of several languages that translate each other, for looks at the space that the languages share.
+"""Parallel sentences in several languages, for analyses of the embedding space that the languages share.
 
-Read from the Tatoeba test (a folder; every language is paired with English, and only with it), or from files of one
-name but for the language, line i of which translates line i of the others: ``newstest2012.{lang}``, XNLI's and PAWS-X's
-``test-{lang}.tsv``.
+They are read from the Tatoeba test (a folder in which every language is paired only with English), or from files whose
+names differ only in the language and in which line i of one translates line i of the others, such as
+``newstest2012.{lang}`` or ``test-{lang}.tsv`` of XNLI and PAWS-X.
 """
 
 from __future__ import annotations
@@ -19,39 +19,40 @@ from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
 SHOWN = ("de", "en", "es", "fr", "ja", "ko", "zh")
-"""Languages of PAWS-X, and so of figure 2 of "Universal Sentence Representation Learning with Conditional Masked
-Language Model"."""
+"""The languages of PAWS-X, which are also those of figure 2 in "Universal Sentence Representation Learning with
+Conditional Masked Language Model"."""
 _PLACE = "{lang}"
 _CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z]+)?")
 
 Group = dict[str, list[str]]
-"""Canonical language -> sentences; sentence i of one language translates sentence i of the others."""
+"""Sentences by canonical language; sentence i of one language translates sentence i of the others."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """``groups`` of parallel sentences, each of two languages or more, and the files they are from."""
+    """Groups of parallel sentences, each in two or more languages, and the files from which they were read."""
 
     groups: list[Group]
     files: list[Path]
 
     @property
     def languages(self) -> list[str]:
-        """In alphabetical order of their codes."""
+        """Language codes in alphabetical order."""
         return sorted({language for group in self.groups for language in group})
 
 
 def read_texts(data: str, languages: str | None = None, column: int = 1) -> Texts:
-    """Parallel sentences; a row is left out if a side of it is blank or stood there before, or if all are the same.
+    """Read parallel sentences. Rows with a blank or repeated side, and rows with all sides equal, are left out.
 
     Args:
-        data: folder of the Tatoeba test, or a path with ``{lang}`` in place of the language.
-        languages: ``all`` or codes separated by commas; English is always in Tatoeba. None: those of ``SHOWN`` that
-            are there, or if these are fewer than two, all.
-        column: of files ``.tsv``, counted from 1; a file of another name is a sentence a line.
+        data: Folder of the Tatoeba test, or a path with ``{lang}`` in place of the language.
+        languages: ``all``, or codes separated by commas; with Tatoeba, English is always included. None selects the
+            available languages of ``SHOWN``, or all languages if fewer than two of these are available.
+        column: Column of the sentences in ``.tsv`` files, counted from 1; other files have one sentence per line.
 
     Raises:
-        UserError: no such files, a language is not there, one side is missing or shorter, fewer than two languages.
+        UserError: The files do not exist, a language is not available, one side is missing or shorter, or there are
+            fewer than two languages.
     """
     if _PLACE in data:
         found = files_of_pattern(data)
@@ -69,10 +70,10 @@ def read_texts(data: str, languages: str | None = None, column: int = 1) -> Text
 
 
 def files_of_pattern(pattern: str) -> dict[str, Path]:
-    """Canonical language -> file, of a path with ``{lang}`` in place of the language; empty where there is none.
+    """Find the files that match a path with ``{lang}`` in place of the language: canonical language -> file.
 
     Raises:
-        UserError: ``{lang}`` stands there more than once or not at all, or two files are of one language.
+        UserError: ``{lang}`` occurs more than once or not at all, or two files have the same language.
     """
     before, *others = pattern.split(_PLACE)
     if len(others) != 1:

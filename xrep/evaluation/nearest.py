@@ -1,5 +1,7 @@
-"""The nearest sentences of a query in text of any size ("Aligning Cross-lingual Sentence Representations with Dual
-Momentum Contrast", table 10)."""
+"""Find the sentences nearest to a query in text of any size.
+
+This is the analysis of "Aligning Cross-lingual Sentence Representations with Dual Momentum Contrast" (table 10).
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,15 @@ from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.text.readers import read_lines
 
 CHUNK_LINES = 16384
-"""Sentences that are encoded and compared at a time."""
+"""Number of sentences that are encoded and compared at a time."""
 _CHUNK_CHARACTERS = 8_000_000
 _QUERIES = 1024
-"""Queries that are compared at a time: 64 MB of similarities."""
+"""Number of queries that are compared at a time; the similarities then take 64 MB."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A sentence of the text: its cosine with the query, and where it first stands."""
+    """A sentence of the text, with its cosine to the query and the file and line of its first occurrence."""
 
     similarity: float
     file: str
@@ -34,7 +36,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Different sentences of a file, and the lines where they first stand in the chunk."""
+    """Distinct sentences of a file, and the lines of their first occurrences in the chunk."""
 
     file: str
     sentences: list[str]
@@ -42,10 +44,10 @@ class Chunk:
 
 
 def read_queries(queries: Sequence[str], file: str | Path | None) -> list[str]:
-    """Queries of the command line and the lines of a file, blank ones and repetitions left out.
+    """Return the given queries and those in the lines of a file, without blank and repeated ones.
 
     Raises:
-        UserError: there is none.
+        UserError: There is no query.
     """
     lines = [line for _, line in read_lines(file)] if file is not None else []
     found = list(dict.fromkeys(query for query in [*queries, *lines] if query.strip()))
@@ -64,17 +66,17 @@ def nearest(
     text_lang: str | None = None,
     show_progress: bool = False,
 ) -> list[list[Hit]]:
-    """The sentences nearest to each query by cosine, nearest first.
+    """Return the sentences nearest to each query by cosine, nearest first.
 
-    The text is read in chunks, so memory does not grow with it. Equal sentences count once, and as in the paper one
-    that equals the query does not count; blank lines are passed over.
+    The text is read in chunks, so memory does not grow with its size. Equal sentences count once, and as in the paper,
+    a sentence that equals the query does not count. Blank lines are skipped.
 
     Args:
-        top: sentences for each query; of equally near ones the earlier.
-        lang, text_lang: languages of queries and text, for encoders that need them.
+        top: Number of sentences for each query; of equally near sentences, the earlier ones are taken.
+        lang, text_lang: Languages of the queries and of the text, for encoders that need them.
 
     Raises:
-        UserError: the encoder refuses a language, the text has too few sentences, or a file cannot be read.
+        UserError: The encoder refuses a language, the text has too few sentences, or a file cannot be read.
     """
     if top < 1:
         raise UserError(f"--top {top}", cure="give at least 1")
@@ -113,7 +115,7 @@ def _chunks(files: Sequence[str | Path]) -> Iterator[Chunk]:
 
 
 def _merge(hits: list[Hit], similarity_C: np.ndarray, chunk: Chunk, query: str, top: int) -> list[Hit]:
-    """The best ``top`` of those known and of a chunk, of which known ones and the query may be part."""
+    """Return the best ``top`` of ``hits`` and a chunk. The chunk may also contain known hits and the query itself."""
     near = np.flatnonzero(similarity_C > hits[-1].similarity) if len(hits) == top else np.arange(len(similarity_C))
     best = near[np.argsort(-similarity_C[near], kind="stable")[: top + 1]]
     known = {query, *(hit.sentence for hit in hits)}
@@ -123,7 +125,7 @@ def _merge(hits: list[Hit], similarity_C: np.ndarray, chunk: Chunk, query: str, 
 
 
 def table(queries: Sequence[str], hits: Sequence[Sequence[Hit]]) -> str:
-    """Each query, and below it cosine, file, line and sentence of what is near."""
+    """Return lines with each query and, below it, cosine, file, line and text of its nearest sentences."""
     lines = []
     for query, found in zip(queries, hits, strict=True):
         lines += [f"query: {query}", *(f"{h.similarity:6.3f}  {h.file}:{h.line}  {h.sentence}" for h in found), ""]
@@ -131,6 +133,6 @@ def table(queries: Sequence[str], hits: Sequence[Sequence[Hit]]) -> str:
 
 
 def values(queries: Sequence[str], hits: Sequence[Sequence[Hit]]) -> dict[str, Any]:
-    """For JSON: ``queries``, a list of ``query`` and ``nearest`` (``similarity``, ``file``, ``line``, ``sentence``)."""
+    """Return the results for JSON: ``queries``, a list with ``query`` and ``nearest`` (the fields of each ``Hit``)."""
     found = zip(queries, hits, strict=True)
     return {"queries": [{"query": query, "nearest": [asdict(hit) for hit in near]} for query, near in found]}

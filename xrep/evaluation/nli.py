@@ -1,6 +1,7 @@
-"""Natural language inference by the classifier that a run was trained with: XNLI and its like.
+"""Evaluate natural language inference (XNLI and similar sets) with the classifier that was trained in a run.
 
-The languages may be others than those of training (zero-shot transfer: XNLI is measured with a classifier of English).
+The languages may differ from those of training (zero-shot transfer: XNLI is measured with a classifier trained on
+English).
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from xrep.text.languages import canonical, name
 from xrep.text.nli_readers import Example, NliFile, read_nli
 
 CHUNK = 4096
-"""Pairs that go through the classifier at once."""
+"""Number of pairs that are classified at a time."""
 
 
 @dataclass(frozen=True)
 class NliTest:
-    """Pairs whose premises are in one language and whose hypotheses are in one, too."""
+    """Labelled pairs. All premises are in one language, and all hypotheses are in one language."""
 
     languages: tuple[str, str]
     premises: list[str]
     hypotheses: list[str]
     labels: np.ndarray
-    """int64 [N], places in ``xrep.text.nli_readers.LABELS``."""
+    """int64 [N], indices into ``xrep.text.nli_readers.LABELS``."""
 
     @property
     def name(self) -> str:
-        """``de``, or ``en-de`` where premises are English and hypotheses German."""
+        """``de``, or ``en-de`` if the premises are English and the hypotheses German."""
         return "-".join(dict.fromkeys(self.languages))
 
     def __len__(self) -> int:
@@ -49,24 +50,25 @@ class NliTest:
 
 @dataclass(frozen=True)
 class Result:
-    """Share of the pairs put into their class, percent."""
+    """Result of one test; ``accuracy`` is in percent."""
 
     test: NliTest
     accuracy: float
     pairs: int
-    """That were measured."""
+    """Number of pairs that were measured."""
     overlap: Overlap
 
 
 def read_tests(files: Sequence[NliFile], languages: str, premise_language: str | None = None) -> list[NliTest]:
-    """A test for each language, sorted.
+    """Read one test per language, sorted by language.
 
     Args:
         languages: ``all``, or codes (``de`` or ``deu``) separated by commas.
-        premise_language: take every premise from this language, whose examples the others translate in the same order.
+        premise_language: Language from which every premise is taken; the examples of all languages must then be
+            translations of each other, in the same order. None if each premise is in the language of its hypothesis.
 
     Raises:
-        UserError: a damaged file, no labelled pair in a language, examples that do not translate each other.
+        UserError: A file is damaged, a language has no labelled pair, or the examples do not translate each other.
     """
     found: dict[str, list[Example]] = {}
     for example in read_nli(list(files), triplets=False):
@@ -84,7 +86,7 @@ def read_tests(files: Sequence[NliFile], languages: str, premise_language: str |
 
 
 def files_of(files: Sequence[NliFile], tests: Sequence[NliTest]) -> list[Path]:
-    """Those that the tests are made of: not the files of other languages."""
+    """Return the paths of the files that the tests were read from, without those of other languages."""
     used = {language for test in tests for language in test.languages}
     return [path for file in files if file.family is None or file.language in used for path in file.paths]
 
@@ -104,13 +106,14 @@ def _test(language: str, found: dict[str, list[Example]], other: str) -> NliTest
 
 
 def load_classifier(encoder: Encoder, part: str | None = None) -> Nli:
-    """The classifier of the run that the encoder is of, from ``criterion.safetensors`` of its checkpoint.
+    """Load the classifier that was trained with the encoder, from ``criterion.safetensors`` of its checkpoint.
 
     Args:
-        part: which of several parts with a classifier.
+        part: Name of the part whose classifier is loaded, if several parts of the run have one.
 
     Raises:
-        UserError: there is none (an encoder of another system, a run without the criterion nli), or there are several.
+        UserError: There is no classifier (the encoder is from another system, or the run did not use the criterion
+            nli), or there are several and ``part`` does not choose one.
     """
     cure = "give --path a checkpoint of a run with --criterion nli, such as run1/best"
     if not isinstance(encoder, Loaded) or not (Path(encoder.path) / MANIFEST).is_file():
@@ -148,10 +151,14 @@ def evaluate(
     drop_overlap: bool = False,
     show_progress: bool = False,
 ) -> list[Result]:
-    """Accuracy on every test.
+    """Measure the accuracy on every test.
+
+    Args:
+        drop_overlap: Whether to leave out the pairs that were in the training text.
 
     Raises:
-        UserError: the encoder refuses a language; ``drop_overlap`` without training hashes or with nothing left.
+        UserError: The encoder refuses a language; or ``drop_overlap`` is set, but there are no training hashes or no
+            pair is left.
     """
     firsts = {test.languages[1]: test.hypotheses[0] for test in tests} | {t.languages[0]: t.premises[0] for t in tests}
     check_languages(encoder, firsts)
@@ -170,7 +177,7 @@ def evaluate(
 
 @torch.inference_mode()
 def classify(encoder: Encoder, classifier: Nli, test: NliTest) -> np.ndarray:
-    """Class of each pair, int64 [N]."""
+    """Return the predicted class of each pair, int64 [N]."""
     sides = zip((test.premises, test.hypotheses), test.languages, strict=True)
     premises, hypotheses = (_vectors(encoder, sentences, language) for sentences, language in sides)
     chunks = zip(premises.split(CHUNK), hypotheses.split(CHUNK), strict=True)
@@ -178,24 +185,24 @@ def classify(encoder: Encoder, classifier: Nli, test: NliTest) -> np.ndarray:
 
 
 def _vectors(encoder: Encoder, sentences: list[str], language: str) -> torch.Tensor:
-    """As the model gives them, [N, D]; each distinct sentence is encoded once: premises come three times."""
+    """Return unnormalised vectors [N, D]. Premises occur three times each, so equal sentences are encoded only once."""
     places = {sentence: place for place, sentence in enumerate(dict.fromkeys(sentences))}
     vectors = encoder.encode(list(places), language, normalize=False)
     return torch.from_numpy(vectors[[places[sentence] for sentence in sentences]])
 
 
 def mean(results: Sequence[Result]) -> float:
-    """Of the accuracies."""
+    """Return the mean of the accuracies."""
     return float(np.mean([result.accuracy for result in results]))
 
 
 def overlap_of(results: Sequence[Result]) -> Overlap:
-    """Of all tests together."""
+    """Return the overlap of all tests together."""
     return sum((result.overlap for result in results[1:]), results[0].overlap)
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line per language, the mean, the overlap line; percent with two decimals."""
+    """Return the table of results: one line per language, the mean and the overlap line, in percent."""
     rows = [[_shown(result.test), str(result.pairs), f"{result.accuracy:.2f}"] for result in results]
     total = [f"mean of {len(rows)}", str(sum(result.pairs for result in results)), f"{mean(results):.2f}"]
     return "\n".join(
@@ -209,7 +216,10 @@ def _shown(test: NliTest) -> str:
 
 
 def values(results: Sequence[Result]) -> dict[str, Any]:
-    """For JSON: ``mean``; ``languages``: ``de``, or ``en-de`` -> ``accuracy`` (percent), ``pairs``, ``overlap``."""
+    """Return the results for JSON: ``mean`` and ``languages``.
+
+    ``languages`` maps the name of each test (``de`` or ``en-de``) to ``accuracy`` (percent), ``pairs`` and ``overlap``.
+    """
     languages = {
         result.test.name: {"accuracy": result.accuracy, "pairs": result.pairs, "overlap": result.overlap.as_dict()}
         for result in results
@@ -218,5 +228,5 @@ def values(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def headline(results: Sequence[Result]) -> dict[str, float]:
-    """The average by which XNLI is quoted."""
+    """Return the average by which XNLI is usually quoted."""
     return {f"mean of {len(results)}": mean(results)}

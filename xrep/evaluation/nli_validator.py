@@ -1,4 +1,4 @@
-"""Natural language inference on the dev split, measured while a model trains."""
+"""Validation during training by natural language inference on the dev split."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from xrep.evaluation.retrieval import evaluating
 from xrep.tasks.nli import NliBatch, NliTask
 
 ROUNDING = 1e-6
-"""Cosines that differ by less are equal: where all vectors are one, nothing is told."""
+"""Cosines that differ by less count as equal, so that rounding errors do not score when all vectors are the same."""
 
 
 class NliValidator:
-    """Of pairs, how many the criterion's classifier puts into their class. Of triplets, which have no classes, how many
-    positives are nearer to their anchor than its hard negative is (chance is 50%).
+    """Validate by the share of pairs, or triplets, of the dev split that are predicted correctly.
+
+    A pair is correct if the criterion's classifier predicts its class. Triplets have no classes: a triplet is correct
+    if the positive is nearer to the anchor than the hard negative is (chance is 50%).
 
     Args:
-        task: ``nli``, or several of which some are. The best checkpoint is chosen by its pairs if there are any.
+        task: A task ``nli``, or several tasks of which some are ``nli``. If there are any pairs, the best checkpoint is
+            chosen by them.
 
     Attributes:
-        metric: ``accuracy`` of the classifier, or ``triplet_accuracy``.
+        metric: ``accuracy`` of the classifier if there are pairs, else ``triplet_accuracy``.
 
     Raises:
-        UserError: none of the tasks is nli with a dev split.
+        UserError: None of the tasks is ``nli`` with a dev split.
     """
 
     needs = "sentence encoder"
@@ -53,18 +56,18 @@ class NliValidator:
         self.metric = "accuracy" if has_pairs else "triplet_accuracy"
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
-        """Measure both as they are now; their training modes are as before afterwards.
+        """Measure model and criterion in their current state; their training modes are restored afterwards.
 
         Args:
-            criterion: ``nli`` for pairs, or several parts of which those with pairs are ``nli``.
+            criterion: For pairs, the criterion ``nli``; with several tasks, the parts with pairs must be ``nli``.
 
         Returns:
-            ``accuracy``: percent, mean over the languages of pairs; ``accuracy-XX``, or ``accuracy-XX-YY`` where
-            premise and hypothesis differ: of each, where there are several. ``triplet_accuracy``: of triplets, a tie
-            counting as wrong.
+            Values in percent. ``accuracy``: the mean over the languages of the pairs. If there are several languages,
+            also ``accuracy-XX`` for each, or ``accuracy-XX-YY`` if premise and hypothesis are in different languages.
+            ``triplet_accuracy``: the accuracy on triplets, where a tie counts as wrong.
 
         Raises:
-            UserError: a criterion of pairs has no classifier.
+            UserError: The criterion of a task with pairs has no classifier.
         """
         languages: dict[str, list[np.ndarray]] = {}
         triplets: list[np.ndarray] = []
@@ -86,7 +89,7 @@ class NliValidator:
 
 
 def _classified(task: NliTask, model: Any, criterion: Criterion) -> Iterator[tuple[str, np.ndarray]]:
-    """Which pairs of the dev split are put into their class, bool arrays by language."""
+    """Yield, for each batch, a language (or pair of languages) and a bool array of its correctly classified pairs."""
     if not isinstance(criterion, Nli):
         raise UserError("the criterion has no classifier", cure="choose --criterion nli or --validation sts")
     device = next(model.parameters()).device
@@ -99,7 +102,7 @@ def _classified(task: NliTask, model: Any, criterion: Criterion) -> Iterator[tup
 
 
 def _nearer(model: Any, batch: NliBatch) -> Tensor:
-    """Of each triplet whether its positive is nearer to its anchor than its hard negative, bool [B]."""
+    """Return for each triplet whether its positive is nearer to its anchor than its hard negative is, bool [B]."""
     vectors = sentence_vectors(model, batch.to(next(model.parameters()).device))
     anchor, positive, negative = (vector.float().cpu() for vector in vectors)
     return F.cosine_similarity(anchor, positive) > F.cosine_similarity(anchor, negative) + ROUNDING

@@ -1,4 +1,4 @@
-"""Which test examples an encoder may have seen: sentences that also stood in its training data."""
+"""Find the test examples that an encoder may have seen, because a sentence of them is also in its training data."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from xrep.text.cleaning import NO_KEY, sentence_hashes
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many of ``total`` test examples hold a sentence that was trained on; ``found`` is None where nobody knows."""
+    """Number of the ``total`` test examples with a sentence from the training data; ``found`` is None if unknown."""
 
     found: int | None
     total: int
     dropped: bool = False
-    """Whether the examples found were left out of the measurement."""
+    """Whether these examples were left out of the measurement."""
 
     @property
     def line(self) -> str:
-        """What every evaluation prints."""
+        """The line about the overlap that every evaluation prints."""
         if self.found is None:
             return "overlap: unknown (no training hashes beside the encoder)"
         left_out = ", left out" if self.dropped else ""
         return f"overlap: {self.found} of {self.total} test examples were in the training text{left_out}"
 
     def as_dict(self) -> dict[str, int | bool | None]:
-        """For JSON; ``found`` is null where nobody knows."""
+        """Return the fields for JSON; ``found`` is null if unknown."""
         return asdict(self)
 
     def __add__(self, other: Overlap) -> Overlap:
-        """Of two tests of one encoder."""
+        """Add the counts of two tests of the same encoder."""
         found = None if self.found is None or other.found is None else self.found + other.found
         return Overlap(found, self.total + other.total, self.dropped or other.dropped)
 
 
 def load_training_hashes(path: Path | None) -> np.ndarray | None:
-    """The hashes of the training sentences: sorted uint64 [K], mapped and not read; None without a path.
+    """Open the hashes of the training sentences, sorted uint64 [K], as a memory map; return None if ``path`` is None.
 
     Raises:
-        UserError: the file is missing or holds something else.
+        UserError: The file is missing or is not a file of training hashes.
     """
     if path is None:
         return None
@@ -60,10 +60,10 @@ def load_training_hashes(path: Path | None) -> np.ndarray | None:
 
 
 def seen(sentences: Sequence[str], training_hashes: np.ndarray) -> np.ndarray:
-    """Which sentences were trained on, case, punctuation and Unicode form aside: bool [N].
+    """Return which sentences are in the training data, ignoring case, punctuation and Unicode form: bool [N].
 
     Args:
-        training_hashes: sorted uint64 [K]; only the pages that the binary searches touch are read.
+        training_hashes: Sorted uint64 [K]; of a memory map, only the pages that the binary searches touch are read.
     """
     hashes = sentence_hashes(sentences)
     if not len(training_hashes):
@@ -75,17 +75,18 @@ def seen(sentences: Sequence[str], training_hashes: np.ndarray) -> np.ndarray:
 def find_overlap(
     training_hashes: Path | None, *columns: Sequence[str], drop: bool = False
 ) -> tuple[np.ndarray, Overlap]:
-    """Count the examples with a sentence that was trained on.
+    """Count the examples with a sentence that is in the training data.
 
     Args:
-        columns: the sentences of N examples: one column for single sentences, two for pairs.
-        drop: leave these examples out.
+        training_hashes: File of training hashes, or None if there is none.
+        columns: Sentences of N examples: one column for single sentences, two for pairs.
+        drop: Whether to leave these examples out.
 
     Returns:
-        Which examples to measure, bool [N] (all without ``drop``), and the count.
+        A mask of the examples to measure, bool [N] (all True without ``drop``), and the overlap.
 
     Raises:
-        UserError: ``drop`` without training hashes.
+        UserError: ``drop`` is set, but there are no training hashes.
     """
     keep = np.ones(len(columns[0]), dtype=bool)
     hashes = load_training_hashes(training_hashes)

@@ -1,4 +1,4 @@
-"""Pictures of results. Needs the extra ``plot`` (matplotlib), which is imported only when a picture is drawn."""
+"""Plots of results. They need matplotlib (extra ``plot``), which is imported only when a plot is drawn."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 _ROWS_PER_COLUMN = 30
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
-"""Told apart by the colour-blind (Okabe and Ito), and grey."""
+"""Colours that colour-blind readers can distinguish (Okabe and Ito), and grey."""
 _FORWARD_COLOUR, _BACKWARD_COLOUR = _COLOURS[:2]
 _MARKERS = "osD^vPX<>ph"
-"""As many as share no factor with the colours, so that 88 languages look different."""
+"""11 markers: 11 and the number of colours (8) have no common factor, so 88 languages get different combinations."""
 _HATCHES = ("", "////", "....")
 _STACKED = 16
-"""More languages than these are too many to tell apart in a bar."""
+"""Largest number of languages that can be distinguished in one stacked bar."""
 _LABELLED_SENTENCES, _LABELLED_TOKENS = 40, 120
 _FONT = "DejaVu Sans"
-"""Comes with matplotlib."""
+"""This font is part of matplotlib, so it is always available."""
 _UNFIT_FONTS = re.compile(r"Last ?Resort|STIX|cm[a-z]+10|Math|Emoji|Color|Display|Symbol", re.IGNORECASE)
-"""Fonts with boxes in place of letters, with symbols, or with glyphs that matplotlib cannot draw."""
+"""Fonts that show boxes instead of letters, contain only symbols, or have glyphs that matplotlib cannot draw."""
 
 
 def check_matplotlib() -> None:
-    """Find out before the work whether a picture can be drawn.
+    """Check that a plot can be drawn, before the expensive work starts.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -50,9 +50,10 @@ def check_matplotlib() -> None:
 
 
 def plot_tatoeba(results: Results, path: str | Path) -> None:
-    """Bars for both directions of each language, best mean first, as a PNG file.
+    """Draw a bar for each direction of each language, best mean first, as a PNG file.
 
-    Up to 30 languages stand in one column, more in several columns of one height. Black lines are the random baseline.
+    Up to 30 languages are drawn in one column, more in several columns of the same height. Black lines show the
+    baseline with random weights.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -109,7 +110,7 @@ def _averages_text(results: Results) -> str:
 
 
 def plot_alignment(results: Sequence[alignment.Measured], pairs: str, path: str | Path) -> None:
-    """Alignment against uniformity as a PNG file: a point, or the way of a run, coloured by step.
+    """Draw alignment against uniformity as a PNG file: one point, or the checkpoints of a run coloured by step.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -144,9 +145,10 @@ def plot_alignment(results: Sequence[alignment.Measured], pairs: str, path: str 
 
 
 def plot_language_bias(results: language_bias.Results, path: str | Path) -> None:
-    """Bars of the languages of neighbours for each language of queries, before and after, as a PNG file.
+    """Draw which languages the neighbours of each query language are in, before and after removal, as a PNG file.
 
-    The own language is outlined, with its share in percent. Of more than 16 languages it is told from all others only.
+    The query's own language is outlined and labelled with its share in percent. With more than 16 languages, the bars
+    only distinguish the own language from all others together.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -199,13 +201,13 @@ def _draw_shares(axes: Axes, languages: Sequence[str], shares: np.ndarray) -> No
 
 
 def plot_scatter(scatter: Scatter, path: str | Path) -> list[str]:
-    """Points of sentences with lines between translations, or of tokens, as a PNG file.
+    """Draw points for sentences, with lines between translations, or for tokens, as a PNG file.
 
-    Sentences have their numbers beside the point of their English (or first) side, tokens their text, if they are few.
-    A label with characters that no installed font has is drawn as a number.
+    If there are few points, they are labelled: sentences with their number, beside the English (or first) side, and
+    tokens with their text. A label that contains characters missing from every installed font is replaced by a number.
 
     Returns:
-        What the numbers in place of such labels stand for, one line each.
+        The meaning of each number that replaces a label, one line each.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -258,7 +260,7 @@ def _write_labels(axes: Axes, points: np.ndarray, labels: Sequence[str]) -> list
 
 
 def fonts_for(text: str) -> tuple[list[str], set[str]]:
-    """Families of installed fonts that together have the characters of a text, and the characters that none has."""
+    """Return installed font families that together cover the characters of a text, and the characters that none has."""
     from matplotlib import font_manager
     from matplotlib.ft2font import FT2Font
 
@@ -272,7 +274,7 @@ def fonts_for(text: str) -> tuple[list[str], set[str]]:
             break
         try:
             found = missing & set(map(chr, FT2Font(entry.fname).get_charmap()))
-        except (OSError, RuntimeError):  # a damaged font, or one that was removed
+        except (OSError, RuntimeError):  # the font is damaged or was removed
             continue
         if found:
             families.append(entry.name)

@@ -1,4 +1,4 @@
-"""The Tatoeba test's table to read, numbers to compute with, and vectors to check it by."""
+"""Output of the Tatoeba test: a table to read, values for JSON, and the vectors that were compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xrep.text.languages import name
 
 
 def table(results: Results) -> str:
-    """One line per language, the averages, the overlap line; percent with two decimals."""
+    """Return the table of results: one line per language, the averages and the overlap line, in percent."""
     header = ["language", "pairs", "xx-en", "en-xx", "mean"] + ["random"] * bool(results.random)
     rows = []
     for language in sorted(results.accuracies, key=name):
@@ -36,17 +36,18 @@ def _percents(accuracy: Accuracy) -> list[str]:
 
 
 def _missing(results: Results) -> list[str]:
-    """One line on the averages that cannot be given."""
+    """Return a line that names the group averages that cannot be computed; an empty list if there are none."""
     parts = [f"{group} ({len(missing)} missing)" for group in sorted(GROUPS) if (missing := results.missing(group))]
     return [f"no average over {', '.join(parts)}: not all their languages were measured"] if parts else []
 
 
 def values(results: Results) -> dict[str, Any]:
-    """The results for JSON; every accuracy is an unrounded percentage.
+    """Return the results for JSON; every accuracy is an unrounded percentage.
 
-    Keys: ``mean`` (over languages and both directions), ``random_mean`` (if measured), ``languages`` (canonical code ->
-    ``xx-en``, ``en-xx``, ``mean``, ``pairs`` and, if measured, ``random_mean``), ``averages`` (``mean`` over what was
-    measured and each group that is complete -> ``xx-en``, ``en-xx``, ``mean``), ``pairs`` (all that were measured).
+    The keys are ``mean`` (over languages and both directions), ``random_mean`` (if measured), ``languages`` (canonical
+    code -> ``xx-en``, ``en-xx``, ``mean``, ``pairs`` and, if measured, ``random_mean``), ``averages`` (``mean``, over
+    all measured languages, and each complete group -> ``xx-en``, ``en-xx``, ``mean``) and ``pairs`` (total number of
+    pairs measured).
     """
     languages: dict[str, dict[str, float]] = {}
     for language, accuracy in results.accuracies.items():
@@ -64,7 +65,7 @@ def values(results: Results) -> dict[str, Any]:
 
 
 def headline(results: Results) -> dict[str, float]:
-    """The averages by which the test is quoted, percent."""
+    """Return the averages by which the test is usually quoted, in percent."""
     averages = {f"average of {group}": accuracy.mean for group, accuracy in sorted(results.averages.items())}
     return {f"mean of {len(results.accuracies)}": results.mean.mean, **averages}
 
@@ -74,7 +75,7 @@ def _directions(accuracy: Accuracy) -> dict[str, float]:
 
 
 def save_embeddings(folder: str | Path, pool: Pool, vectors: np.ndarray, english: np.ndarray) -> None:
-    """Write ``{xxx}.{xxx}.npy`` and ``{xxx}.eng.npy``: float32 [N, D], L2-normalised, rows translate each other."""
+    """Write ``{xxx}.{xxx}.npy`` and ``{xxx}.eng.npy``: float32 [N, D], L2-normalised; row i translates row i."""
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
     for side, array in ((pool.code, vectors), ("eng", english)):

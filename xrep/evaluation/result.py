@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: enough to tell two results apart."""
+"""The record of an evaluation that is written as JSON, with everything that the result depends on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from xrep.files import sha256_of
 
 
 class Measured(Protocol):
-    """A model that was measured: ``path`` is where it came from."""
+    """Protocol of models that were measured; ``path`` is where the model was loaded from."""
 
     path: str
 
     def fingerprint(self) -> str:
-        """Changes with what it computes."""
+        """Return a digest that changes when the output of the model changes."""
         ...
 
 
@@ -32,18 +32,20 @@ def make_result(
     settings: Mapping[str, Any],
     overlap: Overlap | None,
 ) -> dict[str, Any]:
-    """A result as ``--json`` writes it.
+    """Return a result in the form that ``--json`` writes.
 
     Args:
-        test: name of the subcommand.
-        values: what was measured, unrounded; JSON types only.
-        headline: the few figures (name -> number) by which the test is quoted; ``xrep-eval all`` prints them.
-        data: every file that was read.
-        settings: what else the values depend on: split, languages, neighbours, seeds and the like.
-        overlap: None for what is no test set.
+        test: Name of the subcommand.
+        values: Measured values, unrounded; only JSON types.
+        headline: The few figures (name -> number) by which the test is usually quoted; ``xrep-eval all`` prints them.
+        encoder: The model that was measured.
+        data: Every file that was read.
+        settings: Everything else that the values depend on, such as split, languages, neighbours and seeds.
+        overlap: Overlap with the training data; None if the data is not a test set.
 
     Returns:
-        Keys ``test values headline model {path, fingerprint} data {file: sha256} settings version overlap``.
+        A dict with the keys ``test values headline model {path, fingerprint} data {file: sha256} settings version
+        overlap``.
     """
     return {
         "test": test,
@@ -58,9 +60,9 @@ def make_result(
 
 
 def to_json(values: Mapping[str, Any]) -> str:
-    """JSON text that ends with a newline.
+    """Return the values as JSON text that ends with a newline.
 
     Raises:
-        ValueError: a number that is not finite: JSON has none, so it is a measurement to explain, not to write.
+        ValueError: A number is not finite. JSON cannot represent it, and such a measurement needs an explanation.
     """
     return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

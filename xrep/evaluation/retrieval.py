@@ -1,4 +1,4 @@
-"""Retrieval accuracy on the dev split, measured while a model trains."""
+"""Validation during training by retrieval accuracy on the dev split."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from xrep.retrieval.neighbours import normalize_rows
 
 
 class RetrievalValidator:
-    """Does the nearest neighbour of a dev sentence translate it? Asked per language pair, in both directions.
+    """Validate by how often the nearest neighbour of a dev sentence is its translation.
+
+    The accuracy is measured for each language pair, in both directions.
 
     Args:
-        task: gives ``validation_pools(max_pool_size)``, one pool of pairs per language pair.
+        task: The task. Its method ``validation_pools(max_pool_size)`` returns one pool of pairs per language pair.
 
     Raises:
-        UserError: there is no pool, or one holds fewer than 2 pairs.
+        UserError: There is no pool, or a pool has fewer than 2 pairs.
     """
 
     needs = "sentence encoder"
@@ -34,7 +36,7 @@ class RetrievalValidator:
     @dataclass(kw_only=True)
     class Config:
         max_pool_size: int = 1000
-        """Pairs per language pair among which translations are searched."""
+        """Maximum number of dev pairs per language pair among which translations are searched."""
 
         def problems(self) -> list[str]:
             return [f"max_pool_size must be at least 2, not {self.max_pool_size}"] if self.max_pool_size < 2 else []
@@ -53,11 +55,12 @@ class RetrievalValidator:
                 )
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
-        """Measure ``model`` as it is now; its training mode is as before afterwards.
+        """Measure ``model`` in its current state; its training mode is restored afterwards.
 
         Returns:
-            ``accuracy_{xx}-{yy}``: mean of both directions, percent; ``accuracy``: their mean over language pairs;
-            ``mean_cosine``: mean cosine of different target sentences, mean over language pairs (near 1: collapsed).
+            ``accuracy_{xx}-{yy}``: mean of both directions, in percent; ``accuracy``: the mean of these over language
+            pairs; ``mean_cosine``: mean cosine between different target sentences, averaged over language pairs (a
+            value near 1 means that the model has collapsed).
         """
         measured, cosines = {}, []
         with evaluating(model):
@@ -71,8 +74,8 @@ class RetrievalValidator:
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Context in which modules compute as in use; their modes are as before afterwards."""
-    # Module by module: a frozen part that was in evaluation mode must not come back in training mode.
+    """Context manager that puts modules into evaluation mode, without gradients, and restores their modes on exit."""
+    # The mode of each submodule is saved, because a frozen part may already have been in evaluation mode.
     training = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
         module.eval()
@@ -85,7 +88,7 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 
 def _embed(model: Any, pool: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Unit vectors of both sides, float32 [N, D], row i of one the translation of row i of the other."""
+    """Return the unit vectors of both sides, float32 [N, D]; row i of one side translates row i of the other."""
     device = next(model.parameters()).device
     towers = model.tower(pool.source_language), model.tower(pool.target_language)
     batches, rows = [], []

@@ -1,8 +1,8 @@
-"""Sentences that translate each other, or their tokens, as points in the plane.
+"""Project the vectors of sentences that translate each other, or of their tokens, to two dimensions.
 
 "Aligning Cross-lingual Sentence Representations with Dual Momentum Contrast" (figure 3) and "Universal Sentence
 Representation Learning with Conditional Masked Language Model" (figure 3) show sentences by t-SNE; "Dual-Alignment
-Pre-training for Cross-lingual Sentence Embedding" (figure 1) the tokens of 100 pairs by principal components.
+Pre-training for Cross-lingual Sentence Embedding" (figure 1) shows the tokens of 100 pairs by principal components.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Method = Literal["pca", "tsne"]
 _PERPLEXITY = 30.0
 _BATCH_TOKENS = 4096
 _WORD_START = "▁"
-"""What SentencePiece puts before a word; where it is a token of its own it has no text."""
+"""SentencePiece's mark for the start of a word. As a token of its own it decodes to an empty text."""
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """P points in the plane.
+    """P points in two dimensions.
 
     Attributes:
-        explained: share of the variance that both axes hold (PCA), else None.
-        points: float64 [P, 2].
-        languages, labels: of each point; its label is the number of its sentence, or the token.
-        links: pairs of points that translate each other; none between tokens.
-        sentences: of each number, language -> sentence.
+        explained: Share of the variance that the two axes explain (PCA), else None.
+        points: Coordinates, float64 [P, 2].
+        languages, labels: Language and label of each point. The label is the number of the sentence, or the token.
+        links: Pairs of points that translate each other; empty for tokens.
+        sentences: For each sentence number, from 1, the sentences by language.
     """
 
     method: Method
@@ -56,20 +56,20 @@ class Scatter:
 
 
 def check_method(method: Method) -> None:
-    """Find out before the work whether the points can be placed.
+    """Check that the method is available, before the work starts.
 
     Raises:
-        UserError: t-SNE without scikit-learn.
+        UserError: The method is t-SNE, and scikit-learn is not installed.
     """
     if method == "tsne" and importlib.util.find_spec("sklearn") is None:
         raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give --method pca")
 
 
 def draw_rows(texts: Texts, count: int, seed: int = 0) -> list[Group]:
-    """``count`` random rows of each group of parallel sentences.
+    """Draw ``count`` random rows of each group of parallel sentences.
 
     Raises:
-        UserError: a group has fewer.
+        UserError: A group has fewer rows, or ``count`` is below 1.
     """
     smallest = min(texts.groups, key=lambda group: len(next(iter(group.values()))))
     there = len(next(iter(smallest.values())))
@@ -84,10 +84,10 @@ def draw_rows(texts: Texts, count: int, seed: int = 0) -> list[Group]:
 
 
 def sentence_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0) -> Scatter:
-    """Vectors of sentences in the plane; links go from each sentence to its English (or first) translation.
+    """Project the vectors of sentences; links connect each sentence with its English (or first) translation.
 
     Raises:
-        UserError: the encoder refuses a language; fewer than 3 points.
+        UserError: The encoder refuses a language, or there are fewer than 3 points.
     """
     _check_languages(encoder, groups)
     vectors, languages, labels, links, sentences = [], [], [], [], []
@@ -105,10 +105,11 @@ def sentence_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, 
 
 
 def token_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0) -> Scatter:
-    """Vectors of the tokens of sentences in the plane, as the layer gives them that sentence vectors are pooled from.
+    """Project the vectors of tokens, taken from the layer from which sentence vectors are pooled.
 
     Raises:
-        UserError: an encoder that has no tokens (ready vectors), or refuses a language; fewer than 3 points.
+        UserError: The encoder has no tokens (precomputed vectors) or refuses a language, or there are fewer than 3
+            points.
     """
     if not isinstance(encoder, Loaded):
         raise UserError("ready vectors have no tokens", path=encoder.path, cure="name an encoder, or omit --tokens")
@@ -125,10 +126,10 @@ def token_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, see
 
 
 def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str | None) -> tuple[list[str], np.ndarray]:
-    """The subwords of all sentences and their vectors, float32 [subwords, H], without those of bos and eos.
+    """Return the subwords of all sentences and their vectors, float32 [subwords, H], without bos and eos.
 
     Raises:
-        UserError: the encoder has no tower for the language, or a vector is not finite.
+        UserError: The encoder has no tower for the language, or a vector is not finite.
     """
     tower, max_length = encoder.model.tower(lang and canonical(lang)), encoder.text.max_length
     tokenizer, vocabulary = tokenizer_of(encoder.tokenizers, tower), encoder.text.vocabulary(tower)
@@ -154,12 +155,12 @@ def _check_languages(encoder: Encoder, groups: Sequence[Group]) -> None:
 
 
 def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndarray, float | None]:
-    """Points [P, 2] of vectors [P, D], and for PCA the share of the variance that they keep.
+    """Project vectors [P, D] to points [P, 2]; for PCA, also return the share of the variance that they keep.
 
-    The axes of PCA are turned so that the point farthest along each has a positive value.
+    The signs of the PCA axes are chosen so that the point farthest from 0 on each axis has a positive value.
 
     Raises:
-        UserError: fewer than 3 vectors, or all are equal; t-SNE without scikit-learn.
+        UserError: There are fewer than 3 vectors, all vectors are equal, or scikit-learn is missing for t-SNE.
     """
     centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     if len(vectors) < 3:
@@ -184,7 +185,8 @@ def _tsne(vectors: np.ndarray, seed: int) -> np.ndarray:
 
 
 def values(scatter: Scatter) -> dict[str, Any]:
-    """For JSON: ``method``, ``explained``, ``points`` (``language``, ``label``, ``x``, ``y``) and ``sentences``."""
+    """Return the results for JSON: ``method``, ``explained``, ``points`` (``language``, ``label``, ``x``, ``y``) and
+    ``sentences``."""
     points = [
         {"language": language, "label": label, "x": x, "y": y}
         for language, label, (x, y) in zip(scatter.languages, scatter.labels, scatter.points.tolist(), strict=True)
@@ -198,7 +200,7 @@ def values(scatter: Scatter) -> dict[str, Any]:
 
 
 def text(scatter: Scatter) -> str:
-    """What is in the picture; the sentences by their numbers, if they are few."""
+    """Return a description of the plot, followed by the numbered sentences if there are at most 40."""
     what = "tokens" if scatter.tokens else "sentences"
     kept = "" if scatter.explained is None else f"; the two axes hold {100 * scatter.explained:.1f}% of the variance"
     languages = " ".join(dict.fromkeys(scatter.languages))

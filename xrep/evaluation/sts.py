@@ -1,8 +1,9 @@
-"""Semantic textual similarity, zero-shot: does the similarity of two vectors rank pairs as people do?
+"""Zero-shot semantic textual similarity: correlate the similarity of two vectors with human scores.
 
-A data set of several subsets has been averaged in three ways, which differ by points (Gao et al., 2021, "SimCSE",
-appendix B), so each is given under its name: ``all`` (one correlation over the pairs of all subsets together), ``mean``
-(of the subsets' correlations) and ``wmean`` (their mean weighted by pairs). Of a set that is one whole they are equal.
+The results of a data set with several subsets have been averaged in three ways, which differ by points (Gao et al.,
+2021, "SimCSE", appendix B). All three are reported: ``all`` (one correlation over the pairs of all subsets together),
+``mean`` (the mean of the subsets' correlations) and ``wmean`` (that mean, weighted by the number of pairs). For a data
+set without subsets the three are equal.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "euclidean": lambda x, y: -np.linalg.norm(x - y, axis=1),
     "manhattan": lambda x, y: -np.abs(x - y).sum(axis=1),
 }
-"""Of rows [N, D] with rows [N, D]: float [N], higher is nearer (the distances are negative)."""
+"""Functions from rows x [N, D] and y [N, D] to float [N]; higher means more similar (distances are negated)."""
 CORRELATIONS = {"spearman": spearman, "pearson": pearson}
 AVERAGES = ("all", "mean", "wmean")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Correlations of one test, times 100: ``subsets`` by their names and the three averages."""
+    """Correlations of one test, times 100: one per subset, by name, and the three averages."""
 
     subsets: dict[str, float]
     all: float
@@ -49,7 +50,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Result:
-    """What was found on one test: ``measured[similarity][correlation]``."""
+    """Result of one test; the correlations are in ``measured[similarity][correlation]``."""
 
     test: TestSet
     measured: dict[str, dict[str, Measured]]
@@ -57,13 +58,13 @@ class Result:
 
 
 def select(tests: Sequence[TestSet], languages: str) -> list[TestSet]:
-    """The tests in these languages.
+    """Return the tests in the given languages.
 
     Args:
         languages: ``all``, or codes (``de`` or ``deu``) separated by commas.
 
     Raises:
-        UserError: a language that no test is in; none at all.
+        UserError: No test is in one of the languages, or no language is named.
     """
     if languages == "all":
         return list(tests)
@@ -78,11 +79,14 @@ def select(tests: Sequence[TestSet], languages: str) -> list[TestSet]:
 def evaluate(
     encoder: Encoder, tests: Sequence[TestSet], *, drop_overlap: bool = False, show_progress: bool = False
 ) -> list[Result]:
-    """Measure every test by every similarity.
+    """Measure every test with every similarity.
+
+    Args:
+        drop_overlap: Whether to leave out the pairs that were in the training text.
 
     Raises:
-        UserError: the encoder refuses a language; ``drop_overlap`` without training hashes or with too little left;
-            similarities that are all equal.
+        UserError: The encoder refuses a language; ``drop_overlap`` is set, but there are no training hashes or too few
+            pairs are left; or all similarities are equal.
     """
     check_languages(encoder, {test.language: test.subsets[0].first[0] for test in tests})
     results = []
@@ -106,10 +110,10 @@ def _without_overlap(test: TestSet, encoder: Encoder, drop: bool) -> tuple[TestS
 
 
 def measure(encoder: Encodes, test: TestSet) -> dict[str, dict[str, Measured]]:
-    """``[similarity][correlation]`` of one test."""
+    """Return the correlations of one test as ``[similarity][correlation]``."""
     sentences = [sentence for subset in test.subsets for sentence in subset.first + subset.second]
     places = {sentence: place for place, sentence in enumerate(dict.fromkeys(sentences))}
-    # As the model gives them: on vectors of length 1 dot, Euclid and cosine would rank alike.
+    # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
     vectors = encoder.encode(list(places), test.language, normalize=False).astype(np.float64)
     sides = [
         [vectors[[places[sentence] for sentence in side]] for side in (subset.first, subset.second)]
@@ -130,10 +134,10 @@ def average(
     scores: Sequence[np.ndarray],
     correlation: Callable[[np.ndarray, np.ndarray], float],
 ) -> Measured:
-    """The correlation of each subset's scores [N] with its gold scores, and the three averages.
+    """Compute the correlation of each subset's scores [N] with its gold scores, and the three averages.
 
     Raises:
-        UserError: the scores, or the gold scores, of a subset are all equal.
+        UserError: The scores, or the gold scores, of a subset are all equal.
     """
     found = {}
     for subset, score in zip(subsets, scores, strict=True):
@@ -148,7 +152,7 @@ def average(
 
 
 def table(results: Sequence[Result]) -> str:
-    """Correlations times 100: by cosine for each subset and average, then by every similarity; the overlap line."""
+    """Return tables of correlations times 100 (cosine by subset and average; all similarities) and the overlap line."""
     header = ["test", "split", "pairs", *(f"{name} {a}" for name in CORRELATIONS for a in AVERAGES)]
     rows = []
     for result in results:
@@ -177,13 +181,16 @@ def table(results: Sequence[Result]) -> str:
 
 
 def overlap_of(results: Sequence[Result]) -> Overlap:
-    """Of all tests together."""
+    """Return the overlap of all tests together."""
     return sum((result.overlap for result in results[1:]), results[0].overlap)
 
 
 def values(results: Sequence[Result]) -> dict[str, Any]:
-    """For JSON: test -> ``split``, ``language``, ``pairs``, ``overlap`` and similarity -> correlation -> ``all``,
-    ``mean``, ``wmean``, ``subsets``; correlations times 100."""
+    """Return the results for JSON, with correlations times 100.
+
+    Each test is mapped to ``split``, ``language``, ``pairs``, ``overlap``, and similarity -> correlation -> ``all``,
+    ``mean``, ``wmean``, ``subsets``.
+    """
     return {
         result.test.name: {
             "split": result.test.split,
@@ -200,6 +207,6 @@ def values(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def headline(results: Sequence[Result]) -> dict[str, float]:
-    """Spearman of the cosine over all pairs, times 100, under the name of test and split."""
+    """Return Spearman's correlation of the cosine over all pairs, times 100, by names of test and split."""
     names = {result.test.name: f"{result.test.name} {result.test.split}, Spearman all" for result in results}
     return {names[result.test.name]: result.measured["cosine"]["spearman"].all for result in results}

@@ -1,11 +1,11 @@
-"""Data sets of semantic textual similarity, read as they are published.
+"""Read data sets of semantic textual similarity (STS) in the format in which they are published.
 
-- STS12 to STS16 (SemEval; Agirre et al., 2012 to 2016): a folder with the year in its name, of
-  ``STS.input.{subset}.txt`` (two sentences, and more, between tabs) and ``STS.gs.{subset}.txt`` (a score a line; a
-  blank line is unscored).
-- STS-B (Cer et al., 2017): ``sts-{train,dev,test}.csv``, in truth tab-separated and without quotes.
+- STS12 to STS16 (SemEval; Agirre et al., 2012 to 2016): a folder with the year in its name, which contains
+  ``STS.input.{subset}.txt`` (tab-separated; the first two columns are the sentences) and ``STS.gs.{subset}.txt`` (one
+  score per line; a blank line means that the pair has no score).
+- STS-B (Cer et al., 2017): ``sts-{train,dev,test}.csv``, which are in fact tab-separated and without quotes.
 - SICK-R (Marelli et al., 2014): ``SICK_train.txt``, ``SICK_trial.txt`` (dev) and ``SICK_test_annotated.txt``.
-- STS-B translated (stsb_multi_mt): ``stsb-{xx}-{train,dev,test}.csv``, with quotes.
+- STS-B translated (stsb_multi_mt): ``stsb-{xx}-{train,dev,test}.csv``, comma-separated with quotes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WHAT = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_mu
 
 @dataclass(frozen=True)
 class Subset:
-    """Scored pairs: ``first[i]`` and ``second[i]`` have the gold score ``gold[i]``, float64 [N]."""
+    """Sentence pairs with scores: ``first[i]`` and ``second[i]`` have the gold score ``gold[i]``, float64 [N]."""
 
     name: str
     first: list[str]
@@ -43,7 +43,7 @@ class Subset:
         return len(self.gold)
 
     def only(self, rows: np.ndarray) -> Subset:
-        """The pairs chosen by bool [N]."""
+        """Return the pairs that the mask ``rows``, bool [N], selects."""
         chosen = np.flatnonzero(rows)
         first, second = ([side[row] for row in chosen] for side in (self.first, self.second))
         return Subset(self.name, first, second, self.gold[chosen])
@@ -51,9 +51,9 @@ class Subset:
 
 @dataclass(frozen=True)
 class TestSet:
-    """One published test: ``STS12``, ``STS-B``, ``SICK-R`` or ``STS-B de`` (translated)."""
+    """One published test set: ``STS12``, ``STS-B``, ``SICK-R`` or ``STS-B de`` (translated)."""
 
-    __test__ = False  # for pytest: not a class of tests
+    __test__ = False  # pytest must not collect this class as tests
 
     name: str
     split: str
@@ -66,10 +66,11 @@ class TestSet:
 
 
 def find_sets(folder: str | Path, split: str = "test") -> list[TestSet]:
-    """Every data set in a folder and its subfolders (three levels down) that has this split, by name.
+    """Return every data set with this split in a folder and its subfolders (three levels deep), sorted by name.
 
     Raises:
-        UserError: no such folder, nothing in it, a damaged file, or two data sets of one name.
+        UserError: The folder does not exist or has no such data set, a file is damaged, or two data sets have the same
+            name.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -87,7 +88,7 @@ def find_sets(folder: str | Path, split: str = "test") -> list[TestSet]:
 
 
 def _sets_in(place: Path, split: str) -> Iterator[TestSet]:
-    """The data sets whose files lie in this very folder."""
+    """Yield the data sets whose files are directly in this folder."""
     if split == "test" and any(place.glob("STS.input.*.txt")):
         yield read_semeval(place)
     if (file := place / f"sts-{split}.csv").is_file():
@@ -102,10 +103,11 @@ def _sets_in(place: Path, split: str) -> Iterator[TestSet]:
 
 
 def read_semeval(folder: Path) -> TestSet:
-    """A year of SemEval's STS, a subset for each of its files.
+    """Read one year of SemEval's STS; each of its input files becomes a subset.
 
     Raises:
-        UserError: a file of scores is missing, of another length or with other things than numbers; no year.
+        UserError: A score file is missing, has another number of lines, or contains something that is not a number; or
+            the folder name contains no year.
     """
     year = _YEAR.search(folder.resolve().name)
     if not year:
@@ -113,7 +115,7 @@ def read_semeval(folder: Path) -> TestSet:
     subsets, files = [], []
     for file in sorted(folder.glob("STS.input.*.txt")):
         name = file.name.removeprefix("STS.input.").removesuffix(".txt")
-        if name == "ALL":  # the others once more
+        if name == "ALL":  # it repeats the pairs of the other files
             continue
         gold = file.with_name(f"STS.gs.{name}.txt")
         subsets.append(_subset(name, gold, _semeval_rows(file, gold)))
@@ -122,7 +124,7 @@ def read_semeval(folder: Path) -> TestSet:
 
 
 _Row = tuple[int, str, str, str]
-"""Line, both sentences, the score as written."""
+"""Line number, first sentence, second sentence, and the score as it is written in the file."""
 
 
 def _subset(name: str, path: Path, rows: Iterator[_Row]) -> Subset:
@@ -187,7 +189,7 @@ def _csv_rows(file: Path) -> Iterator[_Row]:
 
 
 def _fields(path: Path, least: int) -> Iterator[tuple[int, list[str]]]:
-    """Columns between tabs of each line."""
+    """Yield the number and the tab-separated columns of each line, of which there must be at least ``least``."""
     for number, line in read_lines(path):
         fields = line.split("\t")
         if len(fields) < least:

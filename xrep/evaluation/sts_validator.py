@@ -1,4 +1,4 @@
-"""Correlation with people's judgements of similarity, measured while a model trains."""
+"""Validation during training by correlation with human judgements of sentence similarity."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from xrep.sentence_encoder import SentenceEncoder
 
 
 class StsValidator:
-    """Does the cosine of two sentences' vectors rank pairs as people do? Spearman's correlation, as of xrep-eval sts.
+    """Validate by Spearman's correlation between cosine and human similarity scores, as ``xrep-eval sts`` measures it.
 
     Args:
-        task: gives the tokenizers and what is known of the text.
+        task: The task, which provides the tokenizers and the description of the text.
 
     Raises:
-        UserError: there is no such data, or the text has none of its languages.
+        UserError: The data does not exist, or it has no language in common with the training text.
     """
 
     needs = "sentence encoder"
@@ -32,11 +32,13 @@ class StsValidator:
     @dataclass(kw_only=True)
     class Config:
         sts_path: str
-        """Folder with data sets of semantic textual similarity, as xrep-eval sts reads them (STS-B, stsb_multi_mt)."""
+        """Folder with data sets of semantic textual similarity (such as STS-B, stsb_multi_mt), as xrep-eval sts reads
+        them."""
         sts_languages: list[str] = field(default_factory=list)
-        """Languages to measure; none: those of the training text that the folder has."""
+        """Languages to measure. The default is every language of the training text for which the folder has data."""
         sts_split: Literal["dev", "test", "train"] = "dev"
-        """Split to measure on. The best checkpoint is chosen by it: keep the test split for the end."""
+        """Split to measure on. The best checkpoint is chosen by this split, so keep the test split for the final
+        evaluation."""
 
         def problems(self) -> list[str]:
             return []
@@ -52,11 +54,11 @@ class StsValidator:
         self.tests = select(found, ",".join(languages))
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
-        """Measure ``model`` as it is now; its training mode is as before afterwards.
+        """Measure ``model`` in its current state; its training mode is restored afterwards.
 
         Returns:
-            ``spearman``: of the cosine over all pairs of a test, times 100, mean over the tests; ``spearman-TEST``: of
-            each.
+            ``spearman-TEST`` for each test: Spearman's correlation of the cosine over all pairs of the test, times 100;
+            ``spearman``: the mean over the tests.
         """
         with evaluating(model):
             encoder = SentenceEncoder(model, self.task.tokenizers, self.task.text)

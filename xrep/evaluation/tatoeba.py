@@ -1,7 +1,8 @@
-"""The Tatoeba test: find the translation of each sentence among all sentences of the other language.
+"""The Tatoeba test: search for the translation of each sentence among all sentences of the other language.
 
-Data and protocol: LASER (Artetxe and Schwenk, 2019, arXiv:1812.10464). A folder holds, for each language,
-``tatoeba.{xxx}-eng.{xxx}`` and ``tatoeba.{xxx}-eng.eng``: up to 1000 lines, line i translates line i.
+Data and protocol are those of LASER (Artetxe and Schwenk, 2019, arXiv:1812.10464). For each language, a folder contains
+``tatoeba.{xxx}-eng.{xxx}`` and ``tatoeba.{xxx}-eng.eng``, with up to 1000 lines each; line i of one translates line i
+of the other.
 """
 
 from __future__ import annotations
@@ -38,24 +39,29 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "36": tuple(_36.split()),
     "11": tuple("fr zh es de ru it tr pt hu ja nl".split()),
 }
-"""Languages of the published averages: 14, 28 and 36 as in "Dual-Alignment Pre-training for Cross-lingual Sentence
-Embedding" (section 4.4, appendix A; 36 are XTREME's, 28 those of them with 1000 pairs), 11 as in "Universal Sentence
-Representation Learning with Conditional Masked Language Model" (table 8)."""
+"""Languages of the published averages. 14, 28 and 36 are those of "Dual-Alignment Pre-training for Cross-lingual
+Sentence Embedding" (section 4.4, appendix A; the 36 are XTREME's, and the 28 are those of them with 1000 pairs). 11 are
+those of "Universal Sentence Representation Learning with Conditional Masked Language Model" (table 8)."""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How candidates are compared; the published protocol is the default."""
+    """Method of comparing candidates; the default is the published protocol."""
 
     margin: Margin = "absolute"
-    """``absolute``: the cosine; or its ``ratio`` to or ``distance`` from the mean cosine of both sides' neighbours."""
+    """``absolute``: the cosine; ``ratio``: the cosine divided by the mean cosine with the neighbours on both sides;
+    ``distance``: the cosine minus that mean."""
     neighbours: int = 4
-    """Neighbours in these means."""
+    """Number of neighbours in this mean."""
     remove_components: int = 0
-    """Principal components taken out of the vectors of each language (and of the English side of each pool) first."""
+    """Number of principal components that are first removed from the vectors of each side of each pool."""
 
     def check(self, pools: Sequence[Pool]) -> None:
-        """Raises UserError: a number out of range for these pools."""
+        """Check the numbers against the pools.
+
+        Raises:
+            UserError: A number is out of range for these pools.
+        """
         neighbours, components = self.neighbours, self.remove_components
         if neighbours < 1:
             raise UserError(f"--neighbours {neighbours}", cure="give at least 1")
@@ -70,14 +76,14 @@ class Scoring:
             raise UserError(f"--remove-components {components}, but {pairs}", cure=cure)
 
     def as_dict(self) -> dict[str, str | int]:
-        """What the numbers depend on, for JSON."""
+        """Return the settings that the results depend on, for JSON."""
         neighbours = {} if self.margin == "absolute" else {"neighbours": self.neighbours}
         return {"protocol": PROTOCOL, "margin": self.margin, **neighbours, "remove_components": self.remove_components}
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Test pairs of one language: ``sentences[i]`` translates ``english[i]``; ``code`` is that of the file names."""
+    """Test pairs of one language: ``sentences[i]`` translates ``english[i]``; ``code`` is the one in the file names."""
 
     code: str
     sentences: list[str]
@@ -93,13 +99,13 @@ class Pool:
 
 @dataclass(frozen=True)
 class Results:
-    """Accuracy of each canonical language: ``forward`` is xx-en (asks in xx, finds English), ``backward`` en-xx."""
+    """Accuracy by canonical language: ``forward`` is xx-en (query in xx, search in English), ``backward`` is en-xx."""
 
     accuracies: dict[str, Accuracy]
     pairs: dict[str, int]
     overlap: Overlap
     random: dict[str, Accuracy] = field(default_factory=dict)
-    """The same for the same architecture with random weights, if that was measured."""
+    """The accuracies of the same architecture with random weights, if they were measured."""
 
     @property
     def mean(self) -> Accuracy:
@@ -107,7 +113,7 @@ class Results:
 
     @property
     def averages(self) -> dict[str, Accuracy]:
-        """Group -> average, for the groups of which every language was measured."""
+        """Average of each group of which every language was measured, by group name."""
         return {
             group: average(self.accuracies[language] for language in languages)
             for group, languages in GROUPS.items()
@@ -115,22 +121,22 @@ class Results:
         }
 
     def missing(self, group: str) -> list[str]:
-        """Languages of a group that were not measured."""
+        """Return the languages of a group that were not measured."""
         return [language for language in GROUPS[group] if language not in self.accuracies]
 
 
 def average(accuracies: Iterable[Accuracy]) -> Accuracy:
-    """Mean of each direction; every language counts alike, however many pairs it has."""
+    """Return the mean of each direction. Every language has the same weight, whatever its number of pairs."""
     both = [(accuracy.forward, accuracy.backward) for accuracy in accuracies]
     forward, backward = np.mean(both, axis=0)
     return Accuracy(float(forward), float(backward))
 
 
 def available(folder: str | Path) -> dict[str, str]:
-    """Languages of a folder in LASER's layout: canonical code -> code in the file names.
+    """Return the languages of a folder in LASER's layout: canonical code -> code in the file names.
 
     Raises:
-        UserError: no such folder, no such files in it, or two codes of one language.
+        UserError: The folder does not exist or has no such files, or two codes in it mean the same language.
     """
     folder = Path(folder)
     cure = "name the folder of LASER's Tatoeba test, which holds tatoeba.deu-eng.deu and its like"
@@ -149,13 +155,13 @@ def available(folder: str | Path) -> dict[str, str]:
 
 
 def select(languages: str, folder: str | Path) -> list[str]:
-    """Codes in the file names of the languages asked for.
+    """Return the codes, as in the file names, of the requested languages.
 
     Args:
         languages: ``all``, or any of ``14 28 36 11`` and language codes (``de`` or ``deu``), separated by commas.
 
     Raises:
-        UserError: a language the folder does not hold; none at all.
+        UserError: The folder lacks one of the languages, or no language is named.
     """
     found = available(folder)
     wanted: list[str] = []
@@ -172,15 +178,15 @@ def select(languages: str, folder: str | Path) -> list[str]:
 
 
 def files_of(folder: str | Path, code: str) -> list[Path]:
-    """The two files of a language: its own side and English."""
+    """Return the two files of a language: its own side and the English side."""
     return [Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng")]
 
 
 def read_pool(folder: str | Path, code: str) -> Pool:
-    """The test pairs of one language.
+    """Read the test pairs of one language.
 
     Raises:
-        UserError: a file is missing, empty or not UTF-8, or their numbers of lines differ.
+        UserError: A file is missing, empty or not UTF-8, or the numbers of lines differ.
     """
     paths = files_of(folder, code)
     for path in paths:
@@ -198,10 +204,10 @@ def read_pool(folder: str | Path, code: str) -> Pool:
 
 
 def find_overlap(pools: Sequence[Pool], training_hashes: Path | None, drop: bool) -> tuple[list[Pool], Overlap]:
-    """Count the pairs with a side that was trained on and, with ``drop``, leave them out of the pools.
+    """Count the pairs with a side that is in the training data; with ``drop``, also remove them from the pools.
 
     Raises:
-        UserError: ``drop`` without training hashes; fewer than 2 pairs of a language would be left.
+        UserError: ``drop`` is set, but there are no training hashes or fewer than 2 pairs of a language would be left.
     """
     found = [overlap.find_overlap(training_hashes, pool.sentences, pool.english, drop=drop) for pool in pools]
     kept = [_only(pool, keep) if drop else pool for pool, (keep, _) in zip(pools, found, strict=True)]
@@ -229,14 +235,16 @@ def measure(
     keep: Callable[[Pool, np.ndarray, np.ndarray], None] | None = None,
     show_progress: bool = False,
 ) -> dict[str, Accuracy]:
-    """Accuracy of each canonical language in percent, by ``PROTOCOL``.
+    """Measure the accuracy of each canonical language in percent, by ``PROTOCOL``.
 
     Args:
-        keep: called with each pool and the vectors compared, L2-normalised float32 [N, D] for the language and English.
-        show_progress: a progress line on stderr.
+        keep: Function that is called with each pool and the vectors that are compared, those of the language and those
+            of English, L2-normalised float32 [N, D] each.
+        show_progress: Whether to show a progress line on stderr.
 
     Raises:
-        UserError: see ``Scoring.check`` and the encoder's ``encode``; more components than the vectors are wide.
+        UserError: See ``Scoring.check`` and the encoder's ``encode``; or the number of components to remove is not
+            smaller than the dimension of the vectors.
     """
     scoring.check(pools)
     accuracies = {}
@@ -280,15 +288,15 @@ def evaluate(
     keep: Callable[[Pool, np.ndarray, np.ndarray], None] | None = None,
     show_progress: bool = False,
 ) -> Results:
-    """The whole test: languages checked, overlap counted, accuracies measured.
+    """Run the whole test: check the languages, count the overlap and measure the accuracies.
 
     Args:
-        random_encoder: measured on the same pairs, for comparison.
-        drop_overlap: leave out the pairs that were in the training text of ``encoder``.
-        keep: see ``measure``; not called with the vectors of ``random_encoder``.
+        random_encoder: Encoder that is measured on the same pairs, for comparison.
+        drop_overlap: Whether to leave out the pairs that were in the training text of ``encoder``.
+        keep: See ``measure``; it is not called with the vectors of ``random_encoder``.
 
     Raises:
-        UserError: see ``check_languages``, ``find_overlap`` and ``measure``.
+        UserError: See ``check_languages``, ``find_overlap`` and ``measure``.
     """
     check_languages(encoder, {"en": pools[0].english[0], **{pool.language: pool.sentences[0] for pool in pools}})
     pools, counted = find_overlap(pools, encoder.training_hashes, drop_overlap)

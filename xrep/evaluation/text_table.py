@@ -1,4 +1,4 @@
-"""A table of text: what every evaluation prints."""
+"""Plain-text tables, as every evaluation prints them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lines of equal columns, the first to the left, the others to the right; an empty row is a rule.
+    """Format a table of text. The first column is left-aligned, the others right-aligned; an empty row draws a rule.
 
     >>> print(table(["test", "score"], [["a", "1.00"], [], ["mean", "10.00"]]))
     test  score

@@ -1,7 +1,7 @@
-"""Translations of a test set against its references, for each source language: BLEU and chrF.
+"""Evaluate a translation model on a test set by BLEU and chrF, for each source language.
 
-Source languages may be others than those of training: zero-shot language transfer as in "On Learning Universal
-Representations Across Languages" (table 6), where a model that learnt from German translates Czech and French.
+The source languages may differ from those of training. This measures zero-shot language transfer as in "On Learning
+Universal Representations Across Languages" (table 6), where a model trained on German translates Czech and French.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from xrep.text.readers import read_lines
 
 
 class System:
-    """A translation model of xrep, at ``path``.
+    """A translation model of xrep, loaded from ``path``.
 
     Args:
-        plugins: modules to import first.
+        plugins: Modules to import first.
 
     Raises:
-        UserError: no translation model there.
+        UserError: There is no translation model at ``path``.
     """
 
     def __init__(self, path: str | Path, plugins: Sequence[str] = ()) -> None:
@@ -44,24 +44,24 @@ class System:
         self.training_hashes = open_checkpoint(path).training_hashes
 
     def fingerprint(self) -> str:
-        """Changes with what it computes."""
+        """Return a digest that changes when the weights or anything else that affects the output changes."""
         return fingerprint(self.translator.model, self.translator.text)
 
     def target(self, language: str | None) -> str:
-        """The canonical code of a target language, which need not be named where the model has one.
+        """Return the canonical code of a target language; None is enough if the model has only one.
 
         Raises:
-            UserError: the model does not translate into it, or has several.
+            UserError: The model does not translate into the language, or ``language`` is None and it has several.
         """
         return self.translator.model.target_languages[self.translator.target(language)]
 
 
 @dataclass(frozen=True)
 class TranslationTest:
-    """Sentences of one language and their translations."""
+    """Sentences in one language and their reference translations."""
 
     languages: tuple[str, str]
-    """Source and target."""
+    """Source and target language."""
     sources: list[str]
     references: list[str]
     files: tuple[Path, Path]
@@ -76,9 +76,9 @@ class Result:
     """Scores of the translations of one test.
 
     Attributes:
-        zero_shot: whether the model has not been trained to translate from this language.
-        cut: how many sentences were longer than the model reads.
-        multi_bleu: of the same words as ``bleu``, without smoothing.
+        zero_shot: Whether the model was never trained to translate from this language.
+        cut: Number of sentences that exceeded the maximum length of the model and were cut.
+        multi_bleu: BLEU of the same words as ``bleu``, without smoothing.
     """
 
     test: TranslationTest
@@ -92,14 +92,16 @@ class Result:
 
 
 def read_tests(pattern: str, languages: str, target: str) -> list[TranslationTest]:
-    """A test of each source language, in the order in which they are named.
+    """Read one test per source language, in the order in which the languages are named.
 
     Args:
-        pattern: path with ``{lang}`` in place of the language; line i of one file translates line i of the others.
-        languages: ``all`` but the target, or codes (``de`` or ``deu``) separated by commas.
+        pattern: Path with ``{lang}`` in place of the language; line i of one file translates line i of the others.
+        languages: ``all``, which means all but the target, or codes (``de`` or ``deu``) separated by commas.
+        target: Canonical code of the target language.
 
     Raises:
-        UserError: no file of a language, files of different numbers of lines.
+        UserError: A language has no file, the target is among the source languages, or the files have different numbers
+            of lines.
     """
     found = files_of_pattern(pattern)
     wanted = [canonical(code.strip()) for code in languages.split(",") if code.strip()]
@@ -142,13 +144,13 @@ def evaluate(
     """Translate every test and score it.
 
     Args:
-        tokenize: how BLEU cuts text into words.
-        max_tokens: size of a batch, see ``Translator.translate``.
-        drop_overlap: leave out what was in the training text.
-        keep: called with the translations of a test, in the order of its lines.
+        tokenize: Method by which BLEU splits text into words.
+        max_tokens: Size of a batch, see ``Translator.translate``.
+        drop_overlap: Whether to leave out the sentences that were in the training text.
+        keep: Function that is called with each test and its translations, in the order of the lines.
 
     Raises:
-        UserError: ``drop_overlap`` without training hashes or with nothing left.
+        UserError: ``drop_overlap`` is set, but there are no training hashes or no sentence is left.
     """
     trained, results = system.translator.text.source_languages, []
     progress = tqdm(tests, disable=not show_progress, leave=False, unit=" languages")
@@ -180,20 +182,20 @@ def evaluate(
 
 
 def means(results: Sequence[Result]) -> dict[str, float]:
-    """Of BLEU and chrF over the source languages."""
+    """Return the means of BLEU and of chrF over the source languages."""
     return {score: float(np.mean([getattr(result, score).value for result in results])) for score in ("bleu", "chrf")}
 
 
 def overlap_of(results: Sequence[Result]) -> Overlap:
-    """Of all tests together."""
+    """Return the overlap of all tests together."""
     return sum((result.overlap for result in results[1:]), results[0].overlap)
 
 
 def table(results: Sequence[Result], tokenized: bool = False) -> str:
-    """One line per source language, the mean, the signatures of the scores and the overlap line.
+    """Return one line per source language, the mean, the signatures of the scores and the overlap line.
 
     Args:
-        tokenized: the text is tokenised already: add the lines of multi-bleu.perl.
+        tokenized: Whether the text is already tokenised. If so, the lines that multi-bleu.perl would print are added.
     """
     rows = [
         [_shown(result), str(result.sentences), f"{result.bleu.value:.2f}", f"{result.chrf.value:.2f}"]
@@ -226,8 +228,11 @@ def _shown(result: Result) -> str:
 
 
 def values(results: Sequence[Result]) -> dict[str, Any]:
-    """For JSON: ``mean`` of ``bleu`` and ``chrf``; ``languages``: source -> both, ``signatures``, ``multi_bleu``,
-    ``sentences``, ``zero_shot``, ``cut`` and ``overlap``."""
+    """Return the results for JSON.
+
+    ``mean`` contains the means of ``bleu`` and ``chrf``. ``languages`` maps each source language to ``bleu``, ``chrf``,
+    ``signatures``, ``multi_bleu``, ``sentences``, ``zero_shot``, ``cut`` and ``overlap``.
+    """
     languages = {
         result.test.languages[0]: {
             "bleu": result.bleu.value,
@@ -245,7 +250,7 @@ def values(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def headline(results: Sequence[Result]) -> dict[str, float]:
-    """BLEU of each source language where they are few, and the mean."""
+    """Return BLEU of each source language and, if there are several, the mean; of more than four only the mean."""
     each = {f"BLEU {result.test.name}": result.bleu.value for result in results}
     mean = {f"BLEU, mean of {len(results)}": means(results)["bleu"]}
     return mean if len(each) > 4 else each if len(each) == 1 else each | mean

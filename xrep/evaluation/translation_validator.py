@@ -1,4 +1,4 @@
-"""Translations of the dev split against their references, measured while a model trains."""
+"""Validation during training by translating the dev split and comparing with the references."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from xrep.text.sides import tokenizer_of
 
 
 class TranslationValidator:
-    """The criterion's loss on the dev split, and sacrebleu's BLEU of what the model makes of its first sentences.
+    """Validate by the criterion's loss on the dev split, and by sacrebleu's BLEU on its first sentences.
 
-    References are the tokens of the dev split as text, cut at max_length: BLEU of a test set is what ``xrep-eval
-    translation`` measures, on its files.
+    The references are the tokens of the dev split, decoded to text and cut at max_length. To measure BLEU on the
+    original files of a test set, use ``xrep-eval translation``.
 
     Args:
-        task: ``translation``, or several of which some are.
+        task: A task ``translation``, or several tasks of which some are ``translation``.
 
     Attributes:
-        metric: ``bleu`` or ``loss``, by which the best checkpoint is chosen.
+        metric: ``bleu`` or ``loss``; it chooses the best checkpoint.
 
     Raises:
-        UserError: none of the tasks is translation, or one has no dev split.
+        UserError: None of the tasks is ``translation``, or one of these has no dev split.
     """
 
     needs = "translation model"
@@ -41,18 +41,18 @@ class TranslationValidator:
     @dataclass(kw_only=True)
     class Config:
         metric: Literal["bleu", "loss"] = "bleu"
-        """What chooses the best checkpoint: BLEU, the mean over language pairs, or the loss, which is measured on the
-        whole dev split."""
+        """Metric that chooses the best checkpoint: bleu (mean over language pairs) or loss (on the whole dev split)."""
         max_sentences: int = 500
-        """Sentences of each language pair that are translated, the first ones; 0: none, with metric loss."""
+        """Number of sentences to translate for each language pair, from the start of the dev split. 0: none, which
+        requires metric loss."""
         beam: int = 4
-        """Hypotheses that are kept at each step; 1: the most probable token each time."""
+        """Beam size: the number of hypotheses that are kept at each step. 1: greedy search."""
         lenpen: float = 1.0
-        """Length penalty: the exponent of the length by which a hypothesis's log-probability is divided."""
+        """Length penalty: the log-probability of a hypothesis is divided by its length to the power of this value."""
         max_length_a: float = 1.5
-        """a of the longest translation, a · x + b subwords of a source of x subwords."""
+        """The value a in the maximum length of a translation, a · x + b subwords for a source of x subwords."""
         max_length_b: int = 10
-        """b of the same."""
+        """The value b in the maximum length of a translation, a · x + b subwords for a source of x subwords."""
 
         def problems(self) -> list[str]:
             found = [problem.replace("length_penalty", "lenpen") for problem in self.search_options().problems()]
@@ -61,7 +61,7 @@ class TranslationValidator:
             return found
 
         def search_options(self) -> SearchOptions:
-            """How to translate."""
+            """Return the options of the search."""
             return SearchOptions(
                 beam=self.beam,
                 length_penalty=self.lenpen,
@@ -79,12 +79,13 @@ class TranslationValidator:
         self.pools = {part: own.validation_pools(config.max_sentences) for part, own in self.tasks.items()}
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
-        """Measure both as they are now; their training modes, and random numbers, are as before afterwards.
+        """Measure model and criterion in their current state; training modes and random state are restored afterwards.
 
         Returns:
-            ``bleu``: 0 to 100, mean over language pairs, and ``bleu_{xx}-{yy}`` of each; ``loss`` and the criterion's
-            metrics on the whole dev split (``perplexity``: e to the mean cross-entropy). Of several tasks ``loss`` is
-            the mean, and each has its own under ``PART/NAME``.
+            ``bleu``: BLEU from 0 to 100, the mean over language pairs; ``bleu_{xx}-{yy}``: BLEU of each language pair;
+            ``loss`` and the criterion's metrics on the whole dev split; ``perplexity``: the exponential of the mean
+            cross-entropy, if the criterion has the metric ``nll``. With several tasks, ``loss`` is the mean over them,
+            and the values of each task are under ``PART/NAME``.
         """
         losses: dict[str, dict[str, float]] = {}
         scores: dict[str, float] = {}

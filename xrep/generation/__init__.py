@@ -1,4 +1,4 @@
-"""From a trained translator to text: beam search, sampling, files of any length."""
+"""Translation with a trained translator: beam search, sampling, and files of any length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MODULES = {
 
 
 def __getattr__(name: str):
-    # Imported when first used, so that the options (and a --help that prints them) do not wait for torch.
+    # Modules are imported at first use, so that the options (and a --help that prints them) do not wait for torch.
     if name in _MODULES:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

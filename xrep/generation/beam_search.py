@@ -28,12 +28,12 @@ def search(
     options: SearchOptions,
     numbers: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
-    """Of each sentence ``options.nbest`` translations, best first: by beam search, or drawn.
+    """Return ``options.nbest`` translations of each sentence, best first, by beam search or by sampling.
 
     Args:
-        model: in evaluation mode.
-        languages: int64 [B], places in the model's ``target_languages``.
-        numbers: int64 [B], of the sentences in their text: what is drawn depends on them; None: from 0.
+        model: a model in evaluation mode.
+        languages: int64 [B], indices in the model's ``target_languages``.
+        numbers: int64 [B], numbers of the sentences in their text, on which samples depend; None: count from 0.
 
     Raises:
         UserError: the model gives probabilities that are not finite.
@@ -49,11 +49,11 @@ def search(
 def beam_search(
     model: Translates, source: TokenBatch, languages: Tensor, options: SearchOptions
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses that a beam finds.
+    """Return the best hypotheses that beam search finds.
 
-    The rule is fairseq's: of the candidates, extensions of the ``beam`` hypotheses by one token, those by eos finish
-    which are among the ``beam`` best; the ``beam`` best others go on. A sentence is done when ``beam`` hypotheses are
-    finished, or at its greatest length, where eos is forced.
+    The rule is that of fairseq. Candidates extend each of the ``beam`` hypotheses by one token. Candidates that end in
+    eos finish if they are among the ``beam`` best ones; the ``beam`` best of the others go on. A sentence is done when
+    ``beam`` hypotheses are finished, or at its greatest length, where eos is forced.
     """
     apart = left_out(model.target_vocabulary)
     device, beam = source.tokens.device, options.beam
@@ -89,11 +89,11 @@ def beam_search(
 
 
 def _step(scores: Tensor, best: NextTokens, last: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The candidates of a step.
+    """Compute the candidates of a step.
 
     Returns:
-        Scores [B, K] of the hypotheses if they end; of those that go on, [B, K'] each: their scores, which of the K
-        they extend, by which token, and its log-probability.
+        Scores [B, K] of the hypotheses if they end. Then, for those that go on, [B, K'] each: their scores, which of
+        the K they extend, by which token, and its log-probability.
     """
     sentences, before = scores.shape
     log_probabilities = best.log_probabilities.view(sentences, before, -1)
@@ -106,8 +106,11 @@ def _step(scores: Tensor, best: NextTokens, last: Tensor, beam: int) -> tuple[Te
 
 
 def _ending(scores: Tensor, ended: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The ``beam`` best candidates, of those that go on [B, K'] and those that end [B, K]: their scores, best first,
-    which of the K each is, and whether it ends."""
+    """Find the ``beam`` best candidates among those that go on [B, K'] and those that end [B, K].
+
+    Returns:
+        Their scores, best first; for those that end, which of the K each is; and whether each one ends.
+    """
     going = scores.size(1)
     candidates = torch.cat([scores, ended], dim=1)
     values, places = candidates.topk(min(beam, candidates.size(1)), dim=1)

@@ -1,4 +1,4 @@
-"""Hypotheses of a batch while they grow: tensors over sentences and hypotheses, Python objects at the end alone."""
+"""Hypotheses of a batch during a search: tensors over sentences and hypotheses, and Python objects only at the end."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from xrep.errors import UserError
 from xrep.generation.options import SearchOptions
 
 PAYS = 1 / 8
-"""Share of the sentences that must be done before they leave the batch: what goes on is copied then."""
+"""Share of the sentences that must be done before they leave the batch, because the remaining ones are copied then."""
 
 
 class Decoding(Protocol):
-    """A batch of B sentences while it is translated, with K hypotheses of each (see ``xrep.models.translation``)."""
+    """A batch of B sentences during translation, with K hypotheses of each (see ``xrep.models.translation``)."""
 
     def next(self, tokens: Tensor | None = None, parents: Tensor | None = None) -> Tensor:
-        """Logits of what follows, float32 [B, K, V], after ``tokens`` [B, K] that extend hypotheses ``parents`` of the
-        last call."""
+        """Return the logits of the next tokens, float32 [B, K, V].
+
+        ``tokens`` [B, K] extend the hypotheses ``parents`` of the last call.
+        """
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some sentences alone, int64 [B']."""
+        """Continue with only some of the sentences, int64 [B']."""
         ...
 
 
@@ -36,11 +38,11 @@ class Translates(Protocol):
 
     @property
     def max_target_length(self) -> int:
-        """Most tokens of a translation, eos included."""
+        """Largest number of tokens in a translation, including eos."""
         ...
 
     def begin(self, source: TokenBatch, languages: Tensor) -> Decoding:
-        """Read sentences, to be translated into ``languages``, int64 [B]."""
+        """Read sentences that are to be translated into ``languages``, int64 [B]."""
         ...
 
 
@@ -49,9 +51,9 @@ class Hypothesis:
     """A translation.
 
     Attributes:
-        tokens: without special tokens.
-        score: log-probability (natural), divided by the penalty of the length.
-        token_scores: log-probability of each token and, last, of eos.
+        tokens: ids without special tokens.
+        score: natural log-probability, divided by the length penalty.
+        token_scores: log-probability of each token and, at the end, of eos.
     """
 
     tokens: list[int]
@@ -60,23 +62,23 @@ class Hypothesis:
 
 
 def left_out(vocabulary: Vocabulary) -> list[int]:
-    """eos, which the searches handle themselves, then the special tokens that no translation has: all but unk."""
+    """Return eos, which the searches handle themselves, and the special tokens that no translation has (not unk)."""
     special = {vocabulary.pad_id, vocabulary.bos_id, vocabulary.mask_id} - {vocabulary.eos_id, vocabulary.unk_id, None}
     return [vocabulary.eos_id, *sorted(special)]
 
 
 def greatest_lengths(source: TokenBatch, options: SearchOptions, most: int) -> list[int]:
-    """Of each sentence the most tokens of a translation, eos included."""
+    """Return the largest number of tokens in the translation of each sentence, including eos."""
     lengths = (int(options.max_length_a * (length - 2) + options.max_length_b) for length in source.host_lengths)
     return [max(1, min(length + 1, most)) for length in lengths]
 
 
 class Hypotheses:
-    """All that was followed, each step by pointers to the one before, and what of it is finished.
+    """All hypotheses of a search, where each step points to the one before, and which of them are finished.
 
     Args:
-        sentences: B at the beginning; ``alive`` [B] says which of them the batch still has.
-        width: finished hypotheses of a sentence that are kept, the first ones.
+        sentences: number B of sentences at the beginning; ``alive`` [B] says which of them are still in the batch.
+        width: number of finished hypotheses of a sentence that are kept; the first ones are.
     """
 
     def __init__(self, sentences: int, width: int, device: torch.device) -> None:
@@ -84,7 +86,7 @@ class Hypotheses:
         self.count = torch.zeros(sentences, dtype=torch.int64, device=device)
         self._sentences, self._width = sentences, width
         self._steps: list[tuple[Tensor, ...]] = []
-        # The last column takes what is not to be kept, so that each step writes the same shape.
+        # The last column receives what is not kept, so that each step writes the same shape.
         shape = sentences, width + 1
         self._scores = torch.full(shape, -torch.inf, device=device)
         self._ends = torch.zeros(shape, device=device)
@@ -92,21 +94,21 @@ class Hypotheses:
         self._slots = torch.zeros_like(self._lengths)
 
     def extend(self, parents: Tensor, tokens: Tensor, log_probabilities: Tensor) -> None:
-        """The hypotheses after a step, [B, K] each: which one of the last step they extend, and by what."""
+        """Add the hypotheses after a step, [B, K] each: which one of the last step they extend, and by which token."""
         step = parents, tokens, log_probabilities
         if len(self.alive) < self._sentences:
             step = tuple(x.new_zeros(self._sentences, x.size(1)).index_copy_(0, self.alive, x) for x in step)
         self._steps.append(step)
 
     def finish(self, ends: Tensor, slots: Tensor, scores: Tensor, log_probabilities: Tensor, length: int) -> None:
-        """Hypotheses that end, [B, N] each, in the order in which they are kept.
+        """Store hypotheses that end, [B, N] each, in the order in which they are to be kept.
 
         Args:
-            ends: bool, which of the N do.
-            slots: which hypothesis of the last step it is.
-            scores: normalised.
-            log_probabilities: of eos.
-            length: in tokens, eos included.
+            ends: bool, which of the N hypotheses end.
+            slots: index of each among the hypotheses of the last step.
+            scores: normalised scores.
+            log_probabilities: log-probabilities of eos.
+            length: number of tokens, including eos.
         """
         places = self.count.unsqueeze(1) + ends.cumsum(1) - 1
         places = places.clamp(max=self._width).masked_fill_(~ends, self._width)
@@ -117,14 +119,14 @@ class Hypotheses:
         self.count = (self.count + ends.sum(1)).clamp_(max=self._width)
 
     def keep(self, rows: Tensor) -> None:
-        """The sentences that stay in the batch."""
+        """Keep only some of the sentences in the batch."""
         self.alive, self.count = self.alive[rows], self.count[rows]
 
     def best(self, count: int) -> list[list[Hypothesis]]:
-        """Of each sentence at most ``count`` finished hypotheses, best first.
+        """Return at most ``count`` finished hypotheses of each sentence, best first.
 
         Raises:
-            UserError: none is finished, since the model gives numbers that are not finite.
+            UserError: a sentence has none, because the model gives numbers that are not finite.
         """
         scores, order = self._scores[:, : self._width].sort(dim=1, descending=True, stable=True)
         scores, order = scores[:, :count], order[:, :count]
@@ -136,7 +138,7 @@ class Hypotheses:
         token_scores = torch.zeros(tokens.shape, device=order.device)
         for step in reversed(range(len(self._steps))):
             parents, chosen, log_probabilities = self._steps[step]
-            place = slots.clamp(max=parents.size(1) - 1)  # of a shorter one it means nothing yet
+            place = slots.clamp(max=parents.size(1) - 1)  # the place is not used yet if the hypothesis is shorter
             tokens[:, :, step] = chosen.gather(1, place)
             token_scores[:, :, step] = log_probabilities.gather(1, place)
             slots = torch.where(lengths > step + 1, parents.gather(1, place), slots)
@@ -152,14 +154,14 @@ class Hypotheses:
 
 
 class Repeats:
-    """What would be an n-gram that a hypothesis has already."""
+    """The tokens that would repeat an n-gram of a hypothesis."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._prefixes: Tensor | None = None
 
     def extend(self, parents: Tensor, tokens: Tensor) -> None:
-        """[B, K] each, as in ``Hypotheses.extend``."""
+        """Add the tokens of a step, [B, K] each, as in ``Hypotheses.extend``."""
         if not self.size:
             return
         last = tokens.unsqueeze(2)
@@ -173,7 +175,7 @@ class Repeats:
             self._prefixes = self._prefixes[rows]
 
     def banned(self) -> tuple[Tensor, Tensor] | None:
-        """Rows (of B · K) and the tokens that may not follow them, int64 [M] each."""
+        """Return rows (of B · K) and the tokens that may not follow them, int64 [M] each, or None if there are none."""
         if self._prefixes is None or self._prefixes.size(2) < self.size:
             return None
         windows = self._prefixes.flatten(0, 1).unfold(1, self.size, 1)
@@ -183,7 +185,7 @@ class Repeats:
 
 
 def leavers(done: Tensor) -> Tensor | None:
-    """Which sentences stay, int64 [B'], once enough are done (none stay when all are); None: as it is.
+    """Return which sentences stay, int64 [B'], once enough are done (none if all are); None if the batch is unchanged.
 
     Args:
         done: bool [B].

@@ -1,4 +1,4 @@
-"""How translations are looked for."""
+"""Options of the search for translations."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from xrep.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Of beam search, or of sampling."""
+    """Options of beam search and of sampling."""
 
     beam: int = 5
-    """Hypotheses that are followed at once; 1: greedy search."""
+    """Number of hypotheses that are followed at once; 1: greedy search."""
     nbest: int = 1
-    """Translations of each sentence, at most ``beam``; with ``sampling``: how many are drawn."""
+    """Number of translations of each sentence, at most ``beam``; with ``sampling``: number of samples."""
     length_penalty: float = 1.0
-    """Exponent α of the length, eos included, by which the log-probability of a translation is divided: above 1 longer
-    ones win, below 1 shorter ones; 0: no division."""
+    """Exponent α of the length penalty, by which the log-probability of a translation is divided; the length includes
+    eos. Above 1 it favours longer translations, below 1 shorter ones; 0: no division."""
     length_penalty_form: Literal["fairseq", "gnmt"] = "fairseq"
-    """fairseq: length^α; gnmt: ((5 + length) / 6)^α (Wu et al. 2016, arXiv:1609.08144, equation 14, without the
-    coverage penalty)."""
+    """Form of the length penalty; fairseq: length^α; gnmt: ((5 + length) / 6)^α (Wu et al. 2016, arXiv:1609.08144,
+    equation 14, without the coverage penalty)."""
     min_length: int = 0
-    """Fewest tokens of a translation, eos not counted."""
+    """Smallest number of tokens in a translation, not counting eos."""
     max_length_a: float = 0.0
-    """A translation of x tokens has at most a · x + b, special tokens not counted; there eos is forced. What the model
-    has positions for is a limit as well."""
+    """The a of the greatest length: a sentence of x tokens has a translation of at most a · x + b tokens, not counting
+    special tokens; there eos is forced. The number of positions of the model is a limit as well."""
     max_length_b: int = 200
-    """The b of a · x + b."""
+    """The b of the greatest length a · x + b."""
     no_repeat_ngram_size: int = 0
-    """No n-gram of this size comes twice in a translation; 0: any may."""
+    """Size of n-grams that must not occur twice in a translation; 0: any may."""
     sampling: bool = False
-    """Draw translations instead of looking for the best."""
+    """Sample translations instead of searching for the best."""
     top_k: int = 0
-    """Draw among this many best tokens; 0: among all."""
+    """With ``sampling``, draw from this number of best tokens; 0: from all."""
     top_p: float = 1.0
-    """Draw among the fewest best tokens that together have this probability (Holtzman et al. 2020,
-    arXiv:1904.09751)."""
+    """With ``sampling``, draw from the fewest best tokens that together have this probability (nucleus sampling,
+    Holtzman et al. 2020, arXiv:1904.09751)."""
     temperature: float = 1.0
-    """Divides the logits of what is drawn: below 1 the likely becomes likelier."""
+    """With ``sampling``, divide the logits by this number: below 1, likely tokens become likelier."""
     seed: int = 0
-    """Of what is drawn: the same for a sentence of the same number, whatever sentences are beside it."""
+    """Seed of the samples. A sentence of the same number gets the same samples, whatever other sentences there are."""
 
     def problems(self) -> list[str]:
         least = {"beam": 1, "nbest": 1, "min_length": 0, "max_length_b": 0, "no_repeat_ngram_size": 0, "top_k": 0}
@@ -70,7 +70,8 @@ class SearchOptions:
         return found
 
     def check(self) -> None:
-        """
+        """Check the options.
+
         Raises:
             ConfigError: one of the options makes no sense.
         """
@@ -78,7 +79,7 @@ class SearchOptions:
             raise ConfigError(problems)
 
     def penalty(self, length: int) -> float:
-        """What the log-probability of a translation of ``length`` tokens, eos included, is divided by."""
+        """Return the divisor of the log-probability of a translation of ``length`` tokens, including eos."""
         base = length if self.length_penalty_form == "fairseq" else (5 + length) / 6
         return base**self.length_penalty
 

@@ -1,4 +1,4 @@
-"""Translations drawn token by token."""
+"""Translation by sampling token by token."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from xrep.kernels.next_tokens import best_next, sample_next
 def sample(
     model: Translates, source: TokenBatch, languages: Tensor, options: SearchOptions, numbers: Tensor
 ) -> list[list[Hypothesis]]:
-    """Of each sentence ``options.nbest`` independent translations, the likeliest first; two may be the same.
+    """Sample ``options.nbest`` independent translations of each sentence, likeliest first; two may be the same.
 
     Args:
-        numbers: int64 [B], of the sentences: with the seed they decide what is drawn.
+        numbers: int64 [B], numbers of the sentences; together with the seed they determine what is drawn.
     """
     eos, *special = left_out(model.target_vocabulary)
     device, count = source.tokens.device, options.nbest
@@ -71,10 +71,10 @@ def sample(
 
 
 def uniforms(seed: int, numbers: Tensor, count: int, step: int) -> Tensor:
-    """float64 [B, count] in [0, 1), each a function of seed, sentence number, place and step alone.
+    """Return float64 numbers [B, count] in [0, 1), each a function of only seed, sentence number, place and step.
 
-    A counter-based generator: rounds of SplitMix64's mixing function (Steele et al. 2014, "Fast splittable
-    pseudorandom number generators"), whose upper 32 bits are used.
+    The generator is counter-based: it applies rounds of SplitMix64's mixing function (Steele et al. 2014, "Fast
+    splittable pseudorandom number generators") and uses the upper 32 bits.
     """
     places = torch.arange(count, device=numbers.device)
     mixed = _mix(torch.full((), seed, dtype=torch.int64, device=numbers.device))
@@ -84,7 +84,7 @@ def uniforms(seed: int, numbers: Tensor, count: int, step: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """64 bits to 64 bits, one to one; int64 overflows as unsigned numbers do."""
+    """Map 64 bits to 64 bits, one to one; int64 overflows as unsigned numbers do."""
     x = x - 0x61C8864680B583EB  # SplitMix64's step, the golden ratio, modulo 2**64
     x = (x ^ _shifted(x, 30)) * -0x40A7B892E31B1A47
     x = (x ^ _shifted(x, 27)) * -0x6B2FB644ECCEEE15
@@ -92,5 +92,5 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """To the right, zeros following: int64 repeats its sign."""
+    """Shift to the right and fill with zeros, because int64 itself would fill with its sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Any number of lines in, their translations out, in the order of the lines and in constant memory."""
+"""Translation of any number of lines, in their order and in constant memory."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from xrep.generation.translator import Source, Translation, Translator
 from xrep.text.readers import read_lines
 
 CHUNK_LINES = 4096
-"""Lines read, sorted by length and translated at a time."""
+"""Number of lines that are read, sorted by length and translated at a time."""
 CHUNK_CHARACTERS = 2_000_000
-"""A chunk of long lines ends earlier, so that memory does not grow with their length."""
+"""A chunk of long lines ends after so many characters, so that memory does not grow with the length of the lines."""
 NAMED = 10
-"""Lines that were cut and are named one by one; of the others the number is told."""
+"""Number of cut lines that are named one by one. Of the others only the number is reported."""
 
 Format = Literal["plain", "nbest", "jsonl"]
 
 
 class Chunks:
-    """The lines of a file in chunks: full ones of a regular file; of a pipe or a terminal what is there already.
+    """The lines of a file in chunks: full ones for a regular file, what has arrived so far for a pipe or a terminal.
 
-    A thread reads ahead, one chunk at most.
+    A thread reads ahead by at most one chunk.
 
     Args:
-        path: UTF-8, gzip, xz or neither; ``/dev/stdin``, say.
+        path: a UTF-8 file, which may be compressed by gzip or xz; for example ``/dev/stdin``.
     """
 
     def __init__(self, path: str | Path, most_lines: int = CHUNK_LINES) -> None:
@@ -44,10 +44,10 @@ class Chunks:
         self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[list[str]]:
-        """What was read before an error comes first, then the error.
+        """Yield the chunks. If reading fails, the lines before the error are yielded first.
 
         Raises:
-            UserError: what ``read_lines`` raises.
+            UserError: see ``read_lines``.
         """
         threading.Thread(target=self._read, daemon=True).start()
         while True:
@@ -76,7 +76,7 @@ class Chunks:
                     self._characters += len(line)
                     if self._full or not self._waits:
                         self._changed.notify()
-        except BaseException as error:  # of whatever kind, it is the reader's of the chunks
+        except BaseException as error:  # any error is raised again by the iterator
             self._error = error
         with self._changed:
             self._ended = True
@@ -84,7 +84,7 @@ class Chunks:
 
 
 def is_regular(path: str | Path) -> bool:
-    """Whether a file can be read twice; what is missing is none."""
+    """Return whether a file is regular and so can be read twice; False if it does not exist."""
     try:
         return stat.S_ISREG(Path(path).stat().st_mode)
     except OSError:
@@ -93,12 +93,13 @@ def is_regular(path: str | Path) -> bool:
 
 @dataclass
 class Summary:
-    """What was translated.
+    """Statistics of a translated file.
 
     Attributes:
-        translated: lines with text that are translated, though not yet written.
-        empty: lines without text; the first one that is mostly of unknown subwords is ``first_unknown``, from 1.
-        tokens: of the best translations, eos included.
+        translated: lines with text that are translated, but perhaps not yet written.
+        empty: lines without text.
+        first_unknown: number (from 1) of the first line that consists mostly of unknown subwords.
+        tokens: number of tokens of the best translations, including eos.
         best: the best translation of each line, if asked for.
     """
 
@@ -130,16 +131,16 @@ def translate_stream(
     """Translate each line of a file.
 
     Args:
-        write: gets the text of a chunk of lines as soon as they are translated.
-        most_lines: of a chunk.
-        form: plain: a line for a line; nbest: lines ``number<TAB>score<TAB>text``, as many for each line as there are
-            translations; jsonl: an object for each line.
+        write: called with the text of a chunk of lines as soon as they are translated.
+        most_lines: number of lines in a chunk.
+        form: plain: one line for each line; nbest: lines ``number<TAB>score<TAB>text``, one for each translation;
+            jsonl: one object for each line.
         keep_best: fill ``Summary.best``.
-        warn: gets a sentence for the user: lines that were cut, or lines that the model cannot read.
+        warn: called with a sentence for the user if lines were cut, or if the model cannot read lines.
         progress: called after each batch.
 
     Raises:
-        UserError: what ``read_lines`` and ``Translator.translate`` raise.
+        UserError: see ``read_lines`` and ``Translator.translate``.
     """
     summary, started = Summary(), time.monotonic()
     options.check()
@@ -196,5 +197,5 @@ def _as_dict(translation: Translation) -> dict[str, object]:
 
 
 def _one_line(text: str) -> str:
-    """A model of bytes may write a line feed."""
+    """Replace line breaks, which a model of bytes may write, by spaces."""
     return text.replace("\n", " ").replace("\r", " ")

@@ -1,4 +1,4 @@
-"""What a user of a trained translator holds: sentences in, translations out."""
+"""The interface to a trained translator: sentences in, translations out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xrep.text.languages import canonical
 from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
 
 LOGITS = 1 << 26
-"""Most logits of a step (256 MB in float32): what bounds a batch where the vocabulary is large."""
+"""Largest number of logits in a step (256 MB in float32). It limits the batch size if the vocabulary is large."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Translation:
     """A translation of a sentence.
 
     Attributes:
-        score: log-probability (natural) of its tokens and eos, divided by the penalty of the length.
-        tokens: ids, without special tokens.
-        token_scores: log-probability of each token and, last, of eos.
+        score: natural log-probability of its tokens and eos, divided by the length penalty.
+        tokens: ids without special tokens.
+        token_scores: log-probability of each token and, at the end, of eos.
     """
 
     text: str
@@ -48,10 +48,10 @@ class Source:
     """Sentences as the model reads them.
 
     Attributes:
-        tokens: of each sentence its ids, without special tokens; none where the sentence has no text.
-        cut: which sentences were longer than the model reads.
-        unknown: which sentences consist to one half or more of subwords that the model does not know (SentencePiece
-            gives an unknown word a sign for its space, so half is all).
+        tokens: ids of each sentence without special tokens; empty if the sentence has no text.
+        cut: indices of the sentences that were longer than the model can read.
+        unknown: indices of the sentences in which half or more of the subwords are unknown to the model. (SentencePiece
+            splits an unknown word into a known piece for its space and an unknown one, so half means all words.)
     """
 
     tokens: list[np.ndarray]
@@ -80,11 +80,11 @@ class Translator:
         """Load a checkpoint directory such as ``nmt/best``.
 
         Args:
-            device: default: a GPU if there is one.
-            dtype: type of weights and activations; as for ``SentenceEncoder.load``.
+            device: device to load the model on; default: a GPU if there is one.
+            dtype: type of weights and activations, as for ``SentenceEncoder.load``.
 
         Raises:
-            UserError: no checkpoint, a damaged one, or one of another model.
+            UserError: there is no checkpoint, it is damaged, or it belongs to another kind of model.
         """
         path = Path(path)
         cure = f"train a translator from it: xrep-train DATA --task translation --encoder {path}"
@@ -100,10 +100,10 @@ class Translator:
         return cls(model, tokenizers, checkpoint.text)
 
     def target(self, language: str | None) -> int:
-        """Number of a target language; it need not be named where the model has one.
+        """Return the index of a target language. It need not be named if the model has only one.
 
         Raises:
-            UserError: the model does not translate into it, or the choice is open.
+            UserError: the model does not translate into it, or has several and none is named.
         """
         known: list[str] = self.model.target_languages
         if language is None and len(known) == 1:
@@ -135,19 +135,19 @@ class Translator:
         first: int = 0,
         progress: Callable[[int, int], None] = lambda sentences, tokens: None,
     ) -> list[list[Translation]]:
-        """Of each sentence ``options.nbest`` translations, best first; of one without text one that is empty.
+        """Return ``options.nbest`` translations of each sentence, best first; a sentence without text has an empty one.
 
-        A sentence's translations do not depend on the other sentences (but for rounding).
+        The translations of a sentence do not depend on the other sentences (except for rounding).
 
         Args:
-            sentences: text, or what ``read`` made of it (which says what was cut).
-            target_language: needed where the model has several.
-            max_tokens: size of a batch: the longest sentence times sentences times hypotheses of each.
-            first: number of the first sentence, on which depends what is drawn.
-            progress: called after each batch with its sentences and the tokens of their best translations.
+            sentences: text, or the result of ``read`` (which says what was cut).
+            target_language: needed if the model has several.
+            max_tokens: size of a batch: length of the longest sentence times sentences times hypotheses of each.
+            first: number of the first sentence, on which samples depend.
+            progress: called after each batch with its number of sentences and of tokens in their best translations.
 
         Raises:
-            UserError: bad options, a target language that the model does not have.
+            UserError: the options are invalid, or the model does not have the target language.
             TypeError: ``sentences`` is one string.
         """
         if isinstance(sentences, str):

@@ -1,4 +1,4 @@
-"""Attention of short sentences on CPUs."""
+"""Attention that is fast for short sentences on CPUs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 from xrep.kernels.precision import layer_dtype
 
 SHORT = 64
-"""Tokens up to which attention is faster written out than in torch's flash kernel, on CPUs and without gradient."""
+"""Up to this many tokens, attention written out is faster than torch's flash kernel on CPUs without gradient."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, causal: bool = False) -> Tensor:
-    """Scaled dot-product attention [B, heads, T, d], to keys and values [B, heads, S, d].
+    """Compute scaled dot-product attention [B, heads, T, d] to keys and values [B, heads, S, d].
 
     Args:
-        mask: bool, False where nothing is looked at, broadcast to [B, heads, T, S].
-        dropout: of the attention weights.
-        causal: token t looks at keys 0 to t alone; with it there is no ``mask``.
+        mask: bool, broadcast to [B, heads, T, S]; False for keys that a query must not attend to.
+        dropout: dropout probability of the attention weights.
+        causal: token t attends to keys 0 to t only; there must be no ``mask`` then.
     """
     dtype = layer_dtype(q)
     if dtype != q.dtype:
@@ -30,12 +30,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
 
 
 def mask_of_future(queries: int, keys: int, device: torch.device) -> Tensor:
-    """bool [1, 1, queries, keys]: query t looks at keys 0 to t."""
+    """Return the causal mask, bool [1, 1, queries, keys]: query t attends to keys 0 to t."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()[None, None]
 
 
 def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Scale and mask go into the first product; softmax is taken in float32, where torch's kernel is fastest."""
+    """Compute attention from single operations.
+
+    Scale and mask are part of the first product. The softmax is taken in float32, where torch's kernel is fastest.
+    """
     batch, heads, length, size = q.shape
     scores = q.new_zeros(())
     if mask is not None:
@@ -49,11 +52,11 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
 
 
 def cached_attention(q: Tensor, keys: Tensor, values: Tensor, own: Tensor | None) -> Tensor:
-    """Attention of the next token of K hypotheses of each sentence to all that was decoded so far, [B, heads, K, d].
+    """Compute the attention of the next token of K hypotheses per sentence to all decoded tokens, [B, heads, K, d].
 
     Args:
         keys, values: [B, heads, N, d], of all hypotheses.
-        own: [B, K, N], added to the scores: -inf at tokens of other hypotheses; None: there are none.
+        own: [B, K, N], added to the scores: -inf at tokens of other hypotheses. None if there are no such tokens.
     """
     dtype = layer_dtype(q)
     if dtype != q.dtype:

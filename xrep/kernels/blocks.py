@@ -1,4 +1,4 @@
-"""What the work on one block of similarities reads and updates."""
+"""The data that the work on one block of similarities reads and updates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 SMALLEST_SQUARE = 1e-16
-"""Squared norms are at least this in a cosine, as in ``torch.nn.functional.cosine_similarity``."""
+"""Lower bound of squared norms in a cosine, as in ``torch.nn.functional.cosine_similarity``."""
 
 
 @dataclass
@@ -17,7 +17,7 @@ class QueueSoftmax:
 
     Attributes:
         scale: 0-d, multiplies similarities (1 / temperature); None if the queries are already multiplied by it.
-        maximum: [B], the largest logit, the positive included.
+        maximum: [B], the largest logit, including the positive.
         total: [B], Σ exp(logit - maximum) over the negatives.
         hardest: [B], the largest logit of a negative.
         mixture: [B, D], Σ exp(logit - maximum) · key over the negatives; None if no gradient is wanted.
@@ -40,9 +40,9 @@ class Pairs:
         scale: 0-d, multiplies similarities or cosines (1 / temperature); None if the rows are already multiplied by it.
         excluded: int64 [R, M], columns with which a row is not compared.
         row_ids, column_ids: int64 [R, I], [C, I] or None; rows and columns equal in any of the I are not compared.
-        row_squares, column_squares: [R], [C], squared norms; with hard negatives only, as what follows.
+        row_squares, column_squares: [R], [C], squared norms. Only used with hard negatives, like the next two fields.
         row_distance: [R], squared distance of a row from its positive, d⁺².
-        exponent: 0-d, ζ · p⁺ of the hardening.
+        exponent: 0-d, ζ · p⁺, the exponent that makes negatives harder.
         operand: type in which a gradient multiplies rows and columns.
     """
 
@@ -59,11 +59,11 @@ class Pairs:
 
 @dataclass
 class PairStatistics:
-    """Running maximum of logits and Σ exp(logit - maximum) of rows [R] and columns [C], none compared yet: -inf and 0.
+    """Running maximum of logits and Σ exp(logit - maximum) of rows [R] and columns [C]; -inf and 0 at the beginning.
 
     Attributes:
         column_maximum, column_total: None if columns are not normalised.
-        row_best: with hard negatives, the largest logit of a negative as it was before it was made harder.
+        row_best: with hard negatives, the largest logit of a negative before it was made harder.
         interpolation, compared: with hard negatives, Σ λ and the number of negatives of each row.
     """
 
@@ -78,13 +78,13 @@ class PairStatistics:
 
 @dataclass
 class PairGradient:
-    """What turns a logit into its gradient, weight · exp(logit - offset) for the row plus the same for the column.
+    """Values that turn a logit into its gradient, weight · exp(logit - offset) for the row plus that for the column.
 
     Attributes:
         row_offset, row_weight: [R].
         column_offset, column_weight: [C] or None.
         of_row_squares, of_column_squares: with hard negatives, sums of gradient towards the squared norms, [R], [C].
-        of_scale: with hard negatives, Σ gradient · logit of each row, [R].
+        of_scale: with hard negatives, Σ gradient · cosine of each row, [R].
     """
 
     row_offset: Tensor

@@ -1,4 +1,4 @@
-"""The work on one block of similarities, in plain torch; ``triton_steps`` has the same functions as fused kernels."""
+"""The work on one block of similarities, in plain torch. ``triton_steps`` has the same functions as fused kernels."""
 
 from __future__ import annotations
 
@@ -11,36 +11,39 @@ from xrep.kernels.blocks import SMALLEST_SQUARE, PairGradient, Pairs, PairStatis
 from xrep.kernels.precision import accumulation_dtype
 
 NOTHING = float("-inf")
-"""The logit of what is not compared."""
+"""The logit of a pair that is not compared."""
 
 QUEUE_ROWS = 4096
-"""Rows of the queue in a block: few enough to stay in cache between the two products."""
+"""Rows of the queue in one block: few enough that the block stays in cache between the two products."""
 
 TILE = (1024, 2048)
-"""Rows and columns of a tile of pairs."""
+"""Rows and columns of one tile of pairs."""
 
 STRIP = 2**16
-"""Pairs of a tile that all steps after the product are done for before the next ones."""
+"""Number of pairs of a tile that go through all steps after the product before the next ones do."""
 
 KEPT_PAIRS = 2**26
-"""Similarities kept from the forward to the backward pass; where there are more, they are computed again."""
+"""Most similarities that are kept from the forward to the backward pass; if there are more, they are computed again."""
 
 VOCABULARY_LOGITS = 2**25
-"""Logits of a block of the vocabulary loss, whose rows are whole."""
+"""Number of logits in one block of the vocabulary loss. A block consists of whole rows."""
 
 
 def operand_dtype(tensor: Tensor) -> torch.dtype:
-    """The type in which products read such a tensor: float32 at least, as CPUs round a product to its operands'."""
+    """Return the type in which products read such a tensor.
+
+    It is float32 at least, because CPUs round a product to the type of its operands.
+    """
     return accumulation_dtype(tensor)
 
 
 def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Take a block of the queue into the running softmax of each query.
+    """Add a block of the queue to the running softmax of each query.
 
     Args:
         scores: [B, n] similarities; overwritten.
-        state: updated in place; its mixture is made ready for adding the block's rows by the weights returned.
-        ids: those of the queries [B, C] and of the block [n, C]; equal in any column: no negative.
+        state: updated in place; its mixture is rescaled, so that the caller can add the block's rows by the weights.
+        ids: ids of the queries [B, C] and of the block [n, C]; rows that are equal in any column are not negatives.
 
     Returns:
         exp(logit - maximum) [B, n], the weights of the block's rows, in the type ``state.operand``.
@@ -60,13 +63,13 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
 
 
 def collect(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, found: PairStatistics) -> None:
-    """Take a tile of similarities [r, c] into the running statistics; plain ones are masked in place."""
+    """Add a tile of similarities [r, c] to the running statistics; without hard negatives it is masked in place."""
     for part, strip in _strips(rows, columns):
         _collect_strip(similarities[part], pairs, strip, columns, found)
 
 
 def _strips(rows: slice, columns: slice) -> Iterator[tuple[slice, slice]]:
-    """Rows of a tile that fit the fastest cache, counted from the tile's first row and from the first of all."""
+    """Yield row ranges of a tile that fit the fastest cache, counted from the tile's first row and from row 0."""
     size = max(1, STRIP // (columns.stop - columns.start))
     for start in range(rows.start, rows.stop, size):
         stop = min(start + size, rows.stop)
@@ -102,9 +105,9 @@ def _update(maximum: Tensor, total: Tensor, logits: Tensor, dim: int) -> None:
 def differentiate(
     similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient, out: Tensor
 ) -> None:
-    """Into ``out`` the gradient towards a tile of similarities [r, c], but for the factor 1 / temperature.
+    """Write the gradient towards a tile of similarities [r, c] into ``out``, without the factor 1 / temperature.
 
-    With hard negatives the sums of ``wanted`` are added to in place.
+    With hard negatives, the sums in ``wanted`` are also updated in place.
     """
     for part, strip in _strips(rows, columns):
         if pairs.exponent is None:
@@ -133,7 +136,8 @@ def _differentiate_hard(
     weight = (cosine * pairs.scale).sub_(wanted.row_offset[rows].unsqueeze(1)).exp_()
     weight.mul_(wanted.row_weight[rows].unsqueeze(1)).masked_fill_(_excluded(pairs, rows, columns), 0)
     wanted.of_scale[rows] += (weight * cosine).sum(1)
-    # With a = |q|², b = |k|², u = q·k and N = |k̂|²: cosine = ((1 - λ) a + λ u) / √(a N), differentiated by a, b and u.
+    # With a = |q|², b = |k|², u = q·k and N = |k̂|², the cosine is ((1 - λ) a + λ u) / √(a N). Its derivatives by a, b
+    # and u follow.
     a, rest = pairs.row_squares[rows].unsqueeze(1), 1 - interpolation
     inverse = (a * square).rsqrt_()
     per_square = cosine / square
@@ -146,13 +150,13 @@ def _differentiate_hard(
 def vocabulary_softmax(
     logits: Tensor, target: Tensor, smoothing: float, ignored: Tensor, operand: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Loss, negative log-likelihood, correctness [n] and gradient [n, V] of rows of logits [n, V] (overwritten).
+    """Return loss, negative log-likelihood, correctness [n] and gradient [n, V] of rows of logits [n, V] (overwritten).
 
     Args:
         target: int64 [n].
         smoothing: the target distribution is (1 - smoothing) · onehot + smoothing / V.
         ignored: bool [n], rows whose loss and gradient are 0.
-        operand: type of the gradient; None if it is not wanted (what is returned for it then means nothing).
+        operand: type of the gradient; None if it is not wanted (the returned one is then meaningless).
     """
     index = target.masked_fill(ignored, 0).unsqueeze(1)
     maximum = logits.amax(1)
@@ -173,7 +177,7 @@ def vocabulary_softmax(
 
 
 def _equal(a: Tensor, b: Tensor) -> Tensor:
-    """Whether rows of ``a`` [r, I] and ``b`` [c, I] are equal in any column: bool [r, c]."""
+    """Return whether rows of ``a`` [r, I] and ``b`` [c, I] are equal in any column: bool [r, c]."""
     result = a[:, :1] == b[:, 0]
     for column in range(1, a.size(1)):
         result |= a[:, column : column + 1] == b[:, column]
@@ -181,7 +185,7 @@ def _equal(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _excluded_places(pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-    """Where in the tile the pairs that ``pairs.excluded`` lists are."""
+    """Return the rows and columns, within the tile, of the pairs that ``pairs.excluded`` lists."""
     listed = pairs.excluded[rows]
     row, which = ((listed >= columns.start) & (listed < columns.stop)).nonzero(as_tuple=True)
     return row, listed[row, which] - columns.start
@@ -198,7 +202,7 @@ def _excluded(pairs: Pairs, rows: slice, columns: slice) -> Tensor:
 
 
 def _mask(tile: Tensor, pairs: Pairs, rows: slice, columns: slice, value: float) -> Tensor:
-    """In place: ``value`` for the pairs that are not compared."""
+    """Write ``value`` in place for the pairs that are not compared."""
     if pairs.row_ids is not None and pairs.column_ids is not None:
         tile.masked_fill_(_equal(pairs.row_ids[rows], pairs.column_ids[columns]), value)
     tile[_excluded_places(pairs, rows, columns)] = value
@@ -206,7 +210,7 @@ def _mask(tile: Tensor, pairs: Pairs, rows: slice, columns: slice, value: float)
 
 
 def _harden(dot: Tensor, pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
-    """cos(q, k̂), λ and |k̂|² [r, c] of the harder negative k̂ = q + λ(k - q) (HiCTL, equations 5 and 6)."""
+    """Return cos(q, k̂), λ and |k̂|² [r, c] of the harder negative k̂ = q + λ(k - q) (HiCTL, equations 5 and 6)."""
     assert pairs.row_squares is not None and pairs.column_squares is not None
     assert pairs.row_distance is not None and pairs.exponent is not None
     a, b = pairs.row_squares[rows].unsqueeze(1), pairs.column_squares[columns]

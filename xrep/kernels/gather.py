@@ -1,4 +1,4 @@
-"""Rows of all ranks, with the gradient that flows back to each."""
+"""Rows gathered from all ranks, with the gradient that flows back to each rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _apart = ContextVar("apart", default=False)
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Context in which a process computes for itself what others do not (rank 0 validates, say)."""
+    """Context manager in which a process computes without the others, for example if only rank 0 validates."""
     token = _apart.set(True)
     try:
         yield
@@ -24,13 +24,13 @@ def apart() -> Iterator[None]:
 
 
 def current_group() -> dist.ProcessGroup | None:
-    """The processes that train together; None if this one is alone, or ``apart`` from them."""
+    """Return the processes that train together; None if this one is alone, or inside ``apart``."""
     together = not _apart.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return dist.group.WORLD if together else None
 
 
 def rank_sizes(count: int, device: torch.device, group: dist.ProcessGroup) -> list[int]:
-    """How many rows each rank of the group has: ranks may differ (the last batch of an epoch)."""
+    """Return how many rows each rank of the group has; ranks may differ (in the last batch of an epoch)."""
     counts = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
     counts[dist.get_rank(group)] = count
     dist.all_reduce(counts, group=group)
@@ -38,13 +38,13 @@ def rank_sizes(count: int, device: torch.device, group: dist.ProcessGroup) -> li
 
 
 def gather_rows(rows: Tensor, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Rows [N_rank, ...] of all ranks, in the order of the ranks [Σ N, ...].
+    """Gather the rows [N_rank, ...] of all ranks, in the order of the ranks: [Σ N, ...].
 
-    Every rank must call this, and take part in the backward pass: the gradient of a rank's rows is the sum of what all
-    ranks have for them, as if one process had computed the sum of all ranks' losses.
+    Every rank must call this and take part in the backward pass. The gradient of a rank's rows is the sum of the
+    gradients that all ranks have for them, as if one process had computed the sum of all ranks' losses.
 
     Args:
-        sizes: rows of each rank (``rank_sizes``).
+        sizes: number of rows of each rank (``rank_sizes``).
     """
     return _GatherRows.apply(rows, sizes, group)
 
@@ -63,7 +63,7 @@ class _GatherRows(torch.autograd.Function):
     def backward(ctx, *gradients):
         (gradient,) = gradients
         rank = dist.get_rank(ctx.group)
-        # Summed in float32: half precision would round once for each rank.
+        # Summed in float32, because half precision would round once for each rank.
         total = gradient.contiguous() if gradient.dtype == torch.float64 else gradient.float().contiguous()
         if total is gradient:
             total = total.clone()

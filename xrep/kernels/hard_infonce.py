@@ -1,4 +1,4 @@
-"""HiCTL's sentence-level contrast: negatives of both sides of the batch, made harder the better the model is."""
+"""HiCTL's sentence-level contrast: negatives from both sides of the batch become harder as the model improves."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from xrep.kernels.precision import accumulation_dtype, scalar
 
 
 class HardInfoNCE(NamedTuple):
-    """Per pair: losses [B] (nats) of x and of y as the query, whether each beat every negative of the batch as it was
-    before it was made harder (bool [B]), and the mean λ of each query's negatives (1: as they were)."""
+    """Results of each pair, with x and with y as the query.
+
+    Attributes:
+        forward, backward: losses [B] (nats).
+        forward_correct, backward_correct: bool [B], whether the positive beat every negative of the batch as it was
+            before it was made harder.
+        forward_interpolation, backward_interpolation: [B], mean λ of the query's negatives; 1 if they are unchanged.
+    """
 
     forward: Tensor
     backward: Tensor
@@ -36,24 +42,24 @@ def hard_infonce(
     ids: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> HardInfoNCE:
-    """-log softmax of the positive's cosine among itself and 2B - 2 hardened negatives (HiCTL, eq. 2, 3, 5 and 6).
+    """Compute -log softmax of the positive's cosine among itself and 2B - 2 hardened negatives (HiCTL, eq. 2, 3, 5, 6).
 
-    A negative k of a query q whose positive is k⁺ is replaced by k̂ = q + λ (k - q), λ = (d⁺/d⁻)^exponent, where it is
-    farther from the query (d⁻) than the positive is (d⁺); λ carries no gradient. The cosine of q and k̂ follows from q·k
-    and the norms, so no k̂ is ever built: with a = |q|², b = |k|², u = q·k it is
+    A negative k of a query q with the positive k⁺ is replaced by k̂ = q + λ (k - q), λ = (d⁺/d⁻)^exponent, if it is
+    farther from the query (distance d⁻) than the positive is (distance d⁺). λ carries no gradient. The cosine of q and
+    k̂ follows from q·k and the norms, so no k̂ is ever computed: with a = |q|², b = |k|², u = q·k it is
     ((1-λ) a + λ u) / √(a ((1-λ)² a + λ² b + 2 λ (1-λ) u)).
 
     Args:
-        x, y: [B, D], of any length; row i of ``y`` is the positive of row i of ``x``.
-        temperature: divides all cosines; a float or a tensor of one element, which may be learnable. The paper has 1.
-        exponent: ζ · p⁺ in eq. 6: 0.9 times the mean of exp(-loss) over the last 100 batches. 0 leaves negatives as
-            they are.
-        normalize: bring the vectors to length 1 first. The paper does not.
-        ids: int64 [B, I]: two pairs that are equal in any column are not each other's negatives.
-        group: processes whose pairs are negatives too, as in ``inbatch_infonce``.
+        x, y: [B, D], vectors of any length; row i of ``y`` is the positive of row i of ``x``.
+        temperature: divides all cosines; a float or a tensor of one element, which may be learnable. The paper uses 1.
+        exponent: ζ · p⁺ in eq. 6: 0.9 times the mean of exp(-loss) over the last 100 batches. 0 leaves the negatives
+            unchanged.
+        normalize: scale the vectors to length 1 first. The paper does not.
+        ids: int64 [B, I]; two pairs that are equal in any column are not negatives of each other.
+        group: processes whose pairs are also used as negatives, as in ``inbatch_infonce``.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: the shapes do not fit.
     """
     check_pairs(x, y, ids)
     accumulate = accumulation_dtype(x, y)
@@ -83,7 +89,7 @@ def hard_infonce(
         row_positive=torch.cat([y, x]),
         exponent=exponent,
     )
-    # The difference is 0: it carries the gradient of the positive. The threshold keeps float64 losses exact.
+    # The difference is 0, but carries the gradient of the positive. The threshold keeps float64 losses exact.
     losses = F.softplus(found.rows + (shift - positive).repeat(2), threshold=40)
     fields = (losses, beaten(found.row_best, shift.repeat(2)), found.interpolation)
     return HardInfoNCE(*(half for field in fields for half in field.unflatten(0, (2, size))))

@@ -15,7 +15,10 @@ from xrep.kernels.precision import accumulation_dtype, scalar
 
 
 class InBatchInfoNCE(NamedTuple):
-    """Per pair: losses [B] (nats) of finding y by x and x by y, and whether each beat every negative (bool [B])."""
+    """Results of each pair: losses [B] (nats), and whether the positive beat every negative (bool [B]).
+
+    ``forward`` is for finding y by x, ``backward`` for finding x by y.
+    """
 
     forward: Tensor
     backward: Tensor
@@ -32,23 +35,23 @@ def inbatch_infonce(
     ids: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> InBatchInfoNCE:
-    """-log softmax of each pair's similarity within its row and within its column of the batch's similarities.
+    """Compute -log softmax of each pair's similarity within its row and within its column of the batch's similarities.
 
-    Both directions come from one sweep over the similarities, which are held whole only while they are few. Sums are
-    kept in float32 (float64 for float64 inputs) whatever the type of the inputs, under autocast too.
+    Both directions come from one sweep over the similarities, which are stored as a whole only if there are few. Sums
+    are kept in float32 (float64 for float64 inputs) whatever the type of the inputs, under autocast too.
 
     Args:
         x, y: [B, D]; row i of ``y`` is the positive of row i of ``x``.
         temperature: divides all similarities; a float or a tensor of one element, which may be learnable.
         margin: subtracted from the similarity of each positive before the temperature (additive margin softmax).
-        ids: int64 [B, I]: two pairs that are equal in any column are not each other's negatives.
-        group: processes whose pairs are negatives too; every one of them must make the same call (batches may differ in
-            size). Results are of this rank's own pairs. With every rank differentiating the sum of its losses, each
-            gets the gradient that one process would get from all pairs, for its own vectors; that of ``temperature`` is
-            a rank's share, to be summed.
+        ids: int64 [B, I]; two pairs that are equal in any column are not negatives of each other.
+        group: processes whose pairs are also used as negatives; each of them must make the same call (batches may
+            differ in size). The results are those of this rank's own pairs. If every rank differentiates the sum of its
+            losses, each gets for its own vectors the gradient that one process would get from all pairs. The gradient
+            of ``temperature`` is the rank's share, which must be summed over the ranks.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: the shapes do not fit.
     """
     check_pairs(x, y, ids)
     accumulate = accumulation_dtype(x, y)
@@ -75,13 +78,13 @@ def inbatch_infonce(
             row_ids=ids,
             column_ids=None if ids is None else gather_rows(ids, sizes, group),
         )
-        # A rank has seen its own rows of every column: what it has of another's columns goes there.
+        # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
         mine = slice(start, start + len(x))
         world = [1] * len(sizes)
-        lowest = torch.finfo(accumulate).min  # logsumexp has no gradient where all are -inf
+        lowest = torch.finfo(accumulate).min  # the gradient of logsumexp is undefined if all values are -inf
         columns = gather_rows(found.columns.clamp(min=lowest).unsqueeze(0), world, group)[:, mine].logsumexp(0)
         column_best = gather_rows(found.column_best.unsqueeze(0), world, group)[:, mine].amax(0)
-    own_shift = shift - positive  # 0: carries the gradient of the positive
+    own_shift = shift - positive  # it is 0, but carries the gradient of the positive
     # The threshold of softplus, above which it is the identity, keeps float64 losses exact.
     return InBatchInfoNCE(
         F.softplus(found.rows + own_shift, threshold=40),

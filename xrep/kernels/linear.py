@@ -1,4 +1,4 @@
-"""The linear map, with the fast float32 product of CPUs in both passes."""
+"""A linear map that uses the fast float32 product of CPUs in both passes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from xrep.kernels.precision import fast_products, layer_dtype, takes_fast_produc
 from xrep.kernels.processor import has_fused_linear
 
 _WIDENED = 1 << 20
-"""Weights that are converted to another type at a time (4 MB in float32): the whole matrix of a vocabulary would take
-longer to allocate and convert than to multiply."""
+"""Number of weights that are converted to another type at a time (4 MB in float32). To allocate and convert the whole
+matrix of a vocabulary would take longer than to multiply it."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``torch.nn.functional.linear`` in a faster float32 product on CPUs where it is as exact.
+    """Compute ``x @ weight.T + bias`` like ``F.linear``, with a faster float32 product on CPUs where it is as exact.
 
-    Bfloat16 is multiplied in float32, and the result rounded, on CPUs that have no bfloat16 products.
+    On CPUs that have no bfloat16 products, bfloat16 is multiplied in float32 and the result is rounded.
 
     Args:
         x: [..., D_in].
@@ -37,9 +37,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor | None:
-    """``linear``, followed by (exact) GELU if asked, in one pass of the CPU library; None where that cannot be done.
+    """Compute ``linear``, followed by (exact) GELU if ``gelu``, in one pass of the CPU library.
 
-    Without gradient alone. Float32 stays float32: the library is called directly, not through the global precision.
+    Float32 stays float32, because the library is called directly and not through the global precision setting.
+
+    Returns:
+        The result, or None if the library cannot compute it; it never does if gradients are enabled.
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return None
@@ -53,7 +56,7 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor 
 
 
 def _converted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """``linear`` computed in ``dtype``, the result in the type of ``x``."""
+    """Compute ``linear`` in ``dtype``, and return the result in the type of ``x``."""
     rows = max(1, _WIDENED // max(1, weight.size(1)))
     weights = weight.split(rows)
     biases = [None] * len(weights) if bias is None else bias.to(dtype).split(rows)
@@ -63,7 +66,7 @@ def _converted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: tor
 
 
 class _FastLinear(torch.autograd.Function):
-    """The precision is switched around the products alone: attention is slower under it."""
+    """Linear map that switches the precision only around its products, because attention is slower under it."""
 
     @staticmethod
     def forward(ctx, x, weight, bias):

@@ -14,8 +14,13 @@ from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, t
 
 
 class CrossEntropy(NamedTuple):
-    """``loss``: 0-d, summed over the tokens (nats). Without gradient, per token: ``nll`` [N], the negative
-    log-likelihood of the target (no smoothing), and ``correct`` bool [N], whether no word has a higher logit."""
+    """The cross-entropy of tokens. Gradients flow through ``loss`` only.
+
+    Attributes:
+        loss: 0-d, summed over the tokens (nats).
+        nll: [N], negative log-likelihood of the target of each token, without smoothing.
+        correct: bool [N], whether no word has a higher logit than the target.
+    """
 
     loss: Tensor
     nll: Tensor
@@ -32,25 +37,25 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     ignore_index: int = -100,
 ) -> CrossEntropy:
-    """Cross-entropy of ``hidden @ weight.T + bias`` against ``target``, summed over tokens.
+    """Compute the cross-entropy of ``hidden @ weight.T + bias`` against ``target``, summed over tokens.
 
-    Rows are taken in blocks, whole, so a block's gradient is known as soon as its logits are: three matrix products in
-    all, and a float32 gradient of the weight from the forward pass on. Sums are kept in float32 (float64 for float64
-    inputs); under autocast the products read its type, as ``torch.nn.functional.linear`` would.
+    A block consists of whole rows, so its gradient is known as soon as its logits are. This takes three matrix products
+    in total, and a float32 gradient of the weight from the forward pass on. Sums are kept in float32 (float64 for
+    float64 inputs). Under autocast the products read the autocast type, as ``torch.nn.functional.linear`` would.
 
     Args:
         hidden: [N, D].
-        weight: [V, D], the embedding matrix, say.
+        weight: [V, D], for example the embedding matrix.
         target: int64 [N], in [0, V) or ``ignore_index``.
-        bias: [V]; with ``groups`` [G, V].
-        groups: int64 [N], which row of ``bias`` each token has: that of its sentence, say.
-        label_smoothing: ε: the target distribution is (1 - ε) · onehot + ε / V, as in torch (fairseq spreads ε over the
-            V - 1 other words: its ε is ours times (V - 1) / V).
-        ignore_index: tokens of this target have loss and gradient 0.
+        bias: [V], or [G, V] with ``groups``.
+        groups: int64 [N], the row of ``bias`` for each token, for example that of its sentence.
+        label_smoothing: ε. The target distribution is (1 - ε) · onehot + ε / V, as in torch. (fairseq spreads ε over
+            the V - 1 other words: its ε is ours times (V - 1) / V.)
+        ignore_index: tokens with this target have loss and gradient 0.
 
     Raises:
-        ValueError: shapes that do not fit, smoothing outside [0, 1], a target outside [0, V) (on CPUs; GPUs would have
-            to wait for the answer).
+        ValueError: the shapes do not fit, the smoothing is outside [0, 1], or a target is outside [0, V). Targets are
+            checked on CPUs only, because GPUs would have to wait for the answer.
     """
     _check(hidden, weight, target, bias, groups, label_smoothing)
     device = hidden.device.type
@@ -96,7 +101,7 @@ def _check_target(target: Tensor, words: int, ignore_index: int) -> None:
 
 
 def _autocast(tensor: Tensor) -> Tensor:
-    """What autocast makes of an operand: float64 stays."""
+    """Return an operand as autocast would convert it; float64 is not converted."""
     return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
@@ -113,7 +118,7 @@ def _sweep(
     of_weight: bool,
     of_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Loss, nll, correctness and the gradients that are wanted, empty where not."""
+    """Return the loss, nll, correctness and the wanted gradients; those that are not wanted are empty."""
     _check_target(target, len(weight), ignore_index)
     with torch.autocast(hidden.device.type, enabled=False):
         steps = steps_for(hidden.device)
@@ -157,8 +162,10 @@ def _sweep(
 
 
 def _filling(rows: Tensor, block: int) -> int:
-    """How many ignored rows bring blocks to one of few sizes, of which each costs the CPU library's fast product a copy
-    of the weight that it keeps."""
+    """Return how many ignored rows to add so that blocks have one of few sizes.
+
+    For each size, the CPU library's fast product makes and keeps a copy of the weight.
+    """
     if not takes_fast_product(rows):
         return 0
     return -len(rows) % (1 << max(3, min(len(rows), block).bit_length() - 4))
@@ -179,7 +186,7 @@ def _(hidden, weight, target, bias, groups, smoothing, ignore_index, of_hidden, 
 
 @torch.library.custom_op("xrep::linear_cross_entropy_backward", mutates_args=())
 def _scale(gradient: Tensor, of_loss: Tensor, like: Tensor) -> Tensor:
-    """The gradient of the forward pass times that of the loss, in the type of what it belongs to."""
+    """Return the gradient of the forward pass times that of the loss, in the type of the tensor that it belongs to."""
     return (gradient * of_loss).to(like.dtype)
 
 
@@ -195,7 +202,7 @@ def _keep(ctx, inputs, output) -> None:
     ctx.wanted = (of_hidden, of_weight, of_bias)
     ctx.save_for_backward(*(tensor for wanted, gradient, like in pairs if wanted for tensor in (gradient, like)))
     ctx.mark_non_differentiable(nll, correct, *gradients)
-    ctx.set_materialize_grads(False)  # zeros as large as the weight, say
+    ctx.set_materialize_grads(False)  # avoids zeros as large as the weight
 
 
 def _backward(ctx, of_loss, *_):

@@ -1,4 +1,4 @@
-"""The best next words, or drawn ones, and their log-probabilities, without the [R, V] array of all of them."""
+"""Selection of the next words, best or sampled, with their log-probabilities but without the [R, V] array of all."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ import torch
 from torch import Tensor
 
 BLOCK = 128
-"""Neighbouring words whose largest logit is found first: the best words lie in the blocks of the best maxima."""
+"""Neighbouring words in a block. The largest logit of each block is found first: the best words lie in the blocks with
+the largest maxima."""
 CACHED = 1 << 17
-"""Log-probabilities that one thread holds at a time (512 KB in float32), before those that count are picked out."""
+"""Log-probabilities that one thread computes at a time (512 KB in float32), before the wanted ones are picked out."""
 NUCLEUS = 256
-"""Words looked at first for a nucleus; four times as many where their mass is too small."""
+"""Number of best words searched first for a nucleus. It is multiplied by four while their mass is too small."""
 
 
 class NextTokens(NamedTuple):
-    """Words that may follow: of each row ``log_probabilities`` [R, N] and ``tokens`` int64 [R, N]; ``apart`` [R, S] are
-    the log-probabilities of those that were left out of the choice."""
+    """The chosen next words of each row.
+
+    Attributes:
+        log_probabilities: [R, N].
+        tokens: int64 [R, N].
+        apart: [R, S], log-probabilities of the words ``apart``, which were left out of the choice.
+    """
 
     log_probabilities: Tensor
     tokens: Tensor
@@ -28,18 +34,19 @@ class NextTokens(NamedTuple):
 def best_next(
     logits: Tensor, count: int, *, apart: Sequence[int] = (), banned: tuple[Tensor, Tensor] | None = None
 ) -> NextTokens:
-    """The log-softmax of each row at its ``count`` largest logits, best first (N = count, but at most V).
+    """Return the ``count`` words with the largest logits of each row, best first (N = count, but at most V).
 
-    The largest are found exactly, in two steps: maxima of blocks, then the words of the best blocks. Ties fall either
-    way, always the same. Where a row has fewer words to choose from, the last ones have log-probability -inf.
+    The largest logits are found exactly, in two steps: maxima of blocks, then the words of the best blocks. Ties are
+    broken arbitrarily, but always in the same way. If a row has fewer words to choose from, the log-probabilities of
+    the last ones are -inf.
 
     Args:
         logits: [R, V], float32 or float64; -inf for words that the model rules out.
-        apart: words that are not chosen, though they have their share of the probability.
-        banned: the same for some rows alone: int64 [M] rows and [M] words.
+        apart: words that are not chosen, although they keep their share of the probability.
+        banned: the same for some rows only: int64 [M] rows and int64 [M] words.
 
     Raises:
-        ValueError: logits are no matrix, or a count below 1.
+        ValueError: ``logits`` is not a matrix, or ``count`` is below 1.
     """
     if logits.dim() != 2 or count < 1:
         raise ValueError(f"logits must be [R, V] and count at least 1, not {list(logits.shape)} and {count}")
@@ -62,15 +69,15 @@ def sample_next(
     apart: Sequence[int] = (),
     banned: tuple[Tensor, Tensor] | None = None,
 ) -> NextTokens:
-    """One word for each row (N = 1), drawn where the distribution function passes a given number.
+    """Sample one word for each row (N = 1): the one at which the cumulative distribution passes a given number.
 
-    Words are drawn in proportion to exp(logit / temperature): among the ``top_k`` best (0: all), and of these among the
-    fewest best whose mass reaches ``top_p`` (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751). The
-    log-probability of the word is the model's, at temperature 1 and of all words.
+    The probability of a word is proportional to exp(logit / temperature), among the ``top_k`` best words (0: all) and,
+    of these, among the fewest best ones whose mass reaches ``top_p`` (nucleus sampling, Holtzman et al. 2020,
+    arXiv:1904.09751). The returned log-probability is the model's: at temperature 1 and over all words.
 
     Args:
         logits, apart, banned: as for ``best_next``.
-        uniforms: float64 [R], in [0, 1): equal ones draw equal words.
+        uniforms: float64 [R], in [0, 1); equal numbers draw equal words.
     """
     if top_k or top_p < 1:
         scaled, tokens = _truncated(logits, temperature, top_k, top_p, apart, banned)
@@ -78,7 +85,7 @@ def sample_next(
         scaled, tokens = _allowed(logits, apart, banned) / temperature, None
     weights = scaled.softmax(1, dtype=torch.float64).cumsum(1)
     place = torch.searchsorted(weights, (uniforms * weights[:, -1]).unsqueeze(1), right=True)
-    place = place.clamp_(max=weights.size(1) - 1)  # it is behind the last where weights are not numbers
+    place = place.clamp_(max=weights.size(1) - 1)  # it is past the last column if the weights are NaN
     token = place if tokens is None else tokens.gather(1, place)
     aside = torch.tensor(apart, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
     found = _log_softmax_at(logits.detach(), torch.cat([token, aside], 1))
@@ -93,7 +100,7 @@ def _truncated(
     apart: Sequence[int],
     banned: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Scaled logits [R, N] and words of the ``top_k`` best, best first; those behind their nucleus have -inf."""
+    """Return scaled logits [R, N] and the ``top_k`` best words, best first; words outside the nucleus have -inf."""
     words = logits.size(1)
     allowed = _allowed(logits, apart, banned)
     count = min(top_k or NUCLEUS, words)
@@ -111,14 +118,17 @@ def _truncated(
 
 
 def _allowed(logits: Tensor, apart: Sequence[int], banned: tuple[Tensor, Tensor] | None) -> Tensor:
-    """A copy of the logits in which what may not be drawn has -inf."""
+    """Return a copy of the logits with -inf for the words that may not be drawn."""
     allowed = logits.detach().clone()
     allowed[:, list(apart)] = -torch.inf
     return allowed if banned is None else allowed.index_put_(banned, allowed.new_full((), -torch.inf))
 
 
 def _largest(logits: Tensor, count: int, apart: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest of each row but for columns ``apart``, and their columns; -inf for what there is not."""
+    """Return the ``count`` largest logits of each row, except columns ``apart``, and their columns.
+
+    If a row has fewer, the last ones are -inf.
+    """
     rows, words = logits.shape
     blocks = words // BLOCK
     wanted = count + len({word // BLOCK for word in apart})
@@ -145,10 +155,10 @@ def _without(values: Tensor, tokens: Tensor, count: int, apart: Sequence[int]) -
 
 
 def _log_softmax_at(logits: Tensor, columns: Tensor) -> Tensor:
-    """The log-softmax of each row at its ``columns`` [R, N]."""
+    """Return the log-softmax of each row at its ``columns`` [R, N]."""
     if not logits.is_cpu:
         return logits.gather(1, columns) - logits.logsumexp(1, keepdim=True)
-    # One pass that writes into the cache is half as long as torch's logsumexp, which makes two and an [R, V] array.
+    # One pass that writes into the cache takes half as long as torch's logsumexp: two passes and an [R, V] array.
     threads = torch.get_num_threads()
     step = threads * max(1, CACHED // max(1, logits.size(1)))
     buffer = logits.new_empty(min(step, len(logits)), logits.size(1))

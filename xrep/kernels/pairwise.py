@@ -1,7 +1,8 @@
 """Log-sum-exp over the negatives of every row, and of every column, of a matrix of similarities.
 
-Both sides carry gradient, so the final sums of rows and columns must be known before any gradient is: one sweep over
-tiles forward, one backward. The similarities are kept between the two while they are few, else computed again.
+Both sides carry gradient, so the final sums of rows and columns must be known before any gradient can be computed:
+there is one sweep over tiles in the forward pass and one in the backward pass. The similarities are kept between the
+two if there are few of them, and computed again otherwise.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
 NOTHING = float("-inf")
 
 ROUNDINGS = 64
-"""Logits that differ by fewer units in the last place may be equal: they come from different products."""
+"""Logits that differ by fewer units in the last place may be equal, since they come from different products."""
 
 
 class Negatives(NamedTuple):
-    """What a positive is compared with.
+    """Statistics of the negatives with which each positive is compared.
 
     Attributes:
-        rows, columns: [R], [C], log Σ exp(logit - shift) over the negatives; -inf where there is none. ``columns`` is
-            empty unless asked for. Gradients flow through these two.
-        row_best, column_best: [R], [C], the largest logit of a negative, less the shift.
-        interpolation: [R], mean λ of the row's negatives, 1 where there is none; empty without hard negatives.
+        rows, columns: [R], [C], log Σ exp(logit - shift) over the negatives; -inf if there are none. ``columns`` is
+            empty unless a ``column_shift`` was given. Gradients flow through these two.
+        row_best, column_best: [R], [C], the largest logit of a negative minus the shift.
+        interpolation: [R], mean λ of the row's negatives, 1 if there are none; empty without hard negatives.
     """
 
     rows: Tensor
@@ -54,19 +55,19 @@ def negatives(
     row_positive: Tensor | None = None,
     exponent: Tensor | None = None,
 ) -> Negatives:
-    """Compare all rows with all columns but the excluded ones.
+    """Compare all rows with all columns except the excluded ones.
 
     Args:
         rows: [R, D].
         columns: [C, D].
         tau: 0-d temperature, of the accumulation type.
-        row_shift, column_shift: [R], [C], subtracted from the log-sum-exp; without ``column_shift`` columns are not
+        row_shift, column_shift: [R], [C], subtracted from the log-sum-exp. Without ``column_shift``, columns are not
             normalised.
-        excluded: int64 [R, M], columns that are no negatives of a row.
-        row_ids, column_ids: int64 [R, I], [C, I], both or neither: rows and columns equal in any of the I are no
-            negatives of each other.
-        row_positive, exponent: [R, D] and 0-d, both or neither: cosines with negatives made harder (HiCTL, eq. 5 and 6)
-            instead of dot products; only rows are normalised then.
+        excluded: int64 [R, M], columns that are not negatives of a row.
+        row_ids, column_ids: int64 [R, I], [C, I], both or neither. Rows and columns that are equal in any of the I are
+            not negatives of each other.
+        row_positive, exponent: [R, D] and 0-d, both or neither. If given, cosines with negatives made harder (HiCTL,
+            eq. 5 and 6) are compared instead of dot products, and only rows are normalised.
     """
     if path_for(rows.device) == "reference":
         return _reference(
@@ -91,15 +92,16 @@ def check_pairs(x: Tensor, y: Tensor, ids: Tensor | None) -> None:
 
 
 def beaten(best: Tensor, positive: Tensor) -> Tensor:
-    """Whether positives beat the largest logit of a negative, given less the positive's (bool).
+    """Return whether positives beat the largest logit of a negative, given minus the positive's logit (bool).
 
-    By more than rounding: a tie is no success, least of all where an encoder maps every sentence to one vector.
+    They must win by more than rounding errors: a tie is not a success, above all if an encoder maps all sentences to
+    one vector.
     """
     return best < -ROUNDINGS * torch.finfo(positive.dtype).eps * positive.abs()
 
 
 def _hardness(rows: Tensor, columns: Tensor, row_positive: Tensor, exponent: Tensor) -> list[Tensor]:
-    """Squared norms of rows and columns, squared distance of rows from their positives, exponent."""
+    """Return squared norms of rows and columns, squared distances of rows from their positives, and the exponent."""
     accumulate = accumulation_dtype(rows)
     distance = (rows.detach().to(accumulate) - row_positive.detach().to(accumulate)).square().sum(1)
     squares = [side.to(accumulate).square().sum(1).clamp(min=SMALLEST_SQUARE) for side in (rows, columns)]
@@ -122,7 +124,7 @@ def _reference(
         logits, mixed = reference.hard_negatives(rows, columns, tau, masked, row_positive, exponent)
         best, _ = reference.hard_negatives(rows, columns, tau, masked, row_positive, torch.zeros(()))
         interpolation = _mean(mixed.masked_fill(masked, 0).sum(1), (~masked).sum(1))
-    # A largest of nothing is an error, so there is something to choose from.
+    # The maximum of an empty tensor is an error, so a row and a column of -inf are added.
     best, dtype = F.pad(best.detach(), (0, 1, 0, 1), value=NOTHING), row_shift.dtype
     row_lse = (logits - row_shift.double().unsqueeze(1)).logsumexp(1)
     row_best = best.amax(1)[:-1] - row_shift
@@ -134,15 +136,15 @@ def _reference(
 
 
 def _mean(total: Tensor, count: Tensor) -> Tensor:
-    """1 where there is nothing: no negative was made harder."""
+    """Return total / count, or 1 if the count is 0: then no negative was made harder."""
     return torch.where(count > 0, total / count, 1.0)
 
 
 def _pairs(
     rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor, ids: Sequence[Tensor], hard: Sequence[Tensor]
 ) -> tuple[Pairs, Tensor, Tensor]:
-    """What the steps have to know, and the operands of the product."""
-    # Sides of different types meet in the wider one that sums are kept in.
+    """Return what the steps need to know, and the operands of the product."""
+    # If the two sides have different types, both are converted to the wider type in which sums are kept.
     operand = steps_for(rows.device).operand_dtype(rows) if rows.dtype == columns.dtype else tau.dtype
     # Scaled rows save a pass over the similarities, but would be rounded once more in half precision.
     folded = operand == tau.dtype and not hard
@@ -161,7 +163,7 @@ def _tiles(rows: int, columns: int, shape: tuple[int, int]) -> Iterator[tuple[sl
 
 
 def _room(rows: int, columns: int, tile: tuple[int, int], like: Tensor) -> Tensor:
-    """Memory for one tile: a fresh one for each would cost as much as what is done with it."""
+    """Allocate memory for one tile, shared by all: a new one for each would cost as much as the work on the tile."""
     return like.new_empty(min(rows, tile[0]) * min(columns, tile[1]))
 
 
@@ -182,7 +184,7 @@ def _sweep(
     hard: Sequence[Tensor],
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The fields of ``Negatives``, the maximum and total of rows and of columns, the similarities if to be kept."""
+    """Return the fields of ``Negatives``, maxima and totals of rows and columns, and the similarities if ``keep``."""
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
         pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard)
@@ -192,7 +194,7 @@ def _sweep(
         for i, j in _tiles(len(left), len(right), steps.TILE):
             similarities = kept[i, j] if keep else _part(room, i, j)
             steps.collect(multiply(left[i], right[j].t(), out=similarities), pairs, i, j, found)
-        # In this order: the maximum may be so large that a small log would be rounded away beside it.
+        # In this order, because a large maximum would round a small logarithm away.
         row_lse = (found.row_maximum - row_shift) + found.row_total.log()
         row_best, interpolation = found.row_maximum - row_shift, tau.new_empty(0)
         if hard:
@@ -243,7 +245,7 @@ def _gradients(
     ids: Sequence[Tensor],
     hard: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients towards rows, columns, temperature and the squared norms of both (empty without hard negatives)."""
+    """Return the gradients towards rows, columns, temperature and squared norms (empty without hard negatives)."""
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
         pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard)
@@ -280,10 +282,10 @@ def _gradients(
 def _wanted(
     of_rows: Tensor, of_columns: Tensor, statistics: Sequence[Tensor], hard: Sequence[Tensor]
 ) -> tuple[PairGradient, Tensor]:
-    """How a logit's gradient is computed, and the unit it is given in.
+    """Return how the gradient of a logit is computed, and the unit in which it is given.
 
-    A unit of about the largest weight keeps half-precision products away from what the type cannot hold. The maximum is
-    itself a logit, so the difference to it is exact where it matters; a log-sum-exp would have been rounded.
+    A unit of about the largest weight keeps half-precision products within the range of the type. The maximum is itself
+    a logit, so the difference to it is exact where it matters; a log-sum-exp would have been rounded.
     """
     row_maximum, row_total, column_maximum, column_total, _ = statistics
     both = len(column_total) > 0
@@ -312,7 +314,7 @@ def _keep(ctx, inputs, output) -> None:
     ctx.counts, ctx.path = (len(ids), len(hard)), path_for(rows.device)
     ctx.save_for_backward(*output[5:], rows, columns, tau, excluded, *ids, *hard)
     ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)  # zeros for the kept similarities, say
+    ctx.set_materialize_grads(False)  # avoids zeros as large as the kept similarities
 
 
 def _backward(ctx, of_rows, of_columns, *_):
@@ -320,7 +322,7 @@ def _backward(ctx, of_rows, of_columns, *_):
     rows, columns, tau, excluded = ctx.saved_tensors[5:9]
     of_rows = torch.zeros_like(statistics[1]) if of_rows is None else of_rows
     of_columns = torch.zeros_like(statistics[3]) if of_columns is None else of_columns
-    if ctx.path != path_for(rows.device):  # another path keeps them in another form
+    if ctx.path != path_for(rows.device):  # another path stores the similarities in another form
         kept = kept.new_empty(0)
     ids, hard = ctx.saved_tensors[9 : 9 + ctx.counts[0]], ctx.saved_tensors[9 + ctx.counts[0] :]
     *three, of_row_squares, of_column_squares = _gradients(

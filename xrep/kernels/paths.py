@@ -1,4 +1,4 @@
-"""Which implementation of the kernels runs: chosen by the device, switchable."""
+"""The choice of the implementation of the kernels: it depends on the device and can be set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def set_path(path: str) -> None:
     """Choose the implementation for the rest of the process.
 
     Raises:
-        ValueError: unknown, or not available here.
+        ValueError: the path is unknown, or not available on this machine.
     """
     global _chosen
     if path not in PATHS:
@@ -34,7 +34,7 @@ def set_path(path: str) -> None:
 
 @contextmanager
 def use_path(path: str) -> Iterator[None]:
-    """Context in which one implementation is chosen (``set_path``)."""
+    """Context manager that chooses one implementation (``set_path``) and restores the previous one at its end."""
     before = _chosen
     set_path(path)
     try:
@@ -45,7 +45,7 @@ def use_path(path: str) -> Iterator[None]:
 
 @functools.cache
 def triton_problem() -> str | None:
-    """Why fused kernels cannot run on this machine; None if they can."""
+    """Return why fused kernels cannot run on this machine, or None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if not torch.cuda.is_available() and not interpreting():
@@ -54,12 +54,12 @@ def triton_problem() -> str | None:
 
 
 def interpreting() -> bool:
-    """Whether Triton interprets its kernels on the CPU (for tests; it is very slow)."""
+    """Return whether Triton interprets its kernels on the CPU (for tests; it is very slow)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def path_for(device: torch.device) -> str:
-    """``reference``, ``chunked`` or ``triton``: what runs for tensors on this device."""
+    """Return the path that runs for tensors on this device: ``reference``, ``chunked`` or ``triton``."""
     if _chosen == "auto":
         return "triton" if device.type == "cuda" and triton_problem() is None else "chunked"
     if _chosen == "triton" and device.type != "cuda" and not interpreting():
@@ -68,7 +68,7 @@ def path_for(device: torch.device) -> str:
 
 
 def steps_for(device: torch.device) -> ModuleType:
-    """The module with the work on one block of similarities, for tensors on this device."""
+    """Return the module that does the work on one block of similarities, for tensors on this device."""
     if path_for(device) == "triton":
         from xrep.kernels import triton_steps
 
@@ -79,7 +79,7 @@ def steps_for(device: torch.device) -> ModuleType:
 
 
 def describe(device: torch.device) -> str:
-    """One line for logs: the path, and why it is not the fastest where it is not."""
+    """Return one line for logs: the path and, if it is not the fastest one, the reason."""
     from xrep.kernels.precision import takes_fast_product
 
     path = path_for(device)

@@ -1,8 +1,8 @@
-"""Which precision matrix products have: the policy that the encoder and the kernels share.
+"""The precision of matrix products: one policy that the encoder and the kernels share.
 
 Products read the type of their operands and add up in float32 at least. On some CPUs torch has a faster float32 product
-than its default; it is taken where a probe finds it as exact, and only around products (attention is slower under it).
-On CPUs without bfloat16 products, layers in bfloat16 compute in float32 and round the result.
+than its default. It is used if a test finds it as exact, and only around products, because attention is slower with
+it. On CPUs without bfloat16 products, layers in bfloat16 compute in float32 and round the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _fast_allowed = True
 
 @contextmanager
 def default_float32_products() -> Iterator[None]:
-    """Context in which float32 products on CPUs are torch's default ones, to compare or to rule the fast ones out."""
+    """Context manager in which float32 products on CPUs are torch's default ones, for comparisons or to debug."""
     global _fast_allowed
     before, _fast_allowed = _fast_allowed, False
     try:
@@ -30,36 +30,39 @@ def default_float32_products() -> Iterator[None]:
 
 
 def takes_fast_product(tensor: Tensor) -> bool:
-    """Whether products of tensors like this one take the fast float32 product."""
+    """Return whether products of tensors like this one use the fast float32 product."""
     return _fast_allowed and tensor.device.type == "cpu" and tensor.dtype == torch.float32 and fast_float32_is_exact()
 
 
 def fast_products(tensor: Tensor):
-    """Context in which products of float32 CPU tensors like ``tensor`` are fast; elsewhere it changes nothing."""
+    """Return a context manager that makes products of tensors like ``tensor`` fast if they are float32 CPU tensors."""
     return medium_precision() if takes_fast_product(tensor) else nullcontext()
 
 
 def layer_dtype(tensor: Tensor) -> torch.dtype:
-    """The type in which a layer multiplies such a tensor: its own, or float32 for bfloat16 that the CPU emulates."""
+    """Return the type in which a layer multiplies such a tensor.
+
+    It is the tensor's own type, except that bfloat16 is multiplied in float32 if the CPU only emulates bfloat16.
+    """
     if tensor.device.type != "cpu" or tensor.dtype != torch.bfloat16 or torch.compiler.is_compiling():
         return tensor.dtype
     return torch.bfloat16 if multiplies_bfloat16() else torch.float32
 
 
 def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
-    """The type in which sums over such tensors are kept: float32 for all types but float64."""
+    """Return the type in which sums over such tensors are kept: float64 if any of them is float64, else float32."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
 def scalar(value: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor without dimensions. A number is filled in on the device: copied there, it would wait for the device."""
+    """Return a 0-d tensor. A number is filled in on the device, because copying it there would wait for the device."""
     if isinstance(value, Tensor):
         return value.to(device=device, dtype=dtype).reshape(())
     return torch.full((), value, dtype=dtype, device=device)
 
 
 def operand_dtype(tensor: Tensor) -> torch.dtype:
-    """The type in which a product reads such a tensor.
+    """Return the type in which a product reads such a tensor.
 
     CUDA multiplies half-precision operands into a float32 result. CPUs would round the result as well, so there the
     operands are converted first.
@@ -68,7 +71,10 @@ def operand_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """``a @ b`` [R, C] of operands of one type (``operand_dtype``), in its accumulation type, into ``out`` if given."""
+    """Return ``a @ b`` [R, C] of operands of one type (``operand_dtype``), in its accumulation type.
+
+    The result is written into ``out`` if given.
+    """
     if a.dtype == accumulation_dtype(a):
         with fast_products(a):
             return torch.mm(a, b, out=out)
@@ -76,7 +82,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def multiply_add(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """``total += a @ b`` in place, ``total`` being of the accumulation type."""
+    """Compute ``total += a @ b`` in place; ``total`` must have the accumulation type."""
     if a.dtype == accumulation_dtype(a):
         with fast_products(a):
             total.addmm_(a, b)

@@ -1,4 +1,4 @@
-"""What this machine's CPU can do, found out by small products, once in a process. Whatever depends on it asks here."""
+"""Abilities of this machine's CPU, found by small test products once per process. Code that needs them asks here."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SLOW_BFLOAT16 = (
     "bfloat16 products are not accelerated on this processor, so they are computed in float32; "
     "float32 itself is as fast or faster, and more exact: leave out --precision"
 )
-"""What a command says where bfloat16 was asked for and ``multiplies_bfloat16`` is False."""
+"""Text that a command shows if bfloat16 was asked for and ``multiplies_bfloat16`` returns False."""
 _SIZE = 256
-"""Rows and columns of the products. Those of fewer than 16 x 16 x 16 numbers may not reach oneDNN."""
+"""Rows and columns of the test products. Products of fewer than 16 x 16 x 16 numbers may not reach oneDNN."""
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
-"""Largest error of a product of 256 x 256 numbers, as a part of its largest number: about 15 times what rounding
+"""Largest error of a product of 256 x 256 numbers, relative to its largest number: about 15 times what rounding
 explains in float32, and a hundredth of the error of inputs rounded to bfloat16."""
 
 
 @contextmanager
 def medium_precision() -> Iterator[None]:
-    """Context of ``set_float32_matmul_precision('medium')``, for all that runs in it."""
+    """Context manager that applies ``set_float32_matmul_precision('medium')`` to everything that runs in it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
@@ -36,11 +36,11 @@ def medium_precision() -> Iterator[None]:
 
 @functools.cache
 def fast_float32_is_exact() -> bool:
-    """Whether ``set_float32_matmul_precision('medium')`` keeps float32 accuracy on this CPU.
+    """Return whether ``set_float32_matmul_precision('medium')`` keeps float32 accuracy on this CPU.
 
-    It sends float32 products through oneDNN, about twice as fast as the default on some processors and about as fast on
-    others. Where the CPU has matrix units for bfloat16 (AMX) it also rounds the inputs, so the errors of the products
-    of a linear layer are measured, in both passes.
+    This setting sends float32 products through oneDNN, which is about twice as fast as the default on some processors
+    and about as fast on others. If the CPU has matrix units for bfloat16 (AMX), it also rounds the inputs, so the
+    errors of the products of a linear layer are measured, in both passes.
     """
     with _plain():
         x, weight = _random(0, torch.float32), _random(1, torch.float32)
@@ -55,11 +55,12 @@ def fast_float32_is_exact() -> bool:
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16 products, and torch uses them.
+    """Return whether this CPU has instructions for bfloat16 products and torch uses them.
 
-    Elsewhere they are emulated: with AVX-512 alone they take 4 times as long as float32 products, and without it 5 to
-    100 times as long. No function of torch tells the first case apart, but the instructions of x86 (AVX512-BF16, AMX)
-    take subnormal numbers for zero, which an emulation does not. A product also respects ``ONEDNN_MAX_CPU_ISA``.
+    Otherwise such products are emulated: with AVX-512 alone they take 4 times as long as float32 products, and without
+    it 5 to 100 times as long. No function of torch detects the first case. But the bfloat16 instructions of x86
+    (AVX512-BF16, AMX) treat subnormal numbers as zero, and an emulation does not, so a product of subnormal numbers
+    shows which one runs. A product also respects ``ONEDNN_MAX_CPU_ISA``.
     """
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -76,7 +77,7 @@ def multiplies_bfloat16() -> bool:
 
 @functools.cache
 def has_fused_linear(dtype: torch.dtype) -> bool:
-    """Whether oneDNN computes a linear layer with GELU in one pass, in float32 or bfloat16, and rightly."""
+    """Return whether oneDNN correctly computes a linear layer with GELU in one pass, in float32 or bfloat16."""
     if not torch.backends.mkldnn.is_available():
         return False
     with _plain():
@@ -84,14 +85,14 @@ def has_fused_linear(dtype: torch.dtype) -> bool:
         exact = F.gelu(F.linear(x.double(), weight.double(), bias.double()))
         try:
             found = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu", [], "none")
-        except (AttributeError, RuntimeError):  # this torch has no such product, or this processor none in this type
+        except (AttributeError, RuntimeError):  # torch lacks this operation, or the processor lacks it in this type
             return False
         return _is_near(found, exact)
 
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """No gradient and no autocast, whatever surrounds the first question."""
+    """Context manager that turns off gradients and autocast, because the first caller may have turned them on."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         yield
 

@@ -1,7 +1,7 @@
 """InfoNCE of queries against their positives and a queue of negatives that carry no gradient.
 
-With a stop-gradient queue InfoNCE is attention with K = V: one online-softmax sweep over the queue gives the loss and
-everything its gradient needs, so no [B, K] array exists in either pass.
+If the queue carries no gradient, InfoNCE is attention with K = V: one online-softmax sweep over the queue gives the
+loss and everything that its gradient needs, so no [B, K] array exists in either pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, s
 
 
 class InfoNCE(NamedTuple):
-    """Per-query results: ``loss`` [B] (nats), ``correct`` bool [B] (the positive beats every negative; ties lose)."""
+    """Results of each query: ``loss`` [B] (nats), ``correct`` bool [B], whether the positive beats every negative.
+
+    A tie does not count as correct.
+    """
 
     loss: Tensor
     correct: Tensor
@@ -36,26 +39,27 @@ def queue_infonce(
     queue_ids: Tensor | None = None,
     margin: float = 0.0,
 ) -> InfoNCE:
-    """-log softmax of the positive among itself and the queue (dual momentum contrast, eq. 2).
+    """Compute -log softmax of the positive among itself and the queue (dual momentum contrast, eq. 2).
 
     Sums are kept in float32 (float64 for float64 inputs) whatever the type of the inputs, under autocast too.
 
     Args:
         query: h_x [B, D].
         positive: h_y [B, D], the key of each query.
-        queue: h_{y_i} [K, D]; may have another type than the queries. Never receives gradient.
+        queue: h_{y_i} [K, D]; its type may differ from that of the queries. It never receives gradient.
         temperature: tau, a float or a tensor of one element, which may be learnable.
-        valid: number of filled rows at the start of the queue; the rest is masked. Default: all.
-        query_ids, queue_ids: int64 [B, C] and [K, C], both or neither: a row of the queue that equals the query in any
+        valid: number of filled rows at the start of the queue; the rest is masked. Default: all rows are filled.
+        query_ids, queue_ids: int64 [B, C] and [K, C], both or neither. A row of the queue that equals the query in any
             column is masked.
         margin: m, subtracted from the positive's similarity before the temperature.
 
     Returns:
-        Loss (float32) and correctness of each query. Gradients flow to ``query``, ``positive`` and ``temperature``.
+        Loss (float32, or float64 for float64 queries) and correctness of each query. Gradients flow to ``query``,
+        ``positive`` and ``temperature``.
 
     Raises:
-        ValueError: shapes that do not fit; ids of the queries without ids of the queue, or the reverse; ``valid``
-            outside of the queue.
+        ValueError: the shapes do not fit, only one of ``query_ids`` and ``queue_ids`` is given, or ``valid`` is outside
+            the queue.
     """
     _check(query, positive, queue, query_ids, queue_ids)
     if isinstance(temperature, Tensor) and temperature.numel() != 1:
@@ -71,9 +75,10 @@ def queue_infonce(
 
 
 def against_both(one: InfoNCE, other: InfoNCE) -> InfoNCE:
-    """The result against both of two sets of negatives, from those of the same queries and positives against each.
+    """Return the result against two sets of negatives together, from the results against each of them.
 
-    With L = log(1 + S), S the negatives' sum over the positive's share, it is log(1 + S + S') = log(e^L + e^L' - 1).
+    Queries and positives must be the same. With L = log(1 + S), where S is the sum of the negatives divided by the
+    positive's share, the loss is log(1 + S + S') = log(e^L + e^L' - 1).
     """
     low, high = torch.minimum(one.loss, other.loss), torch.maximum(one.loss, other.loss)
     return InfoNCE(high + torch.log1p(-torch.expm1(-low) * torch.exp(low - high)), one.correct & other.correct)
@@ -120,7 +125,7 @@ def _sweep(
     margin: float,
     differentiable: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Loss, correctness, and for the gradient: Σ_j p_j k_j over the negatives, 1 - p⁺, the positive's similarity."""
+    """Return the loss, correctness, and for the gradient: Σ_j p_j k_j over the negatives, 1 - p⁺, the similarity."""
     with torch.autocast(query.device.type, enabled=False):
         steps = steps_for(query.device)
         accumulate = accumulation_dtype(query)
@@ -129,7 +134,7 @@ def _sweep(
             operand = accumulate
         similarity = (query.to(accumulate) * positive.to(accumulate)).sum(1) - margin
         scaled = similarity / tau
-        # A scaled query saves a pass over the scores, but would be rounded once more in half precision.
+        # Scaled queries save a pass over the scores, but would be rounded once more in half precision.
         folded = operand == accumulate
         rows = (query.to(accumulate) / tau if folded else query).to(operand)
         # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
@@ -142,7 +147,7 @@ def _sweep(
             operand=operand,
         )
         _sweep_blocks(rows, _filled(queue, filled), query_ids, queue_ids, state, steps)
-        # The positive's share is added last, so that many small negatives are not rounded away beside it one by one.
+        # The positive's share is added last, so that it does not round many small negatives away one by one.
         gap = state.maximum - scaled
         total = state.total + torch.exp(-gap)
         loss = torch.where(gap > 0, gap + total.log(), state.total.log1p())
@@ -183,7 +188,7 @@ def _gradients(
     share: Tensor,
     similarity: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """∂L/∂q = (o - (1 - p⁺) k⁺)/τ with o = Σ_j p_j k_j, ∂L/∂k⁺ = -(1 - p⁺) q/τ, ∂L/∂τ = ((1 - p⁺) s⁺ - q·o)/τ²."""
+    """Return ∂L/∂q = (o - (1 - p⁺) k⁺)/τ, ∂L/∂k⁺ = -(1 - p⁺) q/τ, ∂L/∂τ = ((1 - p⁺) s⁺ - q·o)/τ², o = Σ_j p_j k_j."""
     q, k = query.to(tau.dtype), positive.to(tau.dtype)
     scale, share = (gradient / tau).unsqueeze(1), share.unsqueeze(1)
     of_tau = (gradient * (share.squeeze(1) * similarity - (q * mixture).sum(1))).sum() / tau**2

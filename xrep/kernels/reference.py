@@ -1,4 +1,7 @@
-"""The formulas as they are written, in float64 with everything materialised: slow, and what the kernels are held to."""
+"""Reference implementations: the formulas as they are written, in float64 and with everything materialised.
+
+They are slow. The kernels are tested against them.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ NOTHING = float("-inf")
 
 
 def equal(a: Tensor, b: Tensor) -> Tensor:
-    """Whether rows of ``a`` [R, I] and ``b`` [C, I] are equal in any column: bool [R, C]."""
+    """Return whether rows of ``a`` [R, I] and ``b`` [C, I] are equal in any column: bool [R, C]."""
     return (a.unsqueeze(1) == b.unsqueeze(0)).any(-1)
 
 
 def infonce(positive: Tensor, negatives: Tensor) -> Tensor:
-    """-log softmax of the positive logit [R] among itself and the negative ones [R, C]: [R]."""
+    """Return -log softmax of the positive logit [R] among itself and the negative logits [R, C]: [R]."""
     return -torch.cat([positive.unsqueeze(1), negatives], 1).log_softmax(1)[:, 0]
 
 
 def queue_infonce(query: Tensor, positive: Tensor, queue: Tensor, tau: Tensor, same: Tensor, margin: float):
-    """Dual momentum contrast, eq. 2, without what is ``same`` [B, K]. Loss, the positive's logit, the best other."""
+    """Return the loss, the positive's logit and the largest negative logit, [B] each (dual momentum contrast, eq. 2).
+
+    Pairs that are ``same`` [B, K] are left out of the negatives.
+    """
     query, positive, queue, tau = (tensor.double() for tensor in (query, positive, queue, tau))
     positives = ((query * positive).sum(1) - margin) / tau
     negatives = (query @ queue.t() / tau).masked_fill(same, NOTHING)
@@ -28,7 +34,7 @@ def queue_infonce(query: Tensor, positive: Tensor, queue: Tensor, tau: Tensor, s
 
 
 def negatives(rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor) -> Tensor:
-    """Logits [R, C] of the pairs that are compared, -inf elsewhere."""
+    """Return the logits [R, C] of the compared pairs, and -inf for the excluded ones."""
     rows, columns, tau = rows.double(), columns.double(), tau.double()
     return (rows @ columns.t() / tau).masked_fill(excluded, NOTHING)
 
@@ -36,7 +42,7 @@ def negatives(rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor) -> T
 def hard_negatives(
     rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor, positive: Tensor, exponent: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """HiCTL, eq. 5 and 6: cos(q, k̂) / τ and λ [R, C], for queries [R, D] with their positives [R, D]."""
+    """Return cos(q, k̂) / τ and λ [R, C] for queries [R, D] with their positives [R, D] (HiCTL, eq. 5 and 6)."""
     q, k, positive, tau = (tensor.double() for tensor in (rows, columns, positive, tau))
     to_positive = (positive - q).norm(dim=1, keepdim=True).detach()
     to_negative = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist").detach()
@@ -56,7 +62,7 @@ def linear_cross_entropy(
     smoothing: float,
     ignore_index: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed loss, negative log-likelihood [N] and correctness [N]."""
+    """Return the summed loss, the negative log-likelihood [N] and the correctness [N]."""
     logits = F.linear(hidden.double(), weight.double())
     if bias is not None:
         logits = logits + (bias.double() if groups is None else bias.double()[groups])

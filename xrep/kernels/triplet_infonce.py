@@ -1,4 +1,4 @@
-"""InfoNCE of triplets: the negatives of an anchor are the positives and the hard negatives of the whole batch."""
+"""InfoNCE of triplets: the negatives of an anchor are the other positives and all hard negatives of the batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xrep.kernels.precision import accumulation_dtype, scalar
 
 
 class TripletInfoNCE(NamedTuple):
-    """Per anchor: loss [B] (nats) of finding its positive, and whether that beat every negative (bool [B])."""
+    """Results of each anchor: loss [B] (nats), and whether the positive beat every negative (bool [B])."""
 
     loss: Tensor
     correct: Tensor
@@ -32,21 +32,21 @@ def triplet_infonce(
     ids: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> TripletInfoNCE:
-    """-log (e^(a_i·p_i/τ) / Σ_j (e^(a_i·p_j/τ) + α^[i=j] e^(a_i·n_j/τ))): supervised SimCSE.
+    """Compute -log (e^(a_i·p_i/τ) / Σ_j (e^(a_i·p_j/τ) + α^[i=j] e^(a_i·n_j/τ))), the loss of supervised SimCSE.
 
-    Gao et al., 2021, equation 5, and the weight of the anchor's own hard negative from their appendix. Sums are kept in
-    float32 (float64 for float64 inputs) whatever the type of the inputs, under autocast too.
+    This is equation 5 of Gao et al., 2021, with the weight of the anchor's own hard negative from their appendix. Sums
+    are kept in float32 (float64 for float64 inputs) whatever the type of the inputs, under autocast too.
 
     Args:
         anchor, positive, negative: [B, D]; row i of each is one triplet.
         temperature: divides all similarities; a float or a tensor of one element, which may be learnable.
-        weight: α, above 0: how much the anchor's own hard negative counts beside all others.
-        ids: int64 [B, 3], equal where sentences are. Then another's positive is no negative where the anchors or the
-            positives are equal, and another's hard negative is none where it equals the anchor or its positive.
-        group: processes whose triplets give negatives too, as in ``inbatch_infonce``.
+        weight: α, above 0: weight of the anchor's own hard negative compared with all others.
+        ids: int64 [B, 3], equal for equal sentences. The positive of another triplet is then no negative if the anchors
+            or the positives are equal, and its hard negative is none if it equals the anchor or the anchor's positive.
+        group: processes whose triplets also provide negatives, as in ``inbatch_infonce``.
 
     Raises:
-        ValueError: shapes that do not fit, a weight that is not above 0.
+        ValueError: the shapes do not fit, or the weight is not above 0.
     """
     check_pairs(anchor, positive, ids)
     check_pairs(anchor, negative, None)
@@ -71,12 +71,12 @@ def triplet_infonce(
         tau,
         row_shift=shift,
         column_shift=None,
-        excluded=torch.stack([own, own + total], 1),  # the own hard negative has a weight of its own
+        excluded=torch.stack([own, own + total], 1),  # the own hard negative is added below, with its weight
         row_ids=None if ids is None else ids[:, :2],
         column_ids=None if all_ids is None else torch.cat([all_ids[:, :2], all_ids[:, [2, 2]]]),
     )
     hard = own_negative - shift
     denominator = torch.logaddexp(found.rows, hard + math.log(weight))
-    # The difference is 0: it carries the gradient of the positive. The threshold keeps float64 losses exact.
+    # The difference is 0, but carries the gradient of the positive. The threshold keeps float64 losses exact.
     loss = F.softplus(denominator + (shift - own_positive), threshold=40)
     return TripletInfoNCE(loss, beaten(torch.maximum(found.row_best, hard.detach()), shift))

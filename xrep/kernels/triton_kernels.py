@@ -1,34 +1,34 @@
-"""The fused kernels behind ``triton_steps``: what happens to a block of similarities between two matrix products.
+"""The fused kernels behind ``triton_steps``: the work on a block of similarities between two matrix products.
 
-The products themselves are cuBLAS's. A flash-style kernel would have to hold an output row as wide as the vectors: 64
-queries of 768 dimensions in float32 fill the registers of a multiprocessor. Split over the dimensions, the scores must
-be computed anew for each part, three or four times for 768-1024 dimensions, which by itself is twice the two products.
-So a block's scores are written, but stay in the L2 cache: one of these kernels reads them there once and leaves the
-weights for the next product.
+The products themselves are computed by cuBLAS. A flash-style kernel would have to hold an output row as wide as the
+vectors: 64 queries of 768 dimensions in float32 fill the registers of a multiprocessor. If it were split over the
+dimensions, the scores would have to be computed again for each part, three or four times for 768-1024 dimensions, which
+alone is twice the work of the two products. So the scores of a block are written to memory, but they stay in the L2
+cache: one of these kernels reads them there once and writes the weights for the next product.
 """
 
 from __future__ import annotations
 
-# Triton unrolls static_range and decides the branches over constexpr when it compiles a kernel; a type checker, which
-# takes the text for Python, finds no iterator in the one and unbound names behind the others.
+# Triton unrolls static_range and decides branches over constexpr when it compiles a kernel. A type checker reads the
+# code as Python: it finds no iterator in the first and unbound names behind the second.
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 import triton
 import triton.language as tl
 
-# Triton reads these from within kernels only as constexpr.
+# Kernels can read these globals only if they are constexpr.
 NOTHING = tl.constexpr(float("-inf"))
 SMALLEST_SQUARE = tl.constexpr(1e-16)
 
 
 @triton.jit
 def finite(maximum):
-    """0 in place of -inf, which must not be subtracted from itself."""
+    """Replace -inf by 0, because -inf must not be subtracted from itself."""
     return tl.where(maximum == NOTHING, 0.0, maximum)
 
 
 @triton.jit
 def power(base, exponent):
-    """base ** exponent for base in [0, 1], exponent >= 0; 0 ** 0 is 1."""
+    """Return base ** exponent for base in [0, 1], exponent >= 0; 0 ** 0 is 1."""
     positive = tl.where(base > 0, base, 1.0)
     zero = tl.where(exponent == 0, 1.0, 0.0)
     return tl.where(base > 0, tl.exp2(exponent * tl.log2(positive)), zero)
@@ -40,8 +40,10 @@ def absorb_row(
     columns, dimension,
     IDS: tl.constexpr, SCALED: tl.constexpr, MIXED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One query: its scores become weights, its running softmax and mixture follow. The weights may lie in the scores'
-    own memory: all are read before the maximum is known."""
+    """Turn the scores of one query into weights, and update its running softmax and mixture.
+
+    The weights may lie in the memory of the scores, because all scores are read before the maximum is known.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < columns
@@ -74,7 +76,7 @@ def compared_pairs(
     excluded, row_ids, column_ids, row, column, row_inside, column_inside, first_column,
     LISTED: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
-    """Which pairs of the tile are compared, [r, c]."""
+    """Return which pairs of the tile are compared, [r, c]."""
     result = row_inside[:, None] & column_inside[None, :]
     for i in tl.static_range(LISTED):
         listed = tl.load(excluded + row * LISTED + i, mask=row_inside, other=-1) - first_column
@@ -88,7 +90,7 @@ def compared_pairs(
 
 @triton.jit
 def harden(dot, a, b, to_positive, exponent):
-    """cos(q, k̂), λ and |k̂|² from q·k, |q|², |k|² and d⁺² (HiCTL, equations 5 and 6)."""
+    """Return cos(q, k̂), λ and |k̂|² from q·k, |q|², |k|² and d⁺² (HiCTL, equations 5 and 6)."""
     distance = tl.maximum(a + b - 2 * dot, 0.0)
     ratio = to_positive / tl.where(distance > 0, distance, 1.0)
     interpolation = tl.where(distance > to_positive, power(tl.minimum(ratio, 1.0), exponent / 2), 1.0)
@@ -106,7 +108,7 @@ def collect_rows(
     LISTED: tl.constexpr, IDS: tl.constexpr, SCALED: tl.constexpr, HARD: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Running maximum and total of some rows over all columns of a tile."""
+    """Update the running maximum and total of some rows with all columns of a tile."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_inside = row < rows
     highest = tl.load(maximum + row, mask=row_inside, other=NOTHING)
@@ -152,7 +154,7 @@ def collect_columns(
     similarities, stride, scale, excluded, row_ids, column_ids, maximum, total, rows, columns, first_column,
     LISTED: tl.constexpr, IDS: tl.constexpr, SCALED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Running maximum and total of some columns over all rows of a tile."""
+    """Update the running maximum and total of some columns with all rows of a tile."""
     column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     column_inside = column < columns
     highest = tl.load(maximum + column, mask=column_inside, other=NOTHING)
@@ -182,8 +184,11 @@ def differentiate_tile(
     LISTED: tl.constexpr, IDS: tl.constexpr, SCALED: tl.constexpr, HARD: tl.constexpr, BOTH: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gradient towards the similarities of a small tile. With hard negatives ``of_row`` [2, R, tiles] and
-    ``of_column`` [tiles, C] receive this tile's sums towards scale, |q|² and |k|²: no atomics, so a run repeats."""
+    """Compute the gradient towards the similarities of a small tile.
+
+    With hard negatives, ``of_row`` [2, R, tiles] and ``of_column`` [tiles, C] receive this tile's sums towards scale,
+    |q|² and |k|². There are no atomic operations, so runs are reproducible.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     row_inside = row < rows
@@ -229,7 +234,7 @@ def vocabulary_row(
     logits, gradient, target, ignored, loss, nll, correct, columns, smoothing,
     WANTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One token: loss, negative log-likelihood, correctness, and the gradient towards its logits."""
+    """Compute loss, negative log-likelihood and correctness of one token, and the gradient towards its logits."""
     row = tl.program_id(0).to(tl.int64)
     skipped = tl.load(ignored + row) != 0
     gold = tl.where(skipped, 0, tl.load(target + row))

@@ -1,6 +1,7 @@
-"""The work on one block of similarities as fused CUDA kernels: the functions of ``chunked_steps``, documented there.
+"""The work on one block of similarities as fused CUDA kernels. ``chunked_steps`` documents the functions.
 
-The blocks are larger: a launch costs some microseconds, and a block's scores fit the L2 cache of a data-centre GPU.
+The blocks are larger than there: a kernel launch costs some microseconds, and the scores of a block fit the L2 cache of
+a data-centre GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from xrep.kernels.precision import accumulation_dtype
 _kernels: Any = triton_kernels  # a launch takes options that a kernel does not declare, such as num_warps
 
 QUEUE_ROWS = 8192
-"""Rows of the queue in a block: a query's scores are held in the registers of one program."""
+"""Rows of the queue in one block. The scores of one query are held in the registers of one program."""
 
 TILE = (1024, 8192)
 
@@ -28,7 +29,10 @@ VOCABULARY_LOGITS = 2**27
 
 
 def operand_dtype(tensor: Tensor) -> torch.dtype:
-    """Half precision multiplies as it is, into float32 results; CPUs (interpreted kernels) cannot."""
+    """Return the type in which products read such a tensor.
+
+    GPUs multiply half precision into float32 results; CPUs (interpreted kernels) cannot.
+    """
     return tensor.dtype if tensor.is_cuda else accumulation_dtype(tensor)
 
 
@@ -36,7 +40,7 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
     count, columns = scores.shape
     if state.operand == scores.dtype:
         weights = scores
-    else:  # in the memory of the scores: only half of it is needed, and it is in the cache
+    else:  # reuse the memory of the scores: half of it is enough, and it is in the cache
         weights = scores.view(state.operand)[:, :columns]
     queries, block = (ids[0].contiguous(), ids[1].contiguous()) if ids is not None else (None, None)
     mixture = state.mixture
@@ -110,7 +114,7 @@ def differentiate(
 ) -> None:
     hard, both = pairs.exponent is not None, wanted.column_offset is not None
     count, width = similarities.shape
-    block_rows, block_columns = 16, 128  # twice the rows spill registers with hard negatives
+    block_rows, block_columns = 16, 128  # with hard negatives, twice the rows would spill registers
     tiles = (int(triton.cdiv(count, block_rows)), int(triton.cdiv(width, block_columns)))
     of_row = similarities.new_empty(2, count, tiles[1]) if hard else None
     of_column = similarities.new_empty(tiles[0], width) if hard else None
@@ -169,7 +173,7 @@ def vocabulary_softmax(
 
 
 def _masks(pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor | None, ...]:
-    """Scale, excluded columns, ids of rows and columns, as the kernels take them."""
+    """Return the scale, excluded columns, and ids of rows and columns, as the kernels take them."""
     row_ids = None if pairs.row_ids is None else pairs.row_ids[rows].contiguous()
     column_ids = None if pairs.column_ids is None else pairs.column_ids[columns].contiguous()
     return pairs.scale, pairs.excluded[rows].contiguous(), row_ids, column_ids

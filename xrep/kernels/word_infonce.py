@@ -1,4 +1,4 @@
-"""HiCTL's word-level contrast: the words of a sentence pair against sampled words of the vocabulary."""
+"""HiCTL's word-level contrast between the words of a sentence pair and sampled words of the vocabulary."""
 
 from __future__ import annotations
 
@@ -15,21 +15,26 @@ from xrep.kernels.pairwise import beaten
 from xrep.kernels.precision import accumulation_dtype, multiply
 
 CHUNK_LOGITS = 1 << 22
-"""Similarities of queries and words that are held at a time."""
+"""Number of similarities of queries and words that are held at a time."""
 CACHED_KEYS = 1 << 19
-"""Of these, so many on CPUs from which words are drawn at a time: of whole rows."""
+"""Number of these similarities from which words are drawn at a time on CPUs, always in whole rows."""
 GROUPS = 4
-"""Columns of which only the largest is looked at first."""
+"""Number of columns in a group. At first, only the largest value of each group is looked at."""
 FEW_THREADS = 4
-"""CPU threads up to which NumPy finds the largest of each row sooner than torch: it has vector instructions for that,
-but one thread."""
+"""Up to this many CPU threads, NumPy finds the largest values of each row faster than torch: it has vector instructions
+for that, but uses one thread."""
 SHORTEST = 1e-12
-"""Word vectors are taken to be at least this long, as in ``torch.nn.functional.normalize``."""
+"""Smallest length of a word vector: shorter ones are treated as this long, as in ``torch.nn.functional.normalize``."""
 
 
 class WordInfoNCE(NamedTuple):
-    """``loss`` [N] (nats). Without gradient: ``correct`` bool [N, W], whether a word of the bag beat all the sampled
-    ones; ``sampled`` int64 [N, m], the sampled words, and -1 where there were too few."""
+    """The loss of each pair and the words that were sampled for it. Gradients flow through ``loss`` only.
+
+    Attributes:
+        loss: [N] (nats).
+        correct: bool [N, W], whether a word of the bag beat all sampled words.
+        sampled: int64 [N, m], the sampled words; -1 if there were too few.
+    """
 
     loss: Tensor
     correct: Tensor
@@ -46,21 +51,22 @@ def word_infonce(
     special: Tensor,
     samples: int,
 ) -> WordInfoNCE:
-    """The mean over a bag of words of -log softmax of each word's cosine among itself and sampled words (eq. 7).
+    """Compute the mean over a bag of words of -log softmax of each cosine among itself and sampled words (eq. 7).
 
     The sampled words are drawn without replacement from those outside the bag, with probabilities proportional to
-    exp(cosine / temperature): the ``samples`` largest of these logits plus Gumbel noise, found in chunks of the
-    vocabulary and without gradient. The noise of a query is independent for each word, and that of a word for each
-    query, but row i reads it i places further on than row 0: so it is drawn V + N times instead of V · N.
+    exp(cosine / temperature). They are the words with the ``samples`` largest sums of this logit and Gumbel noise,
+    found in chunks of the vocabulary and without gradient. The noise of one query is independent for each word, and the
+    noise of one word for each query. But row i reads the noise of row 0 shifted by i places, so that only V + N values
+    are drawn instead of V · N.
 
     Args:
-        query: [N, D], of any length.
+        query: [N, D], vectors of any length.
         embedding: [V, D], the vectors of the words, of any length.
         words: int64 [N, W], the subwords of each pair; none of them is sampled.
-        bag: bool [N, W], which of them are counted: each word once.
-        temperature: divides all cosines, in the loss and in the sampling. The paper has none, that is 1.
+        bag: bool [N, W], which of ``words`` are counted; each word is counted once.
+        temperature: divides all cosines, in the loss and in the sampling. The paper has no temperature, that is 1.
         special: int64 [K], words that are never sampled.
-        samples: m, how many words are sampled for each query; fewer where the vocabulary has no more.
+        samples: m, number of words that are sampled for each query; fewer if the vocabulary has no more.
     """
     accumulate = accumulation_dtype(query, embedding)
     with torch.autocast(query.device.type, enabled=False):
@@ -77,7 +83,7 @@ def word_infonce(
 
 
 class _Cosines(torch.autograd.Function):
-    """Cosines of unit vectors with their words [N, W] and with sampled words [N, m], and which these are."""
+    """Cosines of unit vectors with their words [N, W] and with sampled words [N, m], and the sampled words."""
 
     @staticmethod
     def forward(ctx, query, embedding, words, barred, temperature, samples):
@@ -102,17 +108,17 @@ class _Cosines(torch.autograd.Function):
         return positive, negative, sampled
 
     @staticmethod
-    # In the annotations of torch once_differentiable loses the names of the parameters.
+    # In torch's annotations, once_differentiable loses the names of the parameters.
     @once_differentiable
     def backward(ctx, of_positive, of_negative, _):  # pyright: ignore[reportIncompatibleMethodOverride]
         query, embedding, lengths, words, sampled, positive, negative = ctx.saved_tensors
         words = torch.cat([words, sampled.clamp(min=0)], dim=1)
         of_words, cosines = torch.cat([of_positive, of_negative], dim=1), torch.cat([positive, negative], dim=1)
-        # A cosine does not change with the length of a vector: what goes along the vector is taken off.
+        # A cosine does not depend on the length of a vector, so the part of the gradient along the vector is removed.
         along = torch.zeros_like(lengths).index_add_(0, words.flatten(), (of_words * cosines).flatten())
         along /= -lengths.square()
         of_words = of_words / lengths.take(words)
-        # Of V words each query has m and a few: sums over these are much less than products with all.
+        # Each query uses only few of the V words, so sums over these cost much less than products with all words.
         vectors = embedding.to(query.dtype)
         for_query = F.embedding_bag(words, vectors, per_sample_weights=of_words, mode="sum")
         for_embedding = _by_word(words, of_words, query, len(embedding)).addcmul_(vectors, along.unsqueeze(1))
@@ -120,9 +126,9 @@ class _Cosines(torch.autograd.Function):
 
 
 def _by_word(words: Tensor, weights: Tensor, query: Tensor, count: int) -> Tensor:
-    """The sum over all places where a word is named of weight and query: [V, D] from words and weights [N, W]."""
+    """Return for each word the sum of weight · query over its occurrences: [V, D] from words and weights [N, W]."""
     rows = torch.arange(len(query), device=words.device).unsqueeze(1)
-    # Padding weighs nothing, and as a word that is named by far the most often it would take GPUs the longest.
+    # Padding has weight 0. It is spread over many words, because one word that occurs far more often is slow on GPUs.
     words = torch.where(weights == 0, rows % count, words).flatten()
     places = words.int().argsort()
     named = torch.zeros(count, dtype=torch.int64, device=words.device).scatter_add_(0, words, torch.ones_like(words))
@@ -132,14 +138,14 @@ def _by_word(words: Tensor, weights: Tensor, query: Tensor, count: int) -> Tenso
 
 
 def _chunks(embedding: Tensor, query: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Parts of the vocabulary: the first word, and vectors in the type of the query."""
+    """Yield parts of the vocabulary: the index of the first word, and the vectors in the type of the query."""
     count = max(1, CHUNK_LOGITS // max(1, len(query)))
     for start in range(0, len(embedding), count):
         yield start, embedding[start : start + count].to(query.dtype)
 
 
 def _places(words: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
-    """Which words are among ``count`` from ``start`` on, and the place of each there; ``count`` if it is not."""
+    """Return which words are among the ``count`` words from ``start`` on, and their places there (else ``count``)."""
     inside = (words >= start) & (words < start + count)
     return inside, torch.where(inside, words - start, count)
 
@@ -147,11 +153,11 @@ def _places(words: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
 def _drawn(
     products: Tensor, lengths: Tensor, barred: Tensor, temperature: float, samples: int
 ) -> tuple[Tensor, Tensor]:
-    """The largest sums of cosine / temperature and Gumbel noise of each row, at most ``samples``, and their places.
+    """Return the largest sums of cosine / temperature and Gumbel noise of each row, at most ``samples``, and places.
 
     Args:
         products: [N, C], cosines times ``lengths`` [C].
-        barred: int64 [N, K], places that are not drawn, or C.
+        barred: int64 [N, K], places that must not be drawn, or C for no place.
     """
     rows, count = products.shape
     noise = products.new_empty(rows + count).exponential_().log_().neg_().as_strided((rows, count), (1, 1))
@@ -169,9 +175,9 @@ def _drawn(
 
 
 def _largest(keys: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """The largest of each row, at most ``samples``, in any order, and their places.
+    """Return the largest values of each row, at most ``samples``, in any order, and their places.
 
-    The m largest lie in the m groups with the largest maxima, so most columns need not be looked at one by one.
+    The m largest values lie in the m groups with the largest maxima, so most columns need not be compared one by one.
     """
     count = keys.size(1)
     if count % GROUPS or count < 2 * GROUPS * samples:
@@ -186,7 +192,7 @@ def _largest(keys: Tensor, samples: int) -> tuple[Tensor, Tensor]:
 
 
 def _top(keys: Tensor, count: int) -> Tensor:
-    """Places of the ``count`` largest of each row, in any order."""
+    """Return the places of the ``count`` largest values of each row, in any order."""
     if keys.device.type != "cpu" or torch.get_num_threads() > FEW_THREADS:
         return keys.topk(count, dim=1, sorted=False).indices
     return torch.from_numpy(np.argpartition(keys.numpy(), keys.size(1) - count, axis=1)[:, -count:])
@@ -195,7 +201,7 @@ def _top(keys: Tensor, count: int) -> Tensor:
 def _merged(
     one: tuple[Tensor, Tensor, Tensor], other: tuple[Tensor, Tensor, Tensor], samples: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest of what two chunks have."""
+    """Return the largest keys of two chunks, with their products and words."""
     keys, products, words = (torch.cat(both, dim=1) for both in zip(one, other, strict=True))
     top, places = _largest(keys, samples)
     return top, products.gather(1, places), words.gather(1, places)

@@ -6,10 +6,10 @@ import numpy as np
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's r of two series [N], between -1 and 1, in float64.
+    """Return Pearson's r of two series [N], between -1 and 1, computed in float64.
 
     Raises:
-        ValueError: the lengths differ, N is below 2, a number is not finite, or one series is constant.
+        ValueError: The lengths differ, N is below 2, a number is not finite, or one series is constant.
     """
     if x.shape != y.shape or x.ndim != 1 or len(x) < 2:
         raise ValueError(f"a correlation needs two series of one length, at least 2, got {x.shape} and {y.shape}")
@@ -22,10 +22,10 @@ def pearson(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's rho: Pearson's r of the ranks; equal values share the mean of their ranks.
+    """Return Spearman's rho, which is Pearson's r of the ranks; equal values get the mean of their ranks.
 
     Raises:
-        ValueError: as ``pearson``.
+        ValueError: For the same reasons as ``pearson``.
     """
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("a correlation needs finite numbers")

@@ -1,4 +1,4 @@
-"""Floating-point operations of a forward pass, two for a multiplication and its addition; matrix products alone."""
+"""Floating-point operations of a forward pass, counting only matrix products: two per multiply-add."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def transformer_flops(lengths: np.ndarray, *, layers: int, hidden_size: int, feedforward_size: int) -> int:
-    """Of transformer layers over sequences of ``lengths`` (int [B], in tokens), without padding.
+    """Return the operations of transformer layers on sequences of ``lengths`` (int [B], in tokens), without padding.
 
-    A token takes part in the four maps of attention and the two of the feed-forward network, a pair of tokens in a
-    score and in an average.
+    Each token goes through the four linear maps of attention and the two of the feed-forward network. Each pair of
+    tokens takes part in an attention score and in a weighted average.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     maps = 4 * hidden_size**2 + 2 * hidden_size * feedforward_size
@@ -17,5 +17,5 @@ def transformer_flops(lengths: np.ndarray, *, layers: int, hidden_size: int, fee
 
 
 def vocabulary_flops(tokens: int, *, hidden_size: int, words: int) -> int:
-    """Of the scores of all ``words`` at some tokens."""
+    """Return the operations of scoring all ``words`` of the vocabulary for each of ``tokens`` tokens."""
     return 2 * tokens * hidden_size * words

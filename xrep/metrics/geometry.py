@@ -1,4 +1,4 @@
-"""How sentence vectors lie in their space: alignment, uniformity, and the languages of neighbours."""
+"""Measures of the geometry of sentence vectors: alignment, uniformity, and the languages of nearest neighbours."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import numpy as np
 from xrep.retrieval.neighbours import neighbours, normalize_rows
 
 _BLOCK = 2048
-"""Rows of a block of distances: 32 MB of float64."""
+"""Rows and columns of a block of distances, which takes 32 MB in float64."""
 
 
 def alignment_loss(x: np.ndarray, y: np.ndarray) -> float:
-    """Mean squared distance of positive pairs on the unit sphere: E ‖x - y‖², lower is better.
+    """Return the mean squared distance of positive pairs on the unit sphere, E ‖x - y‖²; lower is better.
 
     Wang and Isola (2020), "Understanding Contrastive Representation Learning through Alignment and Uniformity on the
     Hypersphere", equation 1 with α = 2.
 
     Args:
-        x, y: [N, D] float; row i of one and row i of the other are a pair. Brought to length 1 first, in float64.
+        x, y: [N, D] float; row i of ``x`` and row i of ``y`` are a pair. Rows are first normalised to length 1, in
+            float64.
 
     Raises:
-        ValueError: the shapes differ, there is no pair, or a number is not finite.
+        ValueError: The shapes differ, there is no pair, or a number is not finite.
     """
     if x.shape != y.shape:
         raise ValueError(f"pairs need two arrays of one shape, got {x.shape} and {y.shape}")
@@ -30,16 +31,16 @@ def alignment_loss(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def uniformity_loss(vectors: np.ndarray) -> float:
-    """How far from evenly vectors are spread over the unit sphere: log E exp(-2 ‖x - y‖²), lower is better.
+    """Return how unevenly vectors are spread over the unit sphere, log E exp(-2 ‖x - y‖²); lower is better.
 
-    Wang and Isola (2020), equation 2 with t = 2; over every two different rows, N (N - 1) / 2 of them. It is 0 where
-    all vectors are one, and about -4 (for large D) where they are spread evenly.
+    Wang and Isola (2020), equation 2 with t = 2, over all N (N - 1) / 2 pairs of different rows. The loss is 0 if all
+    vectors are equal, and about -4 (for large D) if they are spread evenly.
 
     Args:
-        vectors: [N, D] float. Brought to length 1 first, in float64.
+        vectors: [N, D] float. Rows are first normalised to length 1, in float64.
 
     Raises:
-        ValueError: fewer than 2 vectors, or a number that is not finite.
+        ValueError: There are fewer than 2 vectors, or a number that is not finite.
     """
     unit = _unit(vectors, 2)
     squares, total = np.sum(unit**2, axis=1), 0.0
@@ -54,20 +55,20 @@ def uniformity_loss(vectors: np.ndarray) -> float:
 
 
 def language_shares(vectors: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Of the k nearest neighbours of a language's sentences in the pool of all languages, the share of each language.
+    """Return, for each language, the share of every language among the k nearest neighbours of its sentences.
 
-    "Universal Sentence Representation Learning with Conditional Masked Language Model", section 5.2 and figure 2. A
-    sentence is not its own neighbour.
+    "Universal Sentence Representation Learning with Conditional Masked Language Model", section 5.2 and figure 2.
+    Neighbours are searched among the sentences of all languages; a sentence is not its own neighbour.
 
     Args:
-        vectors: for each of L languages [N, D] float, of length 1 for the cosine; N may differ.
-        k: less than the sentences of all languages.
+        vectors: For each of L languages, [N, D] float, with rows of length 1 to compare by cosine; N may differ.
+        k: Number of neighbours, less than the number of sentences of all languages.
 
     Returns:
-        float64 [L, L]: row i is of the queries in language i and sums to 1.
+        float64 [L, L]: row i belongs to the queries in language i and sums to 1.
 
     Raises:
-        ValueError: no vectors of a language, a number that is not finite, or k out of range.
+        ValueError: A language has no vectors, a number is not finite, or k is out of range.
     """
     if not vectors or not all(len(own) for own in vectors):
         raise ValueError("a language without vectors")
@@ -79,14 +80,15 @@ def language_shares(vectors: Sequence[np.ndarray], k: int) -> np.ndarray:
         raise ValueError("vectors that are not finite")
     index = neighbours(pool, pool, k + 1).xy
     others = index != np.arange(len(pool))[:, None]
-    others[others.all(axis=1), -1] = False  # k + 1 others are as near as the sentence itself: the last one is too many
+    # If k + 1 others are as near as the sentence itself, the sentence may be missing. Then the last one is left out.
+    others[others.all(axis=1), -1] = False
     found = language[index[others]].reshape(len(pool), k)
     counts = [np.bincount(found[language == i].ravel(), minlength=len(vectors)) for i in range(len(vectors))]
     return np.array([count / count.sum() for count in counts])
 
 
 def _unit(x: np.ndarray, least: int) -> np.ndarray:
-    """Rows of length 1, float64 [N, D]."""
+    """Return the rows normalised to length 1, float64 [N, D]."""
     if x.ndim != 2 or len(x) < least:
         raise ValueError(f"at least {least} vectors are needed, got shape {x.shape}")
     if not np.isfinite(x).all():

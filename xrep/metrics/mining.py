@@ -1,4 +1,4 @@
-"""How many of the pairs that were mined are translations, and from which score on they should be believed."""
+"""Evaluation of mined sentence pairs: precision, recall and F1, and the best score threshold."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class MiningScores:
-    """In percent. ``precision``: share of the extracted pairs that are gold; ``recall``: share of the gold pairs that
-    were extracted; ``f1``: their harmonic mean. Nothing extracted: all are 0."""
+    """Scores of mined pairs, in percent.
+
+    ``precision`` is the share of the extracted pairs that are gold, ``recall`` is the share of the gold pairs that were
+    extracted, and ``f1`` is their harmonic mean. If nothing was extracted, all three are 0.
+    """
 
     precision: float
     recall: float
@@ -21,10 +24,10 @@ class MiningScores:
 
 
 def mining_scores(correct: int, extracted: int, gold: int) -> MiningScores:
-    """Precision, recall and F1.
+    """Return precision, recall and F1.
 
     Raises:
-        ValueError: there are no gold pairs, or more correct pairs than were extracted or are gold.
+        ValueError: There are no gold pairs, or more correct pairs than were extracted or are gold.
     """
     if gold < 1 or not 0 <= correct <= min(extracted, gold):
         raise ValueError(f"{correct} correct pairs of {extracted}, {gold} gold")
@@ -34,23 +37,24 @@ def mining_scores(correct: int, extracted: int, gold: int) -> MiningScores:
 
 
 def best_threshold(scores: np.ndarray, correct: np.ndarray, gold: int) -> tuple[float, MiningScores]:
-    """The threshold with the best F1, pairs with a score of at least it being extracted, and what it gives.
+    """Return the threshold with the best F1, and the scores with this threshold.
 
-    Thresholds are the midpoints of consecutive different scores, and the lowest score ("Dual-Alignment Pre-training for
-    Cross-lingual Sentence Embedding", appendix B). Of equal F1 the highest threshold wins.
+    Pairs with a score of at least the threshold are extracted. Candidate thresholds are the midpoints of consecutive
+    different scores, and the lowest score ("Dual-Alignment Pre-training for Cross-lingual Sentence Embedding", appendix
+    B). If several have the same F1, the highest threshold is returned.
 
     Args:
         scores: [P] float, in any order.
-        correct: bool [P], whether the pair is gold.
-        gold: number of gold pairs, extracted or not.
+        correct: bool [P], whether each pair is gold.
+        gold: Number of gold pairs, extracted or not.
 
     Raises:
-        ValueError: no scores, a score that is not finite, or no gold pairs.
+        ValueError: There are no scores, a score is not finite, or there are no gold pairs.
     """
     if not len(scores) or scores.shape != correct.shape or not np.isfinite(scores).all() or gold < 1:
         raise ValueError(f"{len(scores)} finite scores of shape {correct.shape} and {gold} gold pairs")
     order = np.argsort(-scores, kind="stable")
-    ordered = scores[order].astype(np.float64)  # between two float32 numbers there is a float64 one
+    ordered = scores[order].astype(np.float64)  # in float64 there is a number between any two float32 scores
     hits = np.cumsum(correct[order])
     ends = np.append(np.flatnonzero(ordered[:-1] > ordered[1:]), len(ordered) - 1)
     f1 = 2 * hits[ends] / (ends + 1 + gold)

@@ -1,4 +1,4 @@
-"""Principal component removal: what all vectors of a language share, taken out of them."""
+"""Removal of the principal components of a language from its vectors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from scipy.linalg import eigh
 
 
 def principal_components(vectors: np.ndarray, count: int) -> np.ndarray:
-    """The first right singular vectors of the *uncentred* matrix.
+    """Return the first ``count`` right singular vectors of the *uncentred* matrix.
 
     Args:
-        vectors: [N, D] float, of one language.
-        count: how many.
+        vectors: [N, D] float, all of one language.
+        count: Number of singular vectors.
 
     Returns:
         float64 [count, D], orthonormal, largest singular value first; the signs are arbitrary.
@@ -25,24 +25,25 @@ def principal_components(vectors: np.ndarray, count: int) -> np.ndarray:
     width = x_ND.shape[1]
     if count == 0:
         return np.zeros((0, width))
-    # Eigenvectors of the Gram matrix in float64: many times faster than a singular value decomposition.
+    # Computing eigenvectors of the Gram matrix in float64 is many times faster than a singular value decomposition.
     return eigh(x_ND.T @ x_ND, subset_by_index=(width - count, width - 1))[1].T[::-1]
 
 
 def remove_components(vectors: np.ndarray, count: int) -> np.ndarray:
-    """``v - (v . c) c`` for each of the first ``count`` principal components c of these vectors.
+    """Subtract ``(v . c) c`` from each vector v, for each of the first ``count`` principal components c of the vectors.
 
     "Universal Sentence Representation Learning with Conditional Masked Language Model" (section 5.2, whose formula
     lacks the trailing c).
 
     Args:
         vectors: [N, D] float, all of one language, as they are compared (of length 1 for the cosine).
+        count: Number of components to remove.
 
     Returns:
-        [N, D] of the same type; their lengths are no longer 1.
+        [N, D] of the same type; the vectors no longer have length 1.
 
     Raises:
-        ValueError: as ``principal_components``.
+        ValueError: For the same reasons as ``principal_components``.
     """
     components_CD = principal_components(vectors, count)
     return (vectors - (vectors @ components_CD.T) @ components_CD).astype(vectors.dtype)

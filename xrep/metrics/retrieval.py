@@ -1,4 +1,4 @@
-"""How well translations find each other, and whether all vectors have become one."""
+"""Retrieval accuracy of translations, and a test for collapsed vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xrep.retrieval.neighbours import neighbours, normalize_rows
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Retrieval accuracy in percent: ``forward`` asks with x among y, ``backward`` with y among x."""
+    """Retrieval accuracy in percent: ``forward`` searches y for rows of x, ``backward`` searches x for rows of y."""
 
     forward: float
     backward: float
@@ -22,7 +22,7 @@ class Accuracy:
 
 
 def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
-    """Percentage of rows whose nearest neighbour on the other side is the row of the same index.
+    """Return the percentage of rows whose nearest neighbour on the other side is the row with the same index.
 
     This is the protocol of the Tatoeba test (Artetxe and Schwenk, 2019, arXiv:1812.10464, section 4.3), whose error
     rate is 100 minus the accuracy.
@@ -32,7 +32,7 @@ def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
         y: [N, D] float.
 
     Raises:
-        ValueError: the shapes differ or N is 0.
+        ValueError: The shapes differ or N is 0.
     """
     if x.shape != y.shape:
         raise ValueError(f"aligned vectors must have one shape, got {x.shape} and {y.shape}")
@@ -42,10 +42,11 @@ def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
 
 
 def mean_cosine(x: np.ndarray) -> float:
-    """Mean cosine over all pairs of different rows of ``x`` [N, D].
+    """Return the mean cosine over all pairs of different rows of ``x`` [N, D].
 
-    Near 1, every sentence has the same vector: the encoder has collapsed. Exact in O(N D), because the cosines of all
-    pairs, each row with itself included, add up to the squared norm of the sum of the unit vectors.
+    A value near 1 means that every sentence has the same vector: the encoder has collapsed. The computation is exact in
+    O(N D), because the cosines of all pairs, including each row with itself, add up to the squared norm of the sum of
+    the unit vectors.
 
     Raises:
         ValueError: N is below 2.

@@ -1,7 +1,8 @@
-"""How well translations agree with references: sacrebleu's BLEU and chrF, and BLEU as Moses' multi-bleu.perl counts it.
+"""Translation metrics: BLEU and chrF of sacrebleu, and BLEU as Moses' multi-bleu.perl computes it.
 
-BLEU depends on how text is cut into words, so it is told with that: sacrebleu cuts plain text itself and says how in a
-signature; papers that quote "tokenised BLEU" give multi-bleu.perl text that Moses has tokenised on both sides.
+BLEU depends on how text is split into words, so the tokenisation must be reported with it. sacrebleu splits plain text
+itself and describes how in a signature. Papers that report "tokenised BLEU" run multi-bleu.perl on text that Moses has
+tokenised on both sides.
 """
 
 from __future__ import annotations
@@ -17,42 +18,42 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
 
 Tokenizer = Literal["13a", "intl", "zh", "char", "none"]
-"""How sacrebleu cuts text into words: as mteval-v13a and mteval-v14 do, Chinese into characters, everything into
-characters, or at white space (text that is tokenised already)."""
+"""How sacrebleu splits text into words: like mteval-v13a (13a), like mteval-v14 (intl), Chinese into characters (zh),
+all text into characters (char), or only at white space (none, for text that is already tokenised)."""
 TOKENIZERS = get_args(Tokenizer)
 References = Sequence[str] | Sequence[Sequence[str]]
-"""A reference for each of N hypotheses, or several streams of them, each [N]."""
+"""One reference for each of N hypotheses, or several lists of references, each [N]."""
 ORDERS = (1, 2, 3, 4)
 _SPACE = re.compile(r"[ \t\n\r\f\v]+")
-"""What perl's split knows as white space in bytes: a no-break space stays in its word."""
+"""White space of perl's split on bytes; a no-break space is not white space and stays in its word."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A figure of sacrebleu with what it takes to get it again."""
+    """A score of sacrebleu with the settings that are needed to reproduce it."""
 
     name: str
     """``BLEU`` or ``chrF2``."""
     value: float
-    """0 to 100."""
+    """Score from 0 to 100."""
     signature: str
-    """Version and settings: ``nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0``."""
+    """Version and settings, for example ``nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0``."""
     text: str
     """The line that sacrebleu prints."""
 
 
 @dataclass(frozen=True)
 class MultiBleu:
-    """BLEU without smoothing, 0 to 100; as text the line of multi-bleu.perl."""
+    """BLEU without smoothing, from 0 to 100; ``str`` gives the line that multi-bleu.perl prints."""
 
     value: float
     precisions: tuple[float, ...]
-    """Of n-grams of 1 to 4 words, in percent."""
+    """Precisions of n-grams of 1 to 4 words, in percent."""
     brevity_penalty: float
     hypothesis_length: int
-    """Words of all hypotheses."""
+    """Number of words of all hypotheses."""
     reference_length: int
-    """Words of the references that are nearest in length, one for each hypothesis."""
+    """Number of words of the references, counting for each hypothesis the one nearest in length."""
 
     @property
     def ratio(self) -> float:
@@ -67,10 +68,12 @@ class MultiBleu:
 
 
 def bleu(hypotheses: Sequence[str], references: References, tokenize: Tokenizer = "13a") -> Score:
-    """sacrebleu's BLEU of N hypotheses: case counts, exponential smoothing (Post 2018, "A Call for Clarity").
+    """Return sacrebleu's BLEU of N hypotheses, case-sensitive and with exponential smoothing.
+
+    See Post (2018), "A Call for Clarity".
 
     Raises:
-        ValueError: no hypotheses, or another number of references.
+        ValueError: There are no hypotheses, or the number of references differs.
     """
     from sacrebleu.metrics import BLEU
 
@@ -78,11 +81,12 @@ def bleu(hypotheses: Sequence[str], references: References, tokenize: Tokenizer 
 
 
 def chrf(hypotheses: Sequence[str], references: References) -> Score:
-    """sacrebleu's chrF2 of N hypotheses: F-score of n-grams of 1 to 6 characters, recall twice as important (Popović
-    2015).
+    """Return sacrebleu's chrF2 of N hypotheses (Popović 2015).
+
+    This is the F-score of n-grams of 1 to 6 characters, with recall twice as important as precision.
 
     Raises:
-        ValueError: no hypotheses, or another number of references.
+        ValueError: There are no hypotheses, or the number of references differs.
     """
     from sacrebleu.metrics import CHRF
 
@@ -96,17 +100,18 @@ def _score(metric: Metric, hypotheses: Sequence[str], references: References) ->
 
 
 def multi_bleu(hypotheses: Sequence[str], references: References, tokenize: Tokenizer = "none") -> MultiBleu:
-    """BLEU of N hypotheses as Moses' multi-bleu.perl counts it (Papineni et al. 2002, "BLEU: a Method for Automatic
-    Evaluation of Machine Translation", section 2.3): BP · exp(¼ Σ log pₙ) over n-grams of 1 to 4 words.
+    """Return BLEU of N hypotheses as Moses' multi-bleu.perl computes it.
 
-    Case counts. An n-gram counts as often as in the reference that has it most often. Of several references the one
-    nearest in length counts for BP, of equally near ones the shorter. Without any n-gram of some n in common it is 0.
+    This is BP · exp(¼ Σ log pₙ) over n-grams of 1 to 4 words (Papineni et al. 2002, "BLEU: a Method for Automatic
+    Evaluation of Machine Translation", section 2.3), case-sensitive. The matches of an n-gram are limited to its
+    highest count in any reference. BP uses the reference nearest in length, and the shorter one if two are equally
+    near. BLEU is 0 if for some n no n-gram matches.
 
     Args:
-        tokenize: how to cut both sides into words. The script itself takes words between white space.
+        tokenize: How to split both sides into words. The script itself splits only at white space.
 
     Raises:
-        ValueError: no hypotheses, or another number of references.
+        ValueError: There are no hypotheses, or the number of references differs.
     """
     split = _words(tokenize)
     correct, total = Counter[int](), Counter[int]()
@@ -131,7 +136,7 @@ def multi_bleu(hypotheses: Sequence[str], references: References, tokenize: Toke
 
 
 def _streams(hypotheses: Sequence[str], references: References) -> list[list[str]]:
-    """Streams of references, each as long as the hypotheses."""
+    """Return lists of references, each as long as the hypotheses."""
     if references and isinstance(references[0], str):
         streams = [list(cast("Sequence[str]", references))]
     else:

@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints of a run, which often measures better than any of them."""
+"""Averaging of the last checkpoints of a run; the average often performs better than each of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from xrep.models.directory import Checkpoint, checkpoints_in, open_checkpoint
 
 
 def average_last(run: str | Path, count: int) -> tuple[Checkpoint, dict[str, Tensor]]:
-    """The newest checkpoint in the directory of a run, and its model's tensors averaged over the ``count`` newest.
+    """Return the newest checkpoint of a run, and the model's tensors averaged over the ``count`` newest checkpoints.
 
-    Numbers with a fraction are averaged in float64 and come in their own type; others are the newest checkpoint's.
+    Floating-point tensors are averaged in float64 and returned in their own type. Other tensors are those of the newest
+    checkpoint.
 
     Raises:
-        UserError: the directory has fewer checkpoints, one is damaged, or they are of different models.
+        UserError: The run has fewer checkpoints, one is damaged, or they belong to different models.
     """
     run = Path(run)
     paths = checkpoints_in(run)
@@ -37,7 +38,7 @@ def average_last(run: str | Path, count: int) -> tuple[Checkpoint, dict[str, Ten
 
 
 def _difference(a: Checkpoint, ours: dict[str, Tensor], b: Checkpoint, theirs: dict[str, Tensor]) -> str:
-    """What the second has otherwise; empty: nothing."""
+    """Return how the second checkpoint differs from the first; empty if the models match."""
     for name in sorted({*ours, *theirs}):
         if name not in ours or name not in theirs or ours[name].shape != theirs[name].shape:
             return f"{name} is another tensor"

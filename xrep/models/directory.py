@@ -1,16 +1,16 @@
-"""A checkpoint directory: its files, its manifest with checksums, and the model inside it.
+"""Checkpoint directories: their files, the manifest with checksums, and the model inside.
 
 Layout::
 
     manifest.json           schema version, step, facts about text and model, sha256 and size of every other file
     config.yaml             the resolved configuration of the run
-    model.safetensors       what is kept: the encoder
-    tokenizer/              so that the directory alone is a usable encoder
-    criterion.safetensors   what training throws away (momentum encoders, queues, heads), for a later stage
+    model.safetensors       the model, which is kept after training
+    tokenizer/              the tokenizers, so that the directory can be used without other files
+    criterion.safetensors   what is needed only in training (momentum encoders, queues, heads), for a later stage
     training_state.pt       optimizer, schedule, random generators, cursor (read with weights_only=True)
 
-The last two are left out where there is nothing to put in them: of an exported encoder. It is written aside and renamed
-into place, so a directory of that name is whole. Nothing in it can run code.
+The last two are left out if they would be empty, as in an exported encoder. A checkpoint is written under a temporary
+name and then renamed, so a directory with the final name is complete. Reading a checkpoint never runs code from it.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ MANIFEST, CONFIG, MODEL, CRITERION, STATE = (
 )
 TOKENIZER = "tokenizer"
 PREFIX = "checkpoint-"
-"""Of the checkpoints in the directory of a run; the step follows."""
+"""Prefix of the names of checkpoints in the directory of a run; the step follows."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint directory."""
+    """A checkpoint directory whose files were compared with their checksums."""
 
     path: Path
     manifest: dict[str, Any]
@@ -67,29 +67,29 @@ class Checkpoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The run's resolved configuration, as plain data."""
+        """Resolved configuration of the run, as plain data."""
         return read_saved_config(self.path / CONFIG)
 
     @property
     def translates(self) -> bool:
-        """Whether its model has a decoder."""
+        """Whether the model has a decoder."""
         return "decoder" in self.manifest["architecture"]
 
     @property
     def training_hashes(self) -> Path | None:
-        """Hashes of the training sentences (sorted uint64 ``.npy``), in it or beside it; None if they are not there."""
+        """File of the training sentences' hashes (sorted uint64 ``.npy``), in the directory or beside it, or None."""
         real = self.path.resolve()
         return next((file for folder in (real, real.parent) if (file := folder / TRAINING_HASHES_FILE).exists()), None)
 
     def tensors(self, name: str = MODEL) -> dict[str, Tensor]:
-        """The tensors of a file; none if it was left out."""
+        """Return the tensors of a file; empty if the file was left out."""
         return load_file(self.path / name) if name in self.manifest["files"] else {}
 
     def training_state(self) -> dict[str, Any]:
-        """Optimizer, random generators and cursor; tensors on the CPU, wherever they were trained.
+        """Return the state of optimizer, schedule, random generators and cursor, with all tensors on the CPU.
 
         Raises:
-            UserError: there is none, or it holds anything but plain data and tensors, which might be code.
+            UserError: There is none, or it contains something other than plain data and tensors, which might be code.
         """
         if STATE not in self.manifest["files"]:
             raise UserError("an encoder alone, not a run to go on with", path=self.path, cure="use --init")
@@ -101,10 +101,10 @@ class Checkpoint:
 
 
 def read_saved_config(path: Path) -> dict[str, Any]:
-    """The configuration that a run saved, as plain data: no interpolation, no resolver.
+    """Return the configuration that a run saved, as plain data without interpolation or resolvers.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: The file is damaged.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -117,19 +117,19 @@ def read_saved_config(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A checkpoint in memory, which stays as it is while training goes on."""
+    """A checkpoint in memory, which does not change while training continues."""
 
     step: int
     config_yaml: str
     text: TextSpec
     save_tokenizers: Callable[[Path], object]
-    """Writes the tokenizers into a folder, perhaps in another thread."""
+    """Function that writes the tokenizers into a folder; it may be called in another thread."""
     architecture: dict[str, Any]
     model: dict[str, Tensor]
     criterion: dict[str, Tensor] = field(default_factory=dict)
     training_state: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
-    """Further files that are copied into the checkpoint, by their names there."""
+    """Further files to copy into the checkpoint, by their names in it."""
 
     @classmethod
     def of(
@@ -147,22 +147,22 @@ class Snapshot:
         """Copy everything that training changes to the CPU.
 
         Args:
-            spare: a snapshot that nobody reads any more: its memory is used again. Fresh memory costs more than the
-                copy, the more so for a GPU, whose copies go to pinned memory.
+            spare: A snapshot that is no longer needed, whose memory is reused. Allocating memory takes longer than the
+                copy, especially the pinned memory to which tensors are copied from a GPU.
         """
         live = {"model": model.state_dict(), "criterion": criterion.state_dict(), "training_state": training_state}
         copied = {name: _copied(value, getattr(spare, name, None)) for name, value in live.items()}
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # copies into pinned memory come later than the call
+            torch.cuda.synchronize()  # copies into pinned memory are asynchronous
         facts = {"step": step, "config_yaml": config_yaml, "text": text, "save_tokenizers": save_tokenizers}
         return cls(**facts, architecture=model.architecture(), **copied)
 
 
 def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
-    """Write a checkpoint aside and rename it to ``path``; on any failure nothing is left behind.
+    """Write a checkpoint under a temporary name and rename it to ``path``; after a failure nothing is left behind.
 
     Raises:
-        OSError: the disk is full, or the directory cannot be written.
+        OSError: The disk is full, or the directory cannot be written.
     """
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -180,10 +180,10 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """A checkpoint directory, after every file was compared with its checksum.
+    """Open a checkpoint directory after comparing every file with its checksum.
 
     Raises:
-        UserError: not a checkpoint, another schema, or a damaged file.
+        UserError: This is not a checkpoint, it has another schema, or a file is damaged.
     """
     path = Path(path)
     if not path.exists():
@@ -208,15 +208,18 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def checkpoints_in(run: Path) -> list[Path]:
-    """The checkpoints in the directory of a run, in the order of their steps; a damaged one may be among them."""
+    """Return the checkpoints in the directory of a run, in the order of their steps; some may be damaged."""
     return sorted(p for p in run.glob(f"{PREFIX}*") if p.is_dir())
 
 
 def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
-    """The model of a checkpoint, in evaluation mode; ``random_weights`` keeps a fresh initialisation (a baseline).
+    """Return the model of a checkpoint in evaluation mode.
+
+    Args:
+        random_weights: Whether to keep the random initialisation instead of loading the weights, as a baseline.
 
     Raises:
-        UserError: the model is of a plugin that is not loaded.
+        UserError: The model belongs to a plugin that is not loaded.
     """
     values = dict(checkpoint.config["model"])
     name = values.pop("name")
@@ -232,8 +235,10 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
 
 
 def fingerprint(model: Any, text: TextSpec) -> str:
-    """Hex digest that changes with the weights, the architecture, the type of numbers and the special ids; not with the
-    place where the model lies."""
+    """Return a hex digest of the weights, the architecture, the data types, the options and the text specification.
+
+    It does not depend on the path of the model.
+    """
     options = {name: value for name, value in vars(model.config).items() if not name.endswith("encoder")}
     facts = [model.architecture(), text.as_dict(), options]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
@@ -246,8 +251,8 @@ def fingerprint(model: Any, text: TextSpec) -> str:
 def load_matching(module: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
     """Copy every tensor of the same name and shape into ``module``; return the names that keep their initialisation.
 
-    The buffers of one submodule are copied together or not at all: the fill count of a queue says nothing of another
-    queue's rows.
+    The buffers of one submodule are copied together or not at all, because, for example, the fill count of one queue
+    is not valid for the rows of another.
     """
     own = module.state_dict()
     matching = {name: tensor for name, tensor in tensors.items() if name in own and own[name].shape == tensor.shape}
@@ -263,7 +268,7 @@ def load_matching(module: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
 
 
 def _copied(value: Any, spare: Any) -> Any:
-    """``value`` with its tensors copied to the CPU, into those at the same places of ``spare`` where they fit."""
+    """Return ``value`` with tensors copied to the CPU, reusing tensors at the same places in ``spare`` if they fit."""
     if isinstance(value, Tensor):
         fits = isinstance(spare, Tensor) and (spare.shape, spare.dtype) == (value.shape, value.dtype)
         copy = spare if fits else torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
@@ -278,9 +283,9 @@ def _copied(value: Any, spare: Any) -> Any:
 
 
 def _fill(folder: Path, snapshot: Snapshot) -> None:
-    """Write every file of a checkpoint, the manifest last, and see that they are on the disk.
+    """Write every file of a checkpoint, the manifest last, and flush them to the disk.
 
-    Tensors are written and checksums computed without Python's lock, so another thread may train meanwhile.
+    Writing tensors and computing checksums release Python's global lock, so another thread can train meanwhile.
     """
     (folder / CONFIG).write_text(snapshot.config_yaml, encoding="utf-8")
     save_tensors(snapshot.model, folder / MODEL)
@@ -305,7 +310,7 @@ def _save_state(state: dict[str, Any], path: Path) -> None:
         with open(path, "wb") as file:
             torch.save(state, file)
     except RuntimeError as error:
-        # Torch hides a failed write behind an error about its own archive.
+        # If a write fails, torch raises an error about its archive format instead.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise

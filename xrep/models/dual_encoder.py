@@ -20,81 +20,82 @@ SHARED, SIDES = "shared", ("source", "target")
 
 
 class DualEncoder(nn.Module):
-    """Transformer tower(s), pooling, optional projection, L2 normalisation.
+    """Sentence encoder: transformer tower(s), pooling, optional projection, and L2 normalisation.
 
-    With ``towers: separate`` every source language shares the tower ``source`` and every target language the tower
-    ``target`` (dual momentum contrast has one BERT for each of two languages); with ``towers: shared`` all languages,
-    also ones never seen in training, go through one tower. Towers start from random weights or from directories of
-    pretrained encoders, each with a vocabulary and a width of its own.
+    With ``towers: separate`` all source languages share the tower ``source`` and all target languages share the tower
+    ``target`` (dual momentum contrast has one BERT for each of two languages). With ``towers: shared`` one tower reads
+    all languages, including languages not seen in training. Towers start from random weights or from directories of
+    pretrained encoders, each of which has its own vocabulary and width.
 
     Args:
-        architecture: what ``architecture`` of a saved model said, to build it again without its pretrained directories;
-            None: as the configuration says, with the weights of those directories.
+        architecture: The result of ``architecture`` of a saved model, to build it again without its pretrained
+            directories; None to follow the configuration and load the weights of those directories.
 
     Attributes:
-        notes: what a user should know of the pretrained weights.
-        new_projections: towers whose projection has random weights.
+        notes: Information about the pretrained weights for the user.
+        new_projections: Towers whose projection has random weights.
 
     Raises:
-        UserError: sentences may be longer than the position table; a language is on both sides of separate towers; a
+        UserError: Sentences may be longer than the position table; a language is on both sides of separate towers; or a
             pretrained directory cannot be read or does not fit the text.
     """
 
     @dataclass(kw_only=True)
     class Config:
         towers: Literal["shared", "separate"] = "separate"
-        """One encoder for all languages, or one for the source and one for the target languages."""
+        """One encoder for all languages (shared), or one for the source and one for the target languages (separate)."""
         encoder: str | None = None
         """Pretrained encoder that the towers start from: a directory of Hugging Face or sentence-transformers (BERT,
-        RoBERTa, XLM-R), a name in the local Hugging Face cache, or a tower of a run: RUN/best, or RUN/best/target where
-        each side has one. Its sizes and its tokenizer are taken over."""
+        RoBERTa, XLM-R), a name in the local Hugging Face cache, or a tower of a run: RUN/best, or RUN/best/target if
+        each side has one. The towers use its sizes and its tokenizer."""
         source_encoder: str | None = None
-        """The same for the source tower alone. A tower without one has the sizes below and random weights; if the other
-        one brings a tokenizer, its own is trained on the text of its side."""
+        """Pretrained encoder for the source tower only. A tower without a pretrained encoder has the sizes below and
+        random weights; if the other tower is pretrained, a tokenizer is trained on the text of its side."""
         target_encoder: str | None = None
-        """The same for the target tower alone."""
+        """Pretrained encoder for the target tower only; see source_encoder."""
         pretrained_layers: int | None = None
-        """First layers of pretrained encoders to take; none: all."""
+        """Number of first layers of pretrained encoders to use; none: all."""
         layers: int = 6
-        """Transformer layers (of towers that are not pretrained, as the sizes below)."""
+        """Number of transformer layers. This and the sizes below apply only to towers that are not pretrained."""
         hidden_size: int = 512
         """Width of the token vectors."""
         heads: int = 8
-        """Attention heads."""
+        """Number of attention heads."""
         feedforward_size: int = 2048
         """Width of the feed-forward networks."""
         dropout: float = 0.1
-        """Dropout of embeddings and sublayer outputs."""
+        """Dropout rate of embeddings and sublayer outputs."""
         attention_dropout: float = 0.1
-        """Dropout of attention weights."""
+        """Dropout rate of attention weights."""
         norm: Literal["post", "pre"] = "post"
-        """Layer normalisation after each sublayer (BERT) or before it."""
+        """Position of layer normalisation: after each sublayer (post, as in BERT) or before it (pre)."""
         max_positions: int = 512
-        """Longest sentence in subwords, special tokens included."""
+        """Maximum length of a sentence in subwords, including special tokens."""
         pooling: Literal["auto", "mean", "max", "cls"] = "auto"
-        """How token vectors become a sentence vector; padding never counts. auto: as the tower's pretrained directory
-        says, else as the other tower's, else mean."""
+        """How token vectors are combined into a sentence vector; padding is ignored. auto: the pooling of the tower's
+        pretrained directory if it has one, otherwise that of the other tower's directory, otherwise mean."""
         source_pooling: Literal["auto", "mean", "max", "cls"] = "auto"
-        """The same for the source tower alone. auto: as pooling says."""
+        """Pooling of the source tower only. auto: the value of pooling."""
         target_pooling: Literal["auto", "mean", "max", "cls"] = "auto"
-        """The same for the target tower alone. auto: as pooling says."""
+        """Pooling of the target tower only. auto: the value of pooling."""
         pooled_layer: int | None = None
-        """Layer whose token vectors are pooled: 0 is the embeddings; none: the last."""
+        """Layer whose token vectors are pooled; 0: the embeddings; none: the last layer."""
         projection_size: int | None = None
-        """Width of a new projection after pooling, in every tower. none: a pretrained encoder keeps its own, if it has
-        one, and one of two towers may be projected to the width of the other (projected_side)."""
+        """Output width of a new projection after pooling, in every tower. none: a pretrained encoder keeps its own
+        projection if it has one, and one of two towers may be projected to the width of the other (projected_side)."""
         projection: Literal["auto", "linear", "tanh", "spaces"] = "auto"
-        """What a new projection is: linear; linear and tanh (with pooling cls SimCSE's '[CLS] with an MLP'; xrep-export
-        can leave it out); or spaces, the mean of the vectors that CMLM predicts from (see projection_spaces). auto:
-        linear, but without projection_size only if the towers differ in width."""
+        """Kind of a new projection. linear: a linear layer. tanh: a linear layer and tanh (with pooling cls this is
+        SimCSE's '[CLS] with an MLP'; xrep-export can leave it out). spaces: the mean of the vectors that CMLM predicts
+        from (see projection_spaces). auto: linear, but without projection_size only if the widths of the towers
+        differ."""
         projection_spaces: int = 15
-        """N of the projection spaces: the pooled vector itself and N - 1 perceptrons of it, which the criterion cmlm
-        trains."""
+        """Number N of vectors in the projection spaces: the pooled vector itself and the outputs of N - 1 perceptrons,
+        which the criterion cmlm trains."""
         projected_side: Literal["auto", "source", "target"] = "auto"
-        """The tower that is projected to the width of the other one, without projection_size. auto: the one that is not
-        pretrained where the other is, else the target tower."""
+        """Tower that is projected to the width of the other one if there is no projection_size. auto: the tower that is
+        not pretrained if the other one is, otherwise the target tower."""
         normalize: bool = True
-        """L2-normalise sentence vectors, so that dot product is cosine."""
+        """L2-normalise sentence vectors, so that their dot product is the cosine."""
 
         def problems(self) -> list[str]:
             sizes = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions")
@@ -122,16 +123,16 @@ class DualEncoder(nn.Module):
             return found
 
         def pretrained(self) -> dict[str, str]:
-            """Directory or name of each tower's pretrained encoder; empty if there is none."""
+            """Return the directory or name of each tower's pretrained encoder; empty if there is none."""
             names = (SHARED,) if self.towers == "shared" else SIDES
             named = {name: getattr(self, f"{name}_encoder", None) or self.encoder for name in names}
             return {name: path for name, path in named.items() if path}
 
         def tokenizers(self) -> dict[str, str]:
-            """Folders of the tokenizers that the towers bring, by side; empty if the text has its own.
+            """Return the folders of the pretrained encoders' tokenizers by side; empty if there are none.
 
             Raises:
-                UserError: a pretrained encoder is not there.
+                UserError: A pretrained encoder does not exist.
             """
             return {name: str(find_start(path).tokenizer) for name, path in self.pretrained().items()}
 
@@ -148,7 +149,7 @@ class DualEncoder(nn.Module):
         if architecture is None:
             architecture = _architecture(config, text, pretrained)
         self.pooling: dict[str, Pooling] = architecture["pooling"]
-        """Of each tower."""
+        """Pooling of each tower."""
         shapes = {name: EncoderShape(**values) for name, values in architecture["towers"].items()}
         for name, shape in shapes.items():
             _check(name, shape, text.vocabulary(name), text.max_length, config)
@@ -160,15 +161,15 @@ class DualEncoder(nn.Module):
         brought = [n for n, start in pretrained.items() if start.projection and config.projection_size is None]
         self.new_projections = [name for name in projections if fresh and name not in brought]
         self.output_size = self.width(next(iter(shapes)))
-        """D, the width of sentence vectors."""
+        """Width D of the sentence vectors."""
         pooled = config.pooled_layer
         self.idle_parameters = pooled is not None and any(pooled < shape.layers for shape in shapes.values())
-        """Whether some parameters stand above the pooled layer, so that sentence vectors give them no gradient."""
+        """Whether some parameters are above the pooled layer, so that sentence vectors give them no gradient."""
         for name, source in pretrained.items():
             self._load(name, source)
 
     def architecture(self) -> dict[str, Any]:
-        """Sizes of towers and projections, and pooling, as plain data: saved beside the weights."""
+        """Return sizes of towers and projections, and the pooling, as plain data. It is saved beside the weights."""
         return self._architecture
 
     def _load(self, name: str, source: Start) -> None:
@@ -182,7 +183,7 @@ class DualEncoder(nn.Module):
             projection.load(source.projection)
 
     def width(self, tower: str) -> int:
-        """Of the tower's sentence vectors."""
+        """Return the width of the tower's sentence vectors."""
         if tower in self.projections:
             return self.projections[tower].shape.output_size
         return self.encoders[tower].shape.hidden_size
@@ -192,10 +193,10 @@ class DualEncoder(nn.Module):
         return self._text.languages
 
     def tower(self, language: str | None) -> str:
-        """Name of the tower that encodes a language.
+        """Return the name of the tower that encodes a language.
 
         Raises:
-            UserError: towers are separate and the language was not trained, or none is given.
+            UserError: Towers are separate, and the language was not trained or is None.
         """
         if self.config.towers == "shared":
             return SHARED
@@ -211,7 +212,7 @@ class DualEncoder(nn.Module):
         )
 
     def encode(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Sentence vectors [B, D] (of length 1 if ``normalize``) and token vectors [B, T, H] of the pooled layer."""
+        """Return sentence vectors [B, D] (length 1 if ``normalize``) and the pooled layer's token vectors [B, T, H]."""
         sentence, tokens = self.pooled(tower, batch)
         if tower in self.projections:
             sentence = self.projections[tower](sentence)
@@ -220,12 +221,12 @@ class DualEncoder(nn.Module):
         return sentence, tokens
 
     def pooled(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """What a projection and normalisation make the sentence vectors from, [B, H]; and token vectors [B, T, H]."""
+        """Return pooled vectors before projection and normalisation, [B, H], and token vectors, [B, T, H]."""
         tokens = self.encoders[tower](batch, self.config.pooled_layer)
         return pool(tokens, batch.mask, self.pooling[tower]), tokens
 
     def encode_pair(self, source: TokenBatch, target: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Sentence vectors of both sides of pairs, [B, D] each; a shared tower reads both in one pass."""
+        """Return sentence vectors of both sides of pairs, [B, D] each; a shared tower encodes both in one pass."""
         if self.config.towers == "separate":
             return self.encode("source", source)[0], self.encode("target", target)[0]
         both = self.encode(SHARED, source.followed_by(target, self._text.vocabulary(SHARED).pad_id))[0]
@@ -288,7 +289,7 @@ def _projections(
 
 
 def _projected(config: DualEncoder.Config, pretrained: dict[str, Start]) -> str:
-    """The tower that is projected if one is."""
+    """Return the tower that is projected if one of them is."""
     if config.towers == "shared":
         return SHARED
     if config.projected_side != "auto":
@@ -328,5 +329,5 @@ def _check(name: str, shape: EncoderShape, vocabulary: Vocabulary, max_length: i
 
 
 def _listed(names: list[str]) -> str:
-    """A few names, and how many more there are."""
+    """Return the first three names and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""The map from a pooled vector to the sentence vector."""
+"""Projections from the pooled vector to the sentence vector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ProjectionShape:
     bias: bool = True
     activation: Literal["none", "tanh"] = "none"
     spaces: int | None = None
-    """None: a linear layer. N: the mean of N projection spaces, as wide as the input."""
+    """Number of projection spaces to average, all as wide as the input; None for a linear layer."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -36,7 +36,7 @@ class ProjectionShape:
 
 
 class Projection(Linear):
-    """A linear layer, with tanh if ``shape`` says so."""
+    """A linear layer, followed by tanh if ``shape.activation`` is tanh."""
 
     def __init__(self, shape: ProjectionShape) -> None:
         super().__init__(shape.input_size, shape.output_size, bias=shape.bias)
@@ -55,10 +55,10 @@ class Projection(Linear):
 
 
 class MeanOfSpaces(nn.Module):
-    """The mean of the pooled vector and its projections: ``proj`` in table 7 of CMLM.
+    """The mean of the pooled vector and its projections (``proj`` in table 7 of CMLM).
 
     Attributes:
-        spaces: gives the vectors whose mean it is, [B, H] -> [B, N, H].
+        spaces: Module that returns the vectors to average, [B, H] -> [B, N, H].
     """
 
     def __init__(self, shape: ProjectionShape) -> None:

@@ -1,4 +1,4 @@
-"""What a tower may start from: the directory of a pretrained encoder, or a tower of a checkpoint."""
+"""Trained encoders that a tower can start from: the directory of a pretrained encoder, or a tower of a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ class Start:
     """Sizes and weights of a trained tower.
 
     Attributes:
-        path: where it lies.
-        tokenizer: folder of the tokenizer that belongs to it.
-        pooling: None if nothing says.
-        projection: dense layer behind the pooling.
-        state: of its first layers (None: all) by name, and the names of the tensors that are not used.
+        path: Path of the tower.
+        tokenizer: Folder of the tokenizer that belongs to it.
+        shape: Sizes of the encoder.
+        pooling: Pooling that belongs to it; None if it is not specified.
+        projection: Dense layer after the pooling; None if there is none.
+        state: Function that takes a number of first layers (None for all) and returns their tensors by name, and the
+            names of the tensors that are not used.
     """
 
     path: Path
@@ -37,10 +39,10 @@ class Start:
     state: Callable[[int | None], tuple[dict[str, Tensor], list[str]]]
 
     def cut(self, layers: int | None) -> EncoderShape:
-        """The shape of its first layers; None: all.
+        """Return the shape of the first ``layers`` layers (None for all).
 
         Raises:
-            UserError: it has not so many.
+            UserError: The tower has fewer layers.
         """
         if layers is None:
             return self.shape
@@ -51,12 +53,14 @@ class Start:
 
 
 def find_start(name_or_path: str) -> Start:
-    """A directory of Hugging Face or sentence-transformers, a name in the local Hugging Face cache, ``RUN/best`` of a
-    run with one tower or of a translation model, whose encoder it is then, or ``RUN/best/target`` of a run with a tower
-    for each side.
+    """Find a trained tower by name or path.
+
+    This may be a directory of Hugging Face or sentence-transformers, a name in the local Hugging Face cache,
+    ``RUN/best`` of a run with one tower or of a translation model (whose encoder is used), or ``RUN/best/target`` of a
+    run with one tower for each side.
 
     Raises:
-        UserError: none of these, or a damaged one.
+        UserError: It is none of these, or it is damaged.
     """
     path = Path(name_or_path)
     for checkpoint, tower in ((path, None), (path.parent, path.name)):
@@ -125,7 +129,7 @@ def _tower(checkpoint: Checkpoint, tower: str | None) -> Start:
 
 
 def _tokenizer(checkpoint: Path, side: str) -> Path:
-    """Folder of the tokenizer of a side, which both may share."""
+    """Return the folder of the tokenizer of a side, which may be one that both sides share."""
     own = checkpoint / TOKENIZER / side
     return own if own.is_dir() else own.parent
 
@@ -135,7 +139,7 @@ def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _first_layers(state: dict[str, Tensor], layers: int | None) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors without those of layers above, and their names."""
+    """Return the tensors of the first layers (None for all), and the names of the tensors of the layers above."""
     numbers = {name: re.match(r"layers\.(\d+)\.", name) for name in state}
     above = [name for name, number in numbers.items() if number and layers is not None and int(number[1]) >= layers]
     return {name: tensor for name, tensor in state.items() if name not in above}, above

@@ -1,4 +1,4 @@
-"""A translator: an encoder, pretrained or not, and a decoder above it."""
+"""Translation model: an encoder, which may be pretrained, and a decoder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from xrep.text.sides import SHARED
 
 @dataclass
 class Predictions:
-    """What the loss of N target tokens is made of: logits are ``vectors @ matrix.T``, plus a bias if there is one.
+    """The inputs of the loss of N target tokens: the logits are ``vectors @ matrix.T``, plus a bias if there is one.
 
     Attributes:
-        vectors: [N, D].
-        labels: int64 [N], the tokens that were to be found.
-        matrix: [V, D].
-        bias: [B, V], of each sentence.
-        sentences: int64 [N], which sentence each token is of.
+        vectors: Outputs of the decoder, [N, D].
+        labels: int64 [N], the correct tokens.
+        matrix: Output embeddings, [V, D].
+        bias: [B, V], one row for each sentence.
+        sentences: int64 [N], the sentence that each token belongs to.
     """
 
     vectors: Tensor
@@ -39,25 +39,26 @@ class Predictions:
 
 
 class Translation(nn.Module):
-    """Transformer encoder and decoder (Vaswani et al. 2017), the encoder's weights pretrained if one is named.
+    """Transformer encoder and decoder (Vaswani et al. 2017); the encoder may start from a pretrained one.
 
-    The decoder's first input is a vector of the target language, in the place of bos, so that one model translates
-    into several languages whatever vocabulary it came with.
+    The first input of the decoder is a vector of the target language instead of bos, so that one model can translate
+    into several languages, whatever its vocabulary is.
 
-    With ``semantic_bias`` (HiCTL, section 3.2 and figure 3) the logits of each step are z + s cos(r, E): r the
-    encoder's [CLS] vector of the source sentence, E the encoder's embedding table (what HiCTL's word-level contrast
-    brings together, equation 7), s a learned scale that begins at 1.
+    With ``semantic_bias`` (HiCTL, section 3.2 and figure 3) the logits of each step are z + s cos(r, E). Here r is the
+    encoder's [CLS] vector of the source sentence, E is the encoder's embedding table (HiCTL's word-level contrast,
+    equation 7, brings r and E together), and s is a learned scale, initialised to 1.
 
     Args:
-        architecture: what ``architecture`` of a saved model said, to build it again without its pretrained directory.
+        architecture: The result of ``architecture`` of a saved model, to build it again without its pretrained
+            directory.
 
     Attributes:
-        notes: what a user should know of the pretrained weights.
-        max_target_length: most tokens that a translation may have, eos included.
+        notes: Information about the pretrained weights for the user.
+        max_target_length: Maximum number of tokens of a translation, including eos.
 
     Raises:
-        UserError: sentences may be longer than the position tables; a pretrained directory cannot be read or does not
-            fit the text; the options need a shared vocabulary and there is none.
+        UserError: Sentences may be longer than the position tables; a pretrained directory cannot be read or does not
+            fit the text; or the options need a shared vocabulary and there is none.
     """
 
     idle_parameters = False
@@ -65,46 +66,47 @@ class Translation(nn.Module):
     @dataclass(kw_only=True)
     class Config:
         encoder: str | None = None
-        """Pretrained encoder: RUN/best, or RUN/best/source of a run with two towers; a directory of Hugging Face or
-        sentence-transformers (BERT, RoBERTa, XLM-R), or a name in the local Hugging Face cache. Its sizes and its
-        tokenizer are taken over."""
+        """Pretrained encoder to start from: RUN/best, or RUN/best/source of a run with two towers; a directory of
+        Hugging Face or sentence-transformers (BERT, RoBERTa, XLM-R), or a name in the local Hugging Face cache. The
+        model uses its sizes and its tokenizer."""
         pretrained_layers: int | None = None
-        """First layers of the pretrained encoder to take; none: all."""
+        """Number of first layers of the pretrained encoder to use; none: all."""
         share_vocabulary: bool = True
-        """The decoder reads and writes the subwords of the pretrained encoder. Else only the source side of the text
-        has them, and the target side has a vocabulary of its own."""
+        """Whether the decoder uses the vocabulary of the pretrained encoder. If not, only the source side of the text
+        uses it, and the target side has its own vocabulary."""
         layers: int = 6
-        """Layers of an encoder that is not pretrained (as the sizes below)."""
+        """Number of layers of the encoder. This and the sizes below apply only to an encoder that is not pretrained."""
         hidden_size: int = 512
         """Width of the token vectors (Transformer base: 512, big: 1024)."""
         heads: int = 8
-        """Attention heads (base: 8, big: 16)."""
+        """Number of attention heads (base: 8, big: 16)."""
         feedforward_size: int = 2048
         """Width of the feed-forward networks (base: 2048, big: 4096)."""
         decoder_layers: int = 4
-        """Layers of the decoder (HiCTL, section 4.2: 4; its table 4 has 6)."""
+        """Number of layers of the decoder (HiCTL: 4 in section 4.2, 6 in table 4)."""
         decoder_hidden_size: int | None = None
-        """Width of the decoder; none: that of the encoder."""
+        """Width of the decoder; none: the width of the encoder."""
         decoder_heads: int | None = None
-        """Attention heads of the decoder; none: as many as the encoder has."""
+        """Number of attention heads of the decoder; none: as many as the encoder has."""
         decoder_feedforward_size: int | None = None
-        """Width of the decoder's feed-forward networks; none: that of the encoder's."""
+        """Width of the decoder's feed-forward networks; none: the same as in the encoder."""
         tie_embeddings: Literal["all", "decoder", "none"] = "decoder"
-        """Which embedding tables are one: the decoder's and that which scores the vocabulary; all: the encoder's, too,
-        which needs a shared vocabulary and one width."""
+        """Which embedding tables share their weights. decoder: the decoder's input and output tables. all: these and
+        the encoder's table, which needs a shared vocabulary and equal widths. none: no tables."""
         semantic_bias: bool = False
-        """Add to the logits of each step how near each word is to the source sentence: the cosine of the encoder's
-        [CLS] vector and its embedding table, times a learned scale (HiCTL, section 3.2). Needs a shared vocabulary."""
+        """Add to the logits of each step the similarity of each word to the source sentence, which is the cosine of the
+        encoder's [CLS] vector and the word's embedding, times a learned scale (HiCTL, section 3.2). Needs a shared
+        vocabulary."""
         norm: Literal["post", "pre"] = "post"
-        """Layer normalisation after each sublayer or before it: of the decoder, and of an encoder that is not
-        pretrained."""
+        """Position of layer normalisation: after each sublayer (post) or before it (pre). It applies to the decoder,
+        and to an encoder that is not pretrained."""
         dropout: float = 0.1
-        """Dropout of embeddings and sublayer outputs."""
+        """Dropout rate of embeddings and sublayer outputs."""
         attention_dropout: float = 0.1
-        """Dropout of attention weights."""
+        """Dropout rate of attention weights."""
         max_positions: int = 512
-        """Longest sentence in subwords, special tokens included, of the decoder and of an encoder that is not
-        pretrained."""
+        """Maximum length of a sentence in subwords, including special tokens. It applies to the decoder, and to an
+        encoder that is not pretrained."""
 
         def problems(self) -> list[str]:
             sizes = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions", "pretrained_layers")
@@ -117,14 +119,14 @@ class Translation(nn.Module):
             return found + [f"{name} must lie in [0, 1), not {x}" for name, x in rates.items() if not 0 <= x < 1]
 
         def pretrained(self) -> dict[str, str]:
-            """Directory or name of the pretrained encoder, by the side whose subwords it reads; none: empty."""
+            """Return the directory or name of the pretrained encoder by the side it reads; empty if there is none."""
             return {SHARED if self.share_vocabulary else "source": self.encoder} if self.encoder else {}
 
         def tokenizers(self) -> dict[str, str]:
-            """Folders of the tokenizers that the encoder brings, by side; empty if the text has its own.
+            """Return the folder of the pretrained encoder's tokenizer by side; empty if there is none.
 
             Raises:
-                UserError: the pretrained encoder is not there.
+                UserError: The pretrained encoder does not exist.
             """
             return {side: str(find_start(path).tokenizer) for side, path in self.pretrained().items()}
 
@@ -161,11 +163,11 @@ class Translation(nn.Module):
             self.notes.append(f"encoder: {len(state)} tensors of {start.path}{left}")
 
     def architecture(self) -> dict[str, Any]:
-        """Sizes of encoder and decoder, as plain data: saved beside the weights."""
+        """Return the sizes of encoder and decoder as plain data, which is saved beside the weights."""
         return self._architecture
 
     def carried_over(self, tensors: dict[str, Tensor], text: TextSpec) -> dict[str, Tensor]:
-        """The tensors of a model of another text as this one can take them: vectors of languages go by their names."""
+        """Return a model's tensors so that this one can load them; language vectors are matched by language name."""
         name, rows = "language_embedding.weight", self.language_embedding.weight.detach().clone()
         theirs = tensors.get(name)
         shared = [language for language in self.target_languages if language in text.target_languages]
@@ -182,31 +184,33 @@ class Translation(nn.Module):
 
     @property
     def target_languages(self) -> list[str]:
-        """A number for a target language is its place here."""
+        """Target languages; the number of a target language is its index in this list."""
         return self.text.target_languages
 
     @property
     def max_target_length(self) -> int:
-        """Positions behind those of the longest training sentence have never been trained."""
+        """Maximum number of tokens of a translation; later positions were never trained."""
         return min(self.decoder.shape.max_positions, self.text.max_length - 1)
 
     @property
     def _words(self) -> Tensor:
-        """Embeddings of the target's subwords, [V, H]."""
+        """Input embeddings of the target vocabulary, [V, H]."""
         if self.target_embedding is not None:
             return self.target_embedding.weight
         return self.encoder.token_embedding.weight[: self.target_vocabulary.size]
 
     @property
     def _scores(self) -> Tensor:
-        """What scores the vocabulary, [V, H]."""
+        """Output embeddings of the target vocabulary, [V, H]."""
         return self._words if self.output_embedding is None else self.output_embedding.weight
 
     def predict(self, source: TokenBatch, target: TokenBatch, languages: Tensor) -> Predictions:
-        """Of each token of the targets but bos, given the source and the tokens before it; sentence by sentence.
+        """Predict each token of the targets except bos, given the source and the previous tokens.
+
+        The tokens of all sentences are concatenated.
 
         Args:
-            languages: int64 [B], of the targets.
+            languages: Numbers of the target languages, int64 [B].
         """
         states = self._encode(source)
         inputs = TokenBatch(target.tokens[:, :-1], target.lengths - 1)
@@ -225,13 +229,13 @@ class Translation(nn.Module):
 
     @torch.no_grad()
     def begin(self, source: TokenBatch, languages: Tensor) -> Decoding:
-        """Read sentences, to translate them token by token into ``languages``, int64 [B]."""
+        """Encode sentences and prepare to translate them token by token into ``languages``, int64 [B]."""
         states = self._encode(source)
         bias = None if self.semantic_scale is None else self._semantic_bias(states).float()
         return Decoding(self, self._remember(states, source), languages, bias)
 
     def _encode(self, source: TokenBatch) -> Tensor:
-        """[B, S, H]; a frozen encoder leaves nothing for a backward pass."""
+        """Return token vectors, [B, S, H]. If the encoder is frozen, nothing is kept for a backward pass."""
         trained = any(parameter.requires_grad for parameter in self.encoder.parameters())
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
             return self.encoder(source)
@@ -240,18 +244,19 @@ class Translation(nn.Module):
         return self.decoder.remember(states, layout_of(source), source.mask if source.is_padded else None)
 
     def _semantic_bias(self, states: Tensor) -> Tensor:
-        """s cos(r, E) of each sentence, [B, V]."""
+        """Return s cos(r, E) of each sentence, [B, V]."""
         table = self.encoder.token_embedding.weight[: self.target_vocabulary.size]
         assert self.semantic_scale is not None
         lengths = table.norm(dim=1)
-        lengths = lengths.masked_fill(lengths == 0, torch.inf)  # padding has no direction, and none to learn
+        # The row of padding is zero. Its cosine becomes 0, without a gradient.
+        lengths = lengths.masked_fill(lengths == 0, torch.inf)
         return linear(self.semantic_scale * F.normalize(states[:, 0], dim=1), table) / lengths
 
 
 class Decoding:
-    """A batch of sentences while they are translated, with any number K of hypotheses for each.
+    """The state of a batch of sentences that are being translated, with any number K of hypotheses for each sentence.
 
-    Computed without gradient; the caller has put the model into evaluation mode.
+    Nothing has a gradient. The caller must put the model into evaluation mode.
     """
 
     def __init__(self, model: Translation, memory: SourceMemory, languages: Tensor, bias: Tensor | None) -> None:
@@ -261,11 +266,11 @@ class Decoding:
 
     @torch.no_grad()
     def next(self, tokens: Tensor | None = None, parents: Tensor | None = None) -> Tensor:
-        """Logits of what follows, float32 [B, K, V].
+        """Return the logits of the next token of each hypothesis, float32 [B, K, V].
 
         Args:
-            tokens: int64 [B, K], what each hypothesis was extended by; None: nothing is translated yet (K is 1).
-            parents: int64 [B, K], which hypothesis of the last call each of these extends.
+            tokens: int64 [B, K], the last token of each hypothesis; None at the start of translation (K is 1).
+            parents: int64 [B, K], the hypothesis of the last call that each hypothesis extends.
         """
         model = self._model
         if tokens is None:
@@ -280,7 +285,7 @@ class Decoding:
 
     @torch.no_grad()
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the sentences, int64 [B']: the others are translated."""
+        """Keep only the sentences ``rows``, int64 [B'], because the others are finished."""
         self._cache.keep(rows)
         self._memory.keep(rows)
         self._bias = None if self._bias is None else self._bias.index_select(0, rows)

@@ -12,23 +12,23 @@ from xrep.nn.layers import EncoderLayer
 BACKEND = "inductor"
 
 VARIANTS = 64
-"""Compilations of a layer after which torch would run it uncompiled. There are three layouts, each with and without
-gradient and dropout, for each shape of encoder; and a few for batches of one sentence or of none."""
+"""Number of compiled variants of one layer after which torch would run it uncompiled. There are three layouts, each
+with and without gradient and dropout, for each encoder shape, and a few variants for batches of one or no sentence."""
 
 
 def compile_layers(module: nn.Module) -> None:
-    """Compile every encoder layer within a module, in place; names of tensors stay as they are.
+    """Compile every encoder layer within a module in place; the tensors keep their names.
 
-    Layers of one shape share one compilation, so it takes no longer for many of them than for one. The sizes of a batch
-    are symbolic: another length or number of sentences compiles nothing. All else (embeddings, pooling, losses, which
-    are kernels of their own) runs as before.
+    Layers of the same shape share one compilation, so many layers take no longer to compile than one. The sizes of a
+    batch are symbolic: another length or number of sentences needs no new compilation. Everything else (embeddings,
+    pooling, and losses, which have their own kernels) runs as before.
 
     Raises:
         UserError: the compiler does not work on the module's device.
     """
     _try_compiler(next(module.parameters()).device)
     dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)
-    # Within DDP torch would cut what it compiles at the borders of gradient buckets. A layer is a small enough piece.
+    # Within DDP, torch would split compiled code at the borders of gradient buckets. A layer is already small enough.
     dynamo.optimize_ddp = False
     for part in module.modules():
         if isinstance(part, EncoderLayer):

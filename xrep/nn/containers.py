@@ -1,4 +1,4 @@
-"""torch's containers of modules. To a type checker they have the type of what they hold, which torch does not tell."""
+"""torch's containers of modules, typed by the modules that they hold, which torch's own annotations do not say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transformer decoder over the states of an encoder: all positions at once, or one after the other from a cache."""
+"""A transformer decoder over the states of an encoder, for all positions at once or one at a time with a cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from xrep.nn.layers import Activation, Layout, Linear, SelfAttention, feedforwar
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderShape:
-    """Everything that fixes the tensors of a decoder and what it computes from them (but for dropout)."""
+    """Everything that determines the tensors of a decoder and what it computes from them, except dropout."""
 
     hidden_size: int
     layers: int
     heads: int
     feedforward_size: int
     max_positions: int
-    """Longest translation in tokens, the one that ends it included."""
+    """Longest translation in tokens, including the end token."""
     source_size: int
     """Width of the encoder's states."""
     norm: Literal["post", "pre"] = "post"
@@ -36,11 +36,11 @@ class DecoderShape:
 
 @dataclass
 class SourceMemory:
-    """What each layer looks at of the source sentences, computed once.
+    """The keys and values of the source sentences for each layer, computed once.
 
     Attributes:
-        keys, values: of each layer, [B, heads, S, d].
-        mask: bool [B, 1, 1, S], True at real tokens; None: there is no padding.
+        keys, values: one tensor [B, heads, S, d] for each layer.
+        mask: bool [B, 1, 1, S], True at real tokens; None if there is no padding.
     """
 
     keys: list[Tensor]
@@ -48,36 +48,37 @@ class SourceMemory:
     mask: Tensor | None
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the sentences, int64 [B']."""
+        """Keep only the sentences with the indices ``rows``, int64 [B']."""
         self.keys = [keys.index_select(0, rows) for keys in self.keys]
         self.values = [values.index_select(0, rows) for values in self.values]
         self.mask = None if self.mask is None else self.mask.index_select(0, rows)
 
 
 class StepCache:
-    """Keys and values of all tokens decoded so far, of all hypotheses of each sentence, in the order they were made.
+    """The keys and values of all tokens decoded so far, for all hypotheses of each sentence, in the order of decoding.
 
-    Hypotheses share what they have in common and nothing moves when they change places: which tokens are a hypothesis'
-    own is said by a mask, and attention leaves out the others. With K hypotheses that reads as much as K caches of
-    their own, and saves copying those at each step.
+    Hypotheses share the tokens that they have in common, and nothing is moved when hypotheses change their order. A
+    mask marks the tokens of each hypothesis, and attention ignores the others. With K hypotheses, attention reads as
+    much as from K separate caches, but no cache has to be copied at each step.
 
     Attributes:
-        own: [B, K, N]: 0 at the tokens that a hypothesis consists of, -inf at others; the last K columns are the
-            tokens of this step. None while each sentence has one hypothesis.
+        own: [B, K, N], 0 at the tokens of a hypothesis and -inf at all others; the last K columns are the tokens of
+            this step. None while each sentence has one hypothesis.
     """
 
     def __init__(self, layers: int) -> None:
         self.length = 0
-        """N, tokens of all hypotheses of a sentence."""
+        """N, the number of tokens of all hypotheses of a sentence."""
         self.own: Tensor | None = None
         self._hypotheses = 1
         self._buffers: list[Tensor | None] = [None] * layers
 
     def advance(self, parents: Tensor | None, count: int) -> None:
-        """Make room for the next token of ``count`` hypotheses a sentence.
+        """Make room for the next token of ``count`` hypotheses per sentence.
 
         Args:
-            parents: int64 [B, count], which of the former hypotheses each continues; None: each its own.
+            parents: int64 [B, count], the index of the previous hypothesis that each one continues. It may be None
+                while each sentence has one hypothesis.
         """
         if count == 1 and self._hypotheses == 1:
             self.length += 1
@@ -95,7 +96,7 @@ class StepCache:
         self.length += count
 
     def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append a step's [B, heads, K, d] of a layer; returns those of all steps, [B, heads, N, d]."""
+        """Append the keys and values of one layer, [B, heads, K, d]; return those of all steps, [B, heads, N, d]."""
         buffer, count = self._buffers[layer], keys.size(2)
         if buffer is None or buffer.size(3) < self.length:
             batch, heads, _, size = keys.shape
@@ -108,16 +109,16 @@ class StepCache:
         return buffer[0, :, :, : self.length], buffer[1, :, :, : self.length]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the sentences, int64 [B']."""
+        """Keep only the sentences with the indices ``rows``, int64 [B']."""
         self._buffers = [None if b is None else b.index_select(1, rows) for b in self._buffers]
         self.own = None if self.own is None else self.own.index_select(0, rows)
 
 
 class TransformerDecoder(nn.Module):
-    """Vectors of the tokens so far and states of the source -> states from which the next token is told.
+    """Maps vectors of the target tokens so far and states of the source to states that predict the next token.
 
-    Layers have self-attention to the tokens before, attention to the source, and a feed-forward network. Embedding
-    tokens and scoring a vocabulary are the model's, which may share both with its encoder.
+    Each layer has self-attention to the tokens so far, attention to the source, and a feed-forward network. The model
+    itself embeds the tokens and scores the vocabulary, because it may share both with its encoder.
     """
 
     def __init__(
@@ -133,12 +134,12 @@ class TransformerDecoder(nn.Module):
         self.apply(lambda module: initialise(module, initializer_range))
 
     def remember(self, states: Tensor, layout: Layout, mask: Tensor | None) -> SourceMemory:
-        """Keys and values of the source.
+        """Compute the keys and values of the source.
 
         Args:
-            states: of the encoder, [B, S, source_size].
-            layout: how the source batch is computed.
-            mask: bool [B, S], True at real tokens; None: no padding.
+            states: output of the encoder, [B, S, source_size].
+            layout: layout of the source batch.
+            mask: bool [B, S], True at real tokens; None if there is no padding.
         """
         packed = states if layout is None else layout.pack(states)
         pairs = [layer.source_attention.keys_values(packed, layout) for layer in self.layers]
@@ -146,11 +147,11 @@ class TransformerDecoder(nn.Module):
         return SourceMemory([keys for keys, _ in pairs], [values for _, values in pairs], mask)
 
     def forward(self, vectors: Tensor, layout: Layout, memory: SourceMemory) -> Tensor:
-        """States [B, T, H], or as ``layout`` packs them; each knows of the tokens up to its own.
+        """Return states [B, T, H], or packed as in ``layout``; each depends on the tokens up to its own.
 
         Args:
             vectors: embeddings of the tokens, [B, T, H].
-            layout: how the target batch is computed.
+            layout: layout of the target batch.
         """
         x = self._embed(vectors, torch.arange(vectors.size(1), device=vectors.device))
         x = x if layout is None else layout.pack(x)
@@ -159,11 +160,12 @@ class TransformerDecoder(nn.Module):
         return self.norm(x) if self.norm_first else x
 
     def step(self, vectors: Tensor, position: int, cache: StepCache, memory: SourceMemory) -> Tensor:
-        """States [B, K, H] of the next token of K hypotheses of each sentence, ``cache`` having advanced to it.
+        """Return states [B, K, H] of the next token of K hypotheses of each sentence.
 
         Args:
             vectors: embeddings of these tokens, [B, K, H].
-            position: theirs, from 0.
+            position: position of these tokens, counted from 0.
+            cache: has already advanced to these tokens.
         """
         x = self._embed(vectors, torch.full((), position, device=vectors.device))
         for number, (layer, keys, values) in enumerate(zip(self.layers, memory.keys, memory.values, strict=True)):
@@ -218,7 +220,7 @@ class DecoderLayer(nn.Module):
 
 
 class CausalAttention(SelfAttention):
-    """Self-attention of each token to itself and those before it, of all or of the next one."""
+    """Self-attention of each token to itself and earlier tokens, for all tokens or for the next one."""
 
     def __init__(self, hidden_size: int, heads: int, dropout: float) -> None:
         super().__init__(hidden_size, heads, dropout, causal=True)
@@ -240,7 +242,7 @@ class SourceAttention(nn.Module):
         self.output = Linear(hidden_size, hidden_size)
 
     def keys_values(self, states: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """[B, heads, S, d] each, of states as ``layout`` packs them."""
+        """Return keys and values, [B, heads, S, d] each; ``states`` are packed as in ``layout``."""
         both = self.key_value(states) if layout is None else layout.pad(self.key_value(states))
         keys, values = both.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return keys, values

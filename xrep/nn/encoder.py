@@ -18,7 +18,7 @@ from xrep.nn.layers import Activation, EncoderLayer, Layout, Masking, Packing, l
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderShape:
-    """Everything that fixes the tensors of an encoder and what it computes from them (but for dropout)."""
+    """Everything that determines the tensors of an encoder and what it computes from them, except dropout."""
 
     vocabulary_size: int
     pad_id: int
@@ -29,10 +29,10 @@ class EncoderShape:
     max_positions: int
     """Longest sequence in tokens."""
     position_offset: int = 0
-    """Row of the position table that the first token reads: RoBERTa's and XLM-R's first is pad id + 1, that is 2. The
+    """Row of the position table that the first token reads. RoBERTa and XLM-R start at pad id + 1, which is 2. The
     table has ``max_positions + position_offset`` rows."""
     type_vocabulary_size: int = 0
-    """Rows of BERT's table of segments; 0: no table. A single sentence is of type 0."""
+    """Number of rows in BERT's table of segment types; 0 if there is no table. A single sentence has type 0."""
     norm: Literal["post", "pre"] = "post"
     norm_epsilon: float = 1e-12
     activation: Activation = "gelu"
@@ -42,16 +42,16 @@ class EncoderShape:
 
 
 class TransformerEncoder(nn.Module):
-    """Token ids -> one vector per token.
+    """Maps token ids to one vector per token.
 
-    Post-norm is BERT's arrangement (embeddings normalised first); pre-norm normalises each sublayer's input and the
-    final output instead.
+    Post-norm is BERT's arrangement, which normalises the embeddings first. Pre-norm normalises the input of each
+    sublayer and the final output instead.
 
     Args:
         initializer_range: standard deviation of the normal initialisation of all matrices.
 
     Attributes:
-        activation_checkpointing: in training keep the input of each layer alone, and compute the layer again in the
+        activation_checkpointing: in training, keep only the input of each layer, and compute the layer again in the
             backward pass (``set_activation_checkpointing``).
     """
 
@@ -85,20 +85,20 @@ class TransformerEncoder(nn.Module):
         added: Tensor | None = None,
         prefix: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of a layer, [B, T, H]; zeros at padding.
+        """Return the hidden states of a layer, [B, T, H], with zeros at padding.
 
         Args:
-            hidden_layer: k in [0, layers]: the output of layer k, of the embeddings for 0 (a post-norm encoder
-                normalises them; a pre-norm one normalises the output of its last layer alone). None: the last layer.
-                The layers above are not computed.
-            positions: int64 [B, T] or [T], of the tokens; None: 0, 1, ... in each row.
-            added: [B, T, H], added to the embeddings of the tokens before they are normalised (XLM's languages).
-            prefix: [B, N, H], put in front of the embedded tokens of each row just as they are (``embed_vectors`` makes
-                them like those). Tokens attend to them and they to tokens; their own states are not returned. They take
-                no positions from the tokens, which begin at 0 unless ``positions`` say otherwise.
+            hidden_layer: number k in [0, layers] of the layer whose output is returned; 0 means the embeddings, None
+                the last layer. Higher layers are not computed. A post-norm encoder normalises the embeddings; a
+                pre-norm one normalises only the output of its last layer.
+            positions: positions of the tokens, int64 [B, T] or [T]; None means 0, 1, ... in each row.
+            added: [B, T, H], added to the token embeddings before they are normalised (XLM's language embeddings).
+            prefix: [B, N, H], placed unchanged before the embedded tokens of each row (``embed_vectors`` makes vectors
+                like those). Tokens and prefix attend to each other; the states of the prefix are not returned. The
+                prefix uses no positions: those of the tokens begin at 0 unless ``positions`` says otherwise.
 
         Raises:
-            ValueError: there is no such layer.
+            ValueError: the encoder has no such layer.
         """
         last = len(self.layers)
         count = last if hidden_layer is None else hidden_layer
@@ -127,11 +127,11 @@ class TransformerEncoder(nn.Module):
         return x if layout is None else layout.pad(x)
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
-        """Input of the first layer for token ids of any shape at ``positions`` (from 0; None: nowhere)."""
+        """Return the input of the first layer for token ids of any shape at ``positions`` (from 0; None adds none)."""
         return self.embed_vectors(self.token_embedding(tokens), positions)
 
     def embed_vectors(self, vectors: Tensor, positions: Tensor | None) -> Tensor:
-        """Input of the first layer for vectors [..., H] in the place of token embeddings."""
+        """Return the input of the first layer for vectors [..., H] that replace token embeddings."""
         x = vectors
         if self.type_embedding is not None:
             x = x + self.type_embedding.weight[0]
@@ -141,21 +141,21 @@ class TransformerEncoder(nn.Module):
 
 
 def set_activation_checkpointing(module: nn.Module, on: bool) -> None:
-    """Switch ``activation_checkpointing`` of every encoder in a module."""
+    """Set ``activation_checkpointing`` of every encoder in a module."""
     for part in module.modules():
         if isinstance(part, TransformerEncoder):
             part.activation_checkpointing = on
 
 
 def _behind(prefix: Tensor, x: Tensor, batch: TokenBatch, layout: Layout) -> tuple[Tensor, Layout]:
-    """Embedded tokens, as they lie in ``layout``, behind vectors [B, N, H]; and how both together lie."""
+    """Return embedded tokens in ``layout`` with vectors [B, N, H] before each row, and the layout of the whole."""
     rows, count, _ = prefix.shape
     if layout is None:
         return torch.cat([prefix, x], dim=1), None
     mask = F.pad(batch.mask, (count, 0), value=True)
     if isinstance(layout, Masking):
         return torch.cat([prefix, x], dim=1), Masking(mask)
-    # All that stands in front first, then all tokens: attention puts each where it belongs.
+    # The pack holds all prefixes first, then all tokens; attention moves each to its place in the padded batch.
     places = torch.arange(count, device=mask.device)
     front = torch.arange(rows, device=mask.device).unsqueeze(1) * mask.size(1) + places
     behind = layout.rows + (layout.rows // layout.length + 1) * count
@@ -165,7 +165,7 @@ def _behind(prefix: Tensor, x: Tensor, batch: TokenBatch, layout: Layout) -> tup
 
 
 def initialise(module: nn.Module, initializer_range: float) -> None:
-    """Draw the weights of a linear layer or an embedding as BERT does: normal, biases and the pad row zero."""
+    """Initialise a linear layer or an embedding as BERT does: normal weights, with biases and the pad row zero."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=initializer_range)
     if isinstance(module, nn.Linear) and module.bias is not None:

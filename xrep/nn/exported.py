@@ -1,4 +1,4 @@
-"""The way out: an encoder as a directory that Hugging Face's transformers or sentence-transformers load."""
+"""Export of an encoder to a directory that Hugging Face's transformers or sentence-transformers load."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def write_huggingface(
     layers: int | None = None,
     save_tokenizer: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a directory that ``transformers.AutoModel.from_pretrained`` loads, in float32; it appears whole or not.
+    """Write a directory that ``transformers.AutoModel.from_pretrained`` loads, in float32.
 
-    An encoder whose positions begin at 0 becomes a BertModel, one whose positions begin at pad id + 1 an
-    XLMRobertaModel (the layout of RobertaModel, too). ``read_pretrained`` and ``encoder_state`` give every tensor back
-    bit by bit.
+    The directory appears only when it is complete. An encoder whose positions begin at 0 becomes a BertModel; one whose
+    positions begin at pad id + 1 becomes an XLMRobertaModel, which has the same layout as RobertaModel.
+    ``read_pretrained`` and ``encoder_state`` read every tensor back bit for bit.
 
     Args:
-        directory: a name that is free, or an empty folder.
+        directory: path of a new directory, or of an empty one.
         max_length: longest sentence in tokens.
-        layers: write the first layers only (an encoder of whose layer k the vectors are taken is one of k layers; 0:
-            the embeddings alone).
-        save_tokenizer: called with the folder, to write the tokenizer's files before it gets its name.
+        layers: number of layers to write, counted from the first: if vectors are taken from layer k, the exported
+            encoder has k layers, and 0 writes only the embeddings. None: all layers.
+        save_tokenizer: called with the temporary folder, to write the tokenizer's files before the folder is renamed.
 
     Raises:
-        UserError: the directory has something in it, the encoder has no counterpart there (pre-norm, other positions),
-            or sentences may be longer than its positions.
-        ValueError: more layers than there are.
+        UserError: the directory is not empty, Hugging Face has no counterpart of the encoder (pre-norm, other
+            positions), or sentences may be longer than its positions.
+        ValueError: the encoder has fewer layers than ``layers``.
     """
     with _new_directory(directory) as aside:
         _write_encoder(aside, encoder, max_length, bos_id, eos_id, layers)
@@ -73,19 +73,20 @@ def write_sentence_transformers(
     layers: int | None = None,
     save_tokenizer: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a directory that ``sentence_transformers.SentenceTransformer`` loads: the files of ``write_huggingface`` at
-    its root, and the modules after the transformer.
+    """Write a directory that ``sentence_transformers.SentenceTransformer`` loads.
+
+    It has the files of ``write_huggingface`` at its root, and the modules that follow the transformer.
 
     Args:
         projection: linear layer on pooled vectors, [H] to [D], followed by ``activation``.
-        normalize: whether the last module gives vectors the length 1.
+        normalize: whether a last module scales vectors to length 1.
         others: as for ``write_huggingface``.
 
     Raises:
-        UserError, ValueError: as ``write_huggingface``.
+        UserError, ValueError: as for ``write_huggingface``.
     """
     hidden_size = encoder.shape.hidden_size
-    # All versions know the flags; what the newest write, a single key pooling_mode, older ones do not.
+    # All versions read these flags; the newest versions write a single key pooling_mode, which older ones do not read.
     flags = {flag: mode == pooling for flag, mode in POOLING_FLAGS.items()}
     chain: list[tuple[str, dict[str, Any]]] = [("Pooling", {"word_embedding_dimension": hidden_size, **flags})]
     if projection is not None:
@@ -104,7 +105,7 @@ def write_sentence_transformers(
         _write_encoder(aside, encoder, max_length, bos_id, eos_id, layers)
         for number, (kind, config) in enumerate(chain, start=1):
             folder = f"{number}_{kind}"
-            # All versions know these names; the newest write others.
+            # All versions read these names, although the newest versions write other ones.
             of_kind = f"sentence_transformers.models.{kind}"
             modules.append({"idx": number, "name": str(number), "path": folder, "type": of_kind})
             (aside / folder).mkdir()
@@ -179,7 +180,7 @@ def _config(
 
 @contextmanager
 def _new_directory(directory: str | Path) -> Iterator[Path]:
-    """A folder beside ``directory`` that takes its name if the block ends well."""
+    """Yield a folder beside ``directory``, and rename it to ``directory`` if the block raises nothing."""
     directory = Path(directory).expanduser().resolve()
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise UserError("something is there already", path=directory, cure="name a new directory")

@@ -1,4 +1,4 @@
-"""Heads on token vectors that training uses and inference does not."""
+"""Heads on token vectors that are used in training but not in inference."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from xrep.nn.layers import Activation, Linear, activate
 
 
 class MaskedLanguageHead(nn.Module):
-    """The head of masked language models (BERT, RoBERTa): linear, activation, normalisation; then the embedding matrix
-    and a bias per word.
+    """The head of masked language models (BERT, RoBERTa).
 
-    The product with the embedding matrix is left to ``linear_cross_entropy``: logits are
+    It consists of a linear layer, an activation and a normalisation, followed by a product with the embedding matrix
+    and a bias per word. ``linear_cross_entropy`` computes that product: the logits are
     ``head(hidden) @ embedding.T + head.bias``.
 
     Args:
         initializer_range: standard deviation of the normal initialisation of the linear layer.
 
     Attributes:
-        bias: [V].
+        bias: [V], one value per word of the vocabulary.
     """
 
     def __init__(
@@ -40,5 +40,5 @@ class MaskedLanguageHead(nn.Module):
         nn.init.zeros_(self.dense.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[N, H] -> [N, H], what the embedding matrix is multiplied with."""
+        """Return the vectors [N, H] that are multiplied with the embedding matrix, from token vectors [N, H]."""
         return self.norm(activate(self.dense(hidden), self.activation))

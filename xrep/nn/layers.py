@@ -16,7 +16,7 @@ Activation = Literal["gelu", "gelu_tanh", "relu"]
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` that takes the faster float32 product on CPUs where it is as exact."""
+    """``nn.Linear`` that uses a faster float32 product on CPUs where that product is as exact."""
 
     def forward(self, input: Tensor) -> Tensor:
         fused = fused_linear(input, self.weight, self.bias, gelu=False) if self.bias is not None else None
@@ -24,27 +24,27 @@ class Linear(nn.Linear):
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """The function between the two products of a feed-forward network; gelu_tanh is GELU's tanh approximation."""
+    """Apply the activation function of a feed-forward network; gelu_tanh is the tanh approximation of GELU."""
     if activation == "relu":
         return F.relu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def feedforward(x: Tensor, inner: Linear, outer: Linear, activation: Activation) -> Tensor:
-    """Two linear layers with the function between them."""
+    """Apply two linear layers with the activation function between them."""
     hidden = fused_linear(x, inner.weight, inner.bias, gelu=True) if activation == "gelu" else None
     return outer(activate(inner(x), activation) if hidden is None else hidden)
 
 
 class Packing:
-    """The real tokens of a padded batch, end to end: everything but attention runs on them alone.
+    """The real tokens of a padded batch, concatenated; everything except attention is computed on them alone.
 
-    Contrastive batches mix lengths, and padding would nearly double the work of the linear layers. Copies of the first
-    token fill the pack up to one of few sizes (at most an eighth more): the CPU library compiles and caches a product
-    for every size it meets, which takes gigabytes where each batch has another one.
+    Contrastive batches mix lengths, so padding would nearly double the work of the linear layers. Copies of the first
+    token fill the pack up to one of a few sizes (at most an eighth or 7 tokens more). The CPU library compiles and
+    caches a product for every size that it meets, which would take gigabytes if every batch had a different size.
 
     Args:
-        rows: int64 [N], where each packed token stands in [B * T].
+        rows: int64 [N], the position of each packed token in the flattened batch [B * T].
         mask: bool [B, T], True at real tokens.
     """
 
@@ -56,24 +56,24 @@ class Packing:
 
     @classmethod
     def of(cls, batch: TokenBatch) -> Packing:
-        """Sentence by sentence."""
+        """Return the packing of a batch, sentence by sentence."""
         length, lengths, count, device = batch.tokens.size(1), batch.lengths, batch.real_tokens, batch.tokens.device
-        # Where each sentence begins, padded and packed. The mask's nonzero() would wait for a GPU to learn its size.
+        # How far each sentence moves when it is packed. ``mask.nonzero()`` would wait for the GPU to learn its size.
         shift = torch.arange(len(batch), device=device) * length - (lengths.cumsum(0) - lengths)
         return cls(torch.arange(count, device=device) + shift.repeat_interleave(lengths, output_size=count), batch.mask)
 
     def pack(self, padded: Tensor) -> Tensor:
-        """[B, T, ...] -> [N, ...], N the number of real tokens, rounded up."""
+        """Gather [B, T, ...] into [N, ...], where N is the number of real tokens, rounded up."""
         return padded.flatten(0, 1).index_select(0, self.packed_rows)
 
     def pad(self, packed: Tensor) -> Tensor:
-        """[N, ...] -> [B, T, ...], zeros at padding."""
+        """Scatter [N, ...] into [B, T, ...], with zeros at padding."""
         flat = packed.new_zeros(self.batch * self.length, *packed.shape[1:])
         return flat.index_copy(0, self.rows, packed[: len(self.rows)]).unflatten(0, (self.batch, self.length))
 
 
 class Masking:
-    """A padded batch whose padding is so little that moving the tokens would cost more than what it computes there.
+    """A padded batch with so little padding that packing would cost more than computing on the padding.
 
     Args:
         mask: bool [B, T], True at real tokens.
@@ -90,14 +90,14 @@ class Masking:
 
 
 Layout = Packing | Masking | None
-"""How a batch lies in memory; None: it has no padding."""
+"""The layout of a batch in memory; None if it has no padding."""
 
 PACKED_BELOW = 0.9
-"""Share of real tokens in a batch below which they are packed."""
+"""Batches with a smaller share of real tokens than this are packed."""
 
 
 def layout_of(batch: TokenBatch) -> Layout:
-    """How an encoder or decoder computes a batch."""
+    """Return the layout in which an encoder or decoder computes a batch."""
     if not batch.is_padded:
         return None
     packed = batch.real_tokens < PACKED_BELOW * batch.tokens.numel()
@@ -108,7 +108,7 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention over [B, T, H], or over tokens in another ``layout``.
 
     Args:
-        causal: each token attends to itself and those before it. Padding stands behind them, so there is no mask.
+        causal: each token attends only to itself and earlier tokens. Padding comes later, so no mask is needed.
     """
 
     def __init__(self, hidden_size: int, heads: int, dropout: float, *, causal: bool = False) -> None:

@@ -13,12 +13,12 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class MomentumEncoder(nn.Module, Generic[M]):
-    """Copy of a model that follows it: theta <- m * theta + (1 - m) * theta_base (dual momentum contrast, eq. 1).
+    """A copy of a model that follows it: theta <- m * theta + (1 - m) * theta_base (dual momentum contrast, eq. 1).
 
     Args:
-        momentum: m in [0, 1]; 0 shares the base model's parameters as of the last update.
-        dropout: whether the copy keeps its dropout while the base model trains (MoCo does); without it the keys of
-            different batches are more alike.
+        momentum: m in [0, 1]; with 0 the copy has the base model's parameters as of the last update.
+        dropout: whether dropout stays on in the copy while the base model trains, as in MoCo; without it the keys of
+            different batches are more similar.
     """
 
     def __init__(self, model: M, momentum: float, dropout: bool) -> None:
@@ -34,7 +34,7 @@ class MomentumEncoder(nn.Module, Generic[M]):
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Move towards ``model`` (equation 1); buffers are copied."""
+        """Move the parameters towards those of ``model`` (equation 1); buffers are copied."""
         averages, bases = list(self.model.parameters()), list(model.parameters())
         self._average([p.detach() for p in averages], [p.detach() for p in bases], 1)
         for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):

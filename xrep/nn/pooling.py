@@ -1,4 +1,4 @@
-"""From token vectors to one sentence vector; padding never counts."""
+"""Pooling of token vectors into one sentence vector; padding is ignored."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Pooling = Literal["mean", "max", "cls"]
 
 
 def pool(tokens: Tensor, mask: Tensor, kind: Pooling) -> Tensor:
-    """[B, T, H] to [B, H], over the positions where ``mask`` (bool [B, T]) is True; ``cls`` takes the first token.
+    """Pool [B, T, H] to [B, H] over the positions where ``mask`` (bool [B, T]) is True; ``cls`` takes the first token.
 
-    Half-precision tokens give a float32 vector: their mean would be rounded once more.
+    Half-precision tokens give a float32 vector, because a half-precision mean would be rounded once more.
     """
     if tokens.dtype in (torch.float16, torch.bfloat16):
         tokens = tokens.float()

@@ -1,4 +1,4 @@
-"""Directories of pretrained encoders, of Hugging Face or sentence-transformers: what they hold, and their weights.
+"""Reading of pretrained encoders from directories of Hugging Face or sentence-transformers.
 
 BERT and RoBERTa (with XLM-R and CamemBERT) are the same post-norm transformer; RoBERTa's positions begin at pad id + 1.
 """
@@ -30,7 +30,7 @@ FAMILIES: dict[str, Family] = {
     "camembert": "roberta",
     "xlm-roberta": "xlm-roberta",
 }
-# Configs without model_type name a class.
+# A configuration without model_type names a class instead.
 ARCHITECTURES = {"Bert": "bert", "Roberta": "roberta", "Camembert": "camembert", "XLMRoberta": "xlm-roberta"}
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -40,7 +40,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-# What changes the computation, and the values with which it does not.
+# Options that change the computation, with the values for which they do not.
 INERT: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": (None, "absolute"),
     "is_decoder": (None, False),
@@ -60,11 +60,11 @@ TOGETHER = f"check that {CONFIG} and the weights belong together"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pretrained:
-    """What a directory of a pretrained encoder says.
+    """The configuration that was read from the directory of a pretrained encoder.
 
     Attributes:
         path: folder of the transformer (``config.json``, weights, tokenizer): the directory or ``0_Transformer`` in it.
-        pooling, normalize: those of a sentence-transformers directory; None in one that does not say.
+        pooling, normalize: settings of a sentence-transformers directory; None if the directory has none.
         projection: dense layer between pooling and normalisation.
     """
 
@@ -77,10 +77,10 @@ class Pretrained:
 
 
 def find_pretrained(name_or_path: str | Path) -> Path:
-    """A directory, or the folder of a model in the local Hugging Face cache. Nothing is fetched.
+    """Return a directory, or the folder of a model in the local Hugging Face cache; nothing is downloaded.
 
     Raises:
-        UserError: neither is there.
+        UserError: neither exists.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
@@ -99,7 +99,7 @@ def find_pretrained(name_or_path: str | Path) -> Path:
     try:
         return Path(snapshot_download(name, local_files_only=True))
     except (OSError, ValueError) as error:
-        # Newer versions refuse what transformers fetched: the few files it needs, not all. They are enough here, too.
+        # Newer versions refuse a folder with only the files that transformers fetched, but those are enough here.
         if found := getattr(error, "snapshot_path", None):
             return Path(found)
         problem = f"no such directory, and no such model in the Hugging Face cache {constants.HF_HUB_CACHE}"
@@ -107,10 +107,10 @@ def find_pretrained(name_or_path: str | Path) -> Path:
 
 
 def read_pretrained(path: str | Path) -> Pretrained:
-    """Read the configuration of a directory of Hugging Face or sentence-transformers, not yet the encoder's weights.
+    """Read the configuration of a Hugging Face or sentence-transformers directory, without the encoder's weights.
 
     Raises:
-        UserError: not such a directory, a damaged file, an architecture or a module that xrep cannot express.
+        UserError: it is not such a directory, a file is damaged, or xrep cannot express the architecture or a module.
     """
     root = Path(path)
     modules = read_modules(root)
@@ -183,7 +183,7 @@ def _type_of_class(config: dict[str, Any]) -> str | None:
 
 
 def _wrote_no_types(config: dict[str, Any]) -> bool:
-    """Whether xrep wrote the config, of an encoder without a table of types (Hugging Face's has one of one row)."""
+    """Return whether xrep wrote the config, for an encoder without a type table (the file has one with one row)."""
     ours = config.get("xrep")
     return isinstance(ours, dict) and ours.get("type_vocabulary_size") == 0 and config.get("type_vocab_size") == 1
 
@@ -198,7 +198,7 @@ def _integer(config: dict[str, Any], key: str, path: Path, minimum: int, default
 
 
 def tensor_names(shape: EncoderShape) -> dict[str, tuple[str, ...]]:
-    """Names of the tensors of a ``TransformerEncoder``, and the Hugging Face tensors that each joins (along rows)."""
+    """Map each tensor name of a ``TransformerEncoder`` to the Hugging Face tensors that it joins along the rows."""
     names: dict[str, tuple[str, ...]] = {
         "token_embedding.weight": (WORDS,),
         "position_embedding.weight": ("embeddings.position_embeddings.weight",),
@@ -223,15 +223,15 @@ def tensor_names(shape: EncoderShape) -> dict[str, tuple[str, ...]]:
 
 
 def encoder_state(pretrained: Pretrained, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
-    """State of a ``TransformerEncoder`` of the shape's first ``layers`` layers (None: all), in float32.
+    """Return the state of a ``TransformerEncoder`` with the first ``layers`` layers (None: all), in float32.
 
     Returns:
-        the state, and the names of the tensors of the directory that it does not use: buffers, poolers, heads of
-        language models, layers above.
+        the state, and the names of the tensors in the directory that it does not use: buffers, poolers, heads of
+        language models, higher layers.
 
     Raises:
-        UserError: weights that are missing, damaged or of another shape, tensors of no known use, more layers than
-            there are.
+        UserError: weights are missing, damaged or of another shape, tensors have no known use, or the encoder has fewer
+            than ``layers`` layers.
     """
     whole = pretrained.shape
     if layers is not None and not 1 <= layers <= whole.layers:
@@ -256,15 +256,15 @@ def encoder_state(pretrained: Pretrained, layers: int | None = None) -> tuple[di
         state[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
     if not shape.type_vocabulary_size and TYPES in named:
         types = _checked(weights, named[TYPES], (1, shape.hidden_size))
-        if types.any():  # trained on elsewhere: every token has type 0, so the row can join the positions
+        if types.any():  # another program trained it: every token has type 0, so the row is added to the positions
             state["position_embedding.weight"] = state["position_embedding.weight"] + types
     return state, sorted(named[name] for name in named.keys() - used)
 
 
 def _named(weights: Weights) -> tuple[dict[str, str], str]:
-    """{name in Hugging Face's present spelling, without the prefix of the encoder: name in the file}, and the prefix.
+    """Map current Hugging Face names, without the prefix of the encoder, to names in the file; also return the prefix.
 
-    Tensors that have not the prefix and are in no head either are left out.
+    Tensors that neither have the prefix nor belong to a head are left out.
     """
     prefixes = [name.removesuffix(WORDS) for name in weights if name.endswith(WORDS)]
     if len(prefixes) != 1 or prefixes[0] not in PREFIXES:
@@ -277,7 +277,7 @@ def _named(weights: Weights) -> tuple[dict[str, str], str]:
         if not name.startswith(prefixes[0]) and not BESIDE_ENCODER.fullmatch(name):
             continue
         plain = name.removeprefix(prefixes[0])
-        # TensorFlow's names of the two tensors of a normalisation, in early conversions.
+        # Early conversions have TensorFlow's names for the two tensors of a normalisation.
         plain = re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda old: {"gamma": "weight", "beta": "bias"}[old[0]], plain)
         if plain in named:
             raise UserError(f"one tensor under two names: {named[plain]} and {name}", path=weights.path, cure=TOGETHER)
@@ -303,10 +303,10 @@ def _checked(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def masked_language_head(pretrained: Pretrained) -> MaskedLanguageHead:
-    """The masked language head of a directory: BERT's ``cls.predictions``, RoBERTa's and XLM-R's ``lm_head``.
+    """Return the masked language head of a directory (``cls.predictions`` in BERT, ``lm_head`` in RoBERTa and XLM-R).
 
     Raises:
-        UserError: there is none, its tensors are not as they should be, or its output matrix is not the embedding's.
+        UserError: there is no head, its tensors are not as expected, or its output matrix is not the embedding matrix.
     """
     bert, shape = pretrained.family == "bert", pretrained.shape
     base, dense, norm = (
@@ -318,7 +318,7 @@ def masked_language_head(pretrained: Pretrained) -> MaskedLanguageHead:
         cure = "give the directory of a masked language model, or train a new head"
         raise UserError(f"no masked language head: no tensor {base}*", path=weights.path, cure=cure)
     size, words = shape.hidden_size, shape.vocabulary_size
-    bias = "bias" if "bias" in named else "decoder.bias"  # the same tensor under two names, one of them often dropped
+    bias = "bias" if "bias" in named else "decoder.bias"  # one tensor under two names; often only one is stored
     sources = {
         "dense.weight": (f"{dense}.weight", (size, size)),
         "dense.bias": (f"{dense}.bias", (size,)),
@@ -334,14 +334,14 @@ def masked_language_head(pretrained: Pretrained) -> MaskedLanguageHead:
     )
     state = {ours: _checked(weights, named[name], expected) for ours, (name, expected) in sources.items()}
     _check_tied(pretrained, weights, named, state["bias"])
-    activation = shape.activation if bert else "gelu"  # RoBERTa's head has GELU whatever the encoder has
+    activation = shape.activation if bert else "gelu"  # RoBERTa's head uses GELU whatever the encoder uses
     head = MaskedLanguageHead(size, words, activation=activation, norm_epsilon=shape.norm_epsilon)
     head.load_state_dict(state)
     return head
 
 
 def _check_tied(pretrained: Pretrained, weights: Weights, named: dict[str, str], bias: Tensor) -> None:
-    """Refuse a head with an output matrix of its own, or with two biases."""
+    """Refuse a head with its own output matrix, or with two different biases."""
     if "decoder.weight" in named:
         embedding = weights[_named(weights)[0][WORDS]]
         tied = torch.equal(weights[named["decoder.weight"]], embedding)

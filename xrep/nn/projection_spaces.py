@@ -1,4 +1,4 @@
-"""Several views of one sentence vector: CMLM's projections."""
+"""Several views of one sentence vector: the projections of CMLM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from xrep.nn.layers import Linear
 
 
 class ProjectionSpaces(nn.Module):
-    """P of CMLM (section 2 and appendix C): a vector of width H as N of that width, the first of which is itself.
+    """P of CMLM (section 2 and appendix C): maps a vector of width H to N vectors of width H.
 
-    Each other one has a perceptron of its own, FC(H, 2H, ReLU), FC(2H, 2H, ReLU), FC(2H, H). They begin with He's
-    initialisation and no biases, so that the N vectors are of about the same size whatever H is.
+    The first of them is the input itself. Each of the others has its own perceptron, FC(H, 2H, ReLU), FC(2H, 2H, ReLU),
+    FC(2H, H). The perceptrons start with He's initialisation and biases of zero, so that the N vectors have about the
+    same size whatever H is.
     """
 
     def __init__(self, hidden_size: int, spaces: int) -> None:
@@ -35,11 +36,11 @@ class ProjectionSpaces(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def __len__(self) -> int:
-        """N."""
+        """Return N, the number of vectors."""
         return 1 + len(self.perceptrons)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """[B, H] -> [B, N, H]."""
+        """Map [B, H] to [B, N, H]."""
         views = (own(vectors.to(_linear(own, 0).weight.dtype)).to(vectors.dtype) for own in self.perceptrons)
         return torch.stack([vectors, *views], dim=1)
 

@@ -1,4 +1,4 @@
-"""A first-in-first-out memory of sentence vectors."""
+"""A first-in-first-out queue of sentence vectors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 
 class Queue(nn.Module):
-    """The last K vectors enqueued, with the ids of their sentences, as buffers (so checkpoints and devices follow).
+    """A queue of the last K vectors that were enqueued, with the ids of their sentences.
+
+    Both are buffers, so they are saved in checkpoints and move with the module between devices.
 
     Attributes:
-        vectors: [K, D]; only the first ``filled`` rows mean anything while the queue fills.
-        ids: int64 [K, 2].
-        count: int64 [], how many vectors were ever enqueued.
+        vectors: [K, D]; only the first ``filled`` rows are valid until the queue is full.
+        ids: int64 [K, 2], the id of the sentence of each row.
+        count: int64 [], the number of vectors that were ever enqueued.
     """
 
     vectors: Tensor
@@ -27,17 +29,17 @@ class Queue(nn.Module):
         self.register_buffer("ids", torch.zeros(size, 2, dtype=torch.int64))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self._count = 0
-        """``count``, without waiting for the device that holds it."""
+        """The value of ``count``, which can be read without waiting for a device."""
         self.register_load_state_dict_post_hook(_read_count)
 
     @property
     def filled(self) -> int:
-        """Number of rows that hold a vector."""
+        """The number of rows that hold a vector."""
         return min(self._count, len(self.vectors))
 
     @torch.no_grad()
     def enqueue(self, vectors: Tensor, ids: Tensor) -> None:
-        """Replace the oldest rows by ``vectors`` [N, D] and ``ids`` [N, 2]; N and K are free of one another."""
+        """Replace the oldest rows by ``vectors`` [N, D] and ``ids`` [N, 2]; N may be smaller or larger than K."""
         size, added = len(self.vectors), len(vectors)
         kept, ids = vectors[-size:], ids[-size:]
         start = self._count + added - len(kept)

@@ -30,7 +30,7 @@ DENSE_ACTIVATIONS: dict[str, Literal["none", "tanh"]] = {"Identity": "none", "Ta
 
 @dataclass(frozen=True, eq=False)
 class DenseSpec:
-    """A linear layer on sentence vectors: ``weight`` [D, H], ``bias`` [D]; activation(weight @ x + bias)."""
+    """A linear layer on sentence vectors, activation(weight @ x + bias), with ``weight`` [D, H] and ``bias`` [D]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -39,7 +39,7 @@ class DenseSpec:
 
 @dataclass(frozen=True, eq=False)
 class SentenceModules:
-    """Where the transformer lies, and what follows it."""
+    """The folder of the transformer, and the settings of the modules that follow it."""
 
     transformer: Path
     pooling: Pooling
@@ -48,10 +48,10 @@ class SentenceModules:
 
 
 def read_modules(root: Path) -> SentenceModules | None:
-    """What ``modules.json`` and the folders it names say; None where there is no such file.
+    """Read ``modules.json`` and the folders that it names; return None if there is no such file.
 
     Raises:
-        UserError: a module that xrep cannot express, in that order or with those options; a damaged file.
+        UserError: xrep cannot express a module, its options or the order of the modules, or a file is damaged.
     """
     if not (root / MODULES).is_file():
         return None
@@ -64,7 +64,7 @@ def read_modules(root: Path) -> SentenceModules | None:
 
 
 def _read_chain(path: Path) -> dict[str, Path]:
-    """Folder of each kind of module."""
+    """Return the folder of each kind of module."""
     modules = read_json(path, list)
     chain: list[str] = []
     folders: dict[str, Path] = {}
@@ -86,7 +86,7 @@ def _read_chain(path: Path) -> dict[str, Path]:
 
 
 def _check_transformer(directory: Path, root: Path) -> None:
-    """Refuse a transformer of which something else than token vectors is taken, or to whose text something is added."""
+    """Refuse a transformer whose output is not token vectors, or that adds a prompt to its text by default."""
     path = directory / OPTIONS
     options = read_json(path) if path.is_file() else {}
     for keys, expected in (
@@ -107,7 +107,7 @@ def _check_transformer(directory: Path, root: Path) -> None:
 
 
 def _entry(content: Any, *keys: str) -> Any:
-    """An entry of nested objects; None where there is none."""
+    """Return an entry of nested objects; None if there is none."""
     for key in keys:
         content = content.get(key) if isinstance(content, dict) else None
     return content

@@ -1,4 +1,4 @@
-"""The tensors of a model directory by name: safetensors or torch files, whole or in shards. Nothing in them can run."""
+"""The tensors of a model directory by name, from safetensors or torch files, whole or sharded; no code in them runs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ AGAIN = "fetch the file again"
 
 
 class Weights(Mapping[str, Tensor]):
-    """The tensors of a directory, each read when it is asked for, so that the first layers cost no more than that.
+    """The tensors of a directory, each read when it is accessed, so that only those that are needed are read.
 
-    The layouts are tried in the order of ``LAYOUTS``. Tensors are on the CPU, those of ``FLOATS`` as float32; the file
-    may back them, copy-on-write.
+    The layouts are tried in the order of ``LAYOUTS``. Tensors are on the CPU, and those with a dtype in ``FLOATS`` are
+    converted to float32. A tensor may be mapped from the file (copy-on-write).
 
     Attributes:
         path: the file of the weights, or the index of the shards.
 
     Raises:
-        UserError: no weights, a missing or damaged file, an index that disagrees with its shards, a file that holds
-            more than tensors.
+        UserError: there are no weights, a file is missing or damaged, an index disagrees with its shards, or a file
+            holds more than tensors.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -92,11 +92,11 @@ class _TorchFile:
     def __init__(self, path: Path) -> None:
         cure = "fetch it again, or use model.safetensors"
         try:
-            # Files of torch before 1.6 are no zip archives and cannot be mapped into memory.
+            # Files written by torch before 1.6 are not zip archives and cannot be mapped into memory.
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except OSError:
             raise
-        except Exception:  # damage gets nearly any exception out of the unpickler
+        except Exception:  # the unpickler may raise nearly any exception on a damaged file
             problem = "damaged, or it holds more than tensors, which might run code"
             raise UserError(problem, path=path, cure=cure) from None
         if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
@@ -116,16 +116,16 @@ def _open(path: Path) -> _SafetensorsFile | _TorchFile:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file, as readable as the directory's other files.
+    """Write a safetensors file, with the permissions that new files have by default.
 
     Raises:
         OSError: the disk is full, or the file cannot be written.
     """
-    path.touch()  # save_file makes a file that its owner alone may read
+    path.touch()  # save_file makes a file that only its owner may read
     mode = path.stat().st_mode
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(content, path, metadata={"format": "pt"})  # transformers asks for this word
+        save_file(content, path, metadata={"format": "pt"})  # transformers requires this entry
     except SafetensorError as error:
         code = re.search(r"os error (\d+)", str(error))
         if code is None:
@@ -135,10 +135,10 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def read_json(path: Path, kind: type[dict] | type[list] = dict) -> Any:
-    """A JSON file that holds an object, or a list.
+    """Read a JSON file that holds an object, or a list if ``kind`` is list.
 
     Raises:
-        UserError: no such file, or something else in it.
+        UserError: the file does not exist or holds something else.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -153,10 +153,10 @@ def read_json(path: Path, kind: type[dict] | type[list] = dict) -> Any:
 
 
 def inside(directory: Path, name: str, source: Path) -> Path:
-    """``directory / name``, where ``name`` was read from the file ``source``.
+    """Return ``directory / name``, where ``name`` was read from the file ``source``.
 
     Raises:
-        UserError: the name leads out of the directory.
+        UserError: the name points outside the directory.
     """
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise UserError(f"it names {name!r}, outside of its directory", path=source, cure=AGAIN)
@@ -164,7 +164,7 @@ def inside(directory: Path, name: str, source: Path) -> Path:
 
 
 def some(names: set[str] | list[str], shown: int = 6) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names as text, and how many more there are."""
     ordered = sorted(names)
     more = len(ordered) - shown
     return ", ".join(ordered[:shown]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Which pairs of sentences may be translations: the best neighbour by margin, from one side, the other or both."""
+"""Choice of sentence pairs that may be translations: the best neighbour by margin, from one side, the other or both."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from xrep.retrieval.margins import Margin, apply_margin, neighbour_means
 from xrep.retrieval.neighbours import Neighbours
 
 Retrieval = Literal["forward", "backward", "intersection", "max"]
-"""``forward``: of each source the best target among its neighbours; ``backward``: of each target the best source;
+"""``forward``: for each source the best target among its neighbours; ``backward``: for each target the best source;
 ``intersection``: pairs that are both; ``max``: pairs that are either (Artetxe and Schwenk, 2019, arXiv:1811.01136)."""
 RETRIEVALS: tuple[str, ...] = get_args(Retrieval)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Pairs (rows of x ``source`` [P], rows of y ``target`` [P]) and their ``score`` [P], the best first; of equal
-    scores the lowest source, then the lowest target comes first."""
+    """Candidate pairs, best first. Of equal scores, the lowest source, then the lowest target comes first.
+
+    Attributes:
+        source: [P], rows of x.
+        target: [P], rows of y.
+        score: [P].
+    """
 
     source: np.ndarray
     target: np.ndarray
@@ -29,19 +34,19 @@ class Candidates:
         return len(self.source)
 
     def take(self, which: np.ndarray) -> Candidates:
-        """Some of them, by a mask or by indices."""
+        """Return some of the candidates, selected by a mask or by indices."""
         return Candidates(self.source[which], self.target[which], self.score[which])
 
 
 def choose(found: Neighbours, margin: Margin, retrieval: Retrieval, *, one_to_one: bool = False) -> Candidates:
-    """Candidates, each source in one of them at most.
+    """Choose candidate pairs. Each source is in at most one of them.
 
     Args:
-        one_to_one: each target in one at most, too: pairs are taken from the best to the worst, without those that have
-            a side in common with one taken before.
+        one_to_one: let each target be in at most one pair, too. Pairs are taken from the best to the worst, and those
+            that share a side with a pair taken before are left out.
 
     Raises:
-        ValueError: an unknown retrieval or margin.
+        ValueError: the retrieval or the margin is unknown.
     """
     if retrieval not in RETRIEVALS:
         raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {retrieval!r}")
@@ -65,8 +70,11 @@ def choose(found: Neighbours, margin: Margin, retrieval: Retrieval, *, one_to_on
 def _best(
     neighbours_NK: np.ndarray, similarity_NK: np.ndarray, mean_N: np.ndarray, mean_M: np.ndarray, margin: Margin
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rows that have a candidate, the neighbour with the best score, that score); of equal scores the nearest."""
-    # Where an approximate search found fewer than k, the index is -1 and the similarity -inf: so is the score.
+    """Return the rows that have a candidate, the neighbour with the best score for each, and that score.
+
+    Of equal scores, the nearest neighbour is taken.
+    """
+    # If an approximate search found fewer than k, the index is -1 and the similarity -inf, so the score is -inf, too.
     scores_NK = apply_margin(similarity_NK, mean_N[:, None], mean_M[neighbours_NK], margin)
     best_N = scores_NK.argmax(axis=1)[:, None]
     score_N = np.take_along_axis(scores_NK, best_N, axis=1)[:, 0]
@@ -75,7 +83,7 @@ def _best(
 
 
 def first_of_each(values: np.ndarray) -> np.ndarray:
-    """Where each value of an array [P] stands for the first time, ascending."""
+    """Return the positions where each value of an array [P] occurs for the first time, in ascending order."""
     return np.sort(np.unique(values, return_index=True)[1])
 
 

@@ -1,8 +1,8 @@
-"""Approximate neighbours with faiss's inverted files, for sides so large that exact ones take too long.
+"""Approximate neighbours with faiss's inverted files, for sides so large that an exact search takes too long.
 
-Each direction is a search of its own. The side that is searched is indexed part by part, so that memory is bounded;
-what the index proposes is compared again with the vectors themselves, so scores are exact, and only some neighbours may
-be missing.
+Each direction is a separate search. The searched side is indexed part by part, so that memory is bounded. The rows that
+the index proposes are compared again with the vectors themselves, so scores are exact; only some neighbours may be
+missing.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ if TYPE_CHECKING:
     import faiss
 
 _PART_BYTES = 1 << 30
-"""Of an index that is held at a time."""
+"""Bytes of the index that is held at a time."""
 _QUERIES = 1 << 18
-"""Queries of a unit of work."""
+"""Number of queries in one unit of work."""
 _BLOCK = 1 << 14
-"""Rows that are read at a time."""
+"""Number of rows that are read at a time."""
 _TRAINING_ROWS_A_CELL = 48
 _MOST_CELLS = 4096
 _REFINED = 8
-"""With product quantisation, as many times k neighbours are proposed."""
+"""With product quantisation, this many times k neighbours are proposed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IvfOptions:
     probes: int = 32
-    """Cells that are searched for each query; more find more, and take longer."""
+    """Number of cells that are searched for each query. More cells find more neighbours, but take longer."""
     quantized: bool = False
-    """Product quantisation: 4 bits for every 2 dimensions instead of 16 bits for each, and faster scans."""
+    """Use product quantisation: 4 bits for every 2 dimensions instead of 16 bits for each, and faster scans."""
 
 
 def search_ivf(x: Side, y: Side, found: Found, options: IvfOptions, *, progress: Progress | None = None) -> None:
-    """Neighbours in both directions, one after the other; a sentence with fewer than k has index -1 and -inf.
+    """Find neighbours in both directions, one after the other.
+
+    If a sentence has fewer than k neighbours, the remaining places have index -1 and similarity -inf.
 
     Args:
-        found: what an earlier run found; units that it has are passed over.
+        found: results of an earlier run, updated in place; units of work that it already contains are skipped.
     """
     units = list(_units(x, y, found, options))
     index, indexed = None, None
@@ -53,7 +55,7 @@ def search_ivf(x: Side, y: Side, found: Found, options: IvfOptions, *, progress:
         if number < found.done:
             continue
         if indexed != (side, part):
-            index = None  # not two at a time
+            index = None  # free its memory before the next one is built
             index, indexed = _build(side, *part, options), (side, part)
         assert index is not None
         _search(index, queries, side, best, part[0], block, options)
@@ -66,7 +68,7 @@ _Unit = tuple[Side, Side, Best, tuple[int, int], tuple[int, int]]
 
 
 def _units(x: Side, y: Side, found: Found, options: IvfOptions) -> Iterator[_Unit]:
-    """(queries, searched side, best, part of the searched side, block of queries)."""
+    """Yield units of work: (queries, searched side, best, part of the searched side, block of queries)."""
     for queries, side, best in ((x, y, found.xy), (y, x, found.yx)):
         width = side.vectors.size // 4 if options.quantized else 2 * side.vectors.size
         parts = math.ceil(len(side) * (width + 8) / _PART_BYTES)
@@ -76,7 +78,7 @@ def _units(x: Side, y: Side, found: Found, options: IvfOptions) -> Iterator[_Uni
 
 
 def _build(side: Side, start: int, stop: int, options: IvfOptions) -> faiss.IndexIVF:
-    """An index of some rows. Its cells are learnt from rows drawn with a fixed seed: every run has the same."""
+    """Build an index of some rows. Its cells are trained on rows drawn with a fixed seed, so all runs have the same."""
     import faiss
 
     count = stop - start
@@ -116,12 +118,12 @@ def _search(
         proposed_BP = np.where(proposed_BP < 0, 0, proposed_BP) + first
         similarity_BP = _compare(torch.from_numpy(x_BD), side, proposed_BP).masked_fill_(absent_BP, -torch.inf)
         index_BP = torch.from_numpy(proposed_BP).masked_fill_(absent_BP, -1)
-        index_BP, order = index_BP.sort(dim=1)  # of equal ones the lowest stays
+        index_BP, order = index_BP.sort(dim=1)  # so that of equal similarities the lowest index stays
         best.merge(slice(start, stop), similarity_BP.gather(1, order), index_BP)
 
 
 def _compare(x_BD: torch.Tensor, side: Side, rows_BP: np.ndarray) -> torch.Tensor:
-    """Inner products of each query with the rows proposed to it, [B, P]."""
+    """Return the inner products of each query with the rows proposed for it, [B, P]."""
     products = []
     step = max(1, _BLOCK // rows_BP.shape[1])
     for start in range(0, len(rows_BP), step):

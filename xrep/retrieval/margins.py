@@ -1,7 +1,7 @@
-"""Margin scores of pairs of sentences: their cosine, measured against those of their nearest neighbours.
+"""Margin scores of sentence pairs: their cosine compared with the cosines of their nearest neighbours.
 
-A sentence whose neighbours are all near (a short one, a common one) is no translation of them all. Artetxe and Schwenk
-(2019, "Margin-based Parallel Corpus Mining with Multilingual Sentence Embeddings", arXiv:1811.01136) compare
+A short or common sentence may be near to all its neighbours, but cannot be a translation of them all. Artetxe and
+Schwenk (2019, "Margin-based Parallel Corpus Mining with Multilingual Sentence Embeddings", arXiv:1811.01136) compare
 a = cos(x, y) with b = ½ mean_x + ½ mean_y, the mean cosines of x and of y with their k nearest neighbours on the other
 side:
 
@@ -9,8 +9,8 @@ side:
     distance   a - b
     ratio      a / b
 
-"Dual-Alignment Pre-training for Cross-lingual Sentence Embedding" writes the ratio without the ½ (equation 8): half of
-this one, with the same ranking.
+"Dual-Alignment Pre-training for Cross-lingual Sentence Embedding" writes the ratio without the ½ (equation 8): its
+scores are half of these, and the ranking is the same.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ MARGINS: tuple[str, ...] = get_args(Margin)
 
 
 def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin) -> np.ndarray:
-    """The score of pairs with these cosines; the shapes of all three broadcast, the means are those of the neighbours.
+    """Return the scores of pairs with these cosines. The three arrays are broadcast against each other.
+
+    Args:
+        mean_x, mean_y: mean cosines of x and of y with their neighbours.
 
     Raises:
-        ValueError: an unknown margin.
+        ValueError: the margin is unknown.
     """
     if margin == "absolute":
         return np.broadcast_to(cosine, np.broadcast_shapes(cosine.shape, mean_x.shape, mean_y.shape))
@@ -38,15 +41,15 @@ def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, mar
     if margin == "distance":
         return cosine - around
     if margin == "ratio":
-        # A mean that is not positive tells nothing about scale; no pair with one may pass for the best.
+        # A mean that is not positive says nothing about the scale, so a pair with such a mean must not be the best.
         return np.where(around > 0, cosine / np.where(around > 0, around, 1), -np.inf).astype(around.dtype)
     raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")
 
 
 def neighbour_means(found: Neighbours) -> tuple[np.ndarray, np.ndarray]:
-    """Mean cosine of each row with its k neighbours: [N] of x, [M] of y.
+    """Return the mean cosine of each row with its k neighbours: [N] for x, [M] for y.
 
-    Where an approximate search found fewer (index -1), it is that of those found; of none it is 0.
+    If an approximate search found fewer than k (index -1), the mean is over those found; it is 0 if there are none.
     """
     return _mean_found(found.xy, found.xy_similarity), _mean_found(found.yx, found.yx_similarity)
 
@@ -60,20 +63,20 @@ def _mean_found(index_NK: np.ndarray, similarity_NK: np.ndarray) -> np.ndarray:
 def margin_scores(
     x: np.ndarray, y: np.ndarray, k: int, margin: Margin, pairs: tuple[np.ndarray, np.ndarray] | None = None
 ) -> np.ndarray:
-    """Margin scores of all pairs of rows, or of some.
+    """Compute the margin scores of all pairs of rows, or of some.
 
     Args:
         x: [N, D] float, L2-normalised.
         y: [M, D] float, L2-normalised.
-        k: neighbours in each direction, at most N and M; the absolute margin needs none.
-        pairs: (rows of x [P], rows of y [P]); None: all, for sets whose N times M similarities fit in memory.
+        k: number of neighbours in each direction, at most N and M; the absolute margin does not use it.
+        pairs: (rows of x [P], rows of y [P]); None for all pairs, whose N times M similarities must fit in memory.
 
     Returns:
-        float [N, M], or [P] for ``pairs``. Products are taken in float32, or in float64 where both sides are float64.
+        float [N, M], or [P] for ``pairs``. Products are taken in float32, or in float64 if either side is float64.
 
     Raises:
         UserError: k is not between 1 and the number of sentences of the smaller side.
-        ValueError: an unknown margin, one side empty, or another width.
+        ValueError: the margin is unknown, or the widths differ.
     """
     if margin not in MARGINS:
         raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours between two sets of vectors, in both directions from one product."""
+"""Exact nearest neighbours between two sets of vectors, in both directions from one matrix product."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from torch import Tensor
 from xrep.kernels.precision import accumulation_dtype, multiply, operand_dtype
 
 TILE = 2000
-"""Edge of a tile of similarities on a CPU: 16 MB of float32 stays in cache while its rows and columns are searched. Not
-a power of two: the maxima of columns would then read addresses that share a cache set."""
+"""Rows and columns of a tile of similarities on a CPU: 16 MB of float32 stay in cache while rows and columns are
+searched. It is not a power of two, because the maxima of columns would then read addresses that share a cache set."""
 CUDA_TILE = 16000
-"""The same on a GPU, where a tile must keep thousands of units busy: 1 GB."""
+"""The same on a GPU, where a tile must be large enough to keep thousands of units busy: 1 GB."""
 _GROUP = 20
-"""Similarities whose maximum is taken first. Divides both edges, so that only the last tiles need padding."""
+"""Number of similarities in a group. The maximum of each group is taken first. It divides the sizes of both tiles, so
+that only the last tiles need padding."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k nearest rows of the other side, nearest first; of equal similarities the lowest index is the nearer.
+    """The k nearest rows of the other side, nearest first; of equal similarities the lowest index comes first.
 
     Attributes:
-        xy: int64 [N, k], for each row of x indices of rows of y.
+        xy: int64 [N, k], indices of rows of y for each row of x.
         xy_similarity: float [N, k], their inner products.
-        yx, yx_similarity: [M, k], the other way.
+        yx, yx_similarity: [M, k], the same for each row of y.
     """
 
     xy: np.ndarray
@@ -37,7 +38,7 @@ class Neighbours:
 
 
 class Best:
-    """The k best similarities of each of R rows so far, and where they are: [R, k], best first.
+    """The k best similarities found so far for each of R rows, and their indices: [R, k], best first.
 
     Blocks of columns must come in the order of their indices: of equal similarities the first one stays.
     """
@@ -47,21 +48,21 @@ class Best:
         self.index = torch.full((rows, k), -1, dtype=torch.int64, device=device)
 
     def slice(self, start: int, stop: int) -> Best:
-        """Those of some rows; what is found for them is found here."""
+        """Return the part for some rows. It shares memory with this object, so an update of the part updates both."""
         part = object.__new__(Best)
         part.similarity, part.index = self.similarity[start:stop], self.index[start:stop]
         return part
 
     def update(self, tile_RC: Tensor, offset: int) -> None:
-        """Look through a block of columns, the first of which has the index ``offset``; -inf is never better.
+        """Search a block of columns whose first column has the index ``offset``; -inf is never better.
 
-        Most rows find nothing in a block: the maxima of groups of similarities, one pass over the tile, tell which do,
-        and the k + 1 best groups hold the k + 1 best similarities.
+        Most rows find nothing better in a block. One pass over the tile computes the maxima of groups of similarities,
+        which show which rows do. The k + 1 best groups contain the k + 1 best similarities.
         """
         k = self.similarity.size(1)
         if tile_RC.stride(1) == 1:
             groups_RG = tile_RC.unflatten(1, (_GROUP, -1)).amax(1)
-        else:  # a transposed tile is read in the order in which it lies: the same, 30 times faster
+        else:  # read a transposed tile in its order in memory: the result is the same, 30 times faster
             groups_RG = tile_RC.t().unflatten(0, (_GROUP, -1)).amax(0).t()
         rows_A = (groups_RG.amax(1) > self.similarity[:, -1]).nonzero().squeeze(1)
         if not len(rows_A):
@@ -76,16 +77,16 @@ class Best:
         if top.values.size(1) > k:
             tied = top.values[:, k - 1] == top.values[:, k]
             tied &= top.values[:, k] > self.similarity[rows_A, -1]
-            if tied.any():  # topk says nothing about which of equal values it takes
+            if tied.any():  # topk does not define which of equal values it takes
                 whole = tile_RC[rows_A[tied]].sort(dim=1, descending=True, stable=True)
                 similarity_AK[tied], index_AK[tied] = whole.values[:, :k], whole.indices[:, :k]
         index_AK, order = index_AK.sort(dim=1)
         self.merge(rows_A, similarity_AK.gather(1, order), index_AK + offset)
 
     def merge(self, rows_A: Tensor | slice, similarity_AK: Tensor, index_AK: Tensor) -> None:
-        """Keep the best of what is known of some rows and what is new [A, k], whose indices are higher.
+        """Keep the best of the known neighbours of some rows and new ones [A, P], whose indices must be higher.
 
-        The sort is stable, so an equal one does not replace a lower index.
+        The sort is stable, so a new one does not replace an equal one with a lower index.
         """
         k = self.similarity.size(1)
         both = torch.cat((self.similarity[rows_A], similarity_AK), dim=1).sort(dim=1, descending=True, stable=True)
@@ -94,11 +95,11 @@ class Best:
 
 
 def search_block(x_BD: Tensor, y_CD: Tensor, best_x: Best, best_y: Best, first_x: int, first_y: int) -> None:
-    """Compare rows ``first_x`` .. of x with rows ``first_y`` .. of y: each tile updates the best of both sides.
+    """Compare rows of x from ``first_x`` on with rows of y from ``first_y`` on, and update the best of both sides.
 
     Args:
-        x_BD, y_CD: of one type and device.
-        best_x, best_y: of just these rows.
+        x_BD, y_CD: vectors of one type, on one device.
+        best_x, best_y: results for exactly these rows.
     """
     edge = CUDA_TILE if x_BD.is_cuda else TILE
     memory = torch.empty(0, dtype=accumulation_dtype(x_BD), device=x_BD.device)
@@ -117,21 +118,24 @@ def search_block(x_BD: Tensor, y_CD: Tensor, best_x: Best, best_y: Best, first_x
 
 
 def normalize_rows(x: np.ndarray) -> np.ndarray:
-    """``x`` [N, D] with each row divided by its L2 norm, so that inner products are cosines; zero rows stay zero."""
+    """Return ``x`` [N, D] with each row divided by its L2 norm, so that inner products are cosines.
+
+    Zero rows stay zero.
+    """
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(x.dtype).tiny)
 
 
 def neighbours(x: np.ndarray, y: np.ndarray, k: int, *, device: str | torch.device = "cpu") -> Neighbours:
-    """The k nearest by inner product (cosine where the rows are L2-normalised), in both directions.
+    """Find the k nearest neighbours by inner product (cosine if the rows are L2-normalised), in both directions.
 
     One product serves both directions: each tile of similarities updates the k best of its rows and of its columns, so
     memory does not grow with N times M.
 
     Args:
         x: [N, D] float.
-        y: [M, D] float. Products are taken in float32, or in float64 where both are float64.
-        k: at most N and M.
-        device: where products are taken; both sides must fit on it.
+        y: [M, D] float. Products are taken in float32, or in float64 if either side is float64.
+        k: number of neighbours, at most N and M.
+        device: device on which products are computed; both sides must fit on it.
 
     Raises:
         ValueError: one side is empty, the widths differ, or k is not between 1 and the size of the smaller side.

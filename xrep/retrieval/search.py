@@ -1,4 +1,4 @@
-"""Nearest neighbours between two files of vectors of any size: in bounded memory, and going on where a run stopped."""
+"""Nearest neighbours between two files of vectors of any size, in bounded memory; an interrupted search can resume."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from xrep.retrieval.neighbours import TILE, Best, Neighbours, search_block
 from xrep.retrieval.vectors import VectorFile
 
 _UNIT_BYTES = 1 << 27
-"""Of the float32 rows of x that are held while all of y passes by."""
+"""Bytes of the float32 rows of x that are held while all of y is read."""
 _PANEL_BYTES = 1 << 25
-"""Of the float32 rows of y that are read at a time."""
+"""Bytes of the float32 rows of y that are read at a time."""
 SAVE_SECONDS = 60.0
-"""What was found is written to disk after the unit of work that ends after so long, and after the last one."""
+"""Results are saved after a unit of work if this time has passed since the last save, and after the last unit."""
 
 Progress = Callable[[int, int], None]
-"""Called with the units of work done and their total."""
+"""Called with the number of finished units of work and their total number."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """The sentences of one side that are searched: ``rows`` int64 [N] of a file, ascending."""
+    """The sentences of one side that are searched: ``rows`` int64 [N] of a file, in ascending order."""
 
     vectors: VectorFile
     rows: np.ndarray
@@ -39,19 +39,19 @@ class Side:
         return len(self.rows)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Sentences ``start`` .. ``stop``: float32 [stop - start, D], L2-normalised."""
+        """Read sentences ``start`` to ``stop`` - 1: float32 [stop - start, D], L2-normalised."""
         rows = self.rows[start:stop]
         whole = len(rows) and rows[-1] - rows[0] + 1 == len(rows)
         return self.vectors.read(slice(int(rows[0]), int(rows[-1]) + 1) if whole else rows)
 
     def blocks(self, size: int) -> Iterator[tuple[int, int]]:
-        """(start, stop) of blocks of ``size`` rows."""
+        """Return (start, stop) of each block of ``size`` rows."""
         return ((start, min(start + size, len(self))) for start in range(0, len(self), size))
 
 
 @dataclass
 class Found:
-    """The best neighbours so far, of both sides, and the units of work that led to them; kept in the file ``path``."""
+    """The best neighbours of both sides so far and the number of finished units of work, kept in the file ``path``."""
 
     xy: Best
     yx: Best
@@ -61,10 +61,10 @@ class Found:
 
     @classmethod
     def begin(cls, path: Path, sources: int, targets: int, k: int, device: str = "cpu") -> Found:
-        """What an earlier run left in ``path``, or nothing found yet.
+        """Load what an earlier run left in ``path``, or start with nothing found.
 
         Raises:
-            UserError: the file is damaged, or of other numbers of sentences.
+            UserError: the file is damaged, or belongs to a search with other numbers of sentences or neighbours.
         """
         found = cls(Best(sources, k, torch.float32, device), Best(targets, k, torch.float32, device), path)
         if path.exists():
@@ -80,7 +80,7 @@ class Found:
         return found
 
     def step(self, total: int) -> None:
-        """A unit of work is done."""
+        """Count a finished unit of work, and save the results if it is time or if this was the last of ``total``."""
         self.done += 1
         if self.done == total or time.monotonic() - self._saved >= SAVE_SECONDS:
             self.save()
@@ -97,7 +97,7 @@ class Found:
 
 
 def load_found(path: Path) -> tuple[Neighbours, int]:
-    """What ``Found`` keeps, and the units of work done.
+    """Load the file that ``Found`` saves: the neighbours, and the number of finished units of work.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -113,13 +113,13 @@ def load_found(path: Path) -> tuple[Neighbours, int]:
 
 
 def search_flat(x: Side, y: Side, found: Found, *, device: str = "cpu", progress: Progress | None = None) -> None:
-    """Exact neighbours: block by block of x, all of y passes by, and one product serves both directions.
+    """Find exact neighbours: for each block of x, all of y is read, and one product serves both directions.
 
-    Memory: the neighbours of both sides, 12 k bytes a sentence, and about 200 MB.
+    Memory: the neighbours of both sides, 12 k bytes per sentence, and about 200 MB.
 
     Args:
-        found: what an earlier run found; units that it has are passed over.
-        device: where products are taken. A GPU multiplies in the type of the files.
+        found: results of an earlier run, updated in place; units of work that it already contains are skipped.
+        device: device on which products are computed. A GPU multiplies float16 files in float16.
     """
     width = 4 * x.vectors.size
     units = list(x.blocks(_rows(_UNIT_BYTES, width)))
@@ -137,7 +137,7 @@ def search_flat(x: Side, y: Side, found: Found, *, device: str = "cpu", progress
 
 
 def _rows(size: int, width: int) -> int:
-    """Rows of ``width`` bytes in ``size`` bytes, whole tiles of them."""
+    """Return how many rows of ``width`` bytes fit in ``size`` bytes, as a multiple of the tile size."""
     return max(1, size // width // TILE) * TILE
 
 
@@ -149,7 +149,7 @@ def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
 
 
 def merge(parts: list[Neighbours]) -> Neighbours:
-    """Neighbours of all of x with y, from those of consecutive parts of x with all of y."""
+    """Merge the neighbours of consecutive parts of x with all of y into those of all of x with y."""
     k, targets = parts[0].yx.shape[1], len(parts[0].yx)
     best, first = Best(targets, k, torch.float32), 0
     for part in parts:

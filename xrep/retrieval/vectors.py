@@ -1,4 +1,4 @@
-"""Vectors on disk: read block by block, so that they need not fit in memory."""
+"""Vectors on disk, read block by block so that they need not fit in memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ _SURVEY_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Survey:
-    """What one pass over a file of vectors told: hex ``sha256`` of its rows, and uint64 [N] ``keys``, equal for rows of
-    equal bytes (for others with a chance of 1 in 10¹⁹)."""
+    """The result of one pass over a file of vectors.
+
+    Attributes:
+        sha256: hexadecimal SHA-256 of its rows.
+        keys: uint64 [N], equal for rows of equal bytes (for other rows with a probability of 1 in 10¹⁹).
+    """
 
     sha256: str
     keys: np.ndarray
@@ -28,10 +32,10 @@ class Survey:
 class VectorFile:
     """The vectors [N, D] of a .npy file.
 
-    The file is mapped, and what was read is let go at once: it costs no memory of the process, however large it is.
+    The file is memory-mapped and pages are released after each read, so it costs no memory of the process.
 
     Raises:
-        UserError: no such file, or no two-dimensional array of floats in it.
+        UserError: there is no such file, or it does not contain a two-dimensional array of floats in C order.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -61,17 +65,17 @@ class VectorFile:
         return self._rows.dtype
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Some rows, L2-normalised: float32 [rows, D]."""
+        """Return some rows, L2-normalised: float32 [rows, D]."""
         block = np.asarray(self._rows[rows], dtype=np.float32)
         vectors = normalize_rows(block)
         self._let_go()
         return vectors
 
     def survey(self) -> Survey:
-        """Look at every row once.
+        """Read every row once, and compute the checksum and the keys.
 
         Raises:
-            UserError: a row is not finite.
+            UserError: a row contains a value that is not finite.
         """
         digest, keys = hashlib.sha256(), np.empty(len(self), dtype=np.uint64)
         for start, block in self._blocks():
@@ -95,5 +99,5 @@ class VectorFile:
 
 
 def key(data: bytes | memoryview) -> int:
-    """64 bits, equal for equal bytes."""
+    """Return 64 bits that are equal for equal bytes."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -25,12 +25,12 @@ from xrep.text.sides import Tokenizers, load_tokenizers, same_tokenizers, save_t
 T = TypeVar("T")
 VALIDATION_BATCH_SIZE = 128
 SCANNED_TOKENS = 1 << 24
-"""Held in memory at a time where all training text is read."""
+"""Number of tokens held in memory at a time when all training text is read."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Pairs of one language pair in which translations are looked for; batches come sorted by length."""
+    """Pairs of one language pair among which translations are searched for; batches are sorted by length."""
 
     name: str
     source_language: str
@@ -43,13 +43,13 @@ class BitextTask:
     """Pairs of sentences in one or several language pairs, read from a data directory or from raw text.
 
     Args:
-        tokenizers: folders of the tokenizers that the model brings, by side (``shared``, or ``source`` and ``target``);
-            empty if the text has its own.
+        tokenizers: folders of the tokenizers that come with the model, by side (``shared``, or ``source`` and
+            ``target``); empty if the text has its own.
 
     Attributes:
-        text: what the model needs to know of the text.
-        tokenizers: by side, as loaded.
-        examples: training pairs in one epoch.
+        text: what the model needs to know about the text.
+        tokenizers: loaded tokenizers, by side.
+        examples: number of training pairs in one epoch.
 
     Raises:
         UserError: the data is missing or damaged, or has other tokenizers.
@@ -60,19 +60,20 @@ class BitextTask:
     @dataclass(kw_only=True)
     class Config:
         data: str | None = None
-        """Directory made by xrep-preprocess, or a directory of raw text, which is preprocessed once and cached. It is
-        also the first argument of xrep-train. None: the demo corpus."""
+        """Directory made by xrep-preprocess, or a directory of raw text, which is preprocessed once and cached. It can
+        also be given as the first argument of xrep-train. none: the demo corpus."""
         batch_size: int = 128
-        """Pairs in a batch; with in-batch negatives, the number each sentence is compared with."""
+        """Number of pairs in a batch. With in-batch negatives, each sentence is compared with this number of
+        sentences."""
         max_length: int = 128
-        """Longest sentence in subwords, special tokens included; longer ones are cut."""
+        """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
         sampling_alpha: float = 1.0
-        """Language pairs are drawn with p proportional to n ** sampling_alpha: 1 takes every pair once an epoch, less
-        repeats small corpora."""
+        """Language pairs are drawn with p proportional to n ** sampling_alpha, where n is their number of pairs. 1
+        takes every pair once per epoch; smaller values repeat small corpora."""
         vocab_size: int = 16000
-        """Raw text only: subwords of the vocabulary that is trained on it."""
+        """Raw text only: number of subwords in the vocabulary that is trained on it."""
         exclude: list[str] = field(default_factory=list)
-        """Raw text only: files or directories of evaluation sets; training pairs with a sentence that occurs there are
+        """Raw text only: files or directories of evaluation sets. Training pairs with a sentence that occurs there are
         dropped."""
 
         def problems(self) -> list[str]:
@@ -94,7 +95,7 @@ class BitextTask:
 
     @property
     def examples_per_batch(self) -> int | Fraction:
-        """Of a rank."""
+        """Number of examples per batch on one rank."""
         return self.config.batch_size
 
     def check_size(self, world_size: int) -> None:
@@ -110,11 +111,11 @@ class BitextTask:
 
     @property
     def language_pairs(self) -> list[tuple[str, str]]:
-        """(source, target) of each language pair that is trained."""
+        """The languages (source, target) of each language pair that is trained."""
         return [pair.languages for pair in self._train]
 
     def subwords(self, language: str) -> np.ndarray:
-        """Sorted ids that occur in the training text of a language: reads all of it once."""
+        """Return the sorted ids that occur in the training text of a language. This reads all of the text once."""
         columns = [
             column
             for pair in self._train
@@ -128,25 +129,27 @@ class BitextTask:
         return np.flatnonzero(seen)
 
     def hashes(self) -> Iterator[np.ndarray]:
-        """Of the training sentences of each corpus, source and target: uint64 [n, 2]; see ``PairBatch.ids``."""
+        """Return the hashes of the training sentences of each corpus, source and target: uint64 [n, 2]; see
+        ``PairBatch.ids``."""
         return (pair.hashes for pair in self._train)
 
     def fingerprint(self) -> str:
-        """Changes when the tokens, their order or the vocabulary do: checkpoints of other data are told by it."""
+        """Return a string that changes when the tokens, their order or the vocabulary change. It identifies the data of
+        a checkpoint."""
         return self._data.fingerprint
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """The training batches of one rank: see ``xrep.data.plan.plan_batches``."""
+        """Return the training batches of one rank: see ``xrep.data.plan.plan_batches``."""
         return plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
 
     def make(self, what: np.ndarray) -> PairBatch:
-        """The batch of ``Plan.what``."""
+        """Return the batch of ``Plan.what``."""
         return self._batch(self._train, what)
 
     def describe(self, batch: PairBatch, limit: int = 3) -> str:
-        """The first pairs of a training batch as text, for messages."""
+        """Return the first pairs of a training batch as text, for messages."""
         starts = np.cumsum([0, *(len(pair) for pair in self._train)])
         lines = []
         for index in batch.indices[:limit].tolist():
@@ -158,7 +161,7 @@ class BitextTask:
         return "; ".join(lines) or "no examples"
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        """The first ``max_pool_size`` pairs of each language pair of the split ``valid``."""
+        """Return pools of the first ``max_pool_size`` pairs of each language pair of the split ``valid``."""
         pools = []
         for pair in self._pairs("valid"):
             rows = np.arange(min(len(pair), max_pool_size))
@@ -172,7 +175,7 @@ class BitextTask:
             yield self._batch([pair], np.stack([np.zeros_like(some), some], axis=1))
 
     def _by_side(self, given: Mapping[str, T]) -> Mapping[str, T]:
-        """What belongs to the sides of the data as that of the sides of a batch, or the other way round."""
+        """Map values by side of the data to values by side of a batch, or the other way round."""
         return given
 
     def _pairs(self, split: str) -> list[PairSplit]:
@@ -202,7 +205,7 @@ class BitextTask:
         )
 
     def _languages(self, pairs: list[PairSplit]) -> np.ndarray:
-        """int64 [pairs, 2]: places of the languages of each pair in ``text.languages``."""
+        """Return the places in ``text.languages`` of the languages of each pair: int64 [pairs, 2]."""
         known = {language: place for place, language in enumerate(self.text.languages)}
         return np.array([[known[language] for language in pair.languages] for pair in pairs], dtype=np.int64)
 

@@ -1,4 +1,4 @@
-"""Several tasks as one: every step has a batch of each of them, or of one that is drawn."""
+"""Several tasks as one: every step has a batch of each task, or of one task that is drawn."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from xrep.tasks.bitext import Pool
 from xrep.text.sides import SIDES, same_tokenizers
 
 GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio: the step of the sequence that draws parts."""
+"""2**64 divided by the golden ratio: the step of the Weyl sequence that draws parts."""
 
 
 @dataclass
 class MixedBatch:
-    """Batches of the parts that a step has, by the part's name; its length is that of all together."""
+    """The batches of a step, by name of their part. Its length is that of all batches together."""
 
     parts: dict[str, Any]
 
@@ -51,22 +51,23 @@ class MixedBatch:
 class MixtureTask:
     """The tasks of several parts, which read text of one vocabulary, as one task.
 
-    With mixing ``weight`` each batch has one of every part. With ``proportion`` it has that of one part, drawn with
-    probability proportional to its proportion: the n-th number of the Weyl sequence n·2⁶⁴/φ + seed, modulo 2⁶⁴, falls
-    into the part's share of [0, 2⁶⁴). So the draw depends on (seed, n) alone, is the same on all ranks and after
-    resuming, and any stretch of the training has the parts in their proportions, but for a few batches.
+    With mixing ``weight``, each batch contains a batch of every part. With ``proportion`` it contains a batch of one
+    part, drawn with probability proportional to the part's proportion. The draw takes the n-th number of the Weyl
+    sequence n·2⁶⁴/φ + start, modulo 2⁶⁴, where start depends on the seed, and chooses the part whose share of [0, 2⁶⁴)
+    contains it. So it depends only on (seed, n) and is the same on all ranks and after resuming, and any stretch of the
+    training has the parts in their proportions, except for a few batches.
 
-    An epoch ends when the part that takes longest has been seen once; the smaller ones are repeated, each in the order
-    of its own epochs. ``examples`` counts what all parts consume until then; ``stop`` counts alike, and cuts the last
-    batch of the part that takes longest so that it ends exactly.
+    An epoch ends when the part that takes longest has been seen once; smaller parts are repeated, each in the order of
+    its own epochs. ``examples`` counts what all parts consume until then. ``stop`` counts in the same way, and cuts the
+    last batch of the part that takes longest so that this part ends exactly.
 
     Attributes:
-        tasks: of the parts, by name.
-        examples: training examples of all parts in one epoch.
-        text: languages of all parts, the largest of their lengths. The parts' own have these languages, too.
+        tasks: the tasks of the parts, by name.
+        examples: number of training examples of all parts in one epoch.
+        text: languages of all parts, and the largest of their lengths. The parts' own specs get these languages, too.
 
     Raises:
-        UserError: two parts have different vocabularies, or what the parts' own tasks raise.
+        UserError: two parts have different vocabularies, or anything that the parts' own tasks raise.
     """
 
     @dataclass(kw_only=True)
@@ -74,7 +75,7 @@ class MixtureTask:
         parts: list[Part]
         """Name, class, ``Config`` and share of the task of each part."""
         mixing: Literal["weight", "proportion"]
-        """Whether a batch has all parts or one."""
+        """weight: each batch has all parts. proportion: each batch has one part."""
 
         def problems(self) -> list[str]:
             return []
@@ -91,13 +92,13 @@ class MixtureTask:
                 )
         self.tokenizers = self.tasks[first].tokenizers
         self.text = _joined([task.text for task in self.tasks.values()])
-        for task in self.tasks.values():  # places of languages are those that models and criteria know
+        for task in self.tasks.values():  # languages then have the places that models and criteria use
             joined = {f"{side}_languages": getattr(self.text, f"{side}_languages") for side in SIDES}
             task.text = replace(task.text, **joined)
         by_proportion = config.mixing == "proportion"
         shares = {p.name: Fraction(p.proportion if by_proportion else 1).limit_denominator(10**6) for p in config.parts}
         rates = {name: shares[name] * task.examples_per_batch for name, task in self.tasks.items()}
-        # Steps of an epoch of each part, up to a factor that all have.
+        # The longest part has the most steps per epoch; rates omit a factor that all parts share.
         self._longest = max(self.tasks, key=lambda name: self.tasks[name].examples / rates[name])
         steps = self.tasks[self._longest].examples / rates[self._longest]
         self.examples = sum(round(steps * rate) for rate in rates.values())
@@ -112,7 +113,7 @@ class MixtureTask:
                 task.check_size(world_size)
 
     def drawn(self, step: int) -> list[str]:
-        """The parts that the batch of that number has, counted from 0 at the start of training."""
+        """Return the parts in batch number ``step``, counted from 0 at the start of training."""
         if self.config.mixing == "weight":
             return list(self.tasks)
         number = (self._start + step * GOLDEN) % 2**64
@@ -121,15 +122,15 @@ class MixtureTask:
     def plan(
         self, cursor: dict[str, Any] | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """The training batches of one rank, for ever or up to example ``stop``, which is of all parts together.
+        """Return the training batches of one rank, without end or up to example ``stop``, counted over all parts.
 
-        ``Plan.what``: by part, what its task makes a batch of. ``Plan.cursor``: the cursors and the examples of the
-        parts, and the number of batches so far.
+        ``Plan.what`` has, by part, what its task makes a batch of. ``Plan.cursor`` has the cursors and the examples of
+        the parts, and the number of batches so far.
         """
         cursor = cursor or {"step": 0, "parts": {}, "examples": {}}
         step, cursors, seen = cursor["step"], dict(cursor["parts"]), dict(cursor["examples"])
         longest = self._longest
-        # That of whole epochs is exact: stop is a multiple of ``examples`` then.
+        # The end of a whole number of epochs is exact, because stop is then a multiple of ``examples``.
         end = None if stop is None else math.ceil(Fraction(stop) * self.tasks[longest].examples / self.examples)
         plans = {
             name: task.plan(cursors.get(name), rank, world_size, end if name == longest else None)
@@ -142,20 +143,20 @@ class MixtureTask:
                 what[name], cursors[name], seen[name] = part.what, part.cursor, part.examples
             step += 1
             examples = sum(seen.values())
-            if end is not None and stop is not None:  # the parts' shares are not exact, the end of the longest one is
+            if end is not None and stop is not None:  # shares are rounded; the end of the longest part is exact
                 examples = max(examples, stop) if seen.get(longest, 0) >= end else min(examples, stop - 1)
             yield Plan(what, {"step": step, "parts": dict(cursors), "examples": dict(seen)}, examples)
 
     def make(self, what: Mapping[str, Any]) -> MixedBatch:
-        """The batch of ``Plan.what``."""
+        """Return the batch of ``Plan.what``."""
         return MixedBatch({name: self.tasks[name].make(each) for name, each in what.items()})
 
     def describe(self, batch: MixedBatch, limit: int = 3) -> str:
-        """The first examples of each part of a batch as text, for messages."""
+        """Return the first examples of each part of a batch as text, for messages."""
         return "; ".join(f"{name}: {self.tasks[name].describe(each, limit)}" for name, each in batch.parts.items())
 
     def fingerprint(self) -> str:
-        """Changes with the data of any part."""
+        """Return a string that changes with the data of any part."""
         prints = {name: task.fingerprint() for name, task in self.tasks.items()}
         return hashlib.sha256(json.dumps(prints, sort_keys=True).encode()).hexdigest()
 
@@ -173,7 +174,7 @@ class MixtureTask:
             np.save(file, union)
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        """Those of all parts; pools of one language pair are put together, and the same data counts once."""
+        """Return the pools of all parts. Pools of one language pair are joined, and equal data counts once."""
         pools: dict[tuple[str, str], list[Pool]] = {}
         for task in {task.fingerprint(): task for task in self.tasks.values()}.values():
             for pool in task.validation_pools(max_pool_size):
@@ -205,7 +206,7 @@ def _joined(texts: list[TextSpec]) -> TextSpec:
 
 @contextmanager
 def _naming(part: str) -> Iterator[None]:
-    """Let what a part's task refuses begin with the part's name."""
+    """Put the part's name in front of the errors that its task raises."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Text of one or many languages: single sentences, neighbours in a document, or sentences and their tokens mixed up."""
+"""Monolingual text: single sentences, neighbouring sentences, or sentences paired with their reordered tokens."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ Units = Literal["sentences", "adjacent", "reordered"]
 
 @dataclass
 class SentenceBatch:
-    """Single sentences.
+    """A batch of single sentences.
 
     Attributes:
-        indices: int64 [B]: which example of its split each row is (for messages).
-        languages: int64 [B], places in ``TextSpec.languages``; they and ``indices`` stay where Python can read them.
+        indices: int64 [B]: index of each row's example in its split (for messages).
+        languages: int64 [B], places in ``TextSpec.languages``. ``languages`` and ``indices`` always stay on the CPU,
+            where Python can read them.
     """
 
     sentences: TokenBatch
@@ -52,7 +53,7 @@ class SentenceBatch:
         return SentenceBatch(self.sentences.pin_memory(), self.indices, self.languages)
 
     def rows(self, start: int, stop: int) -> SentenceBatch:
-        """Some of the sentences."""
+        """Return some of the sentences."""
         some = slice(start, stop)
         return SentenceBatch(self.sentences.rows(start, stop), self.indices[some], self.languages[some])
 
@@ -67,54 +68,56 @@ class SentenceBatch:
 class MonolingualTask:
     """Text of one or many languages with one vocabulary, tokenised once and kept on disk.
 
-    A batch has sentences (``SentenceBatch``: mlm), pairs of neighbouring sentences (``PairBatch``: cmlm, and by
-    translation_ranking QuickThought), or pairs of a sentence and its own tokens in another order (``PairBatch``: what
-    hictl makes of text without translations). Both sides of a pair are of one language.
+    A batch has single sentences (``SentenceBatch``, for mlm), pairs of neighbouring sentences (``PairBatch``, for cmlm,
+    and with translation_ranking for QuickThought), or pairs of a sentence and its own tokens in another order
+    (``PairBatch``, for hictl on text without translations). Both sides of a pair are in one language.
 
     Args:
-        tokenizers: folder of the tokenizer that the model brings, as ``shared``; empty if the text has its own.
+        tokenizers: folder of the tokenizer that comes with the model, as ``shared``; empty if the text has its own.
 
     Attributes:
-        text: what the model needs to know of the text. All languages are on both sides, so towers must be shared.
-        tokenizers: ``shared``.
-        examples: training sentences, or pairs, in one epoch.
+        text: what the model needs to know about the text. All languages are on both sides, so towers must be shared.
+        tokenizers: the tokenizer, as ``shared``.
+        examples: number of training sentences, or pairs, in one epoch.
 
     Raises:
-        UserError: the text is missing or damaged, has no neighbours, or two different tokenizers are named.
+        UserError: the text is missing or damaged, has no neighbouring sentences, or two different tokenizers are named.
     """
 
     @dataclass(kw_only=True)
     class Config:
         data: str
-        """Text, one sentence a line, a blank line between documents: a folder of files such as news.de, en.txt.gz,
-        train.fr.xz and valid.fr, or de=FILE,en=FILE."""
+        """Text with one sentence per line and a blank line between documents: a folder of files such as news.de,
+        en.txt.gz, train.fr.xz and valid.fr, or de=FILE,en=FILE."""
         units: Literal["sentences", "adjacent", "reordered"] = "sentences"
-        """sentences (criterion mlm); adjacent: two neighbours in a document (cmlm); reordered: a sentence, and its
-        tokens in random order (hictl, in the place of a translation)."""
+        """What an example is. sentences: one sentence (criterion mlm). adjacent: two neighbouring sentences of a
+        document (cmlm). reordered: a sentence, and its tokens in random order in place of a translation (hictl)."""
         swap_order: bool = True
-        """Of units adjacent: in half of the pairs, drawn anew each time, the later sentence comes first (CMLM, section
+        """For units adjacent: in half of the pairs, drawn anew each time, put the later sentence first (CMLM, section
         3)."""
         sampling_alpha: float = 0.3
-        """Languages are drawn with p proportional to n ** sampling_alpha, n being their sentences (XLM-R: 0.3); 1 takes
-        every example once an epoch."""
+        """Languages are drawn with p proportional to n ** sampling_alpha, where n is their number of sentences (XLM-R:
+        0.3). 1 takes every example once per epoch."""
         tokenizer: str | None = None
-        """Directory that holds the tokenizer: a data directory (as a part beside bitext: that of the bitext), a
-        checkpoint or a folder of its own. None: that of the pretrained encoder, else one is trained on this text."""
+        """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
+        bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
+        trained on this text."""
         vocab_size: int = 16000
-        """Subwords of the vocabulary that is trained."""
+        """Number of subwords in the vocabulary that is trained."""
         vocabulary_alpha: float = 0.3
-        """Languages weigh n ** vocabulary_alpha in the text that it is trained on (CMLM, section 4.1: 0.3)."""
+        """Weight of languages in the text that the vocabulary is trained on: n ** vocabulary_alpha (CMLM, section 4.1:
+        0.3)."""
         exclude: list[str] = field(default_factory=list)
         """Files or directories of evaluation sets, whose sentences are dropped from the training text."""
         batch_size: int | None = None
-        """Sentences, or pairs, in a batch; none: 128. Beside max_tokens the most that a batch may have; none: any
-        number."""
+        """Number of sentences, or pairs, in a batch; none: 128. With max_tokens it is the maximum number; none: no
+        maximum."""
         max_tokens: int | None = None
-        """Of units sentences: each batch of each rank is as many of the next sentences as have so many tokens together,
-        special tokens included. Padding does not count, as the encoder does not compute it (fairseq counts it), but
-        sentences that would be padded to three times as many tokens go into different batches."""
+        """For units sentences: maximum number of tokens in a batch of one rank, special tokens included; a batch takes
+        as many of the next sentences as fit. Padding does not count, as the encoder does not compute it (fairseq counts
+        it), but sentences that would be padded to more than three times as many tokens go into different batches."""
         max_length: int = 128
-        """Longest sentence in subwords, special tokens included; longer ones are cut."""
+        """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
 
         def problems(self) -> list[str]:
             found = []
@@ -155,12 +158,12 @@ class MonolingualTask:
 
     @property
     def gives(self) -> str:
-        """The kind of examples, for criteria that read one kind."""
+        """The kind of examples that this task gives, for criteria that read only some kinds."""
         return "single sentences" if self.config.units == "sentences" else "pairs of sentences"
 
     @property
     def examples_per_batch(self) -> Fraction:
-        """Of a rank; with a token budget the mean over the first examples of the order."""
+        """Mean number of examples per batch on one rank; with a token budget, over the first examples of the order."""
         if self._budget is None:
             return Fraction(self._batch_size)
         first = min(self.examples, WINDOW_SIZE)
@@ -186,25 +189,28 @@ class MonolingualTask:
         save_tokenizers(self.tokenizers, directory)
 
     def fingerprint(self) -> str:
-        """Changes when the tokens, their order, the borders of documents or the vocabulary do."""
+        """Return a string that changes when the tokens, their order, the borders of documents or the vocabulary
+        change."""
         return self._data.fingerprint
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """The training batches of one rank: see ``xrep.data.plan.plan_batches`` and ``plan_by_tokens``, but
-        ``Plan.what`` has (corpus, row, number of the example in the run), int64 [N, 3]: what is drawn for an example is
-        drawn by that number."""
+        """Return the training batches of one rank: see ``xrep.data.plan.plan_batches`` and ``plan_by_tokens``.
+
+        Here ``Plan.what`` has (corpus, row, number of the example in the run), int64 [N, 3]; the number seeds what is
+        drawn at random for the example.
+        """
         if self._budget is None:
             return plan_batches(self._order, self._batch_size, cursor, rank, world_size, stop)
         return plan_by_tokens(self._order, self._budget, cursor, rank, world_size, stop)
 
     def make(self, what: np.ndarray) -> SentenceBatch | PairBatch:
-        """The batch of ``Plan.what``."""
+        """Return the batch of ``Plan.what``."""
         return self._batch(self._train, what)
 
     def describe(self, batch: SentenceBatch | PairBatch, limit: int = 3) -> str:
-        """The first examples of a training batch as text, for messages."""
+        """Return the first examples of a training batch as text, for messages."""
         starts = np.cumsum([0, *self._train.sizes])
         lines = []
         for index in batch.indices[:limit].tolist():
@@ -217,16 +223,17 @@ class MonolingualTask:
         return "; ".join(lines) or "no examples"
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        """None: there are no translations to look for."""
+        """Return no pools: there are no translations to search for."""
         return []
 
     @property
     def has_validation(self) -> bool:
-        """Whether there is text of a split valid."""
+        """Whether the split ``valid`` has text."""
         return self._valid.count > 0
 
     def validation_batches(self) -> Iterator[SentenceBatch | PairBatch]:
-        """The examples of the split valid, language by language, by length; none if there is no such split."""
+        """Return the batches of the split ``valid``, language by language, sorted by length; none if there is no such
+        split."""
         examples = self._valid
         for corpus, size in enumerate(examples.sizes):
             order = np.argsort(examples.lengths(corpus, np.arange(size)), kind="stable")
@@ -240,7 +247,7 @@ class MonolingualTask:
         return _Examples(known, self.config.units)
 
     def _batch(self, examples: _Examples, what: np.ndarray) -> SentenceBatch | PairBatch:
-        """Collate (corpus, row, number) examples, int64 [N, 3]."""
+        """Collate examples (corpus, row, number), int64 [N, 3]."""
         corpora, rows, numbers = what.T
         starts = np.cumsum([0, *examples.sizes])
         indices = torch.from_numpy(starts[corpora] + rows)
@@ -263,13 +270,14 @@ class MonolingualTask:
         )
 
     def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
-        """int64 [n, 1]: of training sentences as ``_gather`` cuts and ``_pad`` completes them."""
+        """Return the token counts of training sentences after ``_gather`` and ``_pad``: int64 [n, 1]."""
         return np.minimum(self._train.lengths(corpus, rows) + 2, self.config.max_length)[:, None]
 
     def _gather(
         self, examples: _Examples, corpora: np.ndarray, rows: np.ndarray, ahead: int
     ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """Ids end to end and lengths of the sentences ``ahead`` of each example's first, and their hashes."""
+        """Return the concatenated ids and the lengths of the sentences ``ahead`` of each example's first one, and their
+        hashes."""
         ids: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(rows)
         hashes = np.empty(len(rows), dtype=np.uint64)
         for corpus in np.unique(corpora).tolist():
@@ -283,7 +291,7 @@ class MonolingualTask:
         return (np.concatenate([np.zeros(0, dtype=np.int64), *ids]), lengths), hashes
 
     def _reordered(self, ids: np.ndarray, lengths: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of each sentence in an order that its number in the run draws."""
+        """Return the tokens of each sentence in a random order, which depends on its number in the run."""
         row = np.repeat(np.arange(len(lengths)), lengths)
         place = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         keys = scramble(scramble(numbers.astype(np.uint64), self._seed)[row] + place.astype(np.uint64), self._seed)
@@ -294,7 +302,7 @@ class MonolingualTask:
 
 
 class _Examples:
-    """The examples of a split, by language: sentences, or sentences that another follows."""
+    """The examples of a split, by language: single sentences, or sentences that are followed by another one."""
 
     def __init__(self, splits: list[TextSplit], units: Units) -> None:
         self._pairs = units == "adjacent"
@@ -303,25 +311,25 @@ class _Examples:
         self.count = sum(self.sizes)
 
     def rows(self, corpus: int, numbers: np.ndarray) -> np.ndarray:
-        """The first sentence of each example of a language."""
+        """Return the row of the first sentence of each example of a language."""
         return self.splits[corpus].followed[numbers] if self._pairs else numbers
 
     def lengths(self, corpus: int, numbers: np.ndarray) -> np.ndarray:
-        """Tokens of each example of a language."""
+        """Return the number of tokens of each example of a language."""
         rows, sentences = self.rows(corpus, numbers), self.splits[corpus].sentences
         return sentences.lengths(rows) + (sentences.lengths(rows + 1) if self._pairs else 0)
 
 
 class _NumberedOrder(ExampleOrder):
-    """An order of examples that tells their positions, too."""
+    """An order of examples that also returns their positions."""
 
     def take(self, start: int, stop: int) -> np.ndarray:
-        """int64 [stop - start, 3]: corpus, row and position."""
+        """Return corpus, row and position of the examples: int64 [stop - start, 3]."""
         return np.column_stack([super().take(start, stop), np.arange(start, stop)])
 
 
 def _swapped(first: TokenBatch, second: TokenBatch, swap: Tensor, pad_id: int) -> tuple[TokenBatch, TokenBatch]:
-    """Two batches whose rows change places where ``swap`` (bool [B]) says so."""
+    """Swap the rows of two batches where ``swap`` (bool [B]) is True."""
     both, count = first.followed_by(second, pad_id), len(first)
     rows = torch.arange(count)
     sides = []
@@ -332,7 +340,7 @@ def _swapped(first: TokenBatch, second: TokenBatch, swap: Tensor, pad_id: int) -
 
 
 def _given_tokenizer(config: MonolingualTask.Config, brought: Mapping[str, str]) -> Tokenizer | None:
-    """That of the model, or that the configuration names; None: train one."""
+    """Return the tokenizer of the model, or the one that the configuration names; None if one is to be trained."""
     own, cure = None, "all languages share one encoder and one vocabulary: use --towers shared"
     if config.tokenizer is not None:
         inner = Path(config.tokenizer) / TOKENIZER_DIRECTORY

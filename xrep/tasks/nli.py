@@ -39,14 +39,14 @@ class NliBatch:
     """Examples of S sentences: premise and hypothesis, or anchor, positive and hard negative.
 
     Attributes:
-        sides: the sentences of all columns, those of source languages and those of target languages, which towers and
-            tokenizers of their own may read.
-        places: int64 [B, S]: where each sentence is in the rows of the first side followed by those of the second.
+        sides: the sentences of all columns, divided into those of source languages and those of target languages,
+            because each side may have its own tower and tokenizer.
+        places: int64 [B, S]: index of each sentence in the rows of the first side followed by those of the second.
         labels: int64 [B], places in ``LABELS``; -1 in triplets.
         ids: int64 [B, S]: equal numbers mean equal sentences.
-        indices: int64 [B]: which example of its split each row is (for messages).
-        languages: int64 [B, S]: of the sentences, by their place in ``TextSpec.languages``; they and ``indices`` stay
-            where Python can read them.
+        indices: int64 [B]: index of each row's example in its split (for messages).
+        languages: int64 [B, S]: language of each sentence, as its place in ``TextSpec.languages``. ``languages`` and
+            ``indices`` always stay on the CPU, where Python can read them.
     """
 
     sides: tuple[TokenBatch, TokenBatch]
@@ -67,7 +67,7 @@ class NliBatch:
         return NliBatch((source, target), places, labels, ids, self.indices, self.languages)
 
     def rows(self, start: int, stop: int) -> NliBatch:
-        """Some of the examples, with their sentences alone. Best asked of a batch that is not on a GPU yet."""
+        """Return some of the examples, with only their sentences. Best called on a batch that is not on a GPU yet."""
         some = slice(start, stop)
         chosen, places = self.places[some].unique(return_inverse=True)
         border = len(self.sides[0])
@@ -88,18 +88,18 @@ class NliBatch:
 
 
 class NliTask:
-    """Inference data of one or several languages, as it is published (``xrep.text.nli_readers``).
+    """Natural language inference data of one or several languages, as it is published (``xrep.text.nli_readers``).
 
-    It is tokenised once, by the tokenizer of the pretrained encoder, by ``tokenizer``, or by one that is trained on it,
-    and kept on disk.
+    It is tokenised once and kept on disk. The tokenizer is that of the pretrained encoder, or ``tokenizer``, or one
+    that is trained on the text.
 
     Args:
-        tokenizers: folders of the tokenizers that the model brings, by side; empty if the text has its own.
+        tokenizers: folders of the tokenizers that come with the model, by side; empty if the text has its own.
 
     Attributes:
-        text: what the model needs to know of the text.
-        tokenizers: by side.
-        examples: training examples in one epoch.
+        text: what the model needs to know about the text.
+        tokenizers: loaded tokenizers, by side.
+        examples: number of training examples in one epoch.
 
     Raises:
         UserError: the data is missing or damaged, or two different tokenizers are named.
@@ -108,28 +108,29 @@ class NliTask:
     @dataclass(kw_only=True)
     class Config:
         data: str
-        """File or directory of inference data: SNLI, MNLI, XNLI or CNSD as downloaded, s1.train beside s2.train and
-        labels.train, SimCSE's nli_for_simcse.csv; or a directory of such directories."""
+        """File or directory of inference data: SNLI, MNLI, XNLI or CNSD as downloaded; s1.train with s2.train and
+        labels.train; SimCSE's nli_for_simcse.csv; or a directory of such directories."""
         form: Literal["pairs", "triplets"] = "pairs"
-        """pairs: premise, hypothesis and label (criterion nli). triplets: premise, what it entails and what contradicts
-        it (criterion nli_triplet)."""
+        """Form of the examples. pairs: premise, hypothesis and label (criterion nli). triplets: premise, a sentence it
+        entails and a sentence that contradicts it (criterion nli_triplet)."""
         language: str = "en"
-        """Language of files that do not tell (dev-de.tsv does, and CNSD is Chinese)."""
+        """Language of files that do not name it (dev-de.tsv does, and CNSD is Chinese)."""
         cross_lingual: bool = False
-        """Give each premise a hypothesis in another language. For files that translate each other line by line, such as
-        train-de.tsv and train-fr.tsv."""
+        """Give each premise a hypothesis in another language. This needs files that are translations of each other line
+        by line, such as train-de.tsv and train-fr.tsv."""
         target_languages: list[str] = field(default_factory=lambda: ["en"])
-        """Languages of the target side, where sides have towers or tokenizers of their own; all others are of the
-        source side."""
+        """Languages of the target side, if the sides have separate towers or tokenizers; all other languages belong to
+        the source side."""
         tokenizer: str | None = None
-        """Directory that holds the tokenizer: a data directory (as a part beside bitext: that of the bitext), a
-        checkpoint or a folder of its own. None: that of the pretrained encoder, else one is trained on this text."""
+        """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
+        bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
+        trained on this text."""
         vocab_size: int = 16000
-        """Subwords of the vocabulary that is trained."""
+        """Number of subwords in the vocabulary that is trained."""
         batch_size: int = 128
-        """Examples in a batch."""
+        """Number of examples in a batch."""
         max_length: int = 128
-        """Longest sentence in subwords, special tokens included; longer ones are cut."""
+        """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
 
         def problems(self) -> list[str]:
             found = []
@@ -169,12 +170,12 @@ class NliTask:
 
     @property
     def gives(self) -> str:
-        """The kind of examples, for criteria that read one kind."""
+        """The kind of examples that this task gives, for criteria that read only some kinds."""
         return "triplets" if self.config.form == "triplets" else "labelled pairs"
 
     @property
     def examples_per_batch(self) -> int:
-        """Of a rank."""
+        """Number of examples per batch on one rank."""
         return self.config.batch_size
 
     def check_size(self, world_size: int) -> None:
@@ -189,22 +190,23 @@ class NliTask:
         save_tokenizers(self.tokenizers, directory)
 
     def fingerprint(self) -> str:
-        """Changes when the tokens, their order, the classes or the vocabulary do."""
+        """Return a string that changes when the tokens, their order, the classes or the vocabulary change."""
         return self._data.fingerprint
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """The training batches of one rank: see ``xrep.data.plan.plan_batches``, but ``Plan.what`` has rows alone."""
+        """Return the training batches of one rank (``xrep.data.plan.plan_batches``), where ``Plan.what`` has only
+        rows."""
         plans = plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
         return (replace(plan, what=plan.what[:, 1]) for plan in plans)
 
     def make(self, what: np.ndarray) -> NliBatch:
-        """The batch of ``Plan.what``."""
+        """Return the batch of ``Plan.what``."""
         return self._batch(self._train, what)
 
     def describe(self, batch: NliBatch, limit: int = 3) -> str:
-        """The first examples of a training batch as text, for messages."""
+        """Return the first examples of a training batch as text, for messages."""
         lines = []
         for row in batch.indices[:limit].tolist():
             sides = ["target" if target else "source" for target in self._is_target[self._train.languages[row]]]
@@ -215,7 +217,7 @@ class NliTask:
         return "; ".join(lines) or "no examples"
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        """None: there are no translations to look for."""
+        """Return no pools: there are no translations to search for."""
         return []
 
     @property
@@ -224,7 +226,7 @@ class NliTask:
         return "valid" in self._data.splits
 
     def validation_batches(self) -> Iterator[NliBatch]:
-        """The examples of the dev split by length; none if there is no such split."""
+        """Return the batches of the dev split, sorted by length; none if there is no such split."""
         split = self._data.splits.get("valid")
         if split is not None:
             order = np.argsort(split.lengths(np.arange(len(split))), kind="stable")
@@ -241,7 +243,7 @@ class NliTask:
                 column.gather(rows[chosen[:, c]], self.config.max_length - 2) for c, column in enumerate(split.columns)
             ]
             ids, lengths = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
-            # Column by column, as they were gathered.
+            # Number the sentences column by column, in the order in which they were gathered.
             places.T[chosen.T] = np.arange(first, first + len(lengths))
             sides.append(pad(ids, lengths, self.text.vocabulary(side)))
             first += len(lengths)
@@ -257,7 +259,7 @@ class NliTask:
 
 
 def _given_tokenizers(config: NliTask.Config, brought: Mapping[str, str]) -> Tokenizers | None:
-    """Those of the model, or those that the configuration names; None: train one."""
+    """Return the tokenizers of the model, or those that the configuration names; None if one is to be trained."""
     own = None
     if config.tokenizer is not None:
         inner = Path(config.tokenizer) / TOKENIZER_DIRECTORY

@@ -1,4 +1,4 @@
-"""Translation pairs to learn translating from: one side is read, the other is written."""
+"""The translation task: pairs of sentences, of which one side is read and the other is generated."""
 
 from __future__ import annotations
 
@@ -23,34 +23,36 @@ OTHER_SIDE = {"source": "target", "target": "source"}
 
 
 class TranslationTask(BitextTask):
-    """Pairs of sentences in one or several language pairs, the source of each to be translated into its target.
+    """Pairs of sentences in one or several language pairs, whose source is to be translated into their target.
 
-    As ``BitextTask``, but either side of a pair may be the source, or each in turn, and batches hold as many pairs as
-    fit into a number of tokens. Source and target may have vocabularies of their own.
+    It is like ``BitextTask``, but either side of a pair may be the source, or each in turn, and batches hold as many
+    pairs as fit into a number of tokens. Source and target may have separate vocabularies.
 
     Raises:
-        UserError: what ``BitextTask`` raises; both directions of sides with vocabularies of their own.
+        UserError: anything that ``BitextTask`` raises; both directions, if the sides have separate vocabularies.
     """
 
     @dataclass(kw_only=True)
     class Config(BitextTask.Config):
         direction: Literal["forward", "reverse", "both"] = "forward"
-        """forward: pairs are translated as they are named, German into English where it is de-en; reverse: the other
-        way round, which is how to translate from English; both: every pair both ways, in the one place and the
-        other of an epoch."""
+        """Direction of translation. forward: as pairs are named, for example from German into English for de-en.
+        reverse: the opposite, for example to translate from English. both: every pair in both directions, at two
+        different places of an epoch."""
         max_tokens: int | None = 4096
-        """Each batch of each rank is as many of the next pairs as have so many tokens on either side, special tokens
-        included. Padding does not count (fairseq counts it), but pairs that would be padded to three times as many
-        tokens go into different batches. none: batches have batch_size pairs."""
-        # Without a budget of tokens there is always a number, which is when the base class reads it.
+        """Maximum number of tokens in a batch of one rank, counted for each side, special tokens included; a batch
+        takes as many of the next pairs as fit. Padding does not count (fairseq counts it), but pairs that would be
+        padded to more than three times as many tokens go into different batches. none: batches have batch_size
+        pairs."""
+        # The base class reads it only without a token budget, and then ``problems`` requires a number.
         batch_size: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Most pairs in a batch; none: any number that max_tokens allows. Without max_tokens: the pairs in a batch."""
+        """Maximum number of pairs in a batch. none: as many as max_tokens allows. Without max_tokens: the number of
+        pairs in each batch."""
         max_length: int = 256
-        """Longest sentence of either side in subwords, special tokens included; longer ones are cut."""
+        """Maximum length of a sentence of either side in subwords, with special tokens; longer ones are cut."""
         sampling_alpha: float = 1.0
-        """Language pairs, by direction, are drawn with p proportional to n ** sampling_alpha, n being their pairs: what
-        is 1/T where sampling is said to have temperature T. 1 takes every pair once an epoch, less repeats small
-        corpora."""
+        """Language pairs, by direction, are drawn with p proportional to n ** sampling_alpha, where n is their number
+        of pairs; it equals 1/T for a sampling temperature T. 1 takes every pair once per epoch; smaller values repeat
+        small corpora."""
 
         def problems(self) -> list[str]:
             found = super().problems()
@@ -76,7 +78,7 @@ class TranslationTask(BitextTask):
 
     @property
     def examples_per_batch(self) -> Fraction:
-        """Of a rank; with a token budget the mean over the first examples of the order."""
+        """Mean number of examples per batch on one rank; with a token budget, over the first examples of the order."""
         if self._budget is None:
             assert self.config.batch_size is not None
             return Fraction(self.config.batch_size)
@@ -91,20 +93,20 @@ class TranslationTask(BitextTask):
             check_budget(self._order, "pairs", self._budget, world_size, self._data.path)
 
     def fingerprint(self) -> str:
-        """Changes when the tokens, their order, the vocabulary or the direction do."""
+        """Return a string that changes when the tokens, their order, the vocabulary or the direction change."""
         direction = self.config.direction
         return super().fingerprint() + ("" if direction == "forward" else f" {direction}")
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """The training batches of one rank: see ``xrep.data.plan.plan_by_tokens`` and ``plan_batches``."""
+        """Return the training batches of one rank: see ``xrep.data.plan.plan_by_tokens`` and ``plan_batches``."""
         if self._budget is None:
             return super().plan(cursor, rank, world_size, stop)
         return plan_by_tokens(self._order, self._budget, cursor, rank, world_size, stop)
 
     def validation_batches(self) -> Iterator[PairBatch]:
-        """All pairs of the split valid, language pair by language pair, by length.
+        """Return the batches of the split ``valid``, one language pair after the other, sorted by length.
 
         Raises:
             UserError: there is no such split.
@@ -113,14 +115,14 @@ class TranslationTask(BitextTask):
         return (batch for pool in pools for batch in pool.batches())
 
     def references(self, batch: PairBatch) -> list[str]:
-        """The target side of a batch as text: as it was tokenised, so without what the vocabulary does not know, and
-        cut where the batch is."""
+        """Return the target side of a batch as text, decoded from its tokens: without what the vocabulary does not
+        know, and cut where the batch is cut."""
         tokenizer = tokenizer_of(self.tokenizers, "target")
         rows = zip(batch.target.tokens.tolist(), batch.target.host_lengths.tolist(), strict=True)
         return [tokenizer.decode(ids[1 : length - 1]) for ids, length in rows]
 
     def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
-        """int64 [n, 2]: of both sides of training pairs, as their batch has them."""
+        """Return the token counts of both sides of training pairs, as their batch has them: int64 [n, 2]."""
         pair = self._train[corpus]
         lengths = np.stack([pair.source.lengths(rows), pair.target.lengths(rows)], axis=1)
         return np.minimum(lengths + 2, self.config.max_length)

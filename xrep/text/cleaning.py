@@ -1,4 +1,4 @@
-"""Which sentence pairs to keep: keys and hashes of sentences, sets of hashes, rules and their counts."""
+"""Cleaning of sentence pairs: keys and hashes of sentences, sets of hashes, the rules and how many pairs each drops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xrep.errors import UserError
 from xrep.text.readers import read_lines
 
 NO_KEY = 0
-"""The hash of a text without any word character: in no set, equal to nothing."""
+"""The hash of a text without any word character. It is in no set and never counts as equal to another hash."""
 
 _WORDS = re.compile(r"\w+")
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}|\d+")
@@ -29,7 +29,9 @@ _UNSPACED = re.compile(
 
 
 def sentence_key(text: str) -> str:
-    """What two spellings of one sentence share: NFKC, case-folded, words only, one space between.
+    """Return a key that is the same for different spellings of a sentence.
+
+    The key holds the words of the text, normalised to NFKC and case-folded, with one space between them.
 
     >>> sentence_key("Ｈello, WORLD!")
     'hello world'
@@ -40,40 +42,47 @@ def sentence_key(text: str) -> str:
 
 
 def sentence_hash(text: str) -> int:
-    """64 bits of blake2b of the sentence key; ``NO_KEY`` if the key is empty."""
+    """Return 64 bits of blake2b of the sentence key; ``NO_KEY`` if the key is empty."""
     key = sentence_key(text)
     return int.from_bytes(hashlib.blake2b(key.encode("utf-8"), digest_size=8).digest(), "little") if key else NO_KEY
 
 
 def sentence_hashes(texts: Iterable[str]) -> np.ndarray:
-    """``sentence_hash`` of each text: uint64 [N]."""
+    """Return the ``sentence_hash`` of each text: uint64 [N]."""
     return np.fromiter((sentence_hash(text) for text in texts), dtype=np.uint64)
 
 
 def template_hash(text: str) -> int:
-    """``sentence_hash`` without numbers and ``{placeholders}``: equal for near-duplicates of templated text."""
+    """Return the ``sentence_hash`` of the text without numbers and ``{placeholders}``.
+
+    It is equal for near-duplicates that come from one template.
+    """
     return sentence_hash(_PLACEHOLDERS.sub(" ", text))
 
 
 def pair_hashes(hashes: np.ndarray) -> np.ndarray:
-    """One hash per pair of sentence hashes: uint64 [N, 2] -> [N]; ``NO_KEY`` where either side has none."""
-    mixed = hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + hashes[:, 1]  # wraps around, as hashes may
+    """Return one hash per pair of sentence hashes: uint64 [N, 2] -> [N]; ``NO_KEY`` where either side is ``NO_KEY``."""
+    mixed = hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + hashes[:, 1]  # Overflow is harmless in a hash.
     return np.where((hashes == NO_KEY).any(axis=1), np.uint64(NO_KEY), mixed)
 
 
 def sentence_length(text: str) -> float:
-    """Words; each character of a script written without spaces (Han, kana, Thai, Lao, Khmer, Burmese) is half one."""
+    """Return the number of words in a text.
+
+    Each character of a script written without spaces (Han, kana, Thai, Lao, Khmer, Burmese) counts as half a word.
+    """
     if text.isascii():
         return float(len(text.split()))
     spaced, unspaced = _UNSPACED.subn(" ", text)
-    # Between ideographs stands punctuation, which is no word; in spaced text it hangs on one.
+    # Punctuation between ideographs would count as a word if the text were split at spaces; in text with spaces it is
+    # attached to a word.
     return len(_WORDS.findall(spaced)) + unspaced / 2 if unspaced else float(len(spaced.split()))
 
 
 class HashSet:
-    """A set of 64-bit hashes in 8 bytes each (16 while it merges): sorted arrays, each at least twice the next.
+    """A set of 64-bit hashes that needs 8 bytes per hash (16 while it merges). ``NO_KEY`` is never a member.
 
-    ``NO_KEY`` is never a member.
+    The hashes are in sorted arrays, each of which is at least twice as long as the next.
     """
 
     def __init__(self) -> None:
@@ -83,7 +92,10 @@ class HashSet:
         return sum(map(len, self._levels))
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
-        """Add uint64 [N]; returns bool [N]: True where the hash was new (of equal ones in one call, the first)."""
+        """Add uint64 [N] and return bool [N], True where the hash was new.
+
+        Among equal hashes in one call, only the first counts as new. ``NO_KEY`` is not added but always counts as new.
+        """
         distinct, first = np.unique(np.asarray(hashes, dtype=np.uint64), return_index=True)
         new = ~self.contains(distinct)
         keyed = distinct != NO_KEY
@@ -96,7 +108,7 @@ class HashSet:
         return was_new
 
     def contains(self, hashes: np.ndarray) -> np.ndarray:
-        """uint64 [...] -> bool [...]."""
+        """Return whether each hash is a member: uint64 [...] -> bool [...]."""
         hashes = np.asarray(hashes, dtype=np.uint64)
         found = np.zeros(hashes.shape, dtype=bool)
         for level in self._levels:
@@ -105,26 +117,26 @@ class HashSet:
         return found
 
     def to_array(self) -> np.ndarray:
-        """All members: uint64, sorted, distinct."""
+        """Return all members: uint64, sorted, distinct."""
         return np.sort(np.concatenate([np.empty(0, np.uint64), *self._levels]), kind="stable")
 
 
 @dataclass(kw_only=True)
 class CleaningOptions:
-    """Which training pairs are kept. Lengths are those of ``sentence_length``."""
+    """The rules that decide which training pairs are kept. Lengths are those of ``sentence_length``."""
 
     deduplicate: bool = True
-    """Keep the first of pairs whose two sentence keys are equal, over all corpora of a language pair."""
+    """Keep only the first of all pairs with the same two sentence keys, over all corpora of a language pair."""
     minimum_length: float = 0.5
-    """Drop a pair with a side shorter than this many words."""
+    """Drop a pair if one of its sides has fewer words than this."""
     maximum_length: float = 200.0
-    """Drop a pair with a side longer than this many words."""
+    """Drop a pair if one of its sides has more words than this."""
     maximum_length_ratio: float = 4.0
-    """Drop a pair whose longer side has more than this many times the words of the shorter, two added to both."""
+    """Drop a pair if (words of the longer side + 2) / (words of the shorter side + 2) is greater than this."""
     drop_identical: bool = True
-    """Drop a pair whose sides have the same sentence key (an untranslated line)."""
+    """Drop a pair whose sides have the same sentence key, because the line is untranslated."""
     sample: int | None = None
-    """Keep at most this many pairs of each corpus, drawn uniformly from those that are left (None: all)."""
+    """Keep at most this many pairs of each corpus, drawn uniformly after all other rules. None keeps all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.minimum_length <= self.maximum_length:
@@ -156,9 +168,9 @@ STEPS = (
 
 @dataclass
 class CleaningReport:
-    """What became of the pairs of each corpus: ``counts[corpus][step]``, steps in the order they are taken.
+    """The number of pairs per corpus and cleaning step: ``counts[corpus][step]``, steps in the order they are applied.
 
-    Every pair read is counted once more: under the first step that dropped it, or as kept.
+    Every pair is counted under ``read``, and again either under the first step that dropped it or under ``kept``.
     """
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -174,7 +186,7 @@ class CleaningReport:
         return {corpus: dict(row) for corpus, row in self.counts.items()}
 
     def table(self) -> str:
-        """One line per corpus, one column per step that dropped something."""
+        """Return a text table with one line per corpus and one column per step that dropped something."""
         steps = [step for step in STEPS if step in ("read", "kept") or self.total(step)]
         rows = [["corpus", *steps]]
         rows += [[corpus, *(f"{row[step]:,}" for step in steps)] for corpus, row in self.counts.items()]
@@ -188,7 +200,9 @@ class CleaningReport:
 
 
 def drop_reason(source: str, target: str, hashes: Sequence[int], options: CleaningOptions) -> str | None:
-    """The first rule on the pair itself that drops it (one of ``STEPS``), or None.
+    """Return the first rule that drops the pair (one of ``STEPS``), or None.
+
+    Only rules that need nothing but the pair itself are checked.
 
     Args:
         hashes: ``sentence_hash`` of source and target.
@@ -202,18 +216,19 @@ def drop_reason(source: str, target: str, hashes: Sequence[int], options: Cleani
         return "too short"
     if longer > options.maximum_length:
         return "too long"
-    # Two words on both sides: "Go." against "Vete ya, por favor." says nothing about alignment.
+    # Two words are added to both sides, because the ratio of very short sentences ("Go." and "Vete ya, por favor.")
+    # says nothing about alignment.
     return "length ratio" if longer + 2 > options.maximum_length_ratio * (shorter + 2) else None
 
 
 def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
-    """Hashes of every line, and of every column, of files and folders (any suffix, gzip or xz).
+    """Return the hashes of every line and every column of files and of all files in folders (any suffix, gzip or xz).
 
-    Columns stand between tabs; in a ``.csv`` between commas, quoted or not; in a ``.jsonl`` they are the strings of a
-    line's object.
+    Columns are separated by tabs; in a ``.csv`` also by commas, with or without quotes; in a ``.jsonl`` the strings of
+    the object on a line are columns too.
 
     Raises:
-        UserError: a path that is missing, a folder without files, a file that is not UTF-8 text.
+        UserError: If a path is missing, a folder has no files, or a file is not UTF-8 text.
     """
     excluded = HashSet()
     for path in paths:
@@ -230,7 +245,7 @@ def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
 
 
 def _columns(line: str, kind: str) -> list[str]:
-    columns = line.split("\t")  # also of a .csv: the STS benchmark's are so
+    columns = line.split("\t")  # A .csv is split too, because those of the STS benchmark are separated by tabs.
     with suppress(csv.Error, ValueError):
         if kind == ".csv":
             columns += next(csv.reader([line]), [])

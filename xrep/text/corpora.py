@@ -1,5 +1,4 @@
-"""Known corpora and pretrained encoders: what they are, what they may be used for, how they lie on disk, where to get
-them."""
+"""The list of known corpora and pretrained encoders: description, licence, file layout and source of each."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from xrep.errors import UserError
 
 
 def xrep_home() -> Path:
-    """Where xrep caches: ``$XREP_HOME``, else ``$XDG_CACHE_HOME/xrep``, else ``~/.cache/xrep``."""
+    """Return xrep's cache folder: ``$XREP_HOME``, else ``$XDG_CACHE_HOME/xrep``, else ``~/.cache/xrep``."""
     if home := os.environ.get("XREP_HOME"):
         return Path(home).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser().absolute() / "xrep"
@@ -33,17 +32,17 @@ class Resource:
     layout: str
     origin: str
     instructions: str
-    """What to put where and how to use it; for one that is fetched, how to use it."""
+    """How to use it and, if xrep cannot fetch it, which files to put where."""
     sha256: str | None = None
-    """Checksum of the file it is made from, where that file is fixed."""
+    """Checksum of the file it is made from; None if that file is not pinned."""
     fetch: str | None = None
-    """``module:function`` of ``function(log) -> Path``; None where the user has to fetch it."""
+    """``module:function`` that names a ``function(log) -> Path``; None if the user has to fetch the resource."""
 
     def get(self, log: Callable[[str], None] = lambda line: None) -> Path:
-        """Fetch it, or find it in the cache; returns its folder.
+        """Return the folder of the resource, fetched on first use and cached.
 
         Raises:
-            UserError: it cannot be fetched by xrep (the cure is its instructions), or fetching failed.
+            UserError: If xrep cannot fetch it (the message then gives its instructions), or if fetching fails.
         """
         if self.fetch is None:
             raise UserError(f"xrep cannot fetch {self.name} for you", cure=self.instructions)
@@ -166,12 +165,16 @@ RESOURCES = (
 
 
 def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder of the demo corpus, fetched on first use (see ``xrep.text.demo_corpus``)."""
+    """Return the folder of the demo corpus, fetched on first use (see ``xrep.text.demo_corpus``)."""
     return find_resource("demo").get(log)
 
 
 def find_resource(name: str) -> Resource:
-    """The corpus or pretrained encoder of that name; raises UserError with the known names."""
+    """Return the corpus or pretrained encoder of that name.
+
+    Raises:
+        UserError: If the name is unknown; the message suggests the nearest known name, or lists them all.
+    """
     names = [resource.name for resource in RESOURCES]
     if name in names:
         return RESOURCES[names.index(name)]

@@ -1,10 +1,11 @@
 """The demo corpus: interface translations of Home Assistant, nine languages with English.
 
 Source: ``homeassistant/components/*/translations/{lang}.json`` inside the PyPI wheel ``homeassistant==2024.3.3``
-(Apache-2.0). The wheel is a zip file that is read, never installed or imported.
+(Apache-2.0). The wheel is read as a zip file; it is never installed or imported.
 
-The strings are templated ("Failed to connect to {host}"), so train, valid and test are parted by a hash of the
-English without case, punctuation, digits and ``{placeholders}``: all languages of one template fall on the same side.
+The strings are templated ("Failed to connect to {host}"). They are therefore divided into train, valid and test by a
+hash of the English string without case, punctuation, digits and ``{placeholders}``: all strings of one template, in
+all languages, fall into the same split.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER'
     "fr": ("fr", "fra"),
 }
 CORPUS_FILE = "corpus.json"
-_VERSION = 1  # of the rules below: another version in the cache is built anew
+_VERSION = 1  # Version of the rules below. A cached corpus of another version is built again.
 _MINIMUM_ENGLISH_WORDS = 3
 _TEST_PERCENT, _VALID_PERCENT = 5, 4
 
@@ -46,16 +47,16 @@ Pairs = list[tuple[str, str]]
 
 
 def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder ``$XREP_HOME/demo``, fetched and built on first use.
+    """Return the folder ``$XREP_HOME/demo``, fetched and built on first use.
 
-    It holds ``{train,valid}.{xx}-en.{xx,en}``, ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout ``xrep-eval tatoeba``
-    reads) and ``corpus.json`` (source, licence, checksum, counts).
+    It holds ``{train,valid}.{xx}-en.{xx,en}``, ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout that
+    ``xrep-eval tatoeba`` reads) and ``corpus.json`` (source, licence, checksum, counts).
 
     Args:
-        log: told what takes time, one line each.
+        log: Called with one line of text before each slow step.
 
     Raises:
-        UserError: not cached and the wheel cannot be fetched, or its checksum is wrong.
+        UserError: If the corpus is not cached and the wheel cannot be fetched or has a wrong checksum.
     """
     destination = xrep_home() / "demo"
     if _is_current(destination):
@@ -67,16 +68,16 @@ def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
 
 
 def build_demo(wheel: Path, destination: Path) -> None:
-    """Write the corpus in ``wheel`` to the folder ``destination``, aside first; an older one there is replaced."""
+    """Write the corpus in ``wheel`` to ``destination``, replacing an older one once the new one is complete."""
     with folder_aside(destination, _is_current) as folder:
         _write(folder, split_pairs(read_wheel(wheel)))
 
 
 def read_wheel(wheel: Path) -> dict[str, Pairs]:
-    """``{language: [(text, English), ...]}``: the strings both languages have under the same component and key path.
+    """Return ``{language: [(text, English), ...]}``: strings with the same component and key path in both languages.
 
-    One line each, three or more English words, in the order of the names; untranslated strings and repeated pairs are
-    left out.
+    Each string is on one line, and the English one has three or more words. The pairs are in the order of the file
+    names. Untranslated strings and repeated pairs are left out.
     """
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -98,10 +99,11 @@ def read_wheel(wheel: Path) -> dict[str, Pairs]:
 
 
 def split_pairs(corpus: dict[str, Pairs]) -> dict[str, dict[str, Pairs]]:
-    """``{split: {language: pairs}}`` without near-duplicates across splits, by the template of the English.
+    """Return ``{split: {language: pairs}}``, split by the template of the English string.
 
-    In valid and test every sentence is unique on both sides. No sentence of the test sets, of either side and any
-    language, is in valid or train, and none of valid in train.
+    No split has near-duplicates of another. In valid and test, no sentence of a language pair occurs twice on its side.
+    No sentence of the test sets, of either side and in any language, is in valid or train, and no sentence of valid is
+    in train.
     """
     buckets: dict[str, dict[str, Pairs]] = {"train": {}, "valid": {}, "test": {}}
     for language, pairs in corpus.items():
@@ -128,7 +130,7 @@ def _without(pairs: Pairs, taken: set[str]) -> Pairs:
 
 
 def _unique(pairs: Pairs) -> Pairs:
-    """The pairs that bring a new sentence on both sides."""
+    """Return the pairs whose two sentences are both new on their side."""
     seen: tuple[set[str], set[str]] = (set(), set())
     pool = []
     for pair in pairs:
@@ -146,7 +148,7 @@ def _is_translation(name: str, language: str) -> bool:
 
 
 def _strings(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """``(key path, text on one line)`` of every string in a JSON tree."""
+    """Yield ``(key path, text on one line)`` for every string in a JSON tree."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _strings(value, f"{path}/{key}")

@@ -1,17 +1,18 @@
-"""Language codes: one spelling inside xrep, whatever the data set writes.
+"""Language codes: conversion of the spellings that data sets use to one spelling per language.
 
-Inside, a language is its ISO 639-1 code where one exists (``de``) and its ISO 639-3 code otherwise (``ang``), lower
-case, without script and region. Data sets write ``deu``, ``ger``, ``zh-Hans``, ``pt_BR`` or ``deu_Latn``.
+Inside xrep, a language is its ISO 639-1 code if one exists (``de``) and its ISO 639-3 code otherwise (``ang``), in
+lower case, without script and region. Data sets write ``deu``, ``ger``, ``zh-Hans``, ``pt_BR`` or ``deu_Latn``.
 
-Source of the codes: the ISO 639 tables; of the third column: the file names of LASER's Tatoeba test set.
+The codes are those of the ISO 639 tables; the second column has those in the file names of LASER's Tatoeba test set.
 """
 
 from __future__ import annotations
 
 import re
 
-# canonical code, code in LASER's Tatoeba file names (else ISO 639-3), other codes of the same language, English name.
-# The other codes are ISO 639-2/B (ger), the macrolanguage or its main member (zho, cmn), and withdrawn codes (iw).
+# The columns are the canonical code, the code in LASER's Tatoeba file names (or else the ISO 639-3 code), other codes
+# of the same language, and the English name. The other codes are ISO 639-2/B codes (ger), those of the macrolanguage or
+# of its main member (zho, cmn), and withdrawn codes (iw).
 _TABLE = """
 aa aar - Afar
 ab abk - Abkhazian
@@ -268,10 +269,10 @@ _CANONICAL, _TATOEBA, _NAME = _build()
 
 
 def canonical(code: str) -> str:
-    """The code xrep uses for a language: ISO 639-1 where one exists, lower case, without script and region.
+    """Return the code that xrep uses for a language: ISO 639-1 if one exists, lower case, without script and region.
 
-    Takes one language, never a pair (``de-en`` would be German of a region EN). A code it does not know, or a made-up
-    one, comes back lower-cased and otherwise unchanged.
+    The argument is one language, never a pair (``de-en`` would be German as used in a region EN). An unknown or
+    invented language code is kept, in lower case.
 
     >>> [canonical(code) for code in ("deu", "EN", "swh", "pes", "cmn", "zh-Hans", "pt_BR", "deu_Latn", "arz", "qqq")]
     ['de', 'en', 'sw', 'fa', 'zh', 'zh', 'pt', 'de', 'arz', 'qqq']
@@ -282,7 +283,7 @@ def canonical(code: str) -> str:
 
 
 def tatoeba_code(code: str) -> str:
-    """The three-letter code in the file names of LASER's Tatoeba test, for any spelling ``canonical`` understands.
+    """Return the three-letter code in the file names of LASER's Tatoeba test, for any spelling ``canonical`` accepts.
 
     >>> [tatoeba_code(code) for code in ("de", "zh", "fa", "sw", "ara", "qqq")]
     ['deu', 'cmn', 'pes', 'swh', 'ara', 'qqq']
@@ -291,7 +292,7 @@ def tatoeba_code(code: str) -> str:
 
 
 def name(code: str) -> str:
-    """English name of a language for tables and plots; the canonical code itself where the name is not known.
+    """Return the English name of a language for tables and plots, or its canonical code if the name is not known.
 
     >>> name("zh-Hans"), name("qqq")
     ('Chinese', 'qqq')

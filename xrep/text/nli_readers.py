@@ -1,16 +1,16 @@
-"""Natural language inference data as it is published: premise, hypothesis and label, or triplets made of them.
+"""Readers of published natural language inference data: premise, hypothesis and label, or triplets made of them.
 
-Understood, by the names of files and what is in them (each also with ``.gz`` or ``.xz``):
+The following files are recognised by their names and contents, each also with ``.gz`` or ``.xz``:
 
 - SNLI and MultiNLI (Bowman et al., 2015; Williams et al., 2018): ``snli_1.0_train.jsonl``, ``.txt``, GLUE's
-  ``train.tsv`` and ``dev_matched.tsv``; where a file is there as ``.jsonl`` too, that is read alone;
-- CNSD, the two in Chinese: ``cnsd_snli_v1.0.train.jsonl``;
-- XNLI (Conneau et al., 2018): ``xnli.dev.tsv`` and ``.jsonl``, ``multinli.train.de.tsv``, and ``dev-de.tsv`` of three
-  columns without a header;
+  ``train.tsv`` and ``dev_matched.tsv``; if a file is there as ``.jsonl`` too, only the ``.jsonl`` is read;
+- CNSD, which is SNLI and MultiNLI in Chinese: ``cnsd_snli_v1.0.train.jsonl``;
+- XNLI (Conneau et al., 2018): ``xnli.dev.tsv`` and ``.jsonl``, ``multinli.train.de.tsv``, and ``dev-de.tsv`` with three
+  columns and no header;
 - parallel files ``s1.train``, ``s2.train`` and ``labels.train``;
-- SimCSE's triplets (Gao et al., 2021): ``nli_for_simcse.csv`` of sent0, sent1, hard_neg.
+- SimCSE's triplets (Gao et al., 2021): ``nli_for_simcse.csv`` with the columns sent0, sent1 and hard_neg.
 
-A file is training text unless its name says dev or test; test files are for evaluation alone.
+A file is training text unless its name says dev or test. Test files are used for evaluation only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
 LABELS = ("entailment", "neutral", "contradiction")
-"""In the order of the classes."""
+"""The labels in the order of their class numbers."""
 _SPELLINGS = {**{label: number for number, label in enumerate(LABELS)}, "contradictory": 2, "-": None, "": None}
 _SPLITS = {"train": "train", "dev": "valid", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 _HEADERS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypo", "label"), ("premise", "hypothesis", "label"))
@@ -41,12 +41,14 @@ _WHAT = "SNLI, MNLI, XNLI or CNSD as downloaded, s1.train beside s2.train and la
 
 @dataclass(frozen=True)
 class NliFile:
-    """One file of a data set (``paths``: three, if they are parallel).
+    """One file of a data set, or three parallel files.
 
     Attributes:
         kind: ``jsonl``, ``table``, ``parallel`` or ``triplets``.
-        language: of its sentences, where its rows do not tell.
-        family: what files have in common that are translations of each other; None if its name has no language.
+        paths: The file, or the three parallel files.
+        language: Language of the sentences, used where the rows do not name one.
+        family: The part of the name that files which translate each other have in common; None if the name contains no
+            language.
     """
 
     kind: str
@@ -56,9 +58,10 @@ class NliFile:
 
 
 class Example(NamedTuple):
-    """Sentences, the language of each, and the class of a pair (None: it has no gold label, or is a triplet).
+    """The sentences of a pair or triplet, the language of each sentence, and the class.
 
-    A pair is (premise, hypothesis), a triplet (anchor, positive, hard negative).
+    A pair is (premise, hypothesis), a triplet is (anchor, positive, hard negative). The class is None for a triplet
+    and for a pair without a gold label.
     """
 
     sentences: tuple[str, ...]
@@ -67,13 +70,14 @@ class Example(NamedTuple):
 
 
 def discover_nli(path: str | Path, language: str) -> dict[str, list[NliFile]]:
-    """The files of the splits ``train`` and ``valid``: of a file, a folder, or else of the folders in it.
+    """Find the files of the splits ``train`` and ``valid``.
 
     Args:
-        language: of files whose name does not tell.
+        path: A file, or a folder. If the folder itself has no suitable file, the folders in it are searched.
+        language: Language of the files whose names do not contain one.
 
     Raises:
-        UserError: nothing there, no training text, a parallel file missing.
+        UserError: If the path does not exist, there is no training text, or a parallel file is missing.
     """
     splits = _discover(Path(path), canonical(language), ("train", "valid"))
     if not splits["train"]:
@@ -82,10 +86,10 @@ def discover_nli(path: str | Path, language: str) -> dict[str, list[NliFile]]:
 
 
 def discover_nli_test(path: str | Path, split: str, language: str) -> list[NliFile]:
-    """The files of the split ``test`` or ``dev``, found as ``discover_nli`` finds those of the others.
+    """Find the files of the split ``test`` or ``dev``, in the same way as ``discover_nli``.
 
     Raises:
-        UserError: nothing there, no such file, a parallel file missing.
+        UserError: If the path does not exist, there is no file of that split, or a parallel file is missing.
     """
     found = _discover(Path(path), canonical(language), (_SPLITS[split],))[_SPLITS[split]]
     if not found:
@@ -108,7 +112,7 @@ def _discover(path: Path, language: str, splits: tuple[str, ...]) -> dict[str, l
 
 
 def _files_of(candidates: list[Path], language: str, splits: tuple[str, ...]) -> list[tuple[str, NliFile]]:
-    """Split and file of all of these splits that are understood among files of one folder."""
+    """Return (split, file) for the recognised files of one folder that belong to the given splits."""
     named = {_plain_name(path): path for path in candidates if path.is_file() and not path.name.startswith(".")}
     found = []
     for name, path in named.items():
@@ -127,7 +131,7 @@ def _files_of(candidates: list[Path], language: str, splits: tuple[str, ...]) ->
             or suffix in ("tsv", "txt")
             and f"{stem}.jsonl" not in named
             and (
-                words or suffix == "tsv"  # README.txt
+                words or suffix == "tsv"  # A .txt without a split in its name may be a README.txt.
             )
         ):
             kind = "jsonl" if suffix == "jsonl" else "table"
@@ -140,7 +144,7 @@ def _plain_name(path: Path) -> str:
 
 
 def _language_of(stem: str, default: str) -> tuple[str, str | None]:
-    """Language and family of ``dev-de`` or ``multinli.train.de``."""
+    """Return language and family of a file name without its ending, such as ``dev-de`` or ``multinli.train.de``."""
     match = _LANGUAGE.fullmatch(stem)
     if match:
         return canonical(match[2]), match[1]
@@ -153,19 +157,20 @@ def _language_of(stem: str, default: str) -> tuple[str, str | None]:
 def read_nli(
     files: list[NliFile], *, triplets: bool, cross_lingual: bool = False, counts: Counter[str] | None = None
 ) -> Iterator[Example]:
-    """The labelled pairs of files, or the triplets that are in them.
+    """Yield the labelled pairs of files, or the triplets that can be made of them.
 
-    A triplet is a premise, what it entails and what contradicts it: the k-th entailment and the k-th contradiction of
-    each premise of a file, as SimCSE makes them (314 thousand of SNLI and MNLI).
+    A triplet is a premise, a hypothesis that it entails and a hypothesis that contradicts it. The k-th entailment and
+    the k-th contradiction of each premise of a file make one, as in SimCSE (314 thousand from SNLI and MNLI).
 
     Args:
-        cross_lingual: of files that translate each other line by line (``dev-de.tsv``, ``dev-en.tsv``) each premise is
-            given a hypothesis in another language, all languages alike; others are refused.
-        counts: counts ``read``, and what is left out: ``no label``, ``empty``.
+        triplets: Yield triplets instead of pairs.
+        cross_lingual: Combine each premise with the hypothesis in another language, where each other language is used
+            equally often. The files must translate each other line by line (``dev-de.tsv``, ``dev-en.tsv``).
+        counts: Counter to which the examples ``read`` and those left out (``no label``, ``empty``) are added.
 
     Raises:
-        UserError: a damaged file, an unknown label, triplets where pairs are wanted, files that do not translate each
-            other.
+        UserError: If a file is damaged, a label is unknown, a file holds triplets where pairs are needed, or files do
+            not translate each other.
     """
     counts = Counter() if counts is None else counts
     for file in files:
@@ -232,7 +237,7 @@ def _crossed_family(files: list[NliFile]) -> Iterator[Example]:
 
 
 def _read_file(file: NliFile) -> Iterator[Example]:
-    """Every row of a file, also without a label."""
+    """Yield every row of a file, including those without a label."""
     readers = {"jsonl": _jsonl_rows, "table": _table_rows, "parallel": _parallel_rows, "triplets": _triplet_rows}
     for line, sentences, label, language in readers[file.kind](file):
         clean = tuple(" ".join(sentence.split()) for sentence in sentences)
@@ -245,7 +250,7 @@ def _read_file(file: NliFile) -> Iterator[Example]:
 
 
 _Row = tuple[int, tuple[str, ...], str | None, str | None]
-"""Line, sentences, label and language as written (None: neither is in the file)."""
+"""Line number, sentences, label and language as written in the file (None if the file has no label or language)."""
 
 
 def _jsonl_rows(file: NliFile) -> Iterator[_Row]:

@@ -1,7 +1,6 @@
-"""pip in a process of its own: what takes time is told line by line, a transfer that broke off is begun again, and a
-failure is one sentence with its cure.
+"""Run pip in a subprocess: report progress line by line, retry interrupted transfers, and explain a failure.
 
-scripts/install.py uses this module before anything is installed, so it needs nothing but Python.
+scripts/install.py uses this module before anything is installed, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from pathlib import Path
 
 _ATTEMPTS = 3
 _SILENCE = 30.0
-"""Seconds without a line of pip after which it is said that pip still works."""
+"""Seconds without output of pip after which the user is told that pip still works."""
 
 NETWORK_CURE = "check the network (PIP_INDEX_URL can name another index)"
-_NETWORK_TROUBLE = (  # what pip's log says, and what that means; the first that is found counts
+_NETWORK_TROUBLE = (  # Patterns in pip's log and what each means; the first that matches counts.
     (r"Read timed out|ConnectTimeout|didn't respond within", "the package index did not answer in time"),
     (r"too many (\d{3}) error responses|: ([45]\d\d) (?:Client|Server) Error", "the package index answered with error"),
     (
@@ -54,15 +53,18 @@ def run_pip(
     environment: Mapping[str, str] = os.environ,
     log: Path | None = None,
 ) -> PipFailure | None:
-    """``python -m pip`` with these arguments; None if it succeeds.
+    """Run ``python -m pip`` with these arguments; return None if it succeeds, else the failure.
 
     pip itself repeats a request that is not answered (``PIP_RETRIES``, ``PIP_TIMEOUT``) and, from version 25.1,
-    resumes a transfer that broke off. If transfers break all the same, the whole command is run again, up to three
-    times; pip's cache keeps what was transferred whole.
+    resumes an interrupted transfer. If a transfer fails nevertheless, the whole command is run again, at most three
+    times in all; pip's cache keeps the files that were transferred completely.
 
     Args:
-        say: told what is fetched and whether pip waits, one line each.
-        log: where pip's detailed log of the last attempt goes; None: nowhere.
+        arguments: Arguments of pip.
+        say: Called with one line of text for each file that is fetched and whenever pip waits.
+        python: The Python interpreter that runs pip.
+        environment: Environment variables of the subprocess.
+        log: File for pip's detailed log of the last attempt; None keeps no log.
     """
     with tempfile.TemporaryDirectory() as temporary:
         log = log or Path(temporary) / "pip.log"
@@ -82,7 +84,7 @@ def run_pip(
 
 
 def _run(command: list[str], environment: dict[str, str], say: Callable[[str], None]) -> tuple[int, list[str]]:
-    """Exit code and all lines of a pip command, of which the telling ones are said as they come."""
+    """Run a pip command and return its exit code and all its output lines; pass progress to ``say`` as it arrives."""
     lines: list[str] = []
     with subprocess.Popen(
         command,
@@ -109,7 +111,7 @@ def _run(command: list[str], environment: dict[str, str], say: Callable[[str], N
 
 
 def _lines_as_they_come(process: subprocess.Popen[str]) -> Iterator[tuple[str | None, float]]:
-    """``(line, 0)`` for each line of the process, ``(None, seconds)`` whenever it has been silent for a while."""
+    """Yield ``(line, 0)`` for each line of output, and ``(None, seconds)`` whenever there was no output for a while."""
     coming: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:
@@ -141,7 +143,7 @@ def _failure(lines: list[str], log: Path) -> PipFailure:
     text = "\n".join([text, *lines])
     if found := re.search(r"\[Errno \d+\] (No space left on device|Permission denied)[^\n]*", text):
         return PipFailure(found[1].lower(), "make room on the disk, or let pip write there,")
-    # An index that lacks a package answers with 404, which is no trouble where another index has it.
+    # An index that lacks a package answers with 404, which is not an error if another index has the package.
     text = re.sub(r"[^\n]*: 404 Client Error[^\n]*", "", text)
     for pattern, meaning in _NETWORK_TROUBLE:
         if found := re.search(pattern, text):

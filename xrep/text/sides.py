@@ -1,4 +1,4 @@
-"""The tokenizers of a language pair: one that both sides share, or one for each side (pretrained towers)."""
+"""The tokenizers of a language pair: one that both sides share, or one per side (for pretrained towers)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from xrep.text.tokenizer import Tokenizer
 SHARED, SIDES = "shared", ("source", "target")
 
 Tokenizers = Mapping[str, Tokenizer]
-"""``shared``, or ``source`` and ``target``."""
+"""Tokenizers by side; the keys are either ``shared`` alone, or ``source`` and ``target``."""
 
 
 def tokenizer_of(tokenizers: Tokenizers, side: str) -> Tokenizer:
-    """That of ``source``, ``target`` or ``shared``: what both sides share serves each of them."""
+    """Return the tokenizer of ``source``, ``target`` or ``shared``; a shared tokenizer serves both sides."""
     return tokenizers.get(side) or tokenizers[SHARED]
 
 
 def load_tokenizers(paths: Mapping[str, str | Path], *, partial: bool = False) -> dict[str, Tokenizer]:
-    """Tokenizer folders by side; two equal ones are one that both sides share.
+    """Load tokenizer folders, given by side; two equal tokenizers are returned as one shared tokenizer.
 
     Args:
-        partial: one side may be missing.
+        partial: Whether one side may be missing.
 
     Raises:
-        UserError: a side is missing, or what ``Tokenizer.load`` raises.
+        UserError: If a side is missing, or as ``Tokenizer.load`` raises it.
     """
     if set(paths) not in ({SHARED}, set(SIDES)) and not (partial and set(paths) < set(SIDES)):
         raise UserError(f"a tokenizer of {', '.join(paths)} alone", cure="give one for both sides, or one for each")
@@ -38,14 +38,14 @@ def load_tokenizers(paths: Mapping[str, str | Path], *, partial: bool = False) -
 
 
 def open_tokenizers(directory: Path) -> dict[str, Tokenizer]:
-    """What ``save_tokenizers`` wrote."""
+    """Load the tokenizers that ``save_tokenizers`` wrote."""
     if all((directory / side).is_dir() for side in SIDES):
         return {side: Tokenizer.load(directory / side) for side in SIDES}
     return {SHARED: Tokenizer.load(directory)}
 
 
 def save_tokenizers(tokenizers: Tokenizers, directory: Path) -> None:
-    """Into ``directory`` itself if the sides share one, else into its folders ``source`` and ``target``."""
+    """Save a shared tokenizer into ``directory`` itself, or two into its folders ``source`` and ``target``."""
     for side, tokenizer in tokenizers.items():
         tokenizer.save(directory if side == SHARED else directory / side)
 
@@ -55,7 +55,7 @@ def same_tokenizers(a: Tokenizers, b: Tokenizers) -> bool:
 
 
 def same_tokenizer(a: Tokenizer, b: Tokenizer) -> bool:
-    """Whether both write the same files."""
+    """Return whether both tokenizers save the same files."""
     written = []
     for tokenizer in (a, b):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Special tokens of Hugging Face model directories: what they are called, where that is said, which ids they have."""
+"""Special tokens of Hugging Face model directories: their names, the files that declare them, and their ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xrep.text.tokenizer import CONFIG_FILE
 from xrep.text.tokenizer_json import AGAIN, surround
 
 SPECIAL_FILE = "special_tokens_map.json"
-# What a special token is for: the names it is declared by, and what it is called where nothing is declared.
+# The role of each special token, the config entries that declare it, and its text if nothing declares it.
 ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pad": (("pad_token",), ("[PAD]", "<pad>")),
     "unk": (("unk_token",), ("[UNK]", "<unk>")),
@@ -25,16 +25,18 @@ ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def find_special(tokenizer: Tokenizer, declared: Mapping[str, Any], path: Path) -> dict[str, int | None]:
-    """Ids of the special tokens by role; makes sure that the tokenizer knows them as special ones.
+    """Return the ids of the special tokens by role, and register these tokens as special in the tokenizer.
 
-    What the tokenizer itself puts around a sentence are ``bos`` and ``eos``; if it puts nothing there, it does now.
+    The tokens that the tokenizer itself puts around a sentence are ``bos`` and ``eos``. If it puts none there, it is
+    changed to do so.
 
     Args:
-        declared: the entries of ``special_tokens_map.json`` and ``tokenizer_config.json``.
-        path: the file of the vocabulary, for messages.
+        declared: The entries of ``special_tokens_map.json`` and ``tokenizer_config.json``.
+        path: The file of the vocabulary, for error messages.
 
     Raises:
-        UserError: a token other than ``mask`` is missing, or there is more than one on a side of a sentence.
+        UserError: If a token other than ``mask`` is missing, or the tokenizer puts one token or more than two around a
+            sentence.
     """
     tokens: dict[str, str] = {}
     for role, (names, defaults) in ROLES.items():
@@ -47,7 +49,7 @@ def find_special(tokenizer: Tokenizer, declared: Mapping[str, Any], path: Path) 
                 tokenizer.add_special_tokens([_added_token(token, value)])
     ids: dict[str, int | None] = {role: tokenizer.token_to_id(token) for role, token in tokens.items()}
     around = tokenizer.encode("").ids
-    if len(around) == 2:  # what the file itself puts around a sentence is what the model has seen
+    if len(around) == 2:  # The model was trained with the tokens that the file itself puts around a sentence.
         ids["bos"], ids["eos"] = around
     elif around:
         problem = f"it puts {len(around)} special tokens around a sentence, xrep one before and one behind"
@@ -63,10 +65,10 @@ def find_special(tokenizer: Tokenizer, declared: Mapping[str, Any], path: Path) 
 
 
 def add_tokens(tokenizer: Tokenizer, directory: Path, config: Mapping[str, Any]) -> None:
-    """Add what came after the vocabulary: the tokens of ``added_tokens.json`` and of ``tokenizer_config.json``.
+    """Add the tokens of ``added_tokens.json`` and of ``tokenizer_config.json``, which are not in the vocabulary file.
 
     Raises:
-        UserError: one of these tables is damaged, or its ids do not fit the vocabulary.
+        UserError: If one of these tables is damaged, or its ids do not fit the vocabulary.
     """
     path = directory / "added_tokens.json"
     rows = [(identity, token, path) for token, identity in read_json(path).items()]
@@ -93,7 +95,7 @@ def _added(tokenizer: Tokenizer) -> set[str]:
 
 
 def _added_token(content: str, value: Any, special: bool = True) -> AddedToken:
-    """A token with the flags that a config gives it."""
+    """Return a token with the flags that a config gives it."""
     flags = value if isinstance(value, dict) else {}
     names = ("single_word", "lstrip", "rstrip", "normalized")
     given = {name: flags.get(name) is True for name in names}
@@ -101,16 +103,16 @@ def _added_token(content: str, value: Any, special: bool = True) -> AddedToken:
 
 
 def content_of(value: Any) -> str | None:
-    """The text of a token in a config: a string, or a table with one."""
+    """Return the text of a token in a config, which is a string or a table whose entry ``content`` is one."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) and content else None
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file.
+    """Return the text of a UTF-8 file.
 
     Raises:
-        UserError: no such file, or not UTF-8.
+        UserError: If there is no such file, or it is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -121,10 +123,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object of a JSON file; a missing file has an empty one.
+    """Return the object in a JSON file, or an empty dict if there is no such file.
 
     Raises:
-        UserError: the file holds no JSON, or no object.
+        UserError: If the file is not JSON, or its content is not an object.
     """
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""Monolingual text: which files of which language there are, and the sentences of their documents."""
+"""Monolingual text: find the files of each language, and read the sentences of their documents."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _LAYOUTS = "expected news.de, train.de or de.txt (each also .gz or .xz; valid.* 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of sentences, one a line, in one language; a blank line ends a document."""
+    """A file of sentences in one language, one sentence per line; a blank line ends a document."""
 
     language: str
     path: Path
 
 
 def find_text(data: str | Path) -> dict[str, list[TextFile]]:
-    """Text by split: ``{"train": [...], "valid": [...]}``, the latter left out where there is none.
+    """Find the text files by split: ``{"train": [...], "valid": [...]}``, without ``valid`` if there is none.
 
     Args:
-        data: ``de=FILE,en=FILE`` (a language may come again), all of it training text; or a folder, in which the last
-            part of a file's name is a language (``news.2012.de``, ``de.txt``, ``train.de.gz``) and a part of it may be
-            a split, else it is training text. Other files, and those of the split test, are left alone.
+        data: Either ``de=FILE,en=FILE``, all of it training text, where a language may occur more than once; or a
+            folder. In a folder, the last part of a file's name must be a language (``news.2012.de``, ``de.txt``,
+            ``train.de.gz``). A file is training text unless its name contains another split. Other files, and those of
+            the split test, are ignored.
 
     Raises:
-        UserError: another form, no such folder, no training text in it.
+        UserError: If ``data`` has another form, or the folder does not exist or has no training text.
     """
     specs = [_SPEC.fullmatch(spec) for spec in re.split(rf",(?={_CODE}=)", str(data))]
     if all(specs) and not Path(data).exists():
@@ -56,10 +57,10 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
 
 
 def read_sentences(file: TextFile) -> Iterator[tuple[str, bool]]:
-    """Each sentence, white space made one space, and whether it is the first of a document.
+    """Yield each sentence, with runs of white space replaced by one space, and whether it is the first of a document.
 
     Raises:
-        UserError: what ``read_lines`` raises.
+        UserError: As ``read_lines``.
     """
     first = True
     for _, line in read_lines(file.path):

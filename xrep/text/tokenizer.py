@@ -1,10 +1,10 @@
-"""Subword tokenizers: text in, lists of integer ids out.
+"""Subword tokenizers, which turn text into lists of integer ids.
 
-A tokenizer is a folder: ``tokenizer_config.json`` says of which ``kind`` it is, the files of that kind lie beside
-it. Another kind is another subclass of ``Tokenizer`` and one entry in ``_KINDS``. Hugging Face model directories have
-a ``tokenizer_config.json`` too, without a kind: ``xrep.text.pretrained_tokenizer`` reads those.
+A tokenizer is saved as a folder: ``tokenizer_config.json`` names its ``kind``, and the files of that kind are beside
+it. To add a kind, write a subclass of ``Tokenizer`` and add an entry to ``_KINDS``. Hugging Face model directories
+also have a ``tokenizer_config.json``, but without a kind: ``xrep.text.pretrained_tokenizer`` reads those.
 
-SentencePiece with the unigram model is Kudo 2018 (arXiv:1804.10959).
+The unigram model of SentencePiece is described in Kudo, 2018 (arXiv:1804.10959).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "sentencepiece.model"
 MASK_PIECE = "<mask>"
 SPACE = "\u2581"
-"""SentencePiece's sign for a space, which begins a word."""
+"""The character that SentencePiece writes for a space, at the beginning of a word."""
 
 
 class Tokenizer(ABC):
-    """Text to ids and back, with the special ids every task may need.
+    """Base class of tokenizers, which convert text to ids and back and know the ids of the special tokens.
 
-    Properties: ``vocabulary_size``, ``pad_id``, ``unk_id``, ``bos_id``, ``eos_id`` (int) and ``mask_id`` (None in a
-    foreign model which has no mask piece).
+    Attributes: ``vocabulary_size``, ``pad_id``, ``unk_id``, ``bos_id``, ``eos_id`` (int) and ``mask_id`` (None if the
+    model was made by another tool and has no mask piece).
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Tokenizer(ABC):
         """Open a tokenizer folder, a Hugging Face model directory, a bare ``sentencepiece.model`` or its folder.
 
         Raises:
-            UserError: nothing there, a kind this version does not know, a damaged model.
+            UserError: If there is no tokenizer, its kind is unknown to this version, or the model is damaged.
         """
         path = Path(path)
         if not path.is_dir():
@@ -72,23 +72,25 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Ids of each sentence, without special ids; an empty sentence gives an empty list."""
+        """Return the ids of each sentence, without special ids; an empty sentence gives an empty list."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of one list of ids; special ids give no text."""
+        """Return the text of one list of ids; special ids give no text."""
 
     @abstractmethod
     def begins_word(self) -> list[bool]:
-        """Of every id whether its piece begins a word, as far as the tokenizer knows words: those of a language without
-        spaces are no words to SentencePiece."""
+        """Return for every id whether its piece begins a word.
+
+        The tokenizer decides what a word is: SentencePiece finds no words in a language written without spaces.
+        """
 
     @abstractmethod
     def save(self, directory: str | Path) -> None:
-        """Write the files of this tokenizer into ``directory`` (made if missing)."""
+        """Write the files of this tokenizer into ``directory``, which is created if it is missing."""
 
     def add_special(self, ids: Sequence[int]) -> list[int]:
-        """``[bos] ids [eos]``."""
+        """Return ``[bos] ids [eos]``."""
         return [self.bos_id, *ids, self.eos_id]
 
 
@@ -96,11 +98,11 @@ class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model held in memory.
 
     Args:
-        model: bytes of the ``.model`` file.
-        origin: where they came from, for messages.
+        model: Bytes of the ``.model`` file.
+        origin: Where the bytes came from, for error messages.
 
     Raises:
-        UserError: the bytes are no SentencePiece model, or it lacks one of pad, unk, bos, eos.
+        UserError: If the bytes are not a SentencePiece model, or it lacks one of pad, unk, bos and eos.
     """
 
     kind = "sentencepiece"
@@ -139,7 +141,7 @@ class SentencePieceTokenizer(Tokenizer):
         save_files(self, directory, {SENTENCEPIECE_FILE: self.model})
 
 
-# Where each kind lives: imported when first used, so that this module stays light.
+# The class of each kind as "module:class". It is imported on first use, so that this module stays fast to import.
 _KINDS: dict[str, str] = {
     "sentencepiece": "xrep.text.tokenizer:SentencePieceTokenizer",
     "huggingface": "xrep.text.pretrained_tokenizer:HuggingFaceTokenizer",
@@ -157,17 +159,19 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train a SentencePiece unigram model and save it in the folder ``destination``.
 
-    Ids: pad 0, unk 1, bos 2, eos 3, ``<mask>`` 4; all are control symbols, so no text can spell them. The same
-    sentences give the same model on every machine.
+    The special ids are pad 0, unk 1, bos 2, eos 3 and ``<mask>`` 4. All are control symbols, so no input text is ever
+    encoded as one of them. The same sentences give the same model on every machine.
 
     Args:
-        sentences: read once and held in memory by SentencePiece (bound them with ``sample_for_tokenizer``).
-        vocabulary_size: number of pieces, the five special ones included.
-        character_coverage: share of the characters that get a piece; the rest become unk.
-        byte_fallback: spell unknown characters as UTF-8 bytes (256 pieces) rather than as unk.
+        sentences: Training sentences. They are read once, and SentencePiece holds them in memory; limit their number
+            with ``sample_for_tokenizer``.
+        vocabulary_size: Number of pieces, including the five special ones.
+        character_coverage: Share of the characters that get a piece; the others become unk.
+        byte_fallback: Encode unknown characters as UTF-8 bytes (256 pieces) instead of as unk.
 
     Raises:
-        UserError: no sentence, or a vocabulary too large or too small for the text (the cure names the bound).
+        UserError: If there is no sentence, or the vocabulary is too large or too small for the text (the message gives
+            the bound).
     """
     model = io.BytesIO()
     try:
@@ -184,7 +188,8 @@ def train_tokenizer(
             eos_id=3,
             control_symbols=[MASK_PIECE],
             max_sentence_length=1 << 16,
-            # The sums of expectation-maximisation depend on how the text is dealt to threads, so the number is fixed.
+            # The sums of expectation-maximisation depend on how the text is divided among threads, so that the number
+            # of threads must be the same on every machine.
             num_threads=2,
             minloglevel=9,
         )
@@ -202,15 +207,17 @@ def sample_for_tokenizer(
     exponent: float = 0.5,
     maximum: int = 2_000_000,
 ) -> Iterator[str]:
-    """Balance languages: pass on sentences so that a language of n sentences has a share p ∝ n^exponent.
+    """Resample sentences so that a language with n sentences has a share p ∝ n^exponent of the output.
 
-    The number passed on is the number read, at most ``maximum``: large languages are thinned evenly over the text,
-    sentences of small ones come several times. One pass, nothing is held.
+    The number of sentences returned is the number read, or ``maximum`` if that is smaller. Large languages are
+    subsampled evenly over the text; sentences of small languages are repeated. The input is read in one pass and
+    nothing is held in memory.
 
     Args:
         sentences: ``(language, text)`` of all languages, in any order.
-        counts: sentences per language in that stream.
-        exponent: 1 keeps the proportions of the text, 0 makes all languages equal (XLM, arXiv:1901.07291, has 0.5).
+        counts: Number of sentences per language in ``sentences``.
+        exponent: 1 keeps the proportions of the text, 0 makes all languages equal (XLM, arXiv:1901.07291, uses 0.5).
+        maximum: Largest number of sentences to return.
     """
     weights = {language: count**exponent for language, count in counts.items() if count > 0}
     total = min(sum(counts.values()), maximum)
@@ -225,7 +232,7 @@ def sample_for_tokenizer(
 
 
 def _explain_training(message: str, vocabulary_size: int) -> UserError:
-    """Turn SentencePiece's exception text into a line with a cure."""
+    """Turn the text of SentencePiece's exception into an error that says what to do."""
     if match := re.search(r"Please set it to a value <= (\d+)", message):
         problem = f"a vocabulary of {vocabulary_size} pieces is too large for this text"
         return UserError(problem, cure=f"ask for at most {match[1]} (--vocab-size {match[1]})")
@@ -238,10 +245,10 @@ def _explain_training(message: str, vocabulary_size: int) -> UserError:
 
 
 def open_sentencepiece(model: bytes, origin: Path | str) -> sentencepiece.SentencePieceProcessor:
-    """The processor of a serialized SentencePiece model; ``origin`` is named in messages.
+    """Return the processor of a serialized SentencePiece model; error messages name ``origin``.
 
     Raises:
-        UserError: the bytes are no SentencePiece model, or an empty one.
+        UserError: If the bytes are not a SentencePiece model, or the model is empty.
     """
     cure = "give a model made by xrep-preprocess or by SentencePiece"
     try:
@@ -255,26 +262,26 @@ def open_sentencepiece(model: bytes, origin: Path | str) -> sentencepiece.Senten
 
 
 def word_starts(processor: sentencepiece.SentencePieceProcessor) -> list[bool]:
-    """Of every piece of a SentencePiece model whether it begins with the sign for a space."""
+    """Return for every piece of a SentencePiece model whether it begins with ``SPACE``."""
     return [processor.id_to_piece(i).startswith(SPACE) for i in range(processor.get_piece_size())]
 
 
 def save_files(tokenizer: Tokenizer, directory: str | Path, files: Mapping[str, bytes], **more: Any) -> None:
-    """Write ``files`` (name -> content) and the config that names the tokenizer's kind, with ``more`` entries."""
+    """Write ``files`` (name -> content) and the config that names the tokenizer's kind; ``more`` is added to it."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     config = {"schema": 1, "kind": tokenizer.kind, "vocabulary_size": tokenizer.vocabulary_size, **more}
-    # The config names the kind, so it comes last: a folder that has it is whole.
+    # The config is written last, so that a folder with a config is complete.
     for name, content in [*files.items(), (CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())]:
         with write_aside(directory / name) as temporary:
             temporary.write_bytes(content)
 
 
 def read_model(path: Path) -> bytes:
-    """The bytes of a tokenizer's model file.
+    """Return the bytes of a tokenizer's model file.
 
     Raises:
-        UserError: there is no such file.
+        UserError: If there is no such file.
     """
     try:
         return path.read_bytes()
@@ -283,7 +290,7 @@ def read_model(path: Path) -> bytes:
 
 
 def _read_kind(directory: Path) -> str | None:
-    """The kind of a tokenizer of ours; None for a folder of another make."""
+    """Return the kind of a tokenizer that xrep wrote; None for a folder that another library wrote."""
     path = directory / CONFIG_FILE
     if not path.exists():  # a bare folder with a model file is accepted
         return SentencePieceTokenizer.kind if (directory / SENTENCEPIECE_FILE).exists() else None
@@ -296,6 +303,6 @@ def _read_kind(directory: Path) -> str | None:
 
 
 def _load(target: str) -> Any:
-    """What ``"module:name"`` stands for."""
+    """Import and return the object that ``"module:name"`` names."""
     module, name = target.split(":")
     return getattr(importlib.import_module(module), name)

@@ -1,17 +1,18 @@
 """Tokenizers of the ``tokenizers`` library (the content of a ``tokenizer.json``), built from other files.
 
-WordPiece (BERT's ``vocab.txt``), byte-level BPE (RoBERTa's ``vocab.json`` and ``merges.txt``) and SentencePiece
-unigram models. The last is a translation between two libraries; what it does about their differences:
+The sources are WordPiece (BERT's ``vocab.txt``), byte-level BPE (RoBERTa's ``vocab.json`` and ``merges.txt``) and
+SentencePiece unigram models. SentencePiece and ``tokenizers`` differ in these points, which the conversion handles:
 
-- SentencePiece's table of replacements (the ``precompiled_charsmap``) is applied to the longest sequence found,
-  ``tokenizers`` applies it to single characters, so composing it to Unicode's NFC before and after does the rest.
-- NFC would also reorder and compose marks which the table leaves alone; the marks of ``HIDDEN`` pass it in disguise.
-- Control pieces are pieces like others to ``tokenizers``: text which spells one is cut inside the name.
+- SentencePiece applies its table of replacements (the ``precompiled_charsmap``) to the longest sequence found,
+  ``tokenizers`` to single characters. Composing the text to Unicode's NFC before and after makes up for this.
+- NFC would also reorder and compose marks that the table leaves alone. The marks in ``HIDDEN`` are therefore replaced
+  by placeholder characters before NFC and restored after it.
+- ``tokenizers`` treats control pieces like all others. A text with the name of one is therefore cut inside the name.
 
-What remains: marks stacked in an order that no orthography has; a mark on a character which the table replaces (ª,
-or any capital in a model that folds case) where Unicode has no letter for the two (the mark is lost); segmentations
-with exactly the same score ("i" + "ii" and "ii" + "i" of "iii"), between which the rounding of SentencePiece's sums
-decides. In 63,300 sentences of 100 languages only the last occurred: in at most two sentences for each of five models.
+These differences remain: marks in an order that no orthography uses; a mark on a character that the table replaces (ª,
+or any capital in a model that folds case) if Unicode has no letter for the combination (the mark is lost);
+segmentations with exactly the same score ("i" + "ii" and "ii" + "i" of "iii"), where rounding in SentencePiece decides.
+In 63,300 sentences of 100 languages only the last occurred, in at most two sentences for each of five models.
 """
 
 from __future__ import annotations
@@ -30,31 +31,31 @@ from xrep.errors import UserError
 
 SPACE = "▁"
 AGAIN = "fetch the model again"
-# Pieces of a SentencePiece model have one of these types (sentencepiece_model.proto).
+# The types of the pieces of a SentencePiece model (sentencepiece_model.proto).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM = 1
-# Marks whose usual place in text is not the place NFC gives them: Arabic shadda before a vowel, Hebrew dagesh, meteg,
-# rafe, shin and sin dot before a vowel, the Burmese dot behind a killer; Vietnamese tones written as marks on letters
-# that have a circumflex, breve or horn already.
+# Marks whose usual order in text differs from that of NFC: Arabic shadda before a vowel; Hebrew dagesh, meteg, rafe,
+# shin and sin dot before a vowel; the Burmese dot after a killer; and Vietnamese tones written as marks on letters that
+# already have a circumflex, breve or horn.
 _TONES = "\u0300\u0301\u0303\u0309\u0323"
 HIDDEN = {mark: re.escape(mark) for mark in "\u0651\u05bc\u05bd\u05bf\u05c1\u05c2\u1037"}
 HIDDEN |= {tone: f"(?<=[ÂâĂăÊêÔôƠơƯư]){tone}" for tone in _TONES}
-_UNHEARD_OF = "\U00013000"  # a hieroglyph, which no model has a piece for
-_FIRST_DISGUISE = 0xFDD0  # 32 code points from here on are no characters and never will be
+_UNHEARD_OF = "\U00013000"  # A hieroglyph, for which no model has a piece.
+_FIRST_DISGUISE = 0xFDD0  # The first of 32 noncharacters, code points that Unicode never assigns to a character.
 
 
 def read_tokenizer_json(text: str, origin: Path | str) -> Tokenizer:
-    """A tokenizer from the text of a ``tokenizer.json``, without truncation, padding and dropout.
+    """Return the tokenizer in the text of a ``tokenizer.json``, with truncation, padding and dropout turned off.
 
     Raises:
-        UserError: not such a text.
+        UserError: If the text is not a valid ``tokenizer.json``.
     """
     try:
         tokenizer = Tokenizer.from_str(text)
-        for pair in (None, _UNHEARD_OF):  # what would fail in the middle of a corpus fails here
+        for pair in (None, _UNHEARD_OF):  # A tokenizer that fails on unknown text shall fail now, not within a corpus.
             tokenizer.encode(_UNHEARD_OF, pair)
     except BaseException as error:
-        # A panic of the library is no Exception to Python.
+        # A panic of the library is not a subclass of Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = str(error).partition("\n")[0]
@@ -62,15 +63,15 @@ def read_tokenizer_json(text: str, origin: Path | str) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
-        tokenizer.model.dropout = None  # of training; with it the same sentence has other ids each time
+        tokenizer.model.dropout = None  # Dropout is for training: it gives a sentence different ids each time.
     return tokenizer
 
 
 def write_tokenizer_json(tokenizer: Tokenizer, original: str | None = None) -> str:
-    """The text of a ``tokenizer.json``; ``original`` is the one that the tokenizer was read from, if it was.
+    """Return the text of a ``tokenizer.json``; ``original`` is the text that the tokenizer was read from, if any.
 
-    The library does not read the scores of a unigram model to the last digit, so they are kept as ``original`` has
-    them: otherwise they would change with each reading and writing, and with them the choice between equals.
+    The library does not read the scores of a unigram model to the last digit, so that each reading and writing would
+    change them, and with them the choice between segmentations of equal score. They are copied from ``original``.
     """
     text = tokenizer.to_str()
     if not isinstance(tokenizer.model, models.Unigram):
@@ -82,7 +83,7 @@ def write_tokenizer_json(tokenizer: Tokenizer, original: str | None = None) -> s
 
 
 def apply_options(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """Let the options of a ``tokenizer_config.json`` win over ``tokenizer.json``, where it has any."""
+    """Override the options of ``tokenizer.json`` with those that ``tokenizer_config.json`` gives."""
     normalizer = tokenizer.normalizer
     if isinstance(normalizer, normalizers.BertNormalizer):
         options = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}
@@ -98,21 +99,21 @@ def apply_options(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
 
 
 def lower_case(tokenizer: Tokenizer) -> None:
-    """Lower-case the text before all else."""
+    """Make the tokenizer lower-case the text before all other steps."""
     rest = [tokenizer.normalizer] if tokenizer.normalizer else []
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
 
 
 def build_wordpiece(path: Path, unknown: str, config: Mapping[str, Any]) -> Tokenizer:
-    """BERT's tokenizer from a ``vocab.txt``: the id of a piece is the number of its line, from 0.
+    """Return BERT's tokenizer from a ``vocab.txt``, where the id of a piece is its line number, from 0.
 
     Args:
-        unknown: the piece for words that cannot be spelled.
-        config: BERT's options ``do_lower_case`` (True), ``strip_accents`` (None: as ``do_lower_case``) and
-            ``tokenize_chinese_chars`` (True).
+        unknown: The piece for words that cannot be composed of the pieces in the vocabulary.
+        config: BERT's options ``do_lower_case`` (default True), ``strip_accents`` (default None: as ``do_lower_case``)
+            and ``tokenize_chinese_chars`` (default True).
 
     Raises:
-        UserError: the file is no UTF-8 text, or it is empty.
+        UserError: If the file is not UTF-8 text, or it is empty.
     """
     vocabulary = {line.rstrip("\r"): number for number, line in enumerate(_read_lines(path))}
     if not vocabulary:
@@ -130,10 +131,10 @@ def build_wordpiece(path: Path, unknown: str, config: Mapping[str, Any]) -> Toke
 
 
 def build_byte_level_bpe(vocabulary_path: Path, merges_path: Path, add_prefix_space: bool) -> Tokenizer:
-    """RoBERTa's tokenizer from ``vocab.json`` (piece -> id) and ``merges.txt`` (a pair a line, in order of rank).
+    """Return RoBERTa's tokenizer from ``vocab.json`` (piece -> id) and ``merges.txt`` (one pair per line, by rank).
 
     Raises:
-        UserError: one of them is not what it should be, or they do not belong together.
+        UserError: If one of the files has another format, or they do not belong together.
     """
     try:
         vocabulary = json.loads(vocabulary_path.read_text(encoding="utf-8"))
@@ -161,9 +162,9 @@ def build_byte_level_bpe(vocabulary_path: Path, merges_path: Path, add_prefix_sp
 
 
 def surround(tokenizer: Tokenizer, begin: str, end: str, *, bert: bool) -> None:
-    """Let a tokenizer put special tokens around sentences, which are in its vocabulary.
+    """Make a tokenizer put special tokens, which must be in its vocabulary, around sentences.
 
-    BERT's way is ``[CLS] A [SEP]`` and ``[CLS] A [SEP] B [SEP]`` (B of type 1), RoBERTa's ``<s> A </s>`` and
+    BERT has ``[CLS] A [SEP]`` and ``[CLS] A [SEP] B [SEP]`` (B has type 1), RoBERTa has ``<s> A </s>`` and
     ``<s> A </s> </s> B </s>``.
     """
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -182,7 +183,7 @@ class Piece(NamedTuple):
 
 
 class SentencePieceModel(NamedTuple):
-    """What a serialized SentencePiece model says of itself, as far as a ``tokenizer.json`` needs it."""
+    """The content of a serialized SentencePiece model that a ``tokenizer.json`` needs."""
 
     pieces: list[Piece]
     type: int
@@ -193,7 +194,7 @@ class SentencePieceModel(NamedTuple):
 
 
 def parse_sentencepiece(model: bytes) -> SentencePieceModel:
-    """Read a serialized ``ModelProto``, which SentencePiece itself has found to be one."""
+    """Parse a serialized ``ModelProto``, which SentencePiece must have opened before (its form is not checked here)."""
     pieces, trainer, normalizer = [], {}, {}
     for field, value in _fields(model):
         if field == 1:
@@ -217,16 +218,16 @@ def parse_sentencepiece(model: bytes) -> SentencePieceModel:
 def build_unigram(
     model: bytes, before: Sequence[str] = (), after: Sequence[str] = (), drop: int = 0, unknown_id: int | None = None
 ) -> Tokenizer:
-    """The same tokenizer as a SentencePiece unigram model; its reserved pieces are special tokens.
+    """Return the tokenizer that equals a SentencePiece unigram model; reserved pieces become special tokens.
 
     Args:
-        model: a serialized SentencePiece model.
-        before, after: control pieces to put before and behind those of the model.
-        drop: leave out the first pieces of the model, as many as this.
-        unknown_id: which piece stands for the unknown, if not the one the model says.
+        model: A serialized SentencePiece model.
+        before, after: Control pieces to put before and after those of the model.
+        drop: Number of pieces to leave out at the beginning of the model.
+        unknown_id: Id of the piece for unknown text; None takes the unknown piece of the model.
 
     Raises:
-        UserError: something about the model that ``tokenizers`` cannot express.
+        UserError: If ``tokenizers`` cannot express the model.
     """
     parsed = parse_sentencepiece(model)
     controls = [[Piece(text, 0.0, CONTROL) for text in texts] for texts in (before, after)]
@@ -269,7 +270,7 @@ def _check_expressible(model: SentencePieceModel, pieces: Sequence[Piece]) -> No
 
 
 def _normalizers(parsed: SentencePieceModel, model: bytes) -> list[Any]:
-    """What SentencePiece does to text before it looks for pieces, step by step."""
+    """Return the normalisation steps that SentencePiece applies to text before it segments it."""
     steps: list[Any] = []
     if parsed.replacements:
         steps.append(normalizers.Precompiled(parsed.replacements))
@@ -280,8 +281,8 @@ def _normalizers(parsed: SentencePieceModel, model: bytes) -> list[Any]:
             show = [normalizers.Replace(other, mark) for mark, other in disguises.items()]
             steps = [*hide, normalizers.NFC(), *steps, normalizers.NFC(), *show]
     if parsed.remove_extra_whitespaces:
-        # Only the space counts here, and a ▁ at the end, which SentencePiece takes for one of its own.
-        # (The ends of the text are written as lookarounds: ^ and $ would be those of a line.)
+        # Spaces are removed at both ends, and ▁ at the end too, because SentencePiece takes it for its own sign for a
+        # space. The ends of the text are written as lookarounds, because ^ and $ would match those of a line.
         ends = rf"(?<![\s\S]) +|[ {SPACE}]+(?![\s\S])"
         steps.append(normalizers.Replace(Regex(ends), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
@@ -291,10 +292,10 @@ def _normalizers(parsed: SentencePieceModel, model: bytes) -> list[Any]:
 
 
 def _cuts(pieces: Sequence[Piece]) -> str:
-    """A pattern that matches the beginning of each reserved piece's name, where the rest of the name follows.
+    """Return a pattern that matches the beginning of each reserved piece's name if the rest of the name follows.
 
-    A cut behind it changes nothing else where no piece crosses it and no two unknown characters meet, which would be
-    one unknown piece together. So the first such place is taken.
+    The text is cut after the match. The cut has no other effect if no piece crosses it and it does not separate two
+    unknown characters, which together would be one unknown piece. The first such place in a name is chosen.
     """
     normal = [piece.text for piece in pieces if piece.type == NORMAL]
     known = {text for text in normal if len(text) == 1}
@@ -309,7 +310,7 @@ def _cuts(pieces: Sequence[Piece]) -> str:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """``(number, value)`` of the fields of a protobuf message: int, or bytes for all that is not a varint."""
+    """Yield ``(number, value)`` for the fields of a protobuf message; values are int for a varint, else bytes."""
     position = 0
     while position < len(message):
         key, position = _varint(message, position)
@@ -338,7 +339,7 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Lines of a UTF-8 file; only the line feed ends one, since a vocabulary may hold Unicode's other separators."""
+    """Return the lines of a UTF-8 file. Only a line feed ends a line: pieces may contain Unicode's other separators."""
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:

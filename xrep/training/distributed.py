@@ -1,8 +1,8 @@
-"""The processes of one run: how they find each other, agree, and end together.
+"""The processes of one run: how they connect, exchange values, and end together.
 
-torch.distributed does the work (torchrun starts the processes; NCCL on GPUs, gloo on CPUs). Beside the group of the
-gradients there are two of gloo for plain numbers, which never make a GPU wait: ``control``, for what ranks tell each
-other at every step, and ``patient``, without a limit that matters, for preparing data and for validation.
+torch.distributed does the work (torchrun starts the processes; NCCL is used on GPUs, gloo on CPUs). In addition to the
+process group for gradients there are two gloo groups for plain numbers, which never make a GPU wait: ``control``, for
+what ranks exchange at every step, and ``patient``, with a very long timeout, for preparing data and for validation.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ T = TypeVar("T")
 
 
 class Distributed:
-    """How the processes that torchrun starts work together; one process alone needs none of it."""
+    """How the processes that torchrun starts work together; not used by a single process."""
 
     @dataclass(kw_only=True)
     class Config:
         backend: Literal["auto", "nccl", "gloo"] = "auto"
-        """What moves the gradients; auto: nccl on GPUs, gloo on CPUs."""
+        """Library that exchanges gradients between processes. auto: nccl on GPUs, gloo on CPUs."""
         timeout_minutes: float = 10.0
-        """Minutes that a rank waits for another before it gives up."""
+        """Minutes that a process waits for another one before it gives up."""
         check_every: int = 1000
-        """Steps between comparisons of every weight, momentum encoder and queue over the ranks; 0: never."""
+        """Steps between checks that weights, momentum encoders and queues are equal on every rank. 0: never."""
 
         def problems(self) -> list[str]:
             found = [] if self.timeout_minutes > 0 else [f"timeout_minutes must be above 0, not {self.timeout_minutes}"]
@@ -59,7 +59,7 @@ class World:
         return self.rank == 0
 
     def sums(self, values: list[float]) -> list[float]:
-        """Each value summed over the ranks, on the CPU."""
+        """Return each value summed over the ranks, on the CPU."""
         if self.control is None:
             return values
         total = torch.tensor(values, dtype=torch.float64)
@@ -67,7 +67,7 @@ class World:
         return total.tolist()
 
     def from_main(self, value: T) -> T:
-        """What rank 0 has; it may take its time."""
+        """Return the value of rank 0; the other ranks wait for it as long as it takes."""
         if self.patient is None:
             return value
         held = [value]
@@ -75,7 +75,7 @@ class World:
         return held[0]
 
     def gather(self, value: T) -> list[T]:
-        """What every rank has, by rank."""
+        """Return the values of all ranks, in the order of the ranks."""
         if self.patient is None:
             return [value]
         found: list[Any] = [None] * self.size
@@ -84,11 +84,11 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A block after which all ranks go on or none does: what one may not do ends all, told once.
+        """Context manager after which either all ranks go on or none does: an error on one rank ends all ranks.
 
         Raises:
-            UserError: on rank 0, that of the first rank that has one.
-            SystemExit: of code 2, on the others.
+            UserError: on rank 0, the error of the first rank that has one, so that it is reported once.
+            SystemExit: with code 2, on the other ranks.
         """
         problem: UserError | None = None
         try:
@@ -102,7 +102,7 @@ class World:
         self.stop_all(problem, 2)
 
     def stop_all(self, problem: UserError | TrainingError | None, code: int) -> None:
-        """End every rank if one has a problem: rank 0 raises it (that of the first rank that has one), to tell it."""
+        """End every rank if one has a problem: rank 0 raises the problem of the first such rank, to report it."""
         if self.size == 1:
             if problem is not None:
                 raise problem
@@ -119,9 +119,9 @@ class World:
         raise problem
 
     def in_turn(self, make: Callable[[], T]) -> T:
-        """``make()`` on rank 0, then on the first rank of every host, then on all others.
+        """Return ``make()``, which is called on rank 0, then on the first rank of every host, then on all others.
 
-        What the first writes (a cache, a download), the next ones find. Errors as in ``together``.
+        Later ranks find what earlier ones have written (a cache, a download). Errors are handled as in ``together``.
         """
         mine = 0 if self.is_main else 1 if self.local_rank == 0 else 2
         made: list[T] = []
@@ -133,15 +133,15 @@ class World:
 
 
 def alone(device: torch.device | str) -> World:
-    """The world of one process."""
+    """Return the world of a single process."""
     return World(0, 1, 0, torch.device(device))
 
 
 def start(config: Distributed.Config, device: str) -> World:
-    """Join the processes that torchrun started; without torchrun, or with one process, there is nothing to join.
+    """Connect the processes that torchrun started; without torchrun, or with one process, there is nothing to do.
 
     Args:
-        device: auto, cpu or cuda; every rank takes a GPU of its own.
+        device: auto, cpu or cuda; every rank takes its own GPU.
 
     Raises:
         UserError: the other ranks cannot be reached, or there are fewer GPUs than ranks on this host.
@@ -178,18 +178,18 @@ def _join(backend: str, limit: timedelta) -> None:
         raise UserError(f"MASTER_ADDR {address!r} is not the name of a host", cure=cure) from None
     try:
         dist.init_process_group(backend, timeout=limit, **_meeting_place(limit))
-    except (RuntimeError, ValueError) as error:  # what torch raises where a rank cannot be reached
+    except (RuntimeError, ValueError) as error:  # what torch raises if a rank cannot be reached
         reason = str(error).splitlines()[0]
         problem = f"not all {os.environ['WORLD_SIZE']} ranks met at {address}:{port} ({reason})"
         raise UserError(problem, cure=cure) from None
 
 
 def _meeting_place(limit: timedelta) -> dict[str, Any]:
-    """Arguments of ``init_process_group``: torchrun's own store, in a corner that no earlier attempt has used.
+    """Return arguments for ``init_process_group``: torchrun's own store, with a prefix that no earlier attempt used.
 
-    torchrun keeps one store over its restarts, where addresses of processes that have died would be found. Restarts are
-    not counted alike on all hosts, so the ranks agree on a fresh name: each asks with a word of its own, rank 0 answers
-    every word with the name, until all have said that they have it.
+    torchrun keeps one store across restarts, which still has the addresses of processes that have died. Hosts do not
+    count restarts alike, so the ranks agree on a new prefix: each rank asks with its own unique word, and rank 0
+    answers every word with the prefix, until all ranks have confirmed that they received it.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
@@ -215,7 +215,7 @@ def _meeting_place(limit: timedelta) -> dict[str, Any]:
 
 @contextmanager
 def missing_each_other(world: World) -> Iterator[None]:
-    """Say in one line that another rank is gone, where torch has a traceback of its sockets.
+    """Report in one line that another rank is gone, instead of torch's traceback about its sockets.
 
     Raises:
         TrainingError: another rank died or did not answer in time.
@@ -233,23 +233,23 @@ def missing_each_other(world: World) -> Iterator[None]:
 
 
 def leave(world: World) -> None:
-    """Part from the other processes."""
+    """Disconnect from the other processes."""
     if world.size > 1 and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def pick_device(wanted: str) -> str:
-    """``auto`` is cuda where there is a GPU."""
+    """Return the device to use; ``auto`` is cuda if there is a GPU, else cpu."""
     if wanted != "auto":
         return wanted
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_equal(world: World, facts: dict[str, Any]) -> None:
-    """Refuse to train where the ranks were given different things.
+    """Refuse to train if the ranks were given different values.
 
     Raises:
-        UserError: naming what differs, and a rank that differs from rank 0.
+        UserError: the values differ; it names which, and a rank that differs from rank 0.
     """
     everyone = world.gather(facts)
     for rank, theirs in enumerate(everyone):
@@ -262,10 +262,10 @@ def check_equal(world: World, facts: dict[str, Any]) -> None:
 
 
 def check_in_step(world: World, module: nn.Module) -> None:
-    """Compare every tensor of the module over the ranks, by checksum.
+    """Check that every tensor of the module is equal on all ranks, by checksum.
 
     Raises:
-        TrainingError: naming the first tensor that differs (on rank 0; the others exit).
+        TrainingError: a tensor differs; it names the first one (on rank 0; the other ranks exit).
     """
     if world.size == 1:
         return
@@ -282,7 +282,7 @@ def check_in_step(world: World, module: nn.Module) -> None:
 
 
 def _digest(tensor: Tensor) -> Tensor:
-    """Two sums over the bits of a tensor: of all of them, and of its rows by their position (the order of a queue)."""
+    """Return two sums over the bits of a tensor: unweighted, and weighted by row number, to detect a changed order."""
     words = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[tensor.element_size()]
     rows = tensor.detach().contiguous().reshape(max(len(tensor), 1) if tensor.ndim else 1, -1).view(words)
     sums = rows.sum(1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What went wrong in a step, found out after the fact: where a NaN began, what did not fit into memory."""
+"""Diagnosis of a failed step: where a NaN first appeared, or what did not fit into memory."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def not_finite(
     describe: Callable[[Any], str],
     world: World,
 ) -> str:
-    """Where a loss or a gradient that is not finite came from: which module, on which rank, in which batch.
+    """Say where a loss or a gradient that is not finite came from: which module, on which rank, in which batch.
 
-    Every rank must make this call: the forward passes of the step are run again, and may talk to other ranks.
+    Every rank must make this call: the forward passes of the step are run again, and may communicate with other ranks.
 
     Args:
-        forward: the forward pass of one batch.
-        describe: the beginning of a batch as text.
+        forward: computes the forward pass of one batch.
+        describe: returns the beginning of a batch as text.
     """
     if math.isfinite(loss):
         where, batch = f"{BEGINS}the gradient of {_bad_gradient(module)}", batches[0]
@@ -64,7 +64,7 @@ def _bad_module(module: nn.Module, forward: Callable[[], Any]) -> str:
     parameters = [name for name, parameter in module.named_parameters() if not _finite(parameter)]
     hooks = [part.register_forward_hook(watch(name or "the whole")) for name, part in module.named_modules()]
     try:
-        # Compiled layers would run without the hooks of what is inside them.
+        # Compiled layers would not call the hooks of the modules inside them.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             forward()
     finally:
@@ -76,7 +76,7 @@ def _bad_module(module: nn.Module, forward: Callable[[], Any]) -> str:
 
 
 def _bad_gradient(module: nn.Module) -> str | None:
-    """The first parameter whose gradient is not finite."""
+    """Return the name of the first parameter whose gradient is not finite."""
     return next((n for n, p in module.named_parameters() if p.grad is not None and not _finite(p.grad)), None)
 
 
@@ -88,7 +88,7 @@ def _finite(value: Any) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on a GPU or on the host."""
+    """Return whether memory ran out, on a GPU or on the host."""
     text = str(error)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
@@ -96,7 +96,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(batches: list[Any]) -> str:
-    """What to say when memory ran out over these batches: how large they are, and what to change."""
+    """Return the message that memory ran out on these batches: how large they are, and what to change."""
     shapes = "; ".join(_shape_of(batch) for batch in batches)
     return (
         f"out of memory with {shapes}; lower --batch-size or --max-tokens (and raise --update-freq), --micro-batch or "
@@ -105,7 +105,7 @@ def out_of_memory(batches: list[Any]) -> str:
 
 
 def _shape_of(batch: Any) -> str:
-    """How large a batch is, in words: its rows, and the shape of every token matrix."""
+    """Describe how large a batch is: its number of rows, and the shape of every token matrix."""
     shapes = [tuple(leaf.shape) for leaf in _tensors(batch) if leaf.ndim == 2]
     return f"{len(batch)} examples, tensors of {', '.join(map(str, sorted(set(shapes), reverse=True)))}"
 
@@ -121,19 +121,19 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class Preemption:
-    """Whether the run was asked to stop: SIGTERM (schedulers, torchrun) and SIGUSR1 (Slurm's early warning)."""
+    """Records a request to stop the run: SIGTERM (schedulers, torchrun) or SIGUSR1 (Slurm's early warning)."""
 
     def __init__(self) -> None:
         self.signal: str | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note the signals instead of dying of them."""
+        """Context manager that records these signals instead of letting them end the process."""
         previous = {}
         for number in (signal.SIGTERM, signal.SIGUSR1):
             try:
                 previous[number] = signal.signal(number, self._note)
-            except ValueError:  # not the main thread: signals are someone else's
+            except ValueError:  # outside the main thread, signal handlers cannot be set
                 break
         try:
             yield

@@ -1,4 +1,4 @@
-"""Parameters that are kept as they are, for ever or until a step."""
+"""Parameters that are not trained, for the whole run or until a given step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTION = "freeze"
 
 
 def pattern_problems(patterns: list[str]) -> list[str]:
-    """What is wrong with the spelling of patterns, each PATTERN or PATTERN@STEP."""
+    """Return what is wrong with the spelling of patterns, each PATTERN or PATTERN@STEP."""
     return [
         f"{OPTION} must be PATTERN or PATTERN@STEP with a step of at least 1, not {pattern!r}"
         for pattern in patterns
@@ -23,7 +23,7 @@ def pattern_problems(patterns: list[str]) -> list[str]:
 
 
 def _rule(text: str) -> tuple[str, float]:
-    """Pattern and the step at which it thaws: infinity without one, nan if it is no number."""
+    """Return the pattern and the step at which it thaws: infinity if none is given, nan if it is not a number."""
     pattern, at, step = text.rpartition("@")
     if not at:
         return text, math.inf
@@ -31,14 +31,14 @@ def _rule(text: str) -> tuple[str, float]:
 
 
 class Freezing:
-    """Freezes the parameters of a module that patterns name: PATTERN for ever, PATTERN@N for the first N steps.
+    """Freezes the parameters that patterns match: PATTERN for the whole run, PATTERN@N for the first N steps.
 
-    ``parameter_groups`` says what a pattern matches; names are relative to the module that holds ``model`` and
-    ``criterion``. Of several patterns that match one parameter the longest freeze counts. Only parameters that required
-    gradient when the module was first seen are frozen and thawed: a momentum encoder never starts to train.
+    ``parameter_groups`` describes what a pattern matches; names are relative to the module that holds ``model`` and
+    ``criterion``. If several patterns match a parameter, the longest freeze applies. Only parameters that required
+    gradient when the module was first seen are frozen and thawed, so a momentum encoder never starts to train.
 
-    Frozen modules compute as in evaluation: dropout is off in every module all of whose parameters are frozen. A
-    criterion itself stays in training mode, by which it knows that a step is trained (it fills its queue, say).
+    A module whose parameters are all frozen is in evaluation mode, so its dropout is off. A criterion itself stays in
+    training mode, because it depends on that mode to know that a step trains (to fill its queue, for example).
 
     Raises:
         UserError: a pattern is misspelt.
@@ -50,16 +50,16 @@ class Freezing:
             raise UserError(problems[0])
         self._rules = [_rule(pattern) for pattern in patterns]
         self._thaw: dict[str, float] | None = None
-        """Name of each parameter that may train -> step from which it does."""
+        """Maps the name of each parameter that may train to the step from which it trains."""
         self._frozen: set[str] = set()
 
     def apply(self, module: nn.Module, step: int) -> bool:
-        """Freeze and thaw as ``step`` optimizer steps done ask for; returns whether that changed since the last call.
+        """Freeze and thaw parameters after ``step`` optimizer steps; return whether that differs from the last call.
 
-        After a change, what was built on the set of trained parameters (the distributed engine) must be built again.
+        After a change, what was built for the set of trained parameters (the distributed engine) must be built again.
 
         Raises:
-            UserError: a pattern matches no parameter, or nothing is left to train.
+            UserError: a pattern matches no parameter, or no parameter would train from the first step on.
         """
         thaw = self._thaw_steps(module)
         frozen = {name for name, until in thaw.items() if step < until}
@@ -77,11 +77,11 @@ class Freezing:
         return True
 
     def rest(self, module: nn.Module) -> None:
-        """Put what is frozen into evaluation mode again, after ``module.train()``."""
+        """Put frozen modules into evaluation mode again, after ``module.train()``."""
         self._rest(module, "", False)
 
     def ever_trained(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-        """The parameters that train at some step, in the module's order.
+        """Return the parameters that train at some step, in the order of the module.
 
         Raises:
             UserError: as in ``apply``.
@@ -104,17 +104,18 @@ class Freezing:
         return self._thaw
 
     def _rest(self, module: nn.Module, name: str, above: bool) -> None:
-        """Put ``module`` (``name`` in the whole) and its children into evaluation mode where they are frozen.
+        """Put ``module`` and its children into evaluation mode where they are frozen.
 
         Args:
-            above: whether the module that holds it is frozen, which decides for one without parameters (dropout).
+            name: full name of the module with a dot at its end, or empty for the top module.
+            above: whether the parent module is frozen, which decides for a module without parameters (dropout).
         """
         trained = [known for known in self._thaw or {} if known.startswith(name)]
         frozen = above
         if trained:
             frozen = self._frozen.issuperset(trained)
         elif next(module.parameters(), None) is not None:
-            frozen = False  # what never trains (a momentum encoder) sees to its own mode
+            frozen = False  # a module that never trains (a momentum encoder) sets its own mode
         if frozen and not isinstance(module, Criterion):
             module.training = False
         for child, part in module.named_children():

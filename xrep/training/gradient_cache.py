@@ -1,4 +1,4 @@
-"""Batches whose vectors are compared, but whose activations do not fit into memory together."""
+"""Gradient caching: for batches whose rows are compared, but whose activations do not fit into memory together."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from xrep.training.random_state import random_state, restore_random_state
 
 
 class GradientCache:
-    """The gradient of a batch that is encoded piece by piece, twice (Gao et al. 2021, Scaling Deep Contrastive Learning
-    Batch Size under Memory Limited Setup).
+    """Computes the gradient of a batch that is encoded piece by piece, twice (Gao et al. 2021, Scaling Deep Contrastive
+    Learning Batch Size under Memory Limited Setup).
 
-    The first pass keeps the vectors alone; ``contrast`` compares them, and ``differentiate`` finds the gradient of
-    each. The second pass encodes a piece again (``encode``) with the random numbers that it had, and continues the
-    gradient of its vectors (``backward``) into the model. So the activations of one piece are held at a time, and the
-    gradient is that of all the vectors together.
+    The first pass keeps only the vectors; ``contrast`` compares them, and ``differentiate`` computes the gradient of
+    each. The second pass encodes each piece again (``encode``) with the same random numbers, and propagates the
+    gradient of its vectors into the model (``backward``). So only the activations of one piece are in memory at a time,
+    and the gradient is that of all vectors together.
 
     Args:
-        pieces: of the batch, on the device.
-        context: of each forward pass (autocast).
+        pieces: pieces of the batch, on the device.
+        context: returns the context manager for each forward pass (autocast).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class GradientCache:
         for piece in pieces:
             self._states.append(random_state(device))
             with context():
-                # With a graph, dropped at once: without one, other kernels might draw other random numbers.
+                # A graph is made and dropped at once: without one, other kernels might draw other random numbers.
                 trained.append(tuple(vector.detach() for vector in criterion.vectors(model, piece)))
                 with torch.no_grad():
                     constants.append(criterion.constants(model, piece))
@@ -51,32 +51,33 @@ class GradientCache:
         self._constants = joined(constants)
         self._gradients: list[tuple[Tensor, ...]] = []
         self._own: list[tuple[nn.Parameter, Tensor]] = []
-        """Parameters of the criterion (a temperature) and the gradient that the comparison has for them."""
+        """Parameters of the criterion (such as a temperature), with their gradients from the comparison."""
         self._after = self._states[0]
 
     def contrast(self, batch: Any) -> Loss:
-        """The terms that compare rows, of the whole batch, on the device."""
+        """Return the loss terms that compare the rows of the whole batch, which is on the device."""
         with self._context():
             loss = self._criterion.contrast(self._vectors + self._constants, batch)
         self._after = random_state(self._device)
         return loss
 
     def differentiate(self, objective: Tensor) -> None:
-        """Find the gradients of what the terms of ``contrast`` led to."""
+        """Compute the gradients of ``objective``, which was made from the terms of ``contrast``."""
         own = [parameter for parameter in self._criterion.parameters() if parameter.requires_grad]
         count, found = len(self._vectors), [None] * (len(self._vectors) + len(own))
         if objective.requires_grad:
             found = torch.autograd.grad(objective, [*self._vectors, *own], allow_unused=True)
         self._own = [(parameter, g) for parameter, g in zip(own, found[count:], strict=True) if g is not None]
-        # Zeros where there is none: what averages gradients over ranks waits for all that a vector depends on.
+        # Zeros where there is none: DDP waits for the gradients of all parameters that a vector depends on.
         whole = [torch.zeros_like(v) if g is None else g for v, g in zip(self._vectors, found[:count], strict=True)]
         by_vector = [g.split(rows) for g, rows in zip(whole, zip(*self._rows, strict=True), strict=True)]
         self._gradients = list(zip(*by_vector, strict=True)) if by_vector else [()] * len(self._rows)
 
     def encode(self, number: int) -> Callable[[ContrastiveCriterion, nn.Module, Any], tuple[Encoded, list[Tensor]]]:
-        """How to encode a piece again, to be called at once; the last one also gives the criterion's own parameters.
+        """Return a function that encodes a piece again, to be called immediately.
 
-        What averages gradients over ranks must meet these in the forward pass to know that they will have some.
+        For the last piece it also returns the criterion's own parameters: DDP must see them in the forward pass to know
+        that they will have gradients.
         """
         restore_random_state(self._states[number], self._device)
         own = self._own if self._is_last(number) else []
@@ -90,8 +91,8 @@ class GradientCache:
         """Add the gradients of a piece to those of the parameters.
 
         Args:
-            encoded, own: what ``encode`` gave.
-            objective: what the terms of ``encoded.loss`` led to.
+            encoded, own: results of the function that ``encode`` returned.
+            objective: objective that was made from the terms of ``encoded.loss``.
         """
         roots: list[tuple[Tensor, Tensor | None]] = [(objective, None)]
         roots += zip(encoded.vectors, self._gradients[number], strict=True)

@@ -1,4 +1,4 @@
-"""The LAMB optimizer, all tensors of a group at once."""
+"""The LAMB optimizer, which updates all tensors of a group at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 class LambOptimizer(torch.optim.Optimizer):
-    """Algorithm 2 of You et al. 2020 (phi the identity): each step of a matrix has the length lr * |matrix|.
+    """Algorithm 2 of You et al. 2020 (phi is the identity): each step of a matrix has the length lr * |matrix|.
 
     Args:
-        groups: with ``params``, ``lr``, ``weight_decay``, and ``decays``: whether the trust ratio applies; without it
-            the step is Adam's.
-        betas, eps: decay rates of the moments, and what is added to the denominator.
-        bias_correction: divide the moments by 1 - beta^t, t counting the steps of each parameter.
+        groups: parameter groups with ``params``, ``lr``, ``weight_decay``, and ``decays``, which says whether the trust
+            ratio applies; without it the step is Adam's.
+        betas, eps: decay rates of the moments, and the number that is added to the denominator.
+        bias_correction: divide the moments by 1 - beta^t, where t counts the steps of each parameter.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class LambOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -43,13 +43,13 @@ class LambOptimizer(torch.optim.Optimizer):
             torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
         if group["decays"]:
             weights, steps = (torch.stack(torch._foreach_norm(tensors)) for tensors in (parameters, updates))
-            # On the device from end to end: a number that Python looks at would make it wait for the GPU.
+            # The ratios stay on the device: reading a number in Python would wait for the GPU.
             ratios = torch.where((weights > 0) & (steps > 0), weights / steps, 1.0)
             torch._foreach_mul_(updates, list(ratios.unbind()))
         torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
     def _adam(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Any]) -> list[Tensor]:
-        """Adam's update m / (sqrt(v) + eps), the moments corrected for their start at 0."""
+        """Return Adam's updates m / (sqrt(v) + eps), with the moments corrected for their start at 0 if wanted."""
         states = [self.state[p] for p in parameters]
         for state, parameter in zip(states, parameters, strict=True):
             if not state:

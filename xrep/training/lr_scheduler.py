@@ -1,7 +1,7 @@
 """Learning-rate schedules: linear warm-up, then a decay over the rest of the training budget.
 
-The budget is whatever ends the run first: steps, epochs or minutes. ``progress`` is the share of it that is spent, so
-a cosine reaches its end whether a run is bounded by ``--max-steps`` or by ``--max-minutes``.
+The budget is whatever ends the run first: steps, epochs or minutes. ``progress`` is the share of the budget that is
+spent, so a cosine reaches its end whether ``--max-steps`` or ``--max-minutes`` limits the run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class WarmUp:
     """Options of every schedule."""
 
     warmup_steps: int = 400
-    """Steps of linear warm-up."""
+    """Number of steps of linear warm-up."""
     warmup_ratio: float | None = None
-    """Share of the training budget to warm up for, in place of warmup_steps; the rate then rises with the share that is
-    spent, from 0 at the first step."""
+    """Share of the training budget that is used for warm-up, instead of warmup_steps. The rate rises with the share of
+    the budget that is spent, from 0 at the first step. none: use warmup_steps."""
 
     def problems(self) -> list[str]:
         found = [f"warmup_steps must not be negative: {self.warmup_steps}"] if self.warmup_steps < 0 else []
@@ -34,7 +34,7 @@ class Decay(WarmUp):
     """Options of the schedules that fall to a share of the peak."""
 
     min_lr_ratio: float = 0.0
-    """Share of the peak rate that is left at the end."""
+    """Learning rate at the end, as a share of the peak rate."""
 
     def problems(self) -> list[str]:
         found = super().problems()
@@ -44,17 +44,17 @@ class Decay(WarmUp):
 
 
 class Schedule(ABC):
-    """Factor of the peak learning rate at a step."""
+    """The factor by which the peak learning rate is multiplied at each step."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
     def factor(self, step: int, progress: float, warmup_end: float) -> float:
-        """Factor at optimizer step ``step`` (from 0).
+        """Return the factor at optimizer step ``step`` (counted from 0).
 
         Args:
-            progress: share of the budget spent, in [0, 1].
-            warmup_end: that share after ``warmup_steps`` steps, from where the decay starts.
+            progress: share of the budget that is spent, in [0, 1].
+            warmup_end: share of the budget that is spent after ``warmup_steps`` steps, where the decay starts.
         """
         ratio = self.config.warmup_ratio
         if ratio is None:
@@ -68,16 +68,16 @@ class Schedule(ABC):
 
     @abstractmethod
     def decay(self, elapsed: float, rest: float) -> float:
-        """Factor after warm-up.
+        """Return the factor after warm-up.
 
         Args:
-            elapsed: time since the start, in units of the warm-up: at least 1.
+            elapsed: time since the start, divided by the time of the warm-up: at least 1.
             rest: share of the budget after warm-up that is spent, in [0, 1].
         """
 
 
 class Cosine(Schedule):
-    """Half a cosine from the peak to ``min_lr_ratio`` of it."""
+    """Half a cosine from the peak rate to ``min_lr_ratio`` of it."""
 
     @dataclass(kw_only=True)
     class Config(Decay):
@@ -89,7 +89,7 @@ class Cosine(Schedule):
 
 
 class Linear(Schedule):
-    """A straight line from the peak to ``min_lr_ratio`` of it."""
+    """A straight line from the peak rate to ``min_lr_ratio`` of it."""
 
     @dataclass(kw_only=True)
     class Config(Decay):
@@ -100,12 +100,12 @@ class Linear(Schedule):
 
 
 class Polynomial(Schedule):
-    """From the peak to ``min_lr_ratio`` of it as a power of the share that is left, as fairseq's polynomial_decay."""
+    """A power of the remaining share, from the peak rate to ``min_lr_ratio`` of it (fairseq's polynomial_decay)."""
 
     @dataclass(kw_only=True)
     class Config(Decay):
         power: float = 2.0
-        """Exponent of the share that is left: 1 is a straight line, more falls faster at first."""
+        """Exponent of the remaining share of the budget: 1 is a straight line, higher values fall faster at first."""
 
         def problems(self) -> list[str]:
             found = super().problems()
@@ -117,24 +117,24 @@ class Polynomial(Schedule):
 
 
 class InverseSqrt(Schedule):
-    """The peak times sqrt(warm-up / time since the start), as in fairseq."""
+    """The peak rate times sqrt(warm-up / time since the start), as in fairseq."""
 
     @dataclass(kw_only=True)
     class Config(WarmUp):
         warmup_steps: int = 4000
-        """Steps of linear warm-up; also the scale of the decay."""
+        """Number of steps of linear warm-up; it is also the time scale of the decay."""
 
     def decay(self, elapsed: float, rest: float) -> float:
         return 1 / math.sqrt(elapsed)
 
 
 class Constant(Schedule):
-    """The peak rate to the end."""
+    """The peak rate until the end."""
 
     @dataclass(kw_only=True)
     class Config(WarmUp):
         warmup_steps: int = 0
-        """Steps of linear warm-up."""
+        """Number of steps of linear warm-up."""
 
     def decay(self, elapsed: float, rest: float) -> float:
         return 1.0

@@ -1,4 +1,4 @@
-"""Averages between two records, and what a step took."""
+"""Averages of numbers between two log records, and the memory in use."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Meters:
         self._totals: dict[str, float] = defaultdict(float)
 
     def add(self, values: dict[str, float], weight: float = 1.0) -> None:
-        """Numbers that are averaged."""
+        """Add numbers that are averaged with this weight."""
         for name, value in values.items():
             self._sums[name] += value * weight
             self._weights[name] += weight
 
     def count(self, **values: float) -> None:
-        """Numbers that are summed."""
+        """Add numbers that are summed."""
         for name, value in values.items():
             self._totals[name] += value
 
@@ -40,7 +40,7 @@ class Meters:
 
 
 def memory_megabytes(device: torch.device) -> float:
-    """The most memory held so far: what torch allocated on a GPU, the resident size of the process on a CPU."""
+    """Return the peak memory so far: what torch allocated on a GPU, or the resident size of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

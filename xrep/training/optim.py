@@ -1,7 +1,7 @@
-"""Optimizers: a Config and a way to build the torch optimizer from it.
+"""Optimizers: each has a Config and a function that builds the torch optimizer from it.
 
-``build(config, named_parameters)`` takes every parameter that trains at some step, also those that are frozen as yet:
-without a gradient they are left as they are, weight decay included.
+``build(config, named_parameters)`` takes every parameter that trains at some step, including those that are still
+frozen: without a gradient a parameter is not changed, not even by weight decay.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class AdamW:
     @dataclass(kw_only=True)
     class Config(ParameterOptions):
         lr: float = 5e-4
-        """Peak learning rate. The default suits an encoder from scratch; pretrained ones want 2e-5 to 4e-5."""
+        """Peak learning rate. The default suits training from scratch; for pretrained encoders use 2e-5 to 4e-5."""
         betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-        """Decay rates of the two moments."""
+        """Decay rates of the first and the second moment."""
         adam_eps: float = 1e-8
-        """Added to the denominator."""
+        """Number that is added to the denominator."""
 
         def problems(self) -> list[str]:
             return super().problems() + _moment_problems(self.betas, adam_eps=self.adam_eps)
 
     @staticmethod
     def build(config: Config, named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        """The optimizer over these parameters.
+        """Return the optimizer over these parameters.
 
         Raises:
             UserError: a pattern matches none of them.
@@ -54,33 +54,33 @@ class AdamW:
 
 
 class Lamb:
-    """LAMB: Adam whose step in each matrix is as long as a share of the matrix itself, for large batches.
+    """LAMB: Adam with the step of each matrix scaled to a share of the norm of the matrix, for large batches.
 
     You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2, with phi
-    the identity. As in the authors' code, what does not decay (biases, normalisation weights, scalars and ``no_decay``)
-    takes Adam's step unscaled, and a matrix or an update of norm 0 has the trust ratio 1.
+    the identity. As in the authors' code, parameters that do not decay (biases, normalisation weights, scalars and
+    ``no_decay``) take Adam's step unscaled, and a matrix or an update of norm 0 has the trust ratio 1.
     """
 
     @dataclass(kw_only=True)
     class Config(ParameterOptions):
         lr: float = 1e-3
-        """Peak learning rate; the default is CMLM's."""
+        """Peak learning rate; the default is that of CMLM."""
         weight_decay: float = 0.01
         """Decoupled weight decay of matrices (the default of the authors' code); biases, normalisation weights and
         scalars never decay."""
         betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-        """Decay rates of the two moments."""
+        """Decay rates of the first and the second moment."""
         lamb_eps: float = 1e-6
-        """Added to the denominator."""
+        """Number that is added to the denominator."""
         bias_correction: bool = True
-        """Divide the moments by 1 - beta^t, as algorithm 2 does; the authors' first code leaves it to the warm-up."""
+        """Divide the moments by 1 - beta^t, as algorithm 2 does; the authors' first code uses only the warm-up."""
 
         def problems(self) -> list[str]:
             return super().problems() + _moment_problems(self.betas, lamb_eps=self.lamb_eps)
 
     @staticmethod
     def build(config: Config, named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        """The optimizer over these parameters.
+        """Return the optimizer over these parameters.
 
         Raises:
             UserError: a pattern matches none of them.
@@ -100,11 +100,11 @@ class SGD:
         lr: float = 0.1
         """Peak learning rate."""
         weight_decay: float = 0.0
-        """L2 penalty of matrices, added to the gradient; biases, normalisation weights and scalars have none."""
+        """L2 penalty on matrices, added to the gradient; biases, normalisation weights and scalars have none."""
         sgd_momentum: float = 0.9
-        """Share of the last step that is kept in the next; 0: none."""
+        """Momentum: the share of the previous step that is added to the next one. 0: no momentum."""
         nesterov: bool = False
-        """Look ahead along the momentum (Nesterov)."""
+        """Use Nesterov momentum."""
 
         def problems(self) -> list[str]:
             found = super().problems()
@@ -116,13 +116,13 @@ class SGD:
 
     @staticmethod
     def build(config: Config, named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        """The optimizer over these parameters.
+        """Return the optimizer over these parameters.
 
         Raises:
             UserError: a pattern matches none of them.
         """
         import torch
 
-        # torch's fused form fails where a parameter thaws in a group whose others have momentum already.
+        # torch's fused form fails if a parameter thaws in a group whose other parameters already have momentum.
         groups = parameter_groups(config, named_parameters)
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum, nesterov=config.nesterov)

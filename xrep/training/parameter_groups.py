@@ -1,8 +1,9 @@
-"""Which rate and which weight decay each parameter gets: options that all optimizers share.
+"""The learning rate and the weight decay of each parameter: options that all optimizers share.
 
 Patterns are globs (``*``, ``?``, ``[...]``) over dotted names such as ``model.encoders.shared.layers.3.norm.weight``.
 A pattern matches a parameter by its full name, by its name without the leading ``model.``, or by any beginning of
-either that ends at a dot: ``encoders.source`` is everything in that tower, ``*_norm`` every module of such a name.
+either that ends at a dot: ``encoders.source`` matches everything in that tower, ``*_norm`` every module with such a
+name.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ class ParameterOptions:
     weight_decay: float = 1e-4
     """Decoupled weight decay of matrices; biases, normalisation weights and scalars never decay."""
     no_decay: list[str] = field(default_factory=list)
-    """Patterns of further parameters that do not decay ('*_embedding')."""
+    """Name patterns of further parameters without weight decay, such as '*_embedding'."""
     lr_multipliers: list[str] = field(default_factory=list)
-    """PATTERN=FACTOR: parameters whose rate is multiplied by a factor ('criterion.*=10'); of several patterns that
-    match one, the last counts."""
+    """Factors for the learning rate of some parameters, as PATTERN=FACTOR, such as 'criterion.*=10'. If several
+    patterns match a parameter, the last one applies."""
     layer_decay: float = 1.0
-    """Layer k = 0, 1, ... of an encoder of L layers trains at this to the power L - k of the rate, what it has outside
-    its layers (embeddings and their normalisation) at the power L + 1, everything else at the full rate."""
+    """Factor by which the learning rate falls from each encoder layer to the one below. In an encoder with L layers,
+    the rate of layer k = 0, 1, ... is multiplied by this to the power L - k, that of its parameters outside the layers
+    (embeddings and their normalisation) by this to the power L + 1; everything else has the full rate. 1: no decay."""
 
     def problems(self) -> list[str]:
         found = []
@@ -56,7 +58,7 @@ class ParameterOptions:
 
 
 def _multiplier(given: str) -> tuple[str, float]:
-    """Pattern and factor of PATTERN=FACTOR; a factor that is no number is nan."""
+    """Return pattern and factor of PATTERN=FACTOR; a factor that is not a number is nan."""
     pattern, _, factor = given.rpartition("=")
     try:
         return pattern, float(factor)
@@ -67,13 +69,13 @@ def _multiplier(given: str) -> tuple[str, float]:
 def parameter_groups(
     options: ParameterOptions, named_parameters: list[tuple[str, nn.Parameter]]
 ) -> list[dict[str, Any]]:
-    """Groups for a torch optimizer, one for each pair of rate and decay, in the order in which their first comes.
+    """Return groups for a torch optimizer, one for each pair of rate and decay, in the order of their first parameters.
 
-    Each has ``params``, ``lr``, ``lr_scale`` (its share of the peak rate), ``weight_decay``, and ``decays``: whether
-    its parameters are of the kind that decays, however much that is.
+    Each has ``params``, ``lr``, ``lr_scale`` (its share of the peak rate), ``weight_decay``, and ``decays``, which says
+    whether its parameters are of the kind that decays, even if the weight decay is 0.
 
     Raises:
-        UserError: a pattern matches no parameter; there are no layers for ``layer_decay``.
+        UserError: a pattern matches no parameter, or there are no layers for ``layer_decay``.
     """
     names = [name for name, _ in named_parameters]
     exempt = {name for pattern in options.no_decay for name in matching(pattern, names, "no_decay")}
@@ -103,9 +105,10 @@ def _scales(options: ParameterOptions, names: list[str]) -> dict[str, float]:
 
 
 def layer_exponents(names: Iterable[str]) -> dict[str, int]:
-    """Steps below the top of its stack of layers for every parameter of one: L - k in layer k, L + 1 outside them.
+    """Return the exponent of ``layer_decay`` for each parameter of a stack: L - k in layer k, L + 1 outside the layers.
 
-    A stack is a module within the model that has ``layers.0`` and so on; L counts the layers among ``names``.
+    A stack is a module within the model that has ``layers.0`` and so on; L counts the layers up to the last one that
+    is among ``names``.
     """
     names = list(names)
     found = {name: match for name in names if (match := LAYER.match(name))}
@@ -122,10 +125,10 @@ def layer_exponents(names: Iterable[str]) -> dict[str, int]:
 
 
 def matching(pattern: str, names: list[str], option: str) -> list[str]:
-    """The names that a pattern matches (see above), in their order.
+    """Return the names that a pattern matches (see the top of this file), in their order.
 
     Raises:
-        UserError: none; names the option, the pattern and what is near it.
+        UserError: the pattern matches no name; the error shows the option, the pattern and similar names.
     """
     matches = re.compile(fnmatch.translate(pattern)).match
     found = [name for name in names if any(matches(form) for form in _forms(name))]
@@ -136,7 +139,7 @@ def matching(pattern: str, names: list[str], option: str) -> list[str]:
 
 
 def _forms(name: str) -> list[str]:
-    """What a pattern may match of a name: it and all its beginnings, with and without ``model.``."""
+    """Return what a pattern may match: the name and its beginnings up to a dot, with and without ``model.``."""
     short = name.removeprefix("model.")
     return [form[:end] for form in {name: None, short: None} for end in _ends(form)]
 

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: a progress line, metrics.jsonl, TensorBoard."""
+"""What a run reports while it trains: a progress line, metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SECONDS_BETWEEN_LINES = 10.0
 class Progress:
     """Writes the averages of every ``log_every`` steps to ``metrics.jsonl`` and TensorBoard, and a line to stderr.
 
-    On a terminal the line is rewritten in place; elsewhere (a log file) a new one comes every ten seconds.
+    On a terminal the line is rewritten in place; elsewhere (a log file) a new line is printed every ten seconds.
     """
 
     @dataclass(kw_only=True)
     class Config:
         log_every: int = 50
-        """Steps between records of metrics.jsonl and TensorBoard."""
+        """Number of steps between records in metrics.jsonl and TensorBoard."""
         tensorboard: bool = True
         """Write TensorBoard events below SAVE_DIR/tensorboard."""
 
@@ -54,7 +54,7 @@ class Progress:
                 self._board.record(step, {f"{kind}/{name}": value for name, value in values.items()})
 
     def line(self, text: str) -> None:
-        """Show the state of training, not more often than people can read."""
+        """Show the state of training, but not more often than a person can read it."""
         now = time.monotonic()
         if self._terminal:
             if now - self._last_line >= 0.2:
@@ -66,7 +66,7 @@ class Progress:
             self._last_line = now
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that is not overwritten."""
         if self._terminal and self._width:
             self._stream.write("\r" + " " * self._width + "\r")
             self._width = 0
@@ -78,7 +78,7 @@ class Progress:
 
 
 class Quiet:
-    """The progress of a rank that tells nothing: rank 0 speaks for all."""
+    """A progress that reports nothing, for all ranks but rank 0."""
 
     def record(self, step: int, values: dict[str, Any], kind: str) -> None:
         pass
@@ -94,14 +94,14 @@ class Quiet:
 
 
 def duration(seconds: float) -> str:
-    """``h:mm:ss`` or ``m:ss``."""
+    """Return seconds as ``h:mm:ss`` or ``m:ss``."""
     minutes, secs = divmod(int(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
 
 
 def _drop_records_after(path: Path, step: int) -> None:
-    """A resumed run repeats the steps after its checkpoint, so their first records go."""
+    """Delete the records of later steps than ``step``, because a resumed run repeats these steps."""
     if not path.exists():
         return
     kept = []
@@ -110,19 +110,19 @@ def _drop_records_after(path: Path, step: int) -> None:
             if line and json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
         except ValueError:
-            continue  # cut short when the run was killed
+            continue  # the line was cut short when the run was killed
     with write_aside(path) as aside:
         aside.write_text("".join(kept), encoding="utf-8")
 
 
 class _TensorBoard:
-    """An event file of TensorBoard, written in this thread.
+    """An event file of TensorBoard, written in the calling thread.
 
-    ``SummaryWriter`` writes in a thread of its own, where a full disk is a traceback on the screen.
+    ``SummaryWriter`` writes in its own thread, where a full disk leads to a traceback on the screen.
     """
 
     def __init__(self, directory: Path, resumed_step: int) -> None:
-        # protobuf makes these classes when they are imported, so no checker finds them in the text of the modules.
+        # protobuf makes these classes at import time, so no type checker finds them in the source of the modules.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -130,7 +130,7 @@ class _TensorBoard:
         directory.mkdir(exist_ok=True)
         self.path = directory / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._write(file_version="brain.Event:2")
-        if resumed_step:  # what an interrupted run wrote after its checkpoint is not shown
+        if resumed_step:  # hides what an interrupted run wrote after its checkpoint
             self._write(step=resumed_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def record(self, step: int, values: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Where the random numbers of a process stand: those that dropout draws."""
+"""Saving and restoring the state of the random generators from which dropout draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class RandomState(TypedDict):
-    """States of the generators of the CPU and of the GPU that a process trains on."""
+    """States of the random generators of the CPU and of the GPU that a process trains on."""
 
     cpu: Tensor
     cuda: Tensor | None

@@ -1,4 +1,4 @@
-"""From a resolved configuration to a trained model: the parts are built, a run found in its directory goes on."""
+"""Training from a resolved configuration: builds the parts, and resumes the run that its directory holds, if any."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DEMO = "the demo corpus (no data was named)"
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended: ``directory`` holds ``best`` and ``last``; ``finished`` is False if it was asked to stop."""
+    """How a run ended. ``directory`` holds ``best`` and ``last``; ``finished`` is False if it was asked to stop."""
 
     directory: Path
     state: TrainingState
@@ -53,14 +53,14 @@ class Summary:
 
 
 def train(run: RunConfig, world: World | None = None) -> Summary:
-    """Train, or go on training, as ``run`` says.
+    """Train a run as configured, or resume it.
 
     Args:
-        world: the processes that train together, each of which makes this call; None: this one alone.
+        world: the processes that train together, each of which makes this call; None: this process alone.
 
     Raises:
-        UserError: bad data, a directory of another run, a checkpoint of other data (on rank 0; other ranks exit).
-        TrainingError: a loss or gradient is not finite, memory ran out, a process died.
+        UserError: bad data, a directory of another run, or a checkpoint of other data (on rank 0; other ranks exit).
+        TrainingError: a loss or gradient is not finite, memory ran out, or a process died.
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
     directory = run_directory(run)
@@ -80,7 +80,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
 
 
 def _check_model(run: RunConfig) -> None:
-    """Raise UserError if a criterion or the validation (their attribute ``needs``) is for another kind of model."""
+    """Raise UserError if a criterion or the validation needs another kind of model (their attribute ``needs``)."""
     kinds = [part.kind for part in getattr(run.configs["criterion"], "parts", [])] or [run.classes["criterion"]]
     values = run.values.get("parts") or [run.values]
     asking = [("criterion", own["criterion"]["name"], kind) for own, kind in zip(values, kinds, strict=True)]
@@ -105,7 +105,7 @@ def _train(run: RunConfig, task: Any, directory: Path, world: World, stack: Exit
         trainer = Trainer(run, task, model, criterion, checkpoints, Quiet(), validate, world)
     progress: Progress | Quiet = Quiet()
     with world.together():
-        if world.is_main:  # all that could be refused has been: from here on the directory is this run's
+        if world.is_main:  # all checks have passed: from here on the directory belongs to this run
             new = not directory.exists()
             _prepare_directory(directory, run, task)
             if new:
@@ -115,11 +115,11 @@ def _train(run: RunConfig, task: Any, directory: Path, world: World, stack: Exit
     trainer.progress, checkpoints.say = progress, progress.say
     if latest is not None:
         trainer.resume(latest, saved)
-        if world.is_main:  # a run that was killed may not have come to it
+        if world.is_main:  # a run that was killed may not have set the links
             checkpoints.point(latest.step, trainer.state.best_step)
         notes = [_resumed(latest, trainer.finished)]
     elif world.size > 1:
-        torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # dropout of its own on every rank
+        torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # every rank draws its own dropout
     for note in [*_introduction(run, task, model, trainer), *notes, *_warnings(criterion, task, trainer)]:
         progress.say(note)
     with use_path(trainer.config.kernels), checkpoints:
@@ -131,11 +131,11 @@ def _train(run: RunConfig, task: Any, directory: Path, world: World, stack: Exit
 
 
 def _build(run: RunConfig, task: Any, latest: Checkpoint | None) -> tuple[nn.Module, Criterion, list[str]]:
-    """Model and criterion, and what a user should know of where their weights come from."""
+    """Return model, criterion, and notes for the user on where their weights come from."""
     architecture = latest.manifest["architecture"] if latest is not None else None
     model = run.classes["model"](run.configs["model"], task.text, architecture)
     initial = open_checkpoint(run.init) if run.init and latest is None else None
-    # The model comes first: a criterion may copy it (momentum encoders, heads).
+    # The model's weights are loaded first, because a criterion may copy them (momentum encoders, heads).
     notes = model.notes + (_init_model(initial, model, task) if initial else [])
     criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
     criterion.check_task(task)
@@ -145,7 +145,7 @@ def _build(run: RunConfig, task: Any, latest: Checkpoint | None) -> tuple[nn.Mod
 
 
 def run_directory(run: RunConfig) -> Path:
-    """Where a run's files go."""
+    """Return the directory for the files of a run."""
     return Path(run.configs["checkpoint"].save_dir or f"runs/{run.label}")
 
 
@@ -191,7 +191,7 @@ def _init_model(initial: Checkpoint, model: nn.Module, task: Any) -> list[str]:
 
 
 def _load(initial: Checkpoint, file: str, kind: str, module: Any) -> tuple[list[str], str]:
-    """Copy the tensors that fit; returns the names of those that keep their fresh values, and a line that says so."""
+    """Copy the tensors that fit; return the names of those that keep their initial values, and a line of text on it."""
     tensors = initial.tensors(file)
     if hasattr(module, "carried_over"):
         tensors = module.carried_over(tensors, initial.text)
@@ -213,7 +213,7 @@ def _contents(folder: Path) -> dict[Path, bytes]:
 
 def _prepare_directory(directory: Path, run: RunConfig, task: Any) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    for partial in directory.glob(f".{PREFIX}*"):  # of a run that was killed while it saved
+    for partial in directory.glob(f".{PREFIX}*"):  # left by a run that was killed while it saved
         shutil.rmtree(partial)
     _write(directory / CONFIG, run.to_yaml())
     with write_aside(directory / HASHES) as aside:

@@ -1,4 +1,4 @@
-"""A course of training: one run after another, each from the weights of the one before."""
+"""A course of training: several runs in order, each starting from the weights of the previous one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUMMARY = "summary.json"
 
 
 class Ended(Protocol):
-    """What is known of a run that came to its end, or was asked to stop before."""
+    """The result of a run that has finished, or was asked to stop before."""
 
     @property
     def finished(self) -> bool: ...
@@ -28,28 +28,28 @@ S = TypeVar("S", bound=Ended)
 
 
 def train_course(runs: list[RunConfig], train: Callable[[RunConfig], S], is_main: bool = True) -> S:
-    """Train the stages of a course in their order; the same call goes on where it was stopped.
+    """Train the stages of a course in their order; if it is stopped, the same call resumes it.
 
-    A stage that is finished is left as it is, one that is not is resumed. At the end ``best`` and ``last`` of the
-    course's directory point at those of its last stage. A run without stages is a course of one, in its own directory.
+    A finished stage is left as it is, and an unfinished one is resumed. At the end, ``best`` and ``last`` in the
+    directory of the course point at those of the last stage. A run without stages is trained in its own directory.
 
     Args:
-        runs: as ``compose_course`` gives them.
+        runs: the stages, as ``compose_course`` returns them.
         train: trains one of them.
-        is_main: whether this process speaks and writes; all processes of a run make this call.
+        is_main: whether this process prints and writes; all processes of a run make this call.
 
     Returns:
         What ``train`` returned for the last stage, or for the one that was asked to stop.
 
     Raises:
-        UserError: the directory holds a run without stages (other processes than the main one exit), or what ``train``
-            raises.
+        UserError: the directory holds a run without stages (other processes than the main one exit), or ``train``
+            raises it.
     """
     if not runs[0].stage:
         return train(runs[0])
     directory = course_directory(runs[0])
     if (directory / CONFIG).exists():
-        if not is_main:  # told once
+        if not is_main:  # the main process reports it
             raise SystemExit(2)
         raise UserError("holds a run without stages", path=directory, cure="choose another --save-dir")
     ended: S | None = None
@@ -66,15 +66,15 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], S], is_main
         for name in ("best", "last"):
             _point(directory / name, Path(runs[-1].stage) / name)
         _say(f"the course is finished; the model: {directory / 'best'} (last: {directory / 'last'})", is_main)
-    assert ended is not None  # the last stage is never passed over
+    assert ended is not None  # the last stage is never skipped
     return ended
 
 
 def is_finished(run: RunConfig) -> bool:
-    """Whether a run came to its end with this very configuration.
+    """Return whether a run has finished with exactly this configuration.
 
-    A run that was resumed with a larger budget and then killed is not: its summary is of an earlier step than its last
-    checkpoint, or that checkpoint is of the earlier configuration.
+    A run that was resumed with a larger budget and then killed has not: its summary has an earlier step than its last
+    checkpoint, or that checkpoint has the earlier configuration.
     """
     directory = Path(run.values["checkpoint"]["save_dir"])
     last = directory / "last"
@@ -87,7 +87,7 @@ def is_finished(run: RunConfig) -> bool:
 
 
 def _point(link: Path, target: Path) -> None:
-    """Let a link point elsewhere, at once."""
+    """Point a link at another target, atomically."""
     aside = link.with_name(f".{link.name}.new")
     with naming(link):
         aside.unlink(missing_ok=True)

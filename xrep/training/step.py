@@ -28,15 +28,17 @@ _SYNC_BUFFERS = next(  # renamed in torch 2.13
     if name in inspect.signature(DistributedDataParallel).parameters
 )
 SMALLEST_SCALE = 2.0**-10
-"""Loss scale of fp16 below which overflowing gradients are no longer a matter of scale."""
+"""With an fp16 loss scale of at most this, gradients that overflow are an error: a lower scale would not help."""
 
 
 R = TypeVar("R")
 
 
 def precision_on(device: torch.device, precision: Precision) -> Precision:
-    """What training on a device computes in where ``precision`` was asked for: CPUs that would have to emulate bfloat16
-    products compute in float32, which is many times faster there and more exact."""
+    """Return the precision in which a device trains if ``precision`` was asked for.
+
+    CPUs that would have to emulate bfloat16 products train in float32, which is many times faster there and more exact.
+    """
     emulated = precision == "bf16" and device.type == "cpu" and not multiplies_bfloat16()
     return "float32" if emulated else precision
 
@@ -53,19 +55,19 @@ class TrainingModule(nn.Module):
         self.model, self.criterion = model, criterion
 
     def forward(self, batch: Any, call: Callable[[Criterion, nn.Module, Any], R] = _loss) -> R:
-        """What ``call`` makes of criterion, model and batch: the loss, if nothing else is asked for."""
+        """Return the result of ``call`` with criterion, model and batch; by default the loss."""
         return call(self.criterion, self.model, batch)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step gave, over all ranks.
+    """The results of a step, over all ranks.
 
     Attributes:
-        loss: the objective.
-        norm: of the gradient, before clipping.
-        values: the objective's terms (``loss_NAME``, where there are several) and the criterion's metrics.
-        skipped: whether fp16 gradients overflowed, so that weights stayed as they were.
+        loss: value of the objective.
+        norm: norm of the gradient, before clipping.
+        values: terms of the objective (``loss_NAME``, if there are several) and metrics of the criterion.
+        skipped: whether fp16 gradients overflowed, so that the weights were not changed.
     """
 
     loss: float
@@ -81,15 +83,16 @@ class Outcome:
 class Engine:
     """Runs steps of one module with one optimizer.
 
-    Gradients are averaged by DDP while they are computed, on the last batch of a step only. The objective is
-    Σ weight · sum / size with sizes of all ranks and batches; DDP averages, so each rank multiplies by their number.
+    DDP averages gradients while they are computed, only on the last batch of a step. The objective is
+    Σ weight · sum / size, where size is summed over all ranks and batches. Because DDP averages over the ranks, each
+    rank multiplies its objective by their number.
 
     Args:
-        precision: bf16 and fp16 run products in half precision; weights stay float32.
-        clip_norm: largest norm of the gradient; 0 does not clip.
+        precision: bf16 and fp16 compute products in half precision; weights stay float32.
+        clip_norm: largest norm of the gradient; 0 disables clipping.
 
     Attributes:
-        precision: what the steps compute in (``precision_on``).
+        precision: the precision in which the steps compute (``precision_on``).
     """
 
     def __init__(
@@ -109,19 +112,19 @@ class Engine:
         self._parallel: nn.Module | None = None
 
     def prepare(self, step: int) -> None:
-        """Before a step: freeze and thaw what the step asks for."""
+        """Freeze and thaw parameters for a step; call this before the step."""
         if self.freezing.apply(self.module, step) or self._parallel is None:
             self._parallel = self._wrap()
 
     def train_mode(self) -> None:
-        """Dropout on, but in what is frozen."""
+        """Put the module into training mode, except for frozen parts, whose dropout stays off."""
         self.module.train()
         self.freezing.rest(self.module)
 
     def _wrap(self) -> nn.Module:
         if self.world.size == 1:
             return self.module
-        options: dict[str, Any] = {_SYNC_BUFFERS: False}  # queues are buffers, and equal on all ranks already
+        options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
         return DistributedDataParallel(
             self.module,
             device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
@@ -133,17 +136,17 @@ class Engine:
         return nullcontext() if self._half is None else torch.autocast(self.world.device.type, self._half)
 
     def forward(self, batch: Any) -> Loss:
-        """The loss of a batch (on any device) in the engine's precision."""
+        """Return the loss of a batch (on any device) in the engine's precision."""
         with self.autocast():
             return (self._parallel or self.module)(batch.to(self.world.device))
 
     def run(self, batches: list[Any], sizes: dict[str, float], update: Callable[[], None]) -> Outcome:
-        """The step, up to the optimizer's update and what follows it if all numbers are finite.
+        """Run one step; the optimizer's update and what follows it are done only if all numbers are finite.
 
         Args:
-            batches: of this rank; every rank has as many.
-            sizes: of each term, over all ranks and batches.
-            update: sets learning rates; called before the optimizer's step.
+            batches: batches of this rank; every rank has the same number.
+            sizes: size of each term, summed over all ranks and batches.
+            update: sets the learning rates; called before the optimizer's step.
         """
         self.optimizer.zero_grad(set_to_none=True)
         tally = _Tally(self.world, sizes)
@@ -162,15 +165,15 @@ class Engine:
         return outcome
 
     def _whole(self, batch: Any, tally: _Tally, last: bool) -> None:
-        """Add the gradient of a batch."""
+        """Add the gradient of a batch, computed all at once."""
         with self._averaging(last):
             self._scaled(tally.add(self.forward(batch), len(batch))).backward()
 
     def _in_pieces(self, batch: Any, tally: _Tally, last: bool) -> None:
-        """Add the gradient of a batch whose activations are not held together."""
+        """Add the gradient of a batch, computed in pieces so that not all activations are in memory together."""
         assert self._parallel is not None
         device, criterion = self.world.device, self.module.criterion
-        # Cut before it moves: how long the longest sentence of a piece is, a GPU would have to be asked.
+        # The batch is cut before it moves: the longest sentence of a piece would have to be read back from the GPU.
         assert isinstance(criterion, ContrastiveCriterion)
         pieces = [piece.to(device) for piece in criterion.pieces(batch)]
         cache = GradientCache(criterion, self.module.model, pieces, device, self.autocast)
@@ -185,7 +188,7 @@ class Engine:
         return self.scaler.scale(objective * self.world.size)
 
     def _averaging(self, now: bool) -> AbstractContextManager[Any]:
-        """Gradients are averaged over the ranks in the last backward pass of a step alone."""
+        """Return a context that averages gradients over ranks only if ``now``, in the last backward pass of a step."""
         if now or not isinstance(self._parallel, DistributedDataParallel):
             return nullcontext()
         return self._parallel.no_sync()
@@ -195,7 +198,7 @@ class _Tally:
     """Losses and metrics of a step's batches, kept on the device and read once.
 
     Args:
-        sizes: of each term, over all ranks and batches.
+        sizes: size of each term, summed over all ranks and batches.
     """
 
     def __init__(self, world: World, sizes: dict[str, float]) -> None:
@@ -204,7 +207,7 @@ class _Tally:
         self._counts: dict[str, float] = {}
 
     def add(self, loss: Loss, rows: int) -> Tensor:
-        """The part of the objective that comes from these rows; it is noted, and the metrics with it."""
+        """Return the part of the objective that comes from these rows, and record it with the metrics."""
         parts = {name: term.weight * term.sum / max(self.sizes[name], 1) for name, term in loss.terms.items()}
         objective = sum(parts.values(), torch.zeros((), device=self.world.device))
         shares = {"loss": objective}
@@ -213,7 +216,7 @@ class _Tally:
         for name, share in shares.items():
             self._sums[name] = self._sums.get(name, 0.0) + share.detach().double()
         for name, metric in loss.metrics.items():
-            count = loss.rows.get(name, rows)  # of no rows there is no mean
+            count = loss.rows.get(name, rows)  # there is no mean over no rows
             weighed = metric.detach().double() * count if count else torch.zeros_like(objective, dtype=torch.float64)
             self._sums[name] = self._sums.get(name, 0.0) + weighed
             self._counts[name] = self._counts.get(name, 0.0) + count

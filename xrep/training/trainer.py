@@ -1,4 +1,4 @@
-"""The training loop. It knows no paper: an objective is whatever the criterion returns."""
+"""The training loop. It is the same for all papers: the objective is whatever the criterion returns."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Group = list[tuple[Any, Plan]]
 
 @dataclass
 class TrainingState:
-    """Where a run stands; saved with every checkpoint."""
+    """The state of a run, which is saved with every checkpoint."""
 
     step: int = 0
     examples: int = 0
-    """Examples of all ranks consumed since the start."""
+    """Number of examples that all ranks have consumed since the start."""
     cursor: Any = None
-    """Where the order of data goes on."""
+    """The position from which the order of data goes on."""
     seconds: float = 0.0
     best: float | None = None
     """Value of the validation metric at ``best_step``."""
@@ -51,9 +51,9 @@ class Trainer:
 
     Args:
         run: the resolved configuration.
-        task: see ``xrep.tasks``: ``plan``, ``make``, ``examples``, ``text``, ``save_tokenizers``, ``describe``.
-        checkpoints: of the run's directory; rank 0 alone writes.
-        progress: tells on rank 0, and nothing elsewhere.
+        task: has ``plan``, ``make``, ``examples``, ``text``, ``save_tokenizers``, ``describe`` (see ``xrep.tasks``).
+        checkpoints: checkpoints of the run's directory; only rank 0 writes.
+        progress: reports on rank 0, and nothing on other ranks.
         validate: ``validate(model, criterion) -> metrics``, with ``metric`` and ``maximize``; None: no validation.
         world: the processes of the run.
     """
@@ -61,40 +61,40 @@ class Trainer:
     @dataclass(kw_only=True)
     class Config:
         max_steps: int | None = None
-        """Optimizer steps after which training ends. The first of the three bounds that is reached ends the run; with
-        none of them it is 15 epochs."""
+        """Number of optimizer steps after which training ends. Whichever of max_steps, max_epochs and max_minutes is
+        reached first ends the run; if none is set, training ends after 15 epochs."""
         max_epochs: float | None = None
-        """Passes over the training examples after which training ends."""
+        """Number of passes over the training examples after which training ends."""
         max_minutes: float | None = None
-        """Minutes of training, validation included, after which it ends; the schedule decays towards that moment."""
+        """Minutes of training and validation after which training ends; the learning rate decays towards that time."""
         update_freq: int = 1
-        """Batches whose gradients are accumulated for one step."""
+        """Number of batches whose gradients are accumulated for one step."""
         micro_batch: int | None = None
-        """Sentence pairs of a batch that are encoded at a time, where its activations do not fit into memory: losses
-        and gradients stay those of the whole batch, all of whose pairs are negatives, for a third more work (gradient
+        """Number of sentence pairs that are encoded at a time, if a batch's activations do not fit into memory. Losses
+        and gradients stay those of the whole batch, with all its pairs as negatives, for a third more work (gradient
         caching, Gao et al. 2021). For objectives that compare the sentences of a batch. none: all at once."""
         clip_norm: float = 10.0
-        """Largest norm of the gradient; 0 does not clip."""
+        """Largest norm of the gradient, to which larger gradients are scaled down. 0: no clipping."""
         freeze: list[str] = field(default_factory=list)
-        """Parts that are not trained: patterns of parameter names such as 'encoders.source' or
+        """Parts that are not trained, as patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
         precision: Literal["float32", "bf16", "fp16"] = "float32"
-        """Type of the products; weights and optimizer stay float32. bf16 needs no more (CPUs without bfloat16 products
-        train in float32, which is faster there), fp16 scales the loss and is for GPUs without bf16."""
+        """Data type of matrix products; weights and optimizer stay float32. bf16: CPUs without bfloat16 products train
+        in float32, which is faster there. fp16: for GPUs without bfloat16 products; the loss is scaled."""
         compile: bool = False
-        """Compile the encoder's layers with torch.compile. For GPUs: CPUs get slower. The first steps take long."""
+        """Compile the encoder's layers with torch.compile. For GPUs; CPUs get slower. The first steps take long."""
         activation_checkpointing: bool = False
-        """Compute each encoder layer again in the backward pass instead of keeping what it computed: less memory, a
-        third more work."""
+        """Compute each encoder layer again in the backward pass instead of keeping its activations. This needs less
+        memory and a third more work."""
         data_workers: int = 0
-        """Processes that make batches ahead of the training loop, on each rank; 0: the loop makes them itself."""
+        """Number of processes per rank that make batches ahead of the training loop. 0: the loop makes them itself."""
         validate_every: int = 1000
-        """Steps between validations; 0 validates only at the end."""
+        """Number of steps between validations. 0: validate only at the end."""
         device: Literal["auto", "cpu", "cuda"] = "auto"
-        """Where to train; auto takes a GPU if there is one."""
+        """Device on which to train. auto: a GPU if there is one, else the CPU."""
         kernels: Literal["auto", "reference", "chunked", "triton"] = "auto"
-        """Implementation of the losses. auto: fused Triton kernels on a GPU, blockwise torch elsewhere; reference:
-        everything written out in float64, to check the others."""
+        """Implementation of the losses. triton: fused kernels for GPUs; chunked: blockwise in torch; auto: triton on a
+        GPU, else chunked; reference: plain formulas in float64, to check the others."""
 
         def problems(self) -> list[str]:
             found = pattern_problems(self.freeze)
@@ -151,10 +151,10 @@ class Trainer:
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def train(self) -> TrainingState:
-        """Train to the end of the budget, or until the run is asked to stop; returns the final state.
+        """Train to the end of the budget, or until the run is asked to stop; return the final state.
 
         Raises:
-            TrainingError: a loss or gradient is not finite, memory ran out, a worker died, the ranks drifted apart.
+            TrainingError: a loss or gradient is not finite, memory ran out, a worker died, or the ranks drifted apart.
         """
         self._started = time.monotonic() - self.state.seconds
         self.engine.train_mode()
@@ -172,7 +172,7 @@ class Trainer:
                 self._step(group, shared, before)
                 finished = self._look_at_the_clock()
                 best = self._validate() if finished or self._due(self.config.validate_every) else False
-                # One checkpoint a step, written after its validation: what is on disk never waits for another one.
+                # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
                 if finished or best or self._due(self.checkpoints.config.save_every):
                     self._save(best, final=finished)
         groups.close()
@@ -182,7 +182,7 @@ class Trainer:
         return every > 0 and self.state.step % every == 0
 
     def _groups(self) -> Generator[Group, None, None]:
-        """The batches of each optimizer step, with what was planned for each."""
+        """Yield the batches of each optimizer step, each with its plan."""
         stop = None if self.max_epochs is None else math.ceil(self.max_epochs * self.task.examples)
         group: Group = []
         for pair in stream(
@@ -202,7 +202,7 @@ class Trainer:
             yield group
 
     def _agree(self, group: Group) -> _Shared:
-        """What a step must know of all ranks before it begins: sizes, time (rank 0's), whether one was told to stop."""
+        """Exchange what a step must know of all ranks: sizes, time (of rank 0), and whether one was told to stop."""
         sizes: dict[str, float] = {}
         for batch, _ in group:
             for name, size in self.module.criterion.sizes(batch).items():
@@ -213,7 +213,7 @@ class Trainer:
         return _Shared(dict(zip(sizes, summed, strict=True)), group[-1][1].examples, int(tokens), stop > 0)
 
     def _look_at_the_clock(self) -> bool:
-        """Whether the budget is spent; what time it is, rank 0 decides for all."""
+        """Return whether the budget is spent; the clock of rank 0 counts for all ranks."""
         if self.world.size == 1 or self.config.max_minutes is not None:
             self.state.seconds = self.world.sums([self._seconds()])[0]
         return self.finished
@@ -223,7 +223,7 @@ class Trainer:
 
     @property
     def _spent(self) -> float:
-        """Share of the training budget that is spent."""
+        """The share of the training budget that is spent."""
         return max(self._shares(self.state.step, self.state.examples, self.state.seconds))
 
     @property
@@ -267,7 +267,7 @@ class Trainer:
         self.progress.line(self._line(rate))
 
     def _learning_rate(self, examples: float) -> float:
-        """``examples``: of a step, the mean so far; where batches fill a token budget no two steps have as many."""
+        """Return the rate; ``examples`` is the mean per step so far, as steps differ if batches fill a token budget."""
         schedule = self.schedule.config
         step, warmup = self.state.step, schedule.warmup_steps
         warmup_end = max(self._shares(warmup, warmup * examples, 0.0))
@@ -280,7 +280,7 @@ class Trainer:
     # -- what may go wrong --------------------------------------------------------------------------------------------
 
     def _stop_at(self, outcome: Outcome, group: Group) -> None:
-        """End the run on every rank, with the module and the batch where the numbers went wrong."""
+        """End the run on every rank, naming the module and the batch where the numbers went wrong."""
         forward, describe = self.engine.forward, self.task.describe
         what = not_finite(self.module, forward, outcome.loss, outcome.norm, [b for b, _ in group], describe, self.world)
         problem = TrainingError(
@@ -298,7 +298,7 @@ class Trainer:
     # -- what it tells ------------------------------------------------------------------------------------------------
 
     def _record(self, rate: float) -> None:
-        """Log the means since the last record; speed is that of training alone, without validation and saving."""
+        """Log the means since the last record; speeds count the time of training without validation and saving."""
         meters = self._meters
         busy = meters.total("busy")
         values = meters.means() | {
@@ -331,13 +331,13 @@ class Trainer:
     # -- validation and checkpoints -----------------------------------------------------------------------------------
 
     def _validate(self) -> bool:
-        """Validate on rank 0 and say whether this is the best state so far."""
+        """Validate on rank 0; return whether this is the best state so far."""
         if self.validate is None:
             return True
         metrics = self.world.from_main(self._measured() if self.world.is_main else {})
         self.progress.record(self.state.step, metrics, "valid")
         value, maximize = metrics[self.validate.metric], self.validate.maximize
-        # Of equal values the later counts: its learning rate is further down.
+        # Of equal values the later one counts as better, because its learning rate has decayed further.
         better = self.state.best is None or (value >= self.state.best if maximize else value <= self.state.best)
         if better:
             self.state.best, self.state.best_step = value, self.state.step
@@ -374,9 +374,9 @@ class Trainer:
         self.checkpoints.save(snapshot, best, final=final)
 
     def resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
-        """Go on exactly where ``checkpoint``, whose training state is ``saved``, was written.
+        """Resume exactly where ``checkpoint`` was written; ``saved`` is its training state.
 
-        With another number of ranks the order of data goes on as well; random numbers (dropout) are drawn anew.
+        With another number of ranks, the order of data still goes on, but random numbers (dropout) are drawn anew.
         """
         self.module.model.load_state_dict(checkpoint.tensors())
         self.module.criterion.load_state_dict(checkpoint.tensors(CRITERION))
@@ -391,10 +391,10 @@ class Trainer:
 
 @dataclass(frozen=True)
 class _Shared:
-    """What all ranks know of a step before it begins."""
+    """What all ranks know about a step before it begins."""
 
     sizes: dict[str, float]
     examples: int
-    """Of all ranks since the start, this step included."""
+    """Number of examples of all ranks since the start, including this step."""
     tokens: int
     stop: bool

@@ -1,4 +1,4 @@
-"""The contract between a validation and the trainer."""
+"""The interface between a validation and the trainer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Validator(Protocol):
 
     @property
     def metric(self) -> str:
-        """The one of its numbers by which the best checkpoint is chosen."""
+        """Name of the metric by which the best checkpoint is chosen."""
         ...
 
     @property
     def maximize(self) -> bool:
-        """Whether more of it is better."""
+        """Whether a higher value of the metric is better."""
         ...
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
-        """Its numbers, by name. Model and criterion are left as they were."""
+        """Return the metrics by name, without changing model and criterion."""
         ...

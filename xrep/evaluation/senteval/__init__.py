@@ -1,1 +1,1 @@
-"""SentEval: how well a logistic regression on frozen sentence vectors does (Conneau and Kiela, 2018)."""
+"""SentEval: evaluate frozen sentence vectors by logistic regression on them (Conneau and Kiela, 2018)."""

@@ -1,4 +1,4 @@
-"""Measure an encoder on SentEval's sets: features once, then a classifier for each set and seed."""
+"""Evaluate an encoder on SentEval's sets: compute features once, then fit classifiers for each set and seed."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ from xrep.evaluation.senteval.torch_classifier import TorchClassifier
 
 CLASSIFIERS: dict[str, type[Classifier]] = {"senteval": TorchClassifier, "sklearn": SklearnClassifier}
 SUPERVISED = {"SICK-R": "SICK-R (supervised)"}
-"""How results name a set that has a zero-shot figure, too (``xrep-eval sts``)."""
+"""Names in results of sets that also have a zero-shot result (``xrep-eval sts``)."""
 _TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 AVERAGES = {"average of 7": _TRANSFER, "average of 9": (*_TRANSFER, "SICK-E", "SICK-R")}
-"""Published averages: of the seven transfer tasks, and of these with SICK-E and SICK-R as in "Universal Sentence
+"""Published averages: over the seven transfer tasks, and over these with SICK-E and SICK-R, as in "Universal Sentence
 Representation Learning with Conditional Masked Language Model" (table 1)."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a result depends on besides encoder and data."""
+    """Settings that a result depends on, besides encoder and data."""
 
     classifier: str = "senteval"
-    """A name in CLASSIFIERS."""
+    """Name of the classifier, a key of ``CLASSIFIERS``."""
     seeds: tuple[int, ...] = (1111,)
-    """Of folds, first weights and order of batches; 1111 is SentEval's."""
+    """Seeds for folds, initial weights and order of batches; 1111 is SentEval's."""
     folds: int = 10
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the settings for JSON."""
         grid = list(CLASSIFIERS[self.classifier]().grid)
         return {"classifier": self.classifier, "grid": grid, "seeds": list(self.seeds), "folds": self.folds}
 
     def check(self) -> None:
-        """Find out before the work whether it can be done.
+        """Check the settings before the work starts.
 
         Raises:
-            UserError: fewer than 2 folds; no seed, one twice, or a number that is none; no scikit-learn.
+            UserError: There are fewer than 2 folds; there is no seed, a repeated one, or one out of range; or
+                scikit-learn is not installed.
         """
         check_sklearn()
         if self.folds < 2:
@@ -60,12 +61,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found on one set.
+    """Results on one set.
 
     Attributes:
-        protocol: how, in words.
-        by_seed: seed -> measure -> value, see ``protocols``; the first measure is the one that is quoted.
-        sizes: examples of each split.
+        protocol: Description of the protocol.
+        by_seed: Seed -> measure -> value, see ``protocols``; the first measure is the one that is usually quoted.
+        sizes: Number of examples in each split.
     """
 
     protocol: str
@@ -78,24 +79,24 @@ class Measured:
         return list(next(iter(self.by_seed.values())))
 
     def mean(self, measure: str) -> float:
-        """Over the seeds."""
+        """Return the mean of a measure over the seeds."""
         return float(np.mean([values[measure] for values in self.by_seed.values()]))
 
     def spread(self, measure: str) -> float | None:
-        """Standard deviation over the seeds (of a sample, n - 1); None for one seed."""
+        """Return the sample standard deviation (n - 1) of a measure over the seeds; None for one seed."""
         values = [values[measure] for values in self.by_seed.values()]
         return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 Results = dict[str, Measured]
-"""Set -> what was found."""
+"""Results by the name of the set."""
 
 
 def select(sets: str, data: str | Path, lang: str) -> list[readers.DataSet]:
-    """Read the sets asked for; ``all`` is every one that lies in the folder, else names separated by commas.
+    """Read the requested sets: ``all`` sets in the folder ``data``, or names separated by commas.
 
     Raises:
-        UserError: an unknown set, one the folder does not hold, or a file of another form.
+        UserError: A set is unknown or not in the folder, or a file has the wrong format.
     """
     found = readers.find(data)
     wanted = list(found) if sets == "all" else [name.strip() for name in sets.split(",") if name.strip()]
@@ -108,7 +109,7 @@ def select(sets: str, data: str | Path, lang: str) -> list[readers.DataSet]:
 
 
 def encode(encoder: Encoder, data: readers.DataSet, lang: str, show_progress: bool = False) -> dict[str, np.ndarray]:
-    """Features of each split, float32 [N, D]: vectors as the encoder gives them, or [|u - v|, u * v] of pairs, [N, 2D].
+    """Compute the features of each split, float32: unnormalised vectors [N, D], or [|u - v|, u * v] for pairs, [N, 2D].
 
     Each sentence is encoded once.
     """
@@ -123,7 +124,7 @@ def encode(encoder: Encoder, data: readers.DataSet, lang: str, show_progress: bo
 
 
 def pair_features(u: np.ndarray, v: np.ndarray | None = None) -> np.ndarray:
-    """[|u - v|, u * v] of the vectors of pairs; single sentences keep theirs."""
+    """Return [|u - v|, u * v] for the vectors of pairs; without ``v``, return ``u`` unchanged."""
     return u if v is None else np.concatenate([np.abs(u - v), u * v], axis=1)
 
 
@@ -136,13 +137,14 @@ def evaluate(
     drop_overlap: bool = False,
     show_progress: bool = False,
 ) -> Results:
-    """The whole test.
+    """Run the whole test.
 
     Args:
-        drop_overlap: leave out the test examples that were in the training text of ``encoder``.
+        drop_overlap: Whether to leave out the test examples that were in the training text of ``encoder``.
 
     Raises:
-        UserError: an encoder without the language, too few examples for the folds.
+        UserError: The encoder does not support the language, there are too few examples for the folds, or
+            ``drop_overlap`` is set without training hashes.
     """
     settings.check()
     kept = [_without_overlap(encoder, data, drop_overlap) for data in sets]
@@ -153,7 +155,7 @@ def evaluate(
     progress = tqdm(kept, disable=not show_progress, leave=False, unit=" sets")
     for data, overlap in progress:
         progress.set_postfix_str(data.name)
-        if data.files != features[0]:  # SICK-E and SICK-R are two questions about the same pairs
+        if data.files != features[0]:  # SICK-E and SICK-R have the same pairs, so they share features
             features = data.files, encode(encoder, data, lang, show_progress)
         examples = {name: Examples(features[1][name], split.targets) for name, split in data.splits.items()}
         results[data.name] = _measure(data, examples, settings, overlap)
@@ -168,7 +170,7 @@ def _without_overlap(encoder: Encoder, data: readers.DataSet, drop: bool) -> tup
 
 
 def _check_sizes(data: readers.DataSet, folds: int) -> None:
-    """Two examples of each class for each fold where folds are drawn; something to learn and to test everywhere."""
+    """Check that there are test examples, and that each class has two examples per fold (one without folds)."""
     train = data.splits.get("all") or data.splits["train"]
     if not len(data.splits[data.tested]):
         raise UserError(f"{data.name} has no test examples left", cure=f"measure without {data.name}")
@@ -184,7 +186,7 @@ def _measure(data: readers.DataSet, examples: dict[str, Examples], settings: Set
     protocol, measure = _protocol(data, examples, CLASSIFIERS[settings.classifier](), settings.folds)
     by_seed: dict[int, dict[str, float]] = {}
     for seed in settings.seeds:
-        # On a fixed dev split an exact minimum is the same for every seed.
+        # With a fixed dev split, the exact minimum is the same for every seed, so it is computed once.
         fixed = "dev" in examples and settings.classifier == "sklearn" and by_seed
         by_seed[seed] = by_seed[settings.seeds[0]] if fixed else measure(seed)
     return Measured(protocol, by_seed, {name: len(split) for name, split in data.splits.items()}, overlap)
@@ -193,7 +195,7 @@ def _measure(data: readers.DataSet, examples: dict[str, Examples], settings: Set
 def _protocol(
     data: readers.DataSet, examples: dict[str, Examples], classifier: Classifier, folds: int
 ) -> tuple[str, Callable[[int], dict[str, float]]]:
-    """What is done with a set, in words, and as a function of the seed."""
+    """Return the protocol for a set: its description, and a function from the seed to the results."""
     if data.name == "SICK-R":
         return "dev split, regression", lambda seed: protocols.relatedness(**examples, classifier=classifier, seed=seed)
     options = {"classes": data.classes, "classifier": classifier}
@@ -206,8 +208,10 @@ def _protocol(
 
 
 def headline(results: Results) -> dict[str, float]:
-    """The figures the sets are quoted by (accuracy; Pearson times 100 of SICK-R), means over seeds; the averages of
-    which every set was measured."""
+    """Return the figures by which the sets are usually quoted, and the averages of which every set was measured.
+
+    The figures are means over seeds: accuracy in percent, or Pearson's correlation times 100 for SICK-R.
+    """
     quoted = {name: measured.mean(measured.measures[0]) for name, measured in results.items()}
     averages = {
         average: float(np.mean([quoted[name] for name in names]))
@@ -218,8 +222,12 @@ def headline(results: Results) -> dict[str, float]:
 
 
 def values(results: Results) -> dict[str, Any]:
-    """For JSON: set -> ``protocol``, ``examples`` (of each split), ``overlap``, ``by_seed`` (seed -> measure -> value),
-    ``mean`` and ``spread`` (measure -> value; null for one seed), all in percent but ``mse``."""
+    """Return the results for JSON.
+
+    Each set is mapped to ``protocol``, ``examples`` (number in each split), ``overlap``, ``by_seed`` (seed -> measure
+    -> value), ``mean`` and ``spread`` (measure -> value; the spread is null for one seed). All values except ``mse``
+    are in percent.
+    """
     return {
         SUPERVISED.get(name, name): {
             "protocol": measured.protocol,
@@ -234,13 +242,13 @@ def values(results: Results) -> dict[str, Any]:
 
 
 def overlap_of(results: Results) -> Overlap:
-    """Of all sets together."""
+    """Return the overlap of all sets together."""
     first, *others = (measured.overlap for measured in results.values())
     return sum(others, first)
 
 
 def table(results: Results) -> str:
-    """A line for each set, the averages, the overlap line."""
+    """Return a table with one line per set and the averages, followed by the overlap line."""
     header = ["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"]
     rows = [_row(name, measured) for name, measured in results.items()]
     averages = [[name, "", "", "", f"{value:.2f}"] for name, value in headline(results).items() if name in AVERAGES]

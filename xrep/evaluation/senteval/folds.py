@@ -1,4 +1,4 @@
-"""What the classifiers and the protocols share: folds of rows, fitted linear classifiers."""
+"""Types that the classifiers and the protocols share: folds of rows, and fitted linear classifiers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Fold(NamedTuple):
-    """Row numbers, int64: those to train on, and those to choose by (None: the classifier holds out its own)."""
+    """Row indices, int64: rows to train on, and dev rows (None: the classifier holds out some of the training rows)."""
 
     train: np.ndarray
     dev: np.ndarray | None = None
@@ -18,8 +18,8 @@ class Fitted(NamedTuple):
     """One linear classifier for each of F folds and R strengths of regularisation.
 
     Attributes:
-        weights: float32 [F, R, D + 1, C]; the last row is the bias.
-        scores: on the dev rows, float64 [F, R].
+        weights: Weights as float32 [F, R, D + 1, C]; the last row is the bias.
+        scores: Scores on the dev rows, float64 [F, R].
     """
 
     weights: np.ndarray
@@ -27,7 +27,7 @@ class Fitted(NamedTuple):
 
 
 class Classifier(Protocol):
-    """A way to fit logistic regressions."""
+    """Protocol of the methods that fit logistic regressions."""
 
     @property
     def name(self) -> str: ...
@@ -36,10 +36,16 @@ class Classifier(Protocol):
     def grid(self) -> tuple[float, ...]: ...
 
     def fit(self, x: np.ndarray, y: np.ndarray, classes: int, folds: list[Fold], grid: np.ndarray, seed: int) -> Fitted:
-        """Fit on float32 [N, D] and classes [N]; ``grid`` [F, R] holds the strengths for each fold."""
+        """Fit classifiers for F folds.
+
+        Args:
+            x: Features, float32 [N, D].
+            y: Classes, int64 [N].
+            grid: Strengths of regularisation for each fold, [F, R].
+        """
         ...
 
 
 def logits(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """[N, C] of x [N, D] and weights [D + 1, C]."""
+    """Compute the logits [N, C] of features x [N, D] with weights [D + 1, C]."""
     return x @ weights[:-1] + weights[-1]

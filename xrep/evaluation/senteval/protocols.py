@@ -1,4 +1,4 @@
-"""How SentEval turns a set into a figure: nested folds, folds of the training part, or a dev split."""
+"""SentEval's protocols: nested cross-validation, cross-validation on the training part, or a dev split."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from xrep.evaluation.senteval import sklearn_classifier, torch_classifier
 from xrep.evaluation.senteval.folds import Classifier, Fold, logits
 from xrep.metrics.correlation import pearson, spearman
 
-SCORES = np.arange(1, 6)  # of relatedness
+SCORES = np.arange(1, 6)  # the possible relatedness scores
 _RELATEDNESS = torch_classifier.Stopping(epochs=50, tenacity=3, maximum=1000)
 
 
 class Examples(NamedTuple):
-    """Features float32 [N, D], and classes int64 [N] or scores float64 [N]."""
+    """Features, float32 [N, D], with classes, int64 [N], or scores, float64 [N]."""
 
     x: np.ndarray
     y: np.ndarray
 
 
 def nested(examples: Examples, classes: int, classifier: Classifier, folds: int, seed: int) -> dict[str, float]:
-    """Nested cross-validation (MR CR SUBJ MPQA): each fold is the test of a classifier trained on the others, whose
-    regularisation is chosen by cross-validation among these.
+    """Run nested cross-validation (MR CR SUBJ MPQA).
+
+    Each fold tests a classifier that was trained on the other folds. Its regularisation is chosen by an inner
+    cross-validation on those other folds.
 
     Returns:
-        ``accuracy`` on the test folds and ``dev``, the best accuracy of the inner validation, in percent.
+        ``accuracy``, on the test folds, and ``dev``, the mean of the best accuracies of the inner cross-validations, in
+        percent.
     """
     x, y = examples
     outer = [Fold(*rows) for rows in sklearn_classifier.stratified(y, folds, seed)]
@@ -48,7 +51,7 @@ def nested(examples: Examples, classes: int, classifier: Classifier, folds: int,
 def folded(
     train: Examples, test: Examples, classes: int, classifier: Classifier, folds: int, seed: int
 ) -> dict[str, float]:
-    """Cross-validation on the training part chooses the regularisation (TREC MRPC); all of it trains for the test.
+    """Choose the regularisation by cross-validation on the training part, then train on all of it (TREC MRPC).
 
     Returns:
         ``accuracy``, ``dev`` and, for two classes, ``f1`` of class 1, in percent.
@@ -63,7 +66,7 @@ def folded(
 
 
 def split(train: Examples, dev: Examples, test: Examples, classes: int, classifier: Classifier, seed: int) -> dict:
-    """The dev part chooses the regularisation (SST2 SST5 SICK-E); the classifier that was best there is tested.
+    """Choose the regularisation on the dev part, and test the classifier that is best there (SST2 SST5 SICK-E).
 
     Returns:
         ``accuracy`` and ``dev``, in percent.
@@ -79,14 +82,15 @@ def split(train: Examples, dev: Examples, test: Examples, classes: int, classifi
 def _choose(
     x: np.ndarray, y: np.ndarray, classes: int, classifier: Classifier, folds: list[Fold], seed: int
 ) -> tuple[float, float]:
-    """The strength that is best over the folds' dev rows, and its accuracy there in percent."""
+    """Return the strength with the best mean accuracy on the folds' dev rows, and that accuracy in percent."""
     scores = classifier.fit(x, y, classes, folds, np.tile(classifier.grid, (len(folds), 1)), seed).scores
     best = _best(scores)
     return classifier.grid[best], 100 * float(scores[:, best].mean())
 
 
 def _best(scores: np.ndarray) -> int:
-    """The first of the best columns of [F, R]; percentages with two decimals are compared, as in SentEval."""
+    """Return the index of the best column of [F, R], the first if tied; percentages are rounded to two decimals as in
+    SentEval."""
     return int(np.round(100 * scores.mean(axis=0), 2).argmax())
 
 
@@ -96,14 +100,17 @@ def _f1(found: np.ndarray, right: np.ndarray) -> float:
 
 
 def relatedness(train: Examples, dev: Examples, test: Examples, classifier: Classifier, seed: int) -> dict[str, float]:
-    """SICK-R with a trained regression, by Tai et al. (2015), section 4.3: a score between two integers is a
-    distribution over these two, a linear layer with a softmax predicts the distribution, its mean is the score.
+    """Measure SICK-R with a trained regression, as in Tai et al. (2015), section 4.3.
 
-    SentEval's classifier minimises the squared error of the probabilities, without regularisation, and stops by
-    Pearson on dev, which it looks at every 50 epochs; scikit-learn's minimises the cross-entropy.
+    A score between two integers is represented as a distribution over these two. A linear layer with a softmax predicts
+    the distribution, and its mean is the predicted score.
+
+    SentEval's classifier minimises the squared error of the probabilities, without regularisation, and stops early by
+    Pearson's correlation on dev, which is checked every 50 epochs. scikit-learn's classifier minimises the
+    cross-entropy, and Pearson's correlation on dev chooses its regularisation.
 
     Returns:
-        ``pearson``, ``spearman`` and ``dev`` (Pearson) times 100, and ``mse`` of the scores.
+        ``pearson``, ``spearman`` and ``dev`` (Pearson's correlation) times 100, and ``mse`` of the scores.
     """
     targets = distributions(np.concatenate([train.y, dev.y]))
     if classifier.name == "senteval":
@@ -141,16 +148,16 @@ def relatedness(train: Examples, dev: Examples, test: Examples, classifier: Clas
 
 
 def distributions(scores: np.ndarray) -> np.ndarray:
-    """Scores of 1 to 5 [N] as float32 [N, 5] whose mean is the score: 3.6 is 0.4 of 3 and 0.6 of 4."""
+    """Return scores of 1 to 5 [N] as distributions, float32 [N, 5], with that mean: 3.6 is 0.4 of 3 and 0.6 of 4."""
     return np.maximum(0, 1 - np.abs(scores[:, None] - SCORES)).astype(np.float32)
 
 
 def expected_score(values: np.ndarray) -> np.ndarray:
-    """The mean score [N] of logits [N, 5]."""
+    """Compute the mean score [N] of logits [N, 5]."""
     shares = np.exp(values - values.max(axis=1, keepdims=True))
     return (shares / shares.sum(axis=1, keepdims=True)) @ SCORES
 
 
 def _or_zero(correlation: Callable[[np.ndarray, np.ndarray], float], found: np.ndarray, gold: np.ndarray) -> float:
-    """A constant correlates with nothing: 0, as in SentEval."""
+    """Return the correlation, or 0 if one side is constant, as in SentEval."""
     return correlation(found, gold) if np.ptp(found) > 0 and np.ptp(gold) > 0 else 0.0

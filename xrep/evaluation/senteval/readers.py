@@ -1,6 +1,6 @@
-"""The data sets of SentEval, in the files their publishers (and SentEval's download) give them.
+"""Read the data sets of SentEval from the files of their publishers or of SentEval's download.
 
-A translated copy (XEVAL: the same sets in other languages) has the same files in a folder of its own.
+A translated copy (XEVAL: the same sets in other languages) has the same files in a separate folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.text.readers import read_lines
 
-_DEPTH = 4  # SentEval/data/downstream/SST/binary
+_DEPTH = 4  # enough for SentEval/data/downstream/SST/binary
 _FETCH = "fetch the set again"
 _QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 _ENTAILMENT = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
@@ -24,7 +24,7 @@ _SICK_COLUMNS = ("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "en
 
 
 class Example(NamedTuple):
-    """One line of a file: a sentence or a pair of sentences, and its class or its score."""
+    """One line of a file: a sentence or a pair of sentences, and its class or score."""
 
     sentences: tuple[str, ...]
     target: float
@@ -35,8 +35,8 @@ class Split:
     """Examples of one part of a set.
 
     Attributes:
-        sides: one list of N sentences, or two for pairs.
-        targets: classes as int64 [N], or scores as float64 [N] (SICK-R).
+        sides: One list of N sentences, or two lists for pairs.
+        targets: Classes as int64 [N], or scores as float64 [N] (SICK-R).
     """
 
     sides: tuple[list[str], ...]
@@ -46,14 +46,14 @@ class Split:
         return len(self.targets)
 
     def only(self, rows: np.ndarray) -> Split:
-        """The chosen rows, bool [N]."""
+        """Return the rows that the mask ``rows``, bool [N], selects."""
         chosen = np.flatnonzero(rows)
         return Split(tuple([side[row] for row in chosen] for side in self.sides), self.targets[chosen])
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A set as read: splits ``all``, or ``train`` and ``test`` and perhaps ``dev``."""
+    """A data set in memory, with the split ``all``, or with ``train`` and ``test`` and sometimes ``dev``."""
 
     name: str
     splits: dict[str, Split]
@@ -65,7 +65,7 @@ class DataSet:
 
     @property
     def tested(self) -> str:
-        """The split whose examples are the test: all of them where the set is cross-validated."""
+        """Name of the split whose examples are tested; it is ``all`` if the set is cross-validated."""
         return "all" if "all" in self.splits else "test"
 
 
@@ -74,17 +74,18 @@ Reader = Callable[[Path, bool], Iterator[Example]]
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a set: name -> (split it belongs to, what reads it), all in one folder."""
+    """The files of a data set, all in one folder: file name -> (split, reader)."""
 
     files: dict[str, tuple[str, Reader]]
     in_folder: Callable[[str], bool] = lambda name: True
-    """Whether the set may lie in a folder of this name."""
+    """Function that tells whether the set may be in a folder with this name."""
 
 
 def read_text(path: Path, english: bool) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends.
+    """Yield numbered lines without their line ends.
 
-    Files of English are as published, UTF-8 or latin-1: one that is not UTF-8 is latin-1. Translations are UTF-8.
+    English files are read as published, in UTF-8 or latin-1: a file that is not valid UTF-8 is read as latin-1.
+    Translations must be UTF-8.
     """
     yield from _latin1(path) if english and not _is_utf8(path) else read_lines(path)
 
@@ -98,18 +99,18 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _latin1(path: Path) -> Iterator[tuple[int, str]]:
-    # Only \n ends a line: latin-1's next-line character (0x85) stands within sentences of MR and SUBJ.
+    # Only \n ends a line, because sentences of MR and SUBJ contain latin-1's next-line character (0x85).
     lines = path.read_bytes().decode("latin-1").removesuffix("\n").split("\n")
     yield from ((number, line.removesuffix("\r")) for number, line in enumerate(lines, 1))
 
 
 def _sentence(text: str) -> str:
-    """Words with single spaces; a line without words is an example, too, and reads ``.``, as in SentEval."""
+    """Join the words with single spaces. As in SentEval, a line without words is also an example and becomes ``.``."""
     return " ".join(text.split()) or "."
 
 
 def _labelled_file(label: int) -> Reader:
-    """A file of sentences that are all of one class."""
+    """Return a reader for a file of sentences that all have the same class."""
 
     def read(path: Path, english: bool) -> Iterator[Example]:
         for _, line in read_text(path, english):
@@ -119,14 +120,14 @@ def _labelled_file(label: int) -> Reader:
 
 
 def _questions(path: Path, english: bool) -> Iterator[Example]:
-    """TREC: ``NUM:dist How far is it``; the coarse class counts."""
+    """Read TREC, with lines such as ``NUM:dist How far is it``; only the coarse class is used."""
     for number, line in read_text(path, english):
         label, _, sentence = line.partition(" ")
         yield Example((_sentence(sentence),), _class(label.partition(":")[0], _QUESTIONS, path, number))
 
 
 def _sentence_tab_label(labels: tuple[str, ...]) -> Reader:
-    """SST as SentEval has it: ``sentence<TAB>1``."""
+    """Return a reader for SST in SentEval's format: ``sentence<TAB>1``."""
 
     def read(path: Path, english: bool) -> Iterator[Example]:
         for number, line in read_text(path, english):
@@ -139,7 +140,7 @@ def _sentence_tab_label(labels: tuple[str, ...]) -> Reader:
 
 
 def _label_space_sentence(labels: tuple[str, ...]) -> Reader:
-    """SST in the files of Kim (2014): ``1 sentence``."""
+    """Return a reader for SST in the format of Kim (2014): ``1 sentence``."""
 
     def read(path: Path, english: bool) -> Iterator[Example]:
         for number, line in read_text(path, english):
@@ -173,7 +174,7 @@ def _relatedness(path: Path, english: bool) -> Iterator[Example]:
 
 
 def _rows(path: Path, english: bool, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a table with a header; quotes mean nothing in it."""
+    """Yield the rows of a tab-separated table below its header; quotes have no special meaning."""
     for number, line in read_text(path, english):
         row = line.split("\t")
         if len(row) != len(columns):
@@ -192,7 +193,7 @@ def _class(label: str, labels: tuple[str, ...], path: Path, number: int) -> int:
 
 
 def _two_classes(negative: str, positive: str) -> tuple[Layout, ...]:
-    # The positive file comes first, as in SentEval: the order of examples decides what a seeded fold holds.
+    # The positive file comes first, as in SentEval, because the order of the examples determines the seeded folds.
     return (Layout({positive: ("all", _labelled_file(1)), negative: ("all", _labelled_file(0))}),)
 
 
@@ -226,14 +227,15 @@ SETS: dict[str, tuple[Layout, ...]] = {
     "SICK-E": (_splits(_entailment, *_SICK),),
     "SICK-R": (_splits(_relatedness, *_SICK),),
 }
-"""Name -> the layouts it is published in. SST2 is SentEval's, which trains on phrases (67,349)."""
+"""Layouts in which each set is published, by name. SST2 is SentEval's version, which trains on 67,349 phrases."""
 
 
 def find(folder: str | Path) -> dict[str, tuple[Layout, Path]]:
-    """The sets that lie in a folder or up to four folders below it: name -> its layout and its own folder.
+    """Return the sets in a folder and its subfolders, up to four levels deep: name -> layout and folder of the set.
 
     Raises:
-        UserError: no such folder, nothing in it, a set of which a file is missing, or two copies of a set.
+        UserError: The folder does not exist or contains no set, a file of a set is missing, or there are two copies of
+            a set.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -276,7 +278,7 @@ def read(name: str, layout: Layout, folder: Path, lang: str) -> DataSet:
     """Read one set; ``lang`` is the canonical code of its language.
 
     Raises:
-        UserError: a file is empty, not UTF-8 (unless it is English), or a line of it has another form.
+        UserError: A file is empty or not UTF-8 (unless it is English), or a line has the wrong format.
     """
     examples: dict[str, list[Example]] = {}
     for file, (split, reader) in layout.files.items():

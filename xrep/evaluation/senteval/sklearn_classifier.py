@@ -1,4 +1,4 @@
-"""Logistic regression by scikit-learn: the exact minimum, where SentEval's own classifier stops early."""
+"""Logistic regression by scikit-learn, which finds the exact minimum; SentEval's own classifier stops early."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from xrep.evaluation.senteval.folds import Fitted, Fold, logits
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
 
-_TOLERANCE = 1e-6  # scikit-learn's 1e-4 leaves accuracies on folds of MR 0.3 points from the minimum's
-_ABSENT = -1e4  # the bias of a class without examples
+_TOLERANCE = 1e-6  # with scikit-learn's 1e-4, fold accuracies on MR differ by 0.3 points from the minimum's
+_ABSENT = -1e4  # bias of a class without training examples, which is never predicted
 
 
 def check_sklearn() -> None:
-    """Find out before the work whether scikit-learn, which draws the folds for every classifier, is there.
+    """Check that scikit-learn, which draws the folds for every classifier, is installed, before the work starts.
 
     Raises:
-        UserError: it is not installed.
+        UserError: scikit-learn is not installed.
     """
     if importlib.util.find_spec("sklearn") is None:
         raise UserError("SentEval needs scikit-learn, which is not installed", cure="pip install 'xrep[senteval]'")
@@ -33,20 +33,20 @@ def check_sklearn() -> None:
 class SklearnClassifier:
     """``LogisticRegression`` (L2 on the weights, not on the bias), fitted by L-BFGS in float64.
 
-    In float32 the gradient of six classes never gets as small as the tolerance asks.
+    In float32, the gradient with six classes never becomes small enough for the tolerance.
     """
 
     name: str = "sklearn"
     grid: tuple[float, ...] = (0.25, 1.0, 4.0, 16.0, 64.0)
-    """Inverse strengths C that are tried; vectors of length 1 want the large ones."""
+    """Inverse strengths C that are tried; vectors of length 1 need the large values."""
 
     def fit(
         self, x: np.ndarray, y: np.ndarray, classes: int, folds: Sequence[Fold], grid: np.ndarray, seed: int
     ) -> Fitted:
-        """One classifier for each fold and strength; see ``Classifier``. The seed changes nothing.
+        """Fit one classifier for each fold and strength, see ``Classifier``. The seed has no effect.
 
-        A fit starts from the minimum of the fold before at the same strength (the first fold: of the strength before),
-        which lies close by: a third of the time.
+        Each fit starts from the minimum of the previous fold at the same strength (in the first fold: of the previous
+        strength), which is close to its own minimum. This reduces the time to a third.
         """
         weights = np.zeros((len(folds), grid.shape[1], x.shape[1] + 1, classes), dtype=np.float32)
         scores = np.full(grid.shape, np.nan)
@@ -65,10 +65,13 @@ class SklearnClassifier:
 def fit_distributions(
     x: np.ndarray, targets: np.ndarray, grid: Sequence[float], score: Callable[[np.ndarray], float]
 ) -> tuple[np.ndarray, float]:
-    """Multinomial regression on distributions over classes: each example counts for each class by its share.
+    """Fit multinomial regression to distributions over classes; an example counts for each class with its probability.
 
     Args:
-        x: float32 [N, D]. targets: [N, C]. score: of weights [D + 1, C]; more is better.
+        x: Features, float32 [N, D].
+        targets: Distributions over classes, [N, C].
+        grid: Inverse strengths C to try.
+        score: Function that scores weights [D + 1, C]; higher is better.
 
     Returns:
         The best weights over the grid and their score.
@@ -84,7 +87,7 @@ def fit_distributions(
 
 
 def stratified(y: np.ndarray, folds: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(other rows, rows of the fold) for each fold; every class has its share in each, as SentEval draws them."""
+    """Yield (other rows, rows of the fold) for each fold, stratified by class, as SentEval draws them."""
     from sklearn.model_selection import StratifiedKFold
 
     return StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros((len(y), 1)), y)
@@ -97,7 +100,7 @@ def _model() -> LogisticRegression:
 
 
 def _start(model: LogisticRegression, neighbour: LogisticRegression | None, classes: np.ndarray) -> None:
-    """Where a warm start begins: in the model itself or else in a neighbour, if it knows the same classes."""
+    """Prepare a warm start from the model's own last fit, or else from the neighbour's, if the classes are the same."""
     source = model if hasattr(model, "coef_") else neighbour
     if source is None:
         return
@@ -110,7 +113,7 @@ def _start(model: LogisticRegression, neighbour: LogisticRegression | None, clas
 
 
 def _weights(model: LogisticRegression, classes: int) -> np.ndarray:
-    """[D + 1, C]; scikit-learn has one row for two classes."""
+    """Return the weights [D + 1, C]. For two classes, scikit-learn stores only one row, to which zeros are added."""
     found = np.concatenate([model.coef_, np.reshape(model.intercept_, (-1, 1))], axis=1).T
     if len(model.classes_) == 2:
         found = np.concatenate([np.zeros_like(found), found], axis=1)

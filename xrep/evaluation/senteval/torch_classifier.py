@@ -1,7 +1,8 @@
-"""SentEval's own classifier: one linear layer, Adam, early stopping on held-out rows.
+"""SentEval's own classifier: one linear layer, trained by Adam with early stopping on held-out rows.
 
-Many of them (folds times strengths of regularisation) are trained at once, each exactly as it would be alone: a step is
-one product for all folds, and within a fold every strength sees the same batches, as SentEval's fixed seed has it.
+Many classifiers (folds times strengths of regularisation) are trained at the same time, each exactly as it would be
+alone. A step is one matrix product for all folds. Within a fold, every strength sees the same batches, as it does with
+SentEval's fixed seed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from xrep.evaluation.senteval.folds import Fitted, Fold
 
 BATCH = 64
-_RATE, _BETA1, _BETA2, _EPSILON = 1e-3, 0.9, 0.999, 1e-8  # torch's defaults for Adam, which SentEval keeps
+_RATE, _BETA1, _BETA2, _EPSILON = 1e-3, 0.9, 0.999, 1e-8  # PyTorch's defaults for Adam, as in SentEval
 _HELD_OUT = 0.05
 
 Gradient = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -24,11 +25,14 @@ Score = Callable[[torch.Tensor, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Stopping:
-    """When training ends: after ``tenacity`` + 1 looks at the held-out rows without a new best score, in all, not in a
-    row (SentEval's way), or past ``maximum`` epochs. The best weights count."""
+    """Rule for ending training; the best weights are kept.
+
+    Training ends when ``tenacity`` + 1 checks on the held-out rows have found no new best score (in total, not in
+    succession, as in SentEval), or after more than ``maximum`` epochs.
+    """
 
     epochs: int = 4
-    """Epochs between two looks."""
+    """Number of epochs between two checks."""
     tenacity: int = 5
     maximum: int = 200
 
@@ -39,18 +43,19 @@ class TorchClassifier:
 
     name: str = "senteval"
     grid: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2)
-    """Weight decays that are tried; the bias decays, too."""
+    """Weight decays that are tried; they apply to the bias as well."""
     stopping: Stopping = field(default_factory=Stopping)
 
     def fit(
         self, x: np.ndarray, y: np.ndarray, classes: int, folds: Sequence[Fold], grid: np.ndarray, seed: int
     ) -> Fitted:
-        """One classifier for each fold and strength.
+        """Fit one classifier for each fold and strength.
 
         Args:
-            x: float32 [N, D]. y: int64 [N].
-            folds: a fold without dev rows holds out 5% of its training rows to stop by.
-            grid: weight decays [F, R].
+            x: Features, float32 [N, D].
+            y: Classes, int64 [N].
+            folds: Folds; without dev rows, 5% of the training rows are held out for early stopping.
+            grid: Weight decays, [F, R].
         """
         targets = np.eye(classes, dtype=np.float32)[y]
 
@@ -65,7 +70,7 @@ def _cross_entropy_gradient(probabilities: torch.Tensor, targets: torch.Tensor) 
 
 
 def squared_error_gradient(probabilities: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of the mean over classes of (p - t)^2, with p a softmax, with regard to the logits."""
+    """Compute the gradient of the mean over classes of (p - t)^2 with respect to the logits; p is their softmax."""
     slope = (probabilities - targets) * (2 / targets.shape[-1])
     return probabilities * (slope - (slope * probabilities).sum(-1, keepdim=True))
 
@@ -83,9 +88,13 @@ def train(
     """Train one linear layer for each fold and weight decay.
 
     Args:
-        x: float32 [N, D]. targets: distributions over classes, float32 [N, C]. grid: weight decays [F, R].
-        gradient: of an example's loss with regard to its logits, from probabilities and targets [..., C].
-        score: of logits [n, R, C] on the n rows named: [R]; more is better.
+        x: Features, float32 [N, D].
+        targets: Distributions over classes, float32 [N, C].
+        grid: Weight decays, [F, R].
+        gradient: Function that computes the gradient of an example's loss with respect to its logits, from
+            probabilities and targets [..., C].
+        score: Function of logits [n, R, C] and the n row numbers they belong to, which returns scores [R]; higher is
+            better.
     """
     generators = [np.random.default_rng(seed) for _ in folds]
     pairs = [_hold_out(fold, generator) for fold, generator in zip(folds, generators, strict=True)]
@@ -123,13 +132,13 @@ def _hold_out(fold: Fold, generator: np.random.Generator) -> tuple[np.ndarray, n
 
 
 class _Layers:
-    """F linear layers of R * C outputs and their Adam; ``x`` [N, D + 1] ends in ones, so the last weight is a bias."""
+    """F linear layers of R * C outputs and their Adam state; the last column of ``x`` [N, D + 1] is 1 for the bias."""
 
     def __init__(self, x: torch.Tensor, targets: torch.Tensor, grid: np.ndarray, seed: int, gradient: Gradient) -> None:
         self._x, self._targets, self._gradient = x, targets, gradient
         (folds, strengths), (width, classes) = grid.shape, (x.shape[1], targets.shape[1])
         self._shape = strengths, classes
-        bound = (width - 1) ** -0.5  # torch.nn.Linear's
+        bound = (width - 1) ** -0.5  # the initialisation of torch.nn.Linear
         start = torch.empty(width, classes).uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
         self._w = start.repeat(1, strengths).expand(folds, -1, -1).clone()
         decay = torch.from_numpy(grid).float().repeat_interleave(classes, dim=1)[:, None]
@@ -137,11 +146,11 @@ class _Layers:
         self._mean, self._square = torch.zeros_like(self._w), torch.zeros_like(self._w)
 
     def weights(self, place: int) -> np.ndarray:
-        """[R, D + 1, C]."""
+        """Return the weights of one fold, [R, D + 1, C]."""
         return self._w[place].unflatten(1, self._shape).transpose(0, 1).numpy()
 
     def logits(self, place: int, rows: np.ndarray) -> torch.Tensor:
-        """[n, R, C]."""
+        """Return the logits of one fold for n rows, [n, R, C]."""
         return (self._x[torch.from_numpy(rows)] @ self._w[place]).unflatten(1, self._shape)
 
     def keep(self, places: list[int]) -> None:
@@ -149,9 +158,9 @@ class _Layers:
             setattr(self, name, getattr(self, name)[places])
 
     def epoch(self, orders: list[np.ndarray]) -> None:
-        """One pass over the rows of each fold, in the order given.
+        """Train for one pass over the rows of each fold, in the given order.
 
-        Folds are sorted by size, the largest first: those that still have a batch are the first ones.
+        Folds are sorted by size, the largest first, so the folds that still have a batch are always the first ones.
         """
         sizes = np.array([len(order) for order in orders])
         steps = -(-sizes.max() // BATCH)
@@ -166,7 +175,7 @@ class _Layers:
             self._step(torch.from_numpy(rows[:count, step * BATCH : (step + 1) * BATCH]), shares)
 
     def _step(self, rows: torch.Tensor, shares: torch.Tensor) -> None:
-        """A step of Adam for the first folds, on ``rows`` [k, B]; an example counts by its share (0 for padding)."""
+        """Take one Adam step for the first k folds on ``rows`` [k, B]; ``shares`` are example weights (0: padding)."""
         count = len(rows)
         weights, mean, square = self._w[:count], self._mean[:count], self._square[:count]
         x = self._x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
@@ -177,7 +186,7 @@ class _Layers:
         first, second = (1 - beta ** self._steps[:count] for beta in (_BETA1, _BETA2))
         mean.lerp_(gradient, 1 - _BETA1)
         square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
-        # w -= rate * (m / first) / (sqrt(v / second) + epsilon), with both corrections drawn into one factor
+        # w -= rate * (m / first) / (sqrt(v / second) + epsilon), with both bias corrections combined into one factor
         factor = torch.from_numpy(_RATE * np.sqrt(second) / first).float()[:, None, None]
         epsilon = torch.from_numpy(_EPSILON * np.sqrt(second)).float()[:, None, None]
         weights.sub_(mean * factor / square.sqrt().add_(epsilon))
