@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -41,9 +42,15 @@ def test_weights_that_are_no_numbers_are_named(data_directory: Path, two_terms: 
         trainer.train()
 
 
-def test_a_gradient_that_is_no_number_is_named(data_directory: Path, two_terms: Any, tmp_path: Path) -> None:
-    trainer = trainer_of(data_directory, tmp_path, max_steps=5)
-    trainer.module.model.encoders["shared"].layers[0].attention.output.bias.register_hook(lambda g: g / 0)
+@pytest.mark.parametrize("clip_norm", [10.0, 0.0])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_gradient_that_is_no_number_is_named(
+    data_directory: Path, two_terms: Any, tmp_path: Path, value: float, clip_norm: float
+) -> None:
+    """Of all gradients it is the only one that is not finite, and clipping must not spread it."""
+    trainer = trainer_of(data_directory, tmp_path, max_steps=5, clip_norm=clip_norm)
+    bias = trainer.module.model.encoders["shared"].layers[0].attention.output.bias
+    bias.register_hook(lambda gradient: torch.full_like(gradient, value))
     before = {name: p.clone() for name, p in trainer.module.named_parameters()}
     with pytest.raises(
         TrainingError, match=r"the norm of the gradient is (nan|inf); it begins in the gradient of .*output\.bias"

@@ -155,7 +155,10 @@ class Engine:
             step(batch, tally, number + 1 == len(batches))
         self.scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.limit, error_if_nonfinite=False)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # A norm that is not finite would make every gradient NaN, and hide the one where the problem begins.
+        finite_norm = torch.where(norm.isfinite(), norm, torch.zeros_like(norm))
+        torch.nn.utils.clip_grads_with_norm_(parameters, self.limit, finite_norm)
         outcome = tally.outcome(norm, self.scaler)
         if outcome.finite:
             update()
