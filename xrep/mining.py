@@ -227,7 +227,9 @@ def _open(given: Text, work: Path, encoder: SentenceEncoder | None, options: Min
     if vectors is None:
         if encoder is None or given.text is None:
             raise UserError(f"neither vectors of the {given.name} nor a text and an encoder", cure="give one or other")
-        vectors = work / f"{given.name}.npy"
+        # Vectors of an interrupted run are used again only if the same encoder made them from the same lines.
+        made_of = f"{encoder.fingerprint()} {given.lang} {lines.sha256 if lines else ''}"
+        vectors = work / f"{given.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npy"
         if not vectors.exists():
             encode_file(
                 encoder,

@@ -166,6 +166,27 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+def test_vectors_of_an_interrupted_run_are_those_of_its_encoder_and_its_text(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    sides = [[pair[place] for pair in PAIRS] for place in (0, 1)]
+    for name, text in (("de", sides[0]), ("en", sides[1]), ("reversed", sides[1][::-1])):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+    other = write_encoder(tmp_path / "other", seed=1)
+    source, target = tmp_path / "de.txt", tmp_path / "en.txt"
+    for number, changed in enumerate(({"path": other}, {"target": tmp_path / "reversed.txt"})):
+        given = {"path": checkpoint, "source": source, "target": target, "neighbours": 3}
+        monkeypatch.setattr("xrep.mining._check", stop)  # both sides are encoded, and nothing else is done
+        assert mine(**given, output=tmp_path / f"{number}.tsv") == 130
+        monkeypatch.undo()
+        assert mine(**{**given, **changed}, output=tmp_path / f"{number}.tsv") == 0
+        assert mine(**{**given, **changed}, output=tmp_path / f"{number}-anew.tsv") == 0
+        assert (tmp_path / f"{number}.tsv").read_bytes() == (tmp_path / f"{number}-anew.tsv").read_bytes()
+
+
 @pytest.mark.slow
 def test_a_killed_run_ends_in_the_same_file(
     planted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
