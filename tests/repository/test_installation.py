@@ -62,7 +62,9 @@ def set_up(
 
     def run(**environment: str) -> tuple[int, list[str]]:
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        given = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        given = {
+            name: value for name, value in os.environ.items() if name not in ("PYTHON", "PYTHONPATH", "VIRTUAL_ENV")
+        }
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         command = [str(root / "scripts" / "demo")]
         done = subprocess.run(command, env={**given, "PATH": path, **environment}, text=True, cwd=tmp_path, **pipes)

@@ -52,7 +52,8 @@ class Checkout:
         log = self.folder / "pip.log"
         log.write_text("", encoding="utf-8")
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        # PYTHON would choose another interpreter than the python3 of this checkout.
+        inherited = {n: value for n, value in os.environ.items() if n != "PYTHON" and not n.startswith("PYTEST")}
         del inherited["XREP_HOME"]
         inherited["PYTEST_XDIST_AUTO_NUM_WORKERS"] = "0"
         result = subprocess.run(
