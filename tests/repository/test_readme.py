@@ -1,7 +1,7 @@
 """Every shell command of the README is run as it stands, in order, in a copy of the repository.
 
-The programs are the real ones, though they start warm (``tests.programs``). Only their budget is made smaller: BUDGET is put behind the arguments of each, and text
-and corpora are a few hundred sentences. Nothing is fetched or installed.
+The programs are the real ones, though they start warm (``tests.programs``). Only their budget is made smaller: BUDGET
+is put behind the arguments of each, and text and corpora are a few hundred sentences. Nothing is fetched or installed.
 """
 
 from __future__ import annotations
