@@ -10,6 +10,7 @@ from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation import nearest
+from xrep.evaluation.encoders import Precomputed
 from xrep.sentence_encoder import SentenceEncoder
 from xrep_cli.eval import main
 
@@ -93,6 +94,15 @@ def test_too_few_sentences_and_wrong_numbers_are_one_clear_line(tmp_path: Path, 
         nearest.nearest(ngram_encoder(), ["one"], [tmp_path / "absent"], top=1)
     with pytest.raises(UserError, match="cannot encode fr"):
         nearest.nearest(ngram_encoder(known=["de"]), ["one"], [file], top=1, lang="de", text_lang="fr")
+
+
+def test_vectors_of_another_system_in_two_languages(tmp_path: Path) -> None:
+    """It has vectors of the queries in one language and of the text in the other."""
+    file = _write(tmp_path / "text", ["the house", "a tree"])
+    _write(tmp_path / "sentences.tsv", ["de\tdas Haus", "en\tthe house", "en\ta tree"])
+    np.save(tmp_path / "vectors.npy", np.array([[1, 0.1], [1, 0], [0, 1]], dtype=np.float32))
+    (hits,) = nearest.nearest(Precomputed(tmp_path), ["das Haus"], [file], top=2, lang="de", text_lang="en")
+    assert [hit.sentence for hit in hits] == ["the house", "a tree"]
 
 
 def test_the_command_finds_across_languages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

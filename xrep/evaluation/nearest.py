@@ -80,11 +80,14 @@ def nearest(
     """
     if top < 1:
         raise UserError(f"--top {top}", cure="give at least 1")
-    check_languages(encoder, {language: queries[0] for language in (lang, text_lang) if language})
+    if lang:
+        check_languages(encoder, {lang: queries[0]})
     vectors_QD = encoder.encode(list(queries), lang)
     hits: list[list[Hit]] = [[] for _ in queries]
     with tqdm(disable=not show_progress, unit=" lines", unit_scale=True, leave=False) as progress:
-        for chunk in _chunks(files):
+        for number, chunk in enumerate(_chunks(files)):
+            if text_lang and number == 0:
+                check_languages(encoder, {text_lang: chunk.sentences[0]})
             chunk_CD = encoder.encode(chunk.sentences, text_lang)
             for start in range(0, len(queries), _QUERIES):
                 block = slice(start, start + _QUERIES)
