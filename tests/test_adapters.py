@@ -87,6 +87,7 @@ class TestSentenceVectors:
         assert len(transformer.get_feature_names_out()) == 16
         assert "lang='de'" in repr(transformer)
 
+    @pytest.mark.slow
     def test_another_process_loads_it_by_its_path(self, shared: Path, tmp_path: Path) -> None:
         import joblib
 

@@ -65,6 +65,7 @@ def measured(capsys: pytest.CaptureFixture, *arguments: object) -> dict[str, Any
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_scores_of_each_language(data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["best"]["metric"] == "bleu" and summary["best"]["value"] > 1

@@ -52,6 +52,7 @@ def test_mlm_goes_on_exactly(raw: Path, tmp_path: Path) -> None:
     assert "tokenizer" in {name.split("/")[0] for name in contents(whole / "best")}
 
 
+@pytest.mark.slow
 def test_two_ranks_and_then_one(raw: Path, data_directory: Path, tmp_path: Path) -> None:
     """Whole words, and neighbours against all others of both ranks; rank 0 validates by itself."""
     recipe = tmp_path / "parts.yaml"

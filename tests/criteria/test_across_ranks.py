@@ -53,6 +53,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory, text, models, batche
     return run_ranks(request.param, tmp_path_factory.mktemp("ranks"), train, text, models, batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in RUNS if "alone" not in name])
 def test_ranks_find_what_one_process_finds(found: Found, whole: dict[str, Results], name: str) -> None:
     assert check(found, name, whole[name]) == []

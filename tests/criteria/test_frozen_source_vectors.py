@@ -122,6 +122,7 @@ def test_a_run_is_killed_and_another_one_goes_on(data_directory: Path, tmp_path:
             assert encoded == 1
 
 
+@pytest.mark.slow
 def test_two_ranks_share_what_they_find(data_directory: Path, tmp_path: Path) -> None:
     given = options(
         criterion="frozen_source", towers="separate", batch_size=16, max_steps=40, queue_size=64, micro_batch=8,

@@ -175,6 +175,7 @@ def test_going_on_is_the_same_as_never_stopping(sentences: Path, data_directory:
         assert torch.equal(tensor, saved_heads(once.directory / "last")[name])
 
 
+@pytest.mark.slow
 def test_two_ranks_share_it_too(sentences: Path, data_directory: Path, tmp_path: Path) -> None:
     """Ranks that no longer agree, or wait for a gradient that never comes, end the run."""
     stages = [{"name": "weight", "mixing": "weight"}, {"name": "proportion", "init": "previous/last"}]

@@ -354,6 +354,7 @@ def test_half_precision_is_normalised_with_one_rounding(dtype: torch.dtype) -> N
     assert all(torch.equal(*fields) for fields in zip(found, hard_infonce(*given, 0.05, exponent=0.9), strict=True))
 
 
+@pytest.mark.slow
 def test_cosines_are_whole_only_where_they_are_kept() -> None:
     x, y, *_ = make(80, 4)
     x.requires_grad_()

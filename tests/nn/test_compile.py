@@ -106,6 +106,7 @@ def test_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_without_a_compiler() -> None:
     compiler = (None, "/nowhere/g++")
     with torch._inductor.config.patch({"cpp.cxx": compiler}), pytest.raises(UserError) as error:

@@ -83,6 +83,7 @@ def run(raw: Path, pretrained: dict[str, Path], tmp_path_factory: pytest.TempPat
     return directory
 
 
+@pytest.mark.slow
 def test_towers_keep_their_width_and_vocabulary_and_meet_in_the_sources(run: Path) -> None:
     checkpoint = open_checkpoint(run / "last")
     towers = checkpoint.manifest["architecture"]["towers"]
@@ -113,6 +114,7 @@ def test_training_starts_from_the_weights_and_changes_them(
         assert len(moved) > len(state) / 2
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_its_encoder_loads_without_the_pretrained_weights(
     raw: Path, pretrained: dict[str, Path], tmp_path: Path
 ) -> None:
