@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from packaging.specifiers import SpecifierSet
 
 
@@ -19,6 +20,7 @@ def check_types(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_pyright(repository: Path) -> None:
     result = check_types(repository)
     assert result.returncode == 0, result.stdout + result.stderr
