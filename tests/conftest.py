@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
-# Where the environment hides instructions of the processor, kernels that torch.compile has kept from runs with these
-# instructions end in a segmentation fault. Such runs keep theirs elsewhere.
+# torch.compile keeps compiled kernels on disk. In a run in which the environment hides some instructions of the
+# processor, kernels from earlier runs ended in a segmentation fault, so such a run uses a folder of its own.
 hidden = [os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")]
 if any(hidden):
     folder = os.path.join(tempfile.gettempdir(), f"xrep-torchinductor-{os.getuid()}-{'-'.join(map(str, hidden))}")

@@ -1,5 +1,5 @@
-"""xrep's programs in processes of their own that start in a moment: they are forked from a process that has imported
-torch once. What they print, how they end and what they do with signals is as in a process that a user starts.
+"""Run xrep's programs in separate processes that start quickly, because they are forked from a process that has already
+imported torch. Their output, exit codes and handling of signals are those of a process that a user starts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PRELOADED = ["torch._dynamo", "torch.distributed.run", "xrep.training.run", "xrep_cli.train", "tests.kernels.ranks"]
 PATIENCE = 300.0
-"""Seconds after which a program hangs, on a busy machine too."""
+"""Seconds after which a test gives up on a program. A busy machine needs less."""
 
 Finished = subprocess.CompletedProcess[str]
 
 
 def warm_context() -> ForkServerContext:
-    """Starts processes by forking one that has imported PRELOADED; it is started when it is first needed."""
+    """Return a context that starts processes by forking one that has imported PRELOADED."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     here = os.getcwd()
@@ -97,7 +97,7 @@ def free_port() -> int:
 
 
 def rank_environment(rank: int, size: int, port: int, address: str = "127.0.0.1") -> dict[str, str]:
-    """What torchrun tells a rank."""
+    """Return the environment variables that torchrun sets for a rank."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": port}
     return {name: str(value) for name, value in places.items()}
 

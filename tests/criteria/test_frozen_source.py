@@ -110,7 +110,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_steps_equal_the_simulation(text, make_batch, name: str) -> None:
     options = dict(RUNS[name])
-    # In float64: several steps would multiply the rounding of float32, by another factor on every processor.
+    # In float64, because several steps amplify the rounding errors of float32 differently on different processors.
     model = make_model(text, towers=options.pop("towers", "separate")).double()
     groups = make_groups(make_batch, options.pop("accumulate", 1))
     expected, weights, tau = simulate(model, groups, options)

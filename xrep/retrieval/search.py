@@ -108,7 +108,7 @@ def load_found(path: Path) -> tuple[Neighbours, int]:
             return Neighbours(*(file[name] for name in names)), int(file["done"])
     except FileNotFoundError:
         raise UserError("no such file", path=path, cure="run that part of the search first") from None
-    # A single array is no context manager: a TypeError, and an AttributeError before Python 3.11.
+    # A single array is not a context manager, which raises a TypeError, or an AttributeError before Python 3.11.
     except (ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile):
         raise UserError("a damaged file of neighbours", path=path, cure="remove it to begin anew") from None
 
