@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import itertools
@@ -66,6 +67,12 @@ def is_running(process: int) -> bool:
         return False
 
 
+def held_open(process: int) -> tuple[int, int]:
+    """Number of open descriptors and of maps of shared memory; other tests, run beside this one, have their own."""
+    maps = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return len(os.listdir(f"/proc/{process}/fd")), sum("/dev/shm/" in line for line in maps)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size, workers", [(1, 1), (1, 3), (4, 2)])
 def test_workers_make_the_same_batches(data_directory: Path, world_size: int, workers: int) -> None:
@@ -117,12 +124,13 @@ def test_plans_and_batches_larger_than_a_pipe() -> None:
 @pytest.mark.slow
 def test_thousands_of_batches_leave_nothing_open(data_directory: Path) -> None:
     task = BitextTask(BitextTask.Config(data=str(data_directory), batch_size=8), 1)
-    batches, opened, kept = stream(task, workers=2), set(), []
-    gc.collect()  # the maps of other tests
-    for number, (batch, _) in enumerate(itertools.islice(batches, 3001)):
-        kept.append(batch)  # what is still in use holds nothing open either
-        if number % 1000 == 0:
-            opened.add((len(os.listdir("/proc/self/fd")), len(os.listdir("/dev/shm"))))
+    kept, opened = [], set()
+    with contextlib.closing(stream(task, workers=2)) as batches:
+        for number, (batch, _) in enumerate(itertools.islice(batches, 3001)):
+            kept.append(batch)  # what is still in use holds nothing open either
+            if number % 1000 == 0:
+                gc.collect()  # the maps of other tests
+                opened.add(tuple(map(held_open, [os.getpid(), *worker_ids()])))
     assert len(opened) == 1
 
 

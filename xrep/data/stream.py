@@ -16,7 +16,7 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -67,7 +67,7 @@ def stream(
     stop: int | None = None,
     workers: int = 0,
     pin_memory: bool = False,
-) -> Iterator[tuple[Any, Plan]]:
+) -> Generator[tuple[Any, Plan], None, None]:
     """Yield the training batches of one rank with their plans, without end or up to example ``stop`` of the run.
 
     Args:
