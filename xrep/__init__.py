@@ -1,20 +1,26 @@
-"""Train, evaluate and use cross-lingual sentence encoders."""
+"""Train, evaluate and use cross-lingual sentence encoders.
+
+``SentenceEncoder`` encodes sentences with any trained or pretrained encoder, ``Translator`` translates with a trained
+translator. ``xrep.kernels`` has the losses and ``xrep.metrics`` the figures of evaluations, each of use alone.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xrep.lazy import lazy_names
+
 if TYPE_CHECKING:
-    from xrep.sentence_encoder import SentenceEncoder
+    from xrep.inference.generation import Translator
+    from xrep.inference.sentence_encoder import SentenceEncoder
 
 __version__ = "0.1.0"
-__all__ = ["SentenceEncoder", "__version__"]
+__all__ = ["SentenceEncoder", "Translator", "__version__"]
+__getattr__, _dir = lazy_names(
+    __name__,
+    {"SentenceEncoder": "xrep.inference.sentence_encoder", "Translator": "xrep.inference.generation.translator"},
+)
 
 
-def __getattr__(name: str):
-    # SentenceEncoder is imported on first use, so that ``import xrep`` (and every --help) does not wait for torch.
-    if name == "SentenceEncoder":
-        from xrep.sentence_encoder import SentenceEncoder
-
-        return SentenceEncoder
-    raise AttributeError(f"module 'xrep' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return [*globals(), *_dir()]

@@ -233,11 +233,11 @@ LR_SCHEDULERS = Registry(
 VALIDATORS = Registry(
     "validation",
     {
-        "loss": "xrep.evaluation.loss_validator:LossValidator",
-        "nli": "xrep.evaluation.nli_validator:NliValidator",
-        "retrieval": "xrep.evaluation.retrieval:RetrievalValidator",
-        "sts": "xrep.evaluation.sts_validator:StsValidator",
-        "translation": "xrep.evaluation.translation_validator:TranslationValidator",
+        "loss": "xrep.validation.loss:LossValidator",
+        "nli": "xrep.validation.nli:NliValidator",
+        "retrieval": "xrep.validation.retrieval:RetrievalValidator",
+        "sts": "xrep.validation.sts:StsValidator",
+        "translation": "xrep.validation.translation:TranslationValidator",
     },
 )
 REGISTRIES = {r.kind: r for r in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS)}

@@ -53,11 +53,11 @@ def _main(argv: Sequence[str]) -> None:
     for name, value in _KEPT_PRODUCTS.items():
         os.environ.setdefault(name, value)  # read at the first product
 
-    from xrep.encoding import encode_file
     from xrep.errors import UserError
     from xrep.files import check_output
+    from xrep.inference.encoding import encode_file
+    from xrep.inference.sentence_encoder import SentenceEncoder
     from xrep.registry import import_plugin
-    from xrep.sentence_encoder import SentenceEncoder
     from xrep.text.readers import read_lines
 
     if options.batch_tokens < 1:

@@ -64,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _main(argv: Sequence[str]) -> None:
     options = build_parser().parse_args(argv)
 
-    from xrep.export import export_path
+    from xrep.inference.export import export_path
     from xrep.registry import import_plugin
 
     for plugin in options.plugin:

@@ -13,12 +13,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xrep.generation.options import DEFAULTS, SearchOptions
+from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep_cli.common import HelpFormatter, choose_device, console_script, say_if_slow
 
 if TYPE_CHECKING:
-    from xrep.generation.stream import Summary
-    from xrep.generation.translator import Translator
+    from xrep.inference.generation.stream import Summary
+    from xrep.inference.generation.translator import Translator
 
 DESCRIPTION = """\
 Translate each line of a text: line i of the output is the translation of line i.
@@ -118,7 +118,7 @@ def _check(options: argparse.Namespace) -> None:
     """
     from xrep.errors import UserError
     from xrep.files import check_output
-    from xrep.generation.stream import is_regular
+    from xrep.inference.generation.stream import is_regular
     from xrep.text.readers import read_lines
 
     for name in ("max_tokens", "buffer_lines"):
@@ -152,7 +152,7 @@ def _compare(options: argparse.Namespace, lines: int, counts: Sequence[int]) -> 
 def _load(options: argparse.Namespace) -> Translator:
     """The translator, after a look that device and languages are known."""
     from xrep.errors import UserError
-    from xrep.generation.translator import Translator
+    from xrep.inference.generation.translator import Translator
     from xrep.registry import import_plugin
     from xrep.text.languages import canonical
 
@@ -251,7 +251,7 @@ def _main(argv: Sequence[str]) -> None:
         os.environ.setdefault(name, value)  # read at the first product
 
     from xrep.files import write_aside
-    from xrep.generation.stream import translate_stream
+    from xrep.inference.generation.stream import translate_stream
 
     translator = _load(options)
     if options.input == "-" and sys.stdin.isatty():

@@ -126,9 +126,9 @@ def _main(argv: Sequence[str]) -> None:
     from dataclasses import asdict
 
     from xrep.files import write_aside
-    from xrep.mining import MiningOptions, Text, mine
+    from xrep.inference.mining import MiningOptions, Text, mine
+    from xrep.inference.sentence_encoder import SentenceEncoder
     from xrep.registry import import_plugin
-    from xrep.sentence_encoder import SentenceEncoder
 
     for plugin in options.plugin:
         import_plugin(plugin)

@@ -145,7 +145,7 @@ def _tokenizer_path(side: str, path: str) -> str:
         return str(inner / side if (inner / side).is_dir() else inner)
     if Path(path).exists():
         return path
-    from xrep.nn.pretrained import find_pretrained
+    from xrep.interop.pretrained import find_pretrained
 
     return str(find_pretrained(path))
 

@@ -18,13 +18,13 @@ from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from tests.programs import run_on_ranks
 from tests.runs import environment, refusal
-from xrep import encoding
-from xrep.sentence_encoder import SentenceEncoder
+from xrep.inference import encoding
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep_cli.encode import main
 
 GERMAN = [pair[0] for pair in sentence_pairs(2000)]
 SMALL_CHUNKS = (
-    "import sys, xrep.encoding; xrep.encoding.CHUNK_LINES = 50\n"
+    "import sys, xrep.inference.encoding; xrep.inference.encoding.CHUNK_LINES = 50\n"
     "from xrep_cli.encode import main; sys.exit(main(sys.argv[1:]))"
 )
 
@@ -220,7 +220,7 @@ def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
         lines = (" ".join(draw.choices(words, k=draw.randint(1, 4))) + "\n" for _ in range(count))
         (tmp_path / f"{count}.txt").write_text("".join(lines))
     script = (
-        "import re, sys, xrep.encoding; xrep.encoding.CHUNK_LINES = 2000\n"
+        "import re, sys, xrep.inference.encoding; xrep.inference.encoding.CHUNK_LINES = 2000\n"
         "from xrep_cli.encode import main\n"
         "for count in (10_000, 100_000):\n"
         "    files = ['--input', f'{sys.argv[2]}/{count}.txt', '--output', f'{sys.argv[2]}/{count}.npy']\n"

@@ -14,7 +14,7 @@ import pytest
 from tests.encoders import write_encoder
 from xrep.evaluation import tatoeba
 from xrep.evaluation.encoders import open_encoder
-from xrep.sentence_encoder import SentenceEncoder
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.text.cleaning import sentence_hashes
 from xrep_cli.eval import EVALUATIONS, build_parser, load, main
 

@@ -15,7 +15,7 @@ from tests.corpus import sentence_pairs, write_corpus
 from tests.encoders import write_encoder
 from tests.fixtures import spanish_pairs
 from xrep import SentenceEncoder
-from xrep.generation import SearchOptions, Translator
+from xrep.inference.generation import SearchOptions, Translator
 from xrep.metrics.translation import multi_bleu
 from xrep.models.directory import open_checkpoint
 from xrep_cli.eval import main as evaluate

@@ -15,9 +15,9 @@ from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from tests.runs import environment, options
 from tests.translators import write_translator
-from xrep.generation import SearchOptions, Translator
+from xrep.inference.generation import SearchOptions, Translator
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.processor import SLOW_BFLOAT16
-from xrep.sentence_encoder import SentenceEncoder
 
 GERMAN = [pair[0] for pair in sentence_pairs(100)]
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}

@@ -18,9 +18,9 @@ from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from tests.retrieval import plain_margins
 from tests.runs import contents, environment
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.retrieval import neighbours, search
 from xrep.retrieval.neighbours import normalize_rows
-from xrep.sentence_encoder import SentenceEncoder
 from xrep_cli.mine import main
 
 PAIRS = sentence_pairs(300)
@@ -179,7 +179,7 @@ def test_vectors_of_an_interrupted_run_are_those_of_its_encoder_and_its_text(
     source, target = tmp_path / "de.txt", tmp_path / "en.txt"
     for number, changed in enumerate(({"path": other}, {"target": tmp_path / "reversed.txt"})):
         given = {"path": checkpoint, "source": source, "target": target, "neighbours": 3}
-        monkeypatch.setattr("xrep.mining._check", stop)  # both sides are encoded, and nothing else is done
+        monkeypatch.setattr("xrep.inference.mining._check", stop)  # both sides are encoded, and nothing else is done
         assert mine(**given, output=tmp_path / f"{number}.tsv") == 130
         monkeypatch.undo()
         assert mine(**{**given, **changed}, output=tmp_path / f"{number}.tsv") == 0
@@ -225,7 +225,7 @@ def test_what_is_unfinished_is_not_mixed_with_something_else(
         raise KeyboardInterrupt
 
     output = tmp_path / "mined.tsv"
-    monkeypatch.setattr("xrep.mining._write", stop)
+    monkeypatch.setattr("xrep.inference.mining._write", stop)
     assert mine(**planted, output=output) == 130
     monkeypatch.undo()
     before = contents(tmp_path / "mined.tsv.work")

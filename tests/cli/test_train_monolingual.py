@@ -12,8 +12,8 @@ import torch
 from tests.corpus import sentence_pairs
 from tests.programs import run_on_ranks
 from tests.runs import SMALL_MODEL, contents, environment, options
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import CRITERION, MODEL, open_checkpoint
-from xrep.sentence_encoder import SentenceEncoder
 from xrep_cli.train import main
 
 STEADY = {"task": "monolingual", "criterion": "mlm", "lr_scheduler": "constant", "save_every": 4, "log_every": 1}

@@ -12,8 +12,8 @@ import torch
 from tests.nli_data import nli_rows, write_columns, write_jsonl
 from tests.programs import run_on_ranks
 from tests.runs import SMALL_MODEL, environment, options
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import CRITERION, open_checkpoint
-from xrep.sentence_encoder import SentenceEncoder
 from xrep_cli.train import main
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from tests.runs import command, environment, options, refusal, xrep_train
 from xrep.config import to_yaml
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
-from xrep.generation import SearchOptions, Translator
+from xrep.inference.generation import SearchOptions, Translator
 from xrep.metrics.translation import bleu
 from xrep.models.directory import MODEL, open_checkpoint
 from xrep.models.translation import Translation

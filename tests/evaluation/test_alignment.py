@@ -12,7 +12,7 @@ from tests.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation import alignment
 from xrep.evaluation.overlap import Overlap
-from xrep.sentence_encoder import SentenceEncoder
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.text.cleaning import sentence_hashes
 from xrep_cli.eval import main
 

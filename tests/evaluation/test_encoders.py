@@ -8,7 +8,7 @@ import pytest
 from tests.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Loaded, Precomputed, SentenceList, check_languages, open_encoder
-from xrep.sentence_encoder import SentenceEncoder
+from xrep.inference.sentence_encoder import SentenceEncoder
 
 SENTENCES = [("de", "Wir trinken Wasser."), ("en", "We drink water."), ("en", "Chat"), ("fr", "Chat")]
 

@@ -11,7 +11,7 @@ from tests.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation import nearest
 from xrep.evaluation.encoders import Precomputed
-from xrep.sentence_encoder import SentenceEncoder
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep_cli.eval import main
 
 SENTENCES = [english for _, english in sentence_pairs(120)]

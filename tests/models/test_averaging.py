@@ -16,7 +16,7 @@ from tests.encoders import write_encoder
 from xrep import SentenceEncoder
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
-from xrep.export import export_path
+from xrep.inference.export import export_path
 from xrep.models.averaging import average_last
 from xrep.models.directory import CRITERION, STATE, Snapshot, load_model, open_checkpoint, write_checkpoint
 from xrep_cli.export import main

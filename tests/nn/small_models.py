@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from xrep.data.batching import TokenBatch
+from xrep.interop.pretrained import Pretrained, encoder_state, read_pretrained
 from xrep.nn.encoder import TransformerEncoder
-from xrep.nn.pretrained import Pretrained, encoder_state, read_pretrained
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.nn.small_models import assert_same, hidden_states, load, make_batch, make_model, refusal, save
 from xrep.errors import UserError
-from xrep.nn.pretrained import find_pretrained
+from xrep.interop.pretrained import find_pretrained
 from xrep.nn.weights import Weights, save_tensors
 
 

@@ -11,7 +11,7 @@ from tests.corpus import sentence_pairs
 from tests.runs import compose_run, contents
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
-from xrep.export import export_path
+from xrep.inference.export import export_path
 from xrep.models.directory import CRITERION, open_checkpoint
 from xrep.text.readers import parse_bitext
 from xrep.training.run import train

@@ -14,12 +14,12 @@ from tests.corpus import sentence_pairs, write_corpus
 from tests.runs import options, refusal, xrep_train
 from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
-from xrep.export import export
+from xrep.inference.export import export
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.interop.exported import write_huggingface
+from xrep.interop.pretrained import encoder_state, read_pretrained
 from xrep.models.directory import open_checkpoint
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
-from xrep.nn.exported import write_huggingface
-from xrep.nn.pretrained import encoder_state, read_pretrained
-from xrep.sentence_encoder import SentenceEncoder
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.tokenizer import train_tokenizer
 

@@ -14,11 +14,11 @@ from tests.runs import xrep_train
 from tests.training.test_pretrained_towers import arguments, pretrained, raw
 from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
-from xrep.export import export_path
+from xrep.inference.export import export_path
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.interop.pretrained import encoder_state, read_pretrained
 from xrep.models.directory import open_checkpoint
 from xrep.models.start import find_start
-from xrep.nn.pretrained import encoder_state, read_pretrained
-from xrep.sentence_encoder import SentenceEncoder
 from xrep.text.sides import open_tokenizers
 
 __all__ = ["pretrained", "raw"]

@@ -13,6 +13,7 @@ from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batching import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_counts, mask_tokens
 from xrep.errors import UserError
+from xrep.interop.pretrained import CONFIG, masked_language_head, read_pretrained
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.directory import CRITERION, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
@@ -20,7 +21,6 @@ from xrep.models.start import find_start
 from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.heads import MaskedLanguageHead
-from xrep.nn.pretrained import CONFIG, masked_language_head, read_pretrained
 from xrep.nn.weights import Weights
 from xrep.text.sides import tokenizer_of
 

@@ -17,7 +17,7 @@ from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
 if TYPE_CHECKING:
-    from xrep.sentence_encoder import SentenceEncoder
+    from xrep.inference.sentence_encoder import SentenceEncoder
 
 VECTORS, SENTENCES = "vectors.npy", "sentences.tsv"
 _LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES}, N lines language<TAB>sentence"
@@ -77,7 +77,7 @@ def open_encoder(
         if random_weights:
             raise UserError("vectors have no random baseline", path=path, cure="measure without --random-baseline")
         return Precomputed(path)
-    from xrep.sentence_encoder import SentenceEncoder
+    from xrep.inference.sentence_encoder import SentenceEncoder
 
     encoder = SentenceEncoder.load(path, random_weights=random_weights)
     return Loaded(str(path), encoder, batch_tokens, None if cache is None else Path(cache))

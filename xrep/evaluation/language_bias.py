@@ -24,8 +24,8 @@ from xrep.evaluation import text_table
 from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.multilingual import Group, Texts
 from xrep.evaluation.overlap import Overlap, find_overlap
+from xrep.metrics.components import remove_components
 from xrep.metrics.geometry import language_shares
-from xrep.metrics.principal_components import remove_components
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.text.languages import name
 

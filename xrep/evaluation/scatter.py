@@ -21,8 +21,8 @@ from xrep.data.batching import batches_of, collate
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Loaded, check_languages
 from xrep.evaluation.multilingual import Group, Texts
-from xrep.metrics.principal_components import principal_components
-from xrep.sentence_encoder import SentenceEncoder
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.metrics.components import principal_components
 from xrep.text.languages import canonical
 from xrep.text.sides import tokenizer_of
 

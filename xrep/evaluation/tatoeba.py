@@ -20,7 +20,7 @@ from xrep.errors import UserError
 from xrep.evaluation import overlap
 from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.overlap import Overlap
-from xrep.metrics.principal_components import remove_components
+from xrep.metrics.components import remove_components
 from xrep.metrics.retrieval import Accuracy, retrieval_accuracy
 from xrep.retrieval.margins import Margin, margin_scores
 from xrep.retrieval.neighbours import normalize_rows

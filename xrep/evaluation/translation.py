@@ -18,7 +18,7 @@ from xrep.errors import UserError
 from xrep.evaluation import text_table
 from xrep.evaluation.multilingual import files_of_pattern
 from xrep.evaluation.overlap import Overlap, find_overlap
-from xrep.generation import SearchOptions, Translator
+from xrep.inference.generation import SearchOptions, Translator
 from xrep.metrics.translation import MultiBleu, Score, Tokenizer, bleu, chrf, multi_bleu
 from xrep.models.directory import fingerprint, open_checkpoint
 from xrep.registry import import_plugin

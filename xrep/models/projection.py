@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from xrep.interop.pretrained import DenseSpec
 from xrep.nn.layers import Linear
-from xrep.nn.pretrained import DenseSpec
 from xrep.nn.projection_spaces import ProjectionSpaces
 
 

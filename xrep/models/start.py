@@ -10,11 +10,11 @@ from pathlib import Path
 from torch import Tensor
 
 from xrep.errors import UserError
+from xrep.interop.pretrained import encoder_state, find_pretrained, read_pretrained
+from xrep.interop.sentence_modules import DenseSpec
 from xrep.models.directory import MANIFEST, TOKENIZER, Checkpoint, open_checkpoint
 from xrep.nn.encoder import EncoderShape
 from xrep.nn.pooling import Pooling
-from xrep.nn.pretrained import encoder_state, find_pretrained, read_pretrained
-from xrep.nn.sentence_modules import DenseSpec
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

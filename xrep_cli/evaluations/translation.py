@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xrep.errors import ConfigError
-from xrep.generation.options import SearchOptions
+from xrep.inference.generation.options import SearchOptions
 from xrep.metrics.translation import TOKENIZERS
 from xrep_cli.evaluations import common
 

@@ -1,0 +1,180 @@
+"""Sentences a second of SentenceEncoder.encode over those of sentence-transformers' encode, with the same weights.
+
+Contestants alternate within one run, and what is printed are ratios of medians (above 1: faster than
+sentence-transformers as it comes, batches of 32) and the smallest cosine with its vectors. Also there:
+sentence-transformers with the precision settings that ours uses ("tuned"), and OpenVINO, fed with our batches sorted by
+tokens, as the mark that can be reached outside of torch (pip install openvino). "products alone" is the time of the
+linear layers' matrix products on the real tokens and nothing else, by the fastest product that torch has: what no
+encoder made of these products can beat on this machine.
+
+  python benchmarks/encode.py --path $(xrep-data get minilm --print-path) --text newstest2012.en
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from xrep.data.batching import batches_of, collate
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.kernels.precision import default_float32_products, medium_precision
+from xrep.nn.pooling import pool
+from xrep.text.readers import read_lines
+
+Encode = Callable[[list[str]], np.ndarray | None]
+
+
+def real_sentences(path: str, encoder: SentenceEncoder, count: int) -> list[str]:
+    """The first ``count`` lines of 5 to 60 tokens."""
+    lines = [text for _, text in read_lines(path)]
+    tokens = encoder.tokenizers["shared"].encode(lines)
+    chosen = [line for line, ids in zip(lines, tokens, strict=True) if 5 <= len(ids) + 2 <= 60][:count]
+    if len(chosen) < count:
+        print(f"warning: only {len(chosen)} lines of {path} have 5 to 60 tokens", file=sys.stderr)
+    return chosen
+
+
+def peers(path: str) -> dict[str, Encode]:
+    from sentence_transformers import SentenceTransformer
+
+    plain = SentenceTransformer(path, device="cpu")
+    half = SentenceTransformer(path, device="cpu", model_kwargs={"torch_dtype": torch.bfloat16})
+    options = {"batch_size": 32, "normalize_embeddings": True, "show_progress_bar": False}
+
+    def tuned(sentences: list[str]) -> np.ndarray:
+        with medium_precision():
+            return plain.encode(sentences, **options)
+
+    return {
+        "sentence-transformers": lambda sentences: plain.encode(sentences, **options),
+        "sentence-transformers, tuned float32": tuned,
+        "sentence-transformers, bfloat16": lambda sentences: half.encode(
+            sentences, **options, convert_to_tensor=True
+        ).float().numpy(),
+    }  # fmt: skip
+
+
+def openvino(encoder: SentenceEncoder, batch_tokens: int, precision: str) -> Encode:
+    """Our encoder converted, fed with our batches."""
+    import openvino as ov
+
+    class Tokens(torch.nn.Module):
+        """Hidden states from ids and mask, every position computed, in plain torch: what a converter can trace."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder.model.encoders["shared"]
+
+        def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.encoder._embed(tokens, torch.arange(tokens.size(1)).expand_as(tokens))
+            layout = type("Layout", (), {"attention_mask": mask[:, None, None, :], "pack": _same, "pad": _same})()
+            for layer in self.encoder.layers:
+                x = layer(x, layout)
+            return x
+
+    example = (torch.randint(5, 1000, (3, 8)), torch.ones(3, 8, dtype=torch.bool))
+    with default_float32_products(), torch.no_grad():
+        converted = ov.convert_model(Tokens().eval(), example_input=example)
+    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
+    model = ov.Core().compile_model(converted, "CPU", options)
+    vocabulary, longest = encoder.text.vocabulary("shared"), encoder.text.max_length
+
+    def encode(sentences: list[str]) -> np.ndarray:
+        tokens = [np.asarray(ids) for ids in encoder.tokenizers["shared"].encode(sentences)]
+        vectors = np.empty((len(sentences), encoder.output_size), dtype=np.float32)
+        for rows in batches_of(tokens, batch_tokens, longest):
+            batch = collate([tokens[row] for row in rows], vocabulary, longest)
+            hidden = torch.from_numpy(model([batch.tokens.numpy(), batch.mask.numpy()])[0])
+            vectors[rows] = torch.nn.functional.normalize(
+                pool(hidden, batch.mask, encoder.model.pooling["shared"]), dim=1
+            ).numpy()
+        return vectors
+
+    return encode
+
+
+def _same(self: object, x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def products_alone(encoder: SentenceEncoder, batch_tokens: int) -> Encode:
+    """The linear layers on as many rows as there are real tokens in each of our batches; no vectors come of it."""
+    modules = encoder.model.encoders["shared"].layers.modules()
+    layers = [layer for layer in modules if isinstance(layer, torch.nn.Linear)]
+    vocabulary, longest = encoder.text.vocabulary("shared"), encoder.text.max_length
+
+    def encode(sentences: list[str]) -> None:
+        tokens = [np.asarray(ids) for ids in encoder.tokenizers["shared"].encode(sentences)]
+        with torch.inference_mode():
+            for rows in batches_of(tokens, batch_tokens, longest):
+                count = int(collate([tokens[row] for row in rows], vocabulary, longest).lengths.sum())
+                inputs = {width: layers[0].weight.new_zeros(count, width) for width in {x.in_features for x in layers}}
+                for layer in layers:
+                    layer(inputs[layer.in_features])
+
+    return encode
+
+
+def contestants(options: argparse.Namespace, encoder: SentenceEncoder) -> dict[str, Encode]:
+    half = SentenceEncoder.load(options.path, device="cpu", dtype="bfloat16")
+    found = peers(options.path)
+    found["xrep, float32"] = lambda s: encoder.encode(s, batch_tokens=options.batch_tokens)
+    found["xrep, bfloat16"] = lambda s: half.encode(s, batch_tokens=options.batch_tokens)
+    found["products alone, float32"] = products_alone(encoder, options.batch_tokens)
+    found["products alone, bfloat16"] = products_alone(half, options.batch_tokens)
+    for precision in ("f32", "bf16"):
+        try:
+            found[f"OpenVINO, {precision}"] = openvino(encoder, options.batch_tokens, precision)
+        except Exception as error:  # a peer that cannot run is named, not fatal
+            print(f"no OpenVINO ({precision}): {str(error).splitlines()[0]}", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", required=True, help="a sentence-transformers directory, such as minilm's")
+    parser.add_argument("--text", required=True, help="UTF-8 text, one sentence a line")
+    parser.add_argument("--sentences", type=int, default=2000)
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    encoder = SentenceEncoder.load(options.path, device="cpu")
+    sentences = real_sentences(options.text, encoder, options.sentences)
+    entries = contestants(options, encoder)
+    times: dict[str, list[float]] = {name: [] for name in entries}
+    vectors: dict[str, np.ndarray | None] = {}
+    for round_ in range(options.repeats + 1):  # the first one warms up
+        for name in sorted(entries, key=lambda name: (list(entries).index(name) + round_) % len(entries)):
+            start = time.perf_counter()
+            vectors[name] = entries[name](sentences)
+            times[name].append(time.perf_counter() - start)
+            print(f"round {round_}: {name} {len(sentences) / times[name][-1]:.0f} sentences/s", file=sys.stderr)
+    medians = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
+    first = next(iter(entries))
+    rows = {
+        name: {
+            "times_sentence_transformers": medians[first] / medians[name],
+            "smallest_cosine": None if vectors[name] is None else float((vectors[name] * vectors[first]).sum(1).min()),
+        }
+        for name in entries
+    }
+    print(f"{len(sentences)} sentences, {torch.get_num_threads()} threads, {options.batch_tokens} tokens a batch")
+    for name, row in rows.items():
+        cosine = row["smallest_cosine"]
+        agrees = "" if cosine is None else f"   cosine at least {cosine:.6f}"
+        print(f"{name:38} {row['times_sentence_transformers']:6.2f}x{agrees}")
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""Beam search beside that of transformers and of CTranslate2, with the same weights and the same tokens out.
+
+A random model of BART's form (6 + 4 layers, width 512, 16,000 words) is given to each; embeddings are drawn wide, so
+that translations vary. Contestants take turns within one run on the same batches, in float32; printed are target tokens
+a second over those of transformers' generate as it comes, as ratios of medians, and the share of sentences whose
+hypotheses are those of transformers, whichever comes first. "fast products" are torch's, which ours
+takes by itself, switched on for the others; "products alone" is the time of the matrix products of a decoder step and
+nothing else: what no loop around them can beat on this machine.
+
+  pip install transformers ctranslate2
+  python benchmarks/generate.py --repeats 5
+  python benchmarks/generate.py --semantic-bias     what HiCTL's bias costs, in beam search and in a training step
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, collate
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.options import SearchOptions
+from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.kernels.precision import fast_products, medium_precision
+from xrep.models.translation import Translation
+
+PAD, UNK, BOS, EOS, MASK = range(5)
+Translate = Callable[[TokenBatch], list[list[list[int]]]]
+"""A batch -> hypotheses of each sentence, without special ids."""
+
+
+def make_model(options: argparse.Namespace) -> Translation:
+    vocabulary = Vocabulary(size=options.words, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, mask_id=MASK)
+    text = TextSpec(
+        vocabularies={"shared": vocabulary}, max_length=128, source_languages=["xx"], target_languages=["yy"]
+    )
+    config = Translation.Config(
+        layers=options.layers,
+        decoder_layers=options.decoder_layers,
+        hidden_size=options.hidden_size,
+        heads=options.hidden_size // 64,
+        feedforward_size=4 * options.hidden_size,
+        max_positions=128,
+        tie_embeddings="all",
+        semantic_bias=options.semantic_bias,
+    )
+    sizes = Translation(config, text).architecture()
+    sizes = {part: {**shape, "norm_epsilon": 1e-5} for part, shape in sizes.items()}  # BART's
+    model = Translation(config, text, sizes).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=parameter.size(1) ** -0.5)
+        words = model.encoder.token_embedding.weight
+        words.normal_(std=0.12)
+        for layer in model.decoder.layers:  # else each word calls for itself again, and translations are a few words
+            layer.feedforward_out.weight.mul_(8)
+            layer.source_attention.output.weight.mul_(4)
+        model.language_embedding.weight.copy_(words[BOS : BOS + 1])
+    return model
+
+
+def bart(model: Translation) -> nn.Module:
+    """The same weights in transformers."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    encoder, decoder = model.encoder.shape, model.decoder.shape
+    config = BartConfig(
+        vocab_size=encoder.vocabulary_size,
+        d_model=encoder.hidden_size,
+        encoder_layers=encoder.layers,
+        decoder_layers=decoder.layers,
+        encoder_attention_heads=encoder.heads,
+        decoder_attention_heads=decoder.heads,
+        encoder_ffn_dim=encoder.feedforward_size,
+        decoder_ffn_dim=decoder.feedforward_size,
+        max_position_embeddings=encoder.max_positions,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+        forced_eos_token_id=None,
+    )
+    theirs = BartForConditionalGeneration(config).eval()
+    state = {"model.shared.weight": model.encoder.token_embedding.weight}
+    for side, ours in (("encoder", model.encoder), ("decoder", model.decoder)):
+        rows = torch.zeros(2, encoder.hidden_size)  # BART's positions begin at 2
+        state[f"model.{side}.embed_positions.weight"] = torch.cat([rows, ours.position_embedding.weight])
+        state[f"model.{side}.embed_tokens.weight"] = model.encoder.token_embedding.weight
+        state |= _named(f"model.{side}.layernorm_embedding", ours.norm)
+        for number, layer in enumerate(ours.layers):
+            state |= _layer(f"model.{side}.layers.{number}", layer)
+    state["lm_head.weight"] = model.encoder.token_embedding.weight
+    bias = torch.zeros(1, encoder.vocabulary_size)
+    bias[0, [PAD, BOS, MASK]] = -1e9  # what ours never writes
+    state["final_logits_bias"] = bias
+    theirs.load_state_dict(state)
+    return theirs
+
+
+def _named(name: str, module: nn.Module) -> dict[str, Tensor]:
+    return {f"{name}.weight": module.weight, f"{name}.bias": module.bias}
+
+
+def _layer(name: str, layer: nn.Module) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+    qkv = layer.attention.qkv
+    for part, weight, bias in zip("qkv", qkv.weight.chunk(3), qkv.bias.chunk(3), strict=True):
+        state |= {f"{name}.self_attn.{part}_proj.weight": weight, f"{name}.self_attn.{part}_proj.bias": bias}
+    state |= _named(f"{name}.self_attn.out_proj", layer.attention.output)
+    state |= _named(f"{name}.self_attn_layer_norm", layer.attention_norm)
+    if hasattr(layer, "source_attention"):
+        look = layer.source_attention
+        state |= _named(f"{name}.encoder_attn.q_proj", look.query)
+        for part, weight, bias in zip("kv", look.key_value.weight.chunk(2), look.key_value.bias.chunk(2), strict=True):
+            state |= {f"{name}.encoder_attn.{part}_proj.weight": weight, f"{name}.encoder_attn.{part}_proj.bias": bias}
+        state |= _named(f"{name}.encoder_attn.out_proj", look.output)
+        state |= _named(f"{name}.encoder_attn_layer_norm", layer.source_attention_norm)
+    state |= _named(f"{name}.fc1", layer.feedforward_in) | _named(f"{name}.fc2", layer.feedforward_out)
+    return state | _named(f"{name}.final_layer_norm", layer.feedforward_norm)
+
+
+def ours(model: Translation, options: argparse.Namespace) -> Translate:
+    # One more than the tokens: the eos that ends each.
+    lengths = {"min_length": options.tokens, "max_length_a": 0.0, "max_length_b": options.tokens}
+    how = SearchOptions(beam=options.beam, nbest=options.beam, **lengths)
+
+    def run(batch: TokenBatch) -> list[list[list[int]]]:
+        found = search(model, batch, torch.zeros(len(batch), dtype=torch.int64), how)
+        return [[each.tokens for each in hypotheses] for hypotheses in found]
+
+    return run
+
+
+def transformers(theirs: nn.Module, options: argparse.Namespace, fast: bool) -> Translate:
+    def run(batch: TokenBatch) -> list[list[list[int]]]:
+        with torch.inference_mode(), medium_precision() if fast else fast_products(torch.zeros(0, dtype=torch.int8)):
+            found = theirs.generate(
+                input_ids=batch.tokens,
+                attention_mask=batch.mask.long(),
+                num_beams=options.beam,
+                num_return_sequences=options.beam,
+                min_new_tokens=options.tokens,
+                max_new_tokens=options.tokens,
+                do_sample=False,
+            )
+        rows = found[:, 1:].unflatten(0, (len(batch), options.beam))
+        return rows.tolist()
+
+    return run
+
+
+def ctranslate2(theirs: nn.Module, options: argparse.Namespace, folder: Path) -> Translate:
+    import ctranslate2
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", *(f"w{i}" for i in range(5, options.words))]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    special = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token", "mask_token"), words, strict=False))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder / "hf")
+    theirs.config.normalize_before = False  # its converter asks for it
+    theirs.save_pretrained(folder / "hf")
+    ctranslate2.converters.TransformersConverter(str(folder / "hf")).convert(str(folder / "ct2"), force=True)
+    translator = ctranslate2.Translator(
+        str(folder / "ct2"), compute_type="float32", inter_threads=1, intra_threads=torch.get_num_threads()
+    )
+
+    def run(batch: TokenBatch) -> list[list[list[int]]]:
+        sides = zip(batch.tokens.tolist(), batch.host_lengths.tolist(), strict=True)
+        found = translator.translate_batch(
+            [[words[i] for i in ids[:length]] for ids, length in sides],
+            beam_size=options.beam,
+            num_hypotheses=options.beam,
+            min_decoding_length=options.tokens,
+            max_decoding_length=options.tokens,
+            suppress_sequences=[["<pad>"], ["<s>"], ["<mask>"]],
+        )
+        return [[[vocabulary[word] for word in words_] for words_ in each.hypotheses] for each in found]
+
+    return run
+
+
+def products_alone(model: Translation, options: argparse.Namespace) -> Translate:
+    """The matrix products of the decoder's steps and of the vocabulary, on the rows they have."""
+    weights = [m.weight for layer in model.decoder.layers for m in layer.modules() if isinstance(m, nn.Linear)]
+    skipped = {id(layer.source_attention.key_value.weight) for layer in model.decoder.layers}
+    weights = [weight for weight in weights if id(weight) not in skipped] + [model.encoder.token_embedding.weight]
+
+    def run(batch: TokenBatch) -> list[list[list[int]]]:
+        rows = {size: torch.randn(len(batch) * options.beam, size) for size in {w.size(1) for w in weights}}
+        with torch.inference_mode(), medium_precision():
+            for _ in range(options.tokens):
+                for weight in weights:
+                    nn.functional.linear(rows[weight.size(1)], weight)
+        return []
+
+    return run
+
+
+def training_step(model: Translation, options: argparse.Namespace) -> Translate:
+    """Loss and gradients of a batch whose targets are as long as what is translated."""
+    draw = np.random.default_rng(1)
+    targets = [draw.integers(5, options.words, size=options.tokens) for _ in range(options.batch)]
+    target = collate(targets, model.target_vocabulary, 128)
+
+    def run(batch: TokenBatch) -> list[list[list[int]]]:
+        found = model.predict(batch, target, torch.zeros(len(batch), dtype=torch.int64))
+        loss = linear_cross_entropy(
+            found.vectors, found.matrix, found.labels, bias=found.bias, groups=found.sentences, label_smoothing=0.1
+        )
+        model.zero_grad()
+        loss.loss.backward()
+        return []
+
+    return run
+
+
+def same(found: list[list[list[int]]], expected: list[list[list[int]]]) -> float:
+    """Share of sentences with the same hypotheses, in any order, in percent."""
+    pairs = zip(found, expected, strict=True)
+    return 100 * statistics.fmean(sorted(map(tuple, a)) == sorted(map(tuple, b)) for a, b in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--layers", type=int, default=6, help="of the encoder")
+    add("--decoder-layers", type=int, default=4)
+    add("--hidden-size", type=int, default=512)
+    add("--words", type=int, default=16000)
+    add("--beam", type=int, default=5)
+    add("--batch", type=int, default=32, help="sentences in a batch")
+    add("--tokens", type=int, default=50, help="new tokens of each")
+    add("--repeats", type=int, default=5)
+    add("--semantic-bias", action="store_true", help="ours with and without HiCTL's bias, and nobody else")
+    add("--json", metavar="FILE", help="write the figures there")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    model = make_model(options)
+    draw = np.random.default_rng(0)
+    vocabulary = model.source_vocabulary
+    sources = [draw.integers(5, options.words, size=n) for n in draw.integers(10, 40, size=options.batch)]
+    batch = collate(sorted(sources, key=len), vocabulary, 128)
+    with tempfile.TemporaryDirectory() as folder:
+        contestants = {"xrep": ours(model, options)}
+        if options.semantic_bias:
+            plain = make_model(argparse.Namespace(**{**vars(options), "semantic_bias": False}))
+            report({"plain": ours(plain, options), "semantic bias": contestants["xrep"]}, batch, options)
+            contestants = {"plain, training": training_step(plain, options)}
+            contestants["semantic bias, training"] = training_step(model, options)
+        else:
+            theirs = bart(model)
+            contestants = {
+                "transformers": transformers(theirs, options, fast=False),
+                "transformers, fast products": transformers(theirs, options, fast=True),
+                **contestants,
+                "CTranslate2": ctranslate2(theirs, options, Path(folder)),
+                "products alone": products_alone(model, options),
+            }
+        report(contestants, batch, options)
+
+
+def report(contestants: dict[str, Translate], batch: TokenBatch, options: argparse.Namespace) -> None:
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    outputs = {name: run(batch) for name, run in contestants.items()}  # and what is compiled at the first call
+    for _ in range(options.repeats):
+        for name, run in contestants.items():
+            started = time.perf_counter()
+            run(batch)
+            times[name].append(time.perf_counter() - started)
+    first, *_ = contestants
+    base = statistics.median(times[first])
+    if outputs[first]:
+        different = len({tuple(tokens) for each in outputs[first] for tokens in each})
+        words = len({word for each in outputs[first] for tokens in each for word in tokens})
+        print(f"{torch.get_num_threads()} threads; {different} different hypotheses of {words} words", file=sys.stderr)
+    rows = []
+    for name, taken in times.items():
+        share = same(outputs[name], outputs[first]) if outputs[name] else None
+        rows.append({"name": name, "speed": base / statistics.median(taken), "same": share})
+        told = "" if share is None else f"   same hypotheses {share:5.1f}%"
+        print(f"{name:30} {rows[-1]['speed']:5.2f}x{told}")
+    if options.json:
+        facts = {"threads": torch.get_num_threads(), "options": vars(options), "rows": rows}
+        Path(options.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()

@@ -1,0 +1,1 @@
+"""What benchmarks/kernels.py is made of; ``cases`` is read without torch, for --help."""

@@ -1,0 +1,279 @@
+"""What nearest neighbours in both directions cost, beside faiss: exact ones, their growth, and inverted files.
+
+  python benchmarks/mining.py                                    # two sides of 50,000 x 768, half an hour
+  python benchmarks/mining.py --sizes 5000 --repeats 1          # a quick look
+  python benchmarks/mining.py --vectors de.npy en.npy --ivf-sizes 50000,100000,200000    # real vectors
+
+Exact: ours takes one product for both directions, IndexFlatIP of faiss is searched both ways. They take turns on equal
+vectors; a figure is the median. With --precision default ours has torch's own float32 product instead of the faster one
+that it takes where that is as exact, so that both sides multiply alike. Neighbours are compared by what they are: where
+indices differ, the similarities in float64 must be equal to 1e-6.
+
+Inverted files: time of index and search in both directions, the share of true neighbours found, and the time of ours,
+exact, at the same size. Memory: peak of a process that mines two files of float16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xrep.errors import UserError
+from xrep.files import write_aside
+from xrep_cli.common import HelpFormatter, console_script
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from xrep.retrieval.neighbours import Neighbours
+
+PRECISIONS = ("fast", "default")
+CLOSE = 1e-6
+"""Similarities that differ by less are equal: which of two such neighbours is taken is a matter of rounding."""
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+def drawn(rows: int, width: int, seed: int) -> np.ndarray:
+    """Random unit vectors, float32 [rows, width]."""
+    import numpy as np
+
+    from xrep.retrieval.neighbours import normalize_rows
+
+    return normalize_rows(np.random.default_rng(seed).standard_normal((rows, width), dtype=np.float32))
+
+
+def faiss_both_ways(x: np.ndarray, y: np.ndarray, k: int) -> Neighbours:
+    import faiss
+
+    from xrep.retrieval.neighbours import Neighbours
+
+    found = []
+    for queries, side in ((x, y), (y, x)):
+        index = faiss.IndexFlatIP(side.shape[1])
+        index.add(side)
+        similarity, rows = index.search(queries, k)
+        found += [rows, similarity]
+    return Neighbours(*found)
+
+
+def differing(x: np.ndarray, y: np.ndarray, ours: Neighbours, theirs: Neighbours) -> int:
+    """Neighbours that are not the same, and not as near either."""
+    import numpy as np
+
+    wrong = 0
+    for queries, side, mine, other in ((x, y, ours.xy, theirs.xy), (y, x, ours.yx, theirs.yx)):
+        rows, places = np.nonzero(mine != other)
+        pairs = (side[found[rows, places]].astype(np.float64) for found in (mine, other))
+        exact = [np.einsum("nd,nd->n", queries[rows].astype(np.float64), found) for found in pairs]
+        wrong += int((np.abs(exact[0] - exact[1]) > CLOSE).sum())
+    return wrong
+
+
+def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, Any]:
+    """Ours and faiss by turns, after a round on a tenth that warms both up."""
+    from contextlib import nullcontext
+
+    from xrep.kernels.precision import default_float32_products
+    from xrep.retrieval.neighbours import neighbours
+
+    x, y, k = drawn(size, options.width, 0), drawn(size, options.width, 1), options.neighbours
+
+    def ours(rows: int = size) -> Neighbours:
+        with default_float32_products() if precision == "default" else nullcontext():
+            return neighbours(x[:rows], y[:rows], k)
+
+    contestants: dict[str, Callable[..., Neighbours]] = {
+        "ours": ours,
+        "faiss": lambda rows=size: faiss_both_ways(x[:rows], y[:rows], k),
+    }
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    found = {}
+    for run in contestants.values():
+        run(max(k, size // 10))
+    for turn in range(options.repeats):
+        for name in list(contestants)[:: 1 if turn % 2 else -1]:
+            taken, found[name] = timed(contestants[name])
+            times[name].append(taken)
+            progress(f"{size:,} x {options.width}, {precision}, round {turn + 1}: {name} {taken:.2f} s")
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    return {
+        "size": size,
+        "width": options.width,
+        "neighbours": k,
+        "precision": precision,
+        "seconds": medians,
+        "rounds": times,
+        "faiss/ours": medians["faiss"] / medians["ours"],
+        "tflops": 2 * size * size * options.width / medians["ours"] / 1e12,
+        "differing": differing(x, y, found["ours"], found["faiss"]),
+    }
+
+
+def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[str, Any]]:
+    """Time and recall of each index beside the exact search, on rows of ``--vectors`` or on planted pairs."""
+    import numpy as np
+
+    from xrep.retrieval.ivf import IvfOptions, search_ivf
+    from xrep.retrieval.search import Found, Side, search_flat
+    from xrep.retrieval.vectors import VectorFile
+
+    if options.vectors:
+        sides = [Side(VectorFile(path), np.arange(size)) for path in options.vectors]
+        if min(len(side.vectors) for side in sides) < size:
+            raise UserError(f"--vectors hold fewer than {size} rows", cure="give smaller --ivf-sizes")
+    else:
+        sides = [Side(VectorFile(path), np.arange(size)) for path in planted(folder, size, options.width)]
+    k, results = options.neighbours, []
+
+    def search(name: str, function: Callable[..., None], *how: Any) -> tuple[float, Neighbours]:
+        found = Found.begin(folder / f"{name}.npz", size, size, k)
+        taken, _ = timed(lambda: function(*sides, found, *how))
+        (folder / f"{name}.npz").unlink()
+        return taken, found.neighbours()
+
+    flat, true = search("flat", search_flat)
+    progress(f"{size:,}: exact {flat:.1f} s")
+    for quantized in (False, True):
+        for probes in options.probes:
+            taken, found = search("ivf", search_ivf, IvfOptions(probes=probes, quantized=quantized))
+            pairs = ((found.xy, true.xy), (found.yx, true.yx))
+            hits = [np.mean([len(set(a) & set(b)) / k for a, b in zip(*pair, strict=True)]) for pair in pairs]
+            first = [np.mean(mine[:, 0] == best[:, 0]) for mine, best in pairs]
+            results.append(
+                {"size": size, "index": "ivf-pq" if quantized else "ivf", "probes": probes, "seconds": taken,
+                 "exact_seconds": flat, "recall": float(np.mean(hits)), "nearest": float(np.mean(first))}
+            )  # fmt: skip
+            progress(json.dumps(results[-1]))
+    return results
+
+
+def planted(folder: Path, size: int, width: int) -> list[Path]:
+    """Two files of float16; a tenth of the rows of one translate as many of the other."""
+    import numpy as np
+
+    paths = [folder / f"{name}-{size}.npy" for name in "xy"]
+    files = [np.lib.format.open_memmap(path, "w+", np.float16, (size, width)) for path in paths]
+    draw = np.random.default_rng(0)
+    for start in range(0, size, 100_000):
+        stop = min(start + 100_000, size)
+        block = draw.standard_normal((stop - start, width), dtype=np.float32)
+        other = draw.standard_normal((stop - start, width), dtype=np.float32)
+        other[::10] = block[::10] + 0.8 * other[::10]
+        files[0][start:stop] = block
+        files[1][size - stop : size - start] = other[::-1]
+    return paths
+
+
+def memory(size: int, width: int, index: str, folder: Path) -> dict[str, Any]:
+    """Peak resident size of xrep-mine on planted pairs, and the share of them that it finds."""
+    x, y = planted(folder, size, width)
+    output = folder / "mined.tsv"
+    script = (
+        # Not ru_maxrss, in which Linux counts the parent's.
+        "import re, sys; from xrep_cli.mine import main; code = main(sys.argv[1:]);"
+        r"print(re.search(r'VmHWM:\s*(\d+)', open('/proc/self/status').read())[1]); sys.exit(code)"
+    )
+    line = [sys.executable, "-c", script, "--source-vectors", str(x), "--target-vectors", str(y), "--index", index]
+    taken, done = timed(
+        lambda: subprocess.run(
+            [*line, "--output", str(output), "--device", "cpu"], stdout=subprocess.PIPE, text=True, check=True
+        )
+    )
+    with output.open() as file:
+        rows = [line.split("\t")[1:] for line in file]
+    right = sum(int(source) % 10 == 1 and int(source) + int(target) == size + 1 for source, target in rows)
+    peak = int(done.stdout.splitlines()[-1]) / 1024
+    return {"size": size, "width": width, "index": index, "seconds": taken, "peak_mb": peak,
+            "planted_found": right / len(range(0, size, 10))}  # fmt: skip
+
+
+def numbers(given: str) -> list[int]:
+    return [int(part) for part in given.split(",") if part]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("mining.py", description=__doc__, formatter_class=HelpFormatter)
+    add = parser.add_argument
+    add("--sizes", type=numbers, default=[20000, 50000, 100000], metavar="N,N", help="sentences a side, exact")
+    add("--width", type=int, default=768, help="numbers of a vector")
+    add("--neighbours", type=int, default=4, metavar="K", help="neighbours in each direction")
+    add("--precision", default="fast,default", help="fast, default or both")
+    add("--repeats", type=int, default=3, help="rounds")
+    add("--threads", type=int, help="of both (default: as many as there are)")
+    add("--ivf-sizes", type=numbers, default=[], metavar="N,N", help="sentences a side, inverted files")
+    add("--probes", type=numbers, default=[16, 32, 64], metavar="N,N", help="cells searched")
+    add("--vectors", nargs=2, metavar="FILE.npy", help="take rows of these for the inverted files")
+    add("--memory-sizes", type=numbers, default=[], metavar="N,N", help="sentences a side of xrep-mine, float16")
+    add("--memory-width", type=int, default=384, help="their width")
+    add("--memory-index", choices=("flat", "ivf", "ivf-pq"), default="flat", help="their index")
+    add("--json", metavar="FILE", help="write the figures there")
+    return parser
+
+
+def main_script(argv: Sequence[str]) -> None:
+    options = build_parser().parse_args(argv)
+    unknown = [name for name in options.precision.split(",") if name not in PRECISIONS]
+    if unknown:
+        raise UserError(f"unknown precision {unknown[0]!r}", cure="give fast, default or both")
+    import torch
+
+    if options.threads:
+        import faiss
+
+        torch.set_num_threads(options.threads)
+        faiss.omp_set_num_threads(options.threads)
+    figures: dict[str, Any] = {"exact": [], "inverted": [], "memory": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for size in options.sizes:
+            for precision in options.precision.split(","):
+                result = exact(options, size, precision)
+                figures["exact"].append(result)
+                seconds = result["seconds"]
+                print(
+                    f"| {size} x {options.width} | {precision} | {seconds['ours']:.1f} | {seconds['faiss']:.1f} | "
+                    f"{result['faiss/ours']:.2f} | {result['differing']} |",
+                    flush=True,
+                )
+        for size in options.ivf_sizes:
+            for result in inverted(options, size, folder):
+                figures["inverted"].append(result)
+                print(
+                    f"| {size} | {result['index']} | {result['probes']} | {result['seconds']:.1f} | "
+                    f"{result['exact_seconds']:.1f} | {result['recall']:.3f} | {result['nearest']:.3f} |",
+                    flush=True,
+                )
+        for size in options.memory_sizes:
+            result = memory(size, options.memory_width, options.memory_index, folder)
+            figures["memory"].append(result)
+            print(
+                f"| {size} x {options.memory_width} | {result['index']} | {result['seconds']:.0f} | "
+                f"{result['peak_mb']:.0f} | {result['planted_found']:.3f} |",
+                flush=True,
+            )
+    if options.json:
+        with write_aside(options.json) as temporary:
+            temporary.write_text(json.dumps(figures, indent=2), encoding="utf-8")
+
+
+main = console_script(main_script)
+
+if __name__ == "__main__":
+    sys.exit(main())

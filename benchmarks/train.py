@@ -1,0 +1,288 @@
+"""Pairs a second of xrep's training over those of loops that others would write, with the same model and objective.
+
+Contestants take turns of a few steps within one run; what is printed are ratios of medians (above 1: xrep is faster).
+
+- dual momentum contrast from scratch, beside a plain loop: padded batches in the order of the corpus, the same layers
+  with torch's default float32 products, a momentum encoder updated parameter by parameter, all similarities with the
+  queue written out, torch's default AdamW;
+- the same with a checkpoint every 50 steps, and with two processes that make batches (and how long training waits);
+- with --encoder (such as that of xrep-data get minilm) translation ranking from pretrained weights, beside
+  sentence-transformers' MultipleNegativesRankingLoss: as it comes, with the precision of xrep's products, and fed with
+  xrep's batches of similar length.
+
+  python benchmarks/train.py --data data-bin --encoder $(xrep-data get minilm --print-path)
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from xrep.config import RunConfig, compose
+from xrep.data.stream import stream
+from xrep.kernels.precision import default_float32_products, medium_precision
+from xrep.tasks.bitext import BitextTask
+from xrep.training.checkpoint import Checkpoints
+from xrep.training.distributed import alone, pick_device
+from xrep.training.progress import Quiet
+from xrep.training.trainer import Trainer
+from xrep_cli.options import parse
+
+Turn = Callable[[int], None]
+"""Trains that many steps."""
+
+
+class Unsaved(Checkpoints):
+    """Checkpoints that are not written, where saving is not what is measured."""
+
+    def snapshot(self, **facts: Any) -> Any:
+        return None
+
+    def save(self, snapshot: Any, best: bool, final: bool = False) -> None:
+        pass
+
+
+def configured(options: argparse.Namespace, folder: Path, *given: str) -> RunConfig:
+    line = parse([
+        *([options.data] if options.data else []), "--task", "bitext", "--batch-size", str(options.batch_size),
+        "--max-length", "64",
+        "--towers", "shared", "--dropout", "0", "--attention-dropout", "0", "--lr", "1e-4", "--clip-norm", "0",
+        "--log-every", "1000000", "--max-steps", "1000000", "--no-tensorboard", "--device", options.device,
+        "--save-dir", str(folder), *given,
+    ])  # fmt: skip
+    return compose(line.layers, line.problems)
+
+
+def trainer_of(run: RunConfig, folder: Path, saving: bool = False) -> Trainer:
+    torch.manual_seed(1)
+    task = run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
+    model = run.classes["model"](run.configs["model"], task.text)
+    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+    checkpoints = (Checkpoints if saving else Unsaved)(run.configs["checkpoint"], folder)
+    world = alone(pick_device(run.configs["trainer"].device))
+    return Trainer(run, task, model, criterion, checkpoints, Quiet(), None, world)
+
+
+class Ours:
+    """Turns of an xrep trainer; its data goes on from turn to turn."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.waited, self.busy = trainer, 0.0, 0.0
+        trainer.engine.train_mode()
+        trainer._started = time.monotonic()
+        self.groups = trainer._groups()
+
+    def __call__(self, steps: int) -> None:
+        trainer = self.trainer
+        for _ in range(steps):
+            before = time.monotonic()
+            group = next(self.groups)
+            self.waited += time.monotonic() - before
+            trainer._step(group, trainer._agree(group), before)
+            self.busy += time.monotonic() - before
+            every = trainer.checkpoints.config.save_every
+            if every and trainer.state.step % every == 0:
+                trainer._save(best=False)
+
+
+def plain_loop(options: argparse.Namespace, trainer: Trainer, queue_size: int) -> Turn:
+    """Dual momentum contrast as most would write it; ``trainer`` gives the model and the text."""
+    task, device = trainer.task, trainer.world.device
+    model = copy.deepcopy(trainer.module.model)
+    momentum = copy.deepcopy(model).requires_grad_(False)
+    queues = [F.normalize(torch.randn(queue_size, model.output_size, device=device), dim=1) for _ in range(2)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batches = corpus_order(task, options.batch_size)
+    place = 0
+
+    def step() -> None:
+        nonlocal place
+        batch = next(batches).to(device)
+        sides = (batch.source, batch.target)
+        queries = [model.encode("shared", side)[0] for side in sides]
+        with torch.no_grad():
+            keys = [momentum.encode("shared", side)[0] for side in sides]
+        loss = torch.zeros((), device=device)
+        for query, key, queue in ((queries[0], keys[1], queues[1]), (queries[1], keys[0], queues[0])):
+            logits = torch.cat([(query * key).sum(1, keepdim=True), query @ queue.t()], dim=1) / 0.04
+            loss = loss + F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for ours, theirs in zip(momentum.parameters(), model.parameters(), strict=True):
+                ours.mul_(0.999).add_(theirs, alpha=0.001)
+        for queue, key in zip(queues, keys, strict=True):
+            queue[place : place + len(key)] = key
+        place = (place + options.batch_size) % (queue_size - queue_size % options.batch_size)
+        loss.item()
+
+    def turn(steps: int) -> None:
+        with default_float32_products(), padded():
+            for _ in range(steps):
+                step()
+
+    return turn
+
+
+def corpus_order(task: BitextTask, batch_size: int) -> Iterator[Any]:
+    """Batches of consecutive pairs of the first language pair, over and over."""
+    rows = itertools.cycle(range(len(task._train[0])))
+    while True:
+        chosen = [(0, row) for row in itertools.islice(rows, batch_size)]
+        yield task.make(np.array(chosen))
+
+
+def sorted_order(task: BitextTask) -> Iterator[Any]:
+    """The batches that xrep trains on: of similar length."""
+    return (batch for batch, _ in stream(task))
+
+
+class padded:
+    """Every position of a padded batch is computed, as where no one packs."""
+
+    def __enter__(self) -> None:
+        from xrep.nn import layers
+
+        self.module, self.before = layers, layers.PACKED_BELOW
+        layers.PACKED_BELOW = 0.0
+
+    def __exit__(self, *_: object) -> None:
+        self.module.PACKED_BELOW = self.before
+
+
+def texts_of(task: BitextTask, batches: Iterator[Any], count: int) -> list[tuple[list[str], list[str]]]:
+    """The sentences of the next batches."""
+    tokenizer = task.tokenizers["shared"]
+    found = []
+    for batch in itertools.islice(batches, count):
+        sides = [[tokenizer.decode(row[1 : n - 1]) for row, n in zip(side.tokens, side.lengths, strict=True)]
+                 for side in (batch.source, batch.target)]  # fmt: skip
+        found.append((sides[0], sides[1]))
+    return found
+
+
+def sentence_transformers_loop(path: str, texts: list[tuple[list[str], list[str]]], device: str, fast: bool) -> Turn:
+    """MultipleNegativesRankingLoss on texts: its tokenizer and its collation included, as in its trainer."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    model = SentenceTransformer(path, device=device)
+    model.max_seq_length = 64
+    loss_of = MultipleNegativesRankingLoss(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model.train()
+    endless = itertools.cycle(texts)
+
+    def turn(steps: int) -> None:
+        with medium_precision() if fast else nullcontext():
+            for sides in itertools.islice(endless, steps):
+                features = [model.preprocess(side) for side in sides]
+                features = [{k: v.to(device) for k, v in f.items() if torch.is_tensor(v)} for f in features]
+                loss = loss_of(features, torch.zeros(len(sides[0]), device=device))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                loss.item()
+
+    return turn
+
+
+def contestants(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, Turn]]:
+    """Groups of contestants; the ratios are to the first of each group."""
+    moco = ["--criterion", "dual_moco", "--queue-size", str(options.queue_size), "--layers", str(options.layers),
+            "--hidden-size", str(options.width), "--heads", str(options.width // 64),
+            "--feedforward-size", str(4 * options.width)]  # fmt: skip
+    ours = trainer_of(configured(options, folder / "a", *moco), folder / "a")
+    saving = trainer_of(configured(options, folder / "b", *moco, "--save-every", "50"), folder / "b", saving=True)
+    workers = trainer_of(configured(options, folder / "c", *moco, "--data-workers", "2"), folder / "c")
+    (folder / "b").mkdir()
+    groups: dict[str, dict[str, Turn]] = {
+        "dual momentum contrast": {
+            "xrep": Ours(ours),
+            "plain loop": plain_loop(options, ours, options.queue_size),
+            "xrep, checkpoint every 50 steps": Ours(saving),
+            "xrep, 2 data workers": Ours(workers),
+        }
+    }
+    if options.encoder:
+        given = ["--criterion", "translation_ranking", "--encoder", options.encoder]
+        ranking = trainer_of(configured(options, folder / "d", *given), folder / "d")
+        count = options.steps * (options.repeats + 1)
+        device = str(ranking.world.device)
+        unsorted = texts_of(ranking.task, corpus_order(ranking.task, options.batch_size), count)
+        bucketed = texts_of(ranking.task, sorted_order(ranking.task), count)
+        name = "sentence-transformers"
+        groups["translation ranking from pretrained weights"] = {
+            "xrep": Ours(ranking),
+            name: sentence_transformers_loop(options.encoder, unsorted, device, fast=False),
+            f"{name}, fast products": sentence_transformers_loop(options.encoder, unsorted, device, fast=True),
+            f"{name}, fast products, our batches": sentence_transformers_loop(options.encoder, bucketed, device, True),
+        }
+    return groups
+
+
+def measure(turns: dict[str, Turn], steps: int, repeats: int) -> dict[str, float]:
+    """Median seconds of a turn; the contestants alternate, the first round warms up."""
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for round_ in range(repeats + 1):
+        for name in sorted(turns, key=lambda name: (list(turns).index(name) + round_) % len(turns)):
+            began = time.perf_counter()
+            turns[name](steps)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times[name].append(time.perf_counter() - began)
+            print(f"round {round_}: {name} {times[name][-1]:.2f} s", file=sys.stderr)
+    return {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--data", help="raw text or a directory of xrep-preprocess; default: the demo corpus")
+    add("--encoder", help="a sentence-transformers directory")
+    add("--batch-size", type=int, default=128)
+    add("--queue-size", type=int, default=16384)
+    add("--layers", type=int, default=4)
+    add("--width", type=int, default=256)
+    add("--steps", type=int, default=50, help="steps of a turn; checkpoints need a multiple of 50 to be counted")
+    add("--repeats", type=int, default=5)
+    add("--only", default="", metavar="PREFIX", help="contestants whose names begin so ('xrep': ours alone)")
+    add("--device", default="auto")
+    add("--json", metavar="FILE")
+    options = parser.parse_args()
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for title, turns in contestants(options, Path(folder)).items():
+            turns = {name: turn for name, turn in turns.items() if name.startswith(options.only)}
+            seconds = measure(turns, options.steps, options.repeats)
+            first = seconds["xrep"]
+            found[title] = {name: value / first for name, value in seconds.items()}
+            print(f"\n{title}: time over xrep's ({options.batch_size} pairs, {torch.get_num_threads()} threads)")
+            for name, ratio in found[title].items():
+                print(f"  {name:48} {ratio:6.3f}")
+            for name, turn in turns.items():
+                if isinstance(turn, Ours):
+                    turn.trainer.checkpoints.wait()
+                    found[title][f"{name}: share of time waiting for data"] = turn.waited / turn.busy
+                    print(f"  {name}: waits for data {100 * turn.waited / turn.busy:.2f}% of the time")
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

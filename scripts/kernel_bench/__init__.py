@@ -1,1 +1,0 @@
-"""What scripts/bench_kernels.py is made of; ``cases`` is read without torch, for --help."""

@@ -1,0 +1,211 @@
+"""Beam search against every translation there is, against a search written plainly, and against the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.inference.generation.toys import ToyModel, best_of_all, plain_search, source_key, sources_of
+from xrep.data.batching import PairBatch, TokenBatch
+from xrep.errors import UserError
+from xrep.inference.generation import Hypothesis, SearchOptions, search
+from xrep.models.translation import Translation
+
+FORMS = ("fairseq", "gnmt")
+
+
+def first(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int64)
+
+
+def found_by(model: object, source: TokenBatch, **options: object) -> list[list[Hypothesis]]:
+    return search(model, source, first(len(source)), SearchOptions(**options))
+
+
+def assert_same(some: list[list[Hypothesis]], others: list[list[Hypothesis]], tolerance: float = 1e-5) -> None:
+    for ours, theirs in zip(some, others, strict=True):
+        assert [h.tokens for h in ours] == [h.tokens for h in theirs]
+        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=tolerance)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.5])
+def test_a_beam_as_wide_as_the_tree_finds_the_true_best(form: str, penalty: float) -> None:
+    source = sources_of(3)
+    for seed in range(3):
+        model = ToyModel(seed)
+        options = SearchOptions(beam=3**4, nbest=8, length_penalty=penalty, length_penalty_form=form)
+        for row, best in enumerate(search(model, source, first(3), options)):
+            expected = best_of_all(model, source_key(source, row), options)[:8]
+            assert [h.tokens for h in best] == [words for _, words in expected]
+            assert [h.score for h in best] == pytest.approx([score for score, _ in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("beam", [1, 2, 3, 5])
+@pytest.mark.parametrize("eos", [-1.0, 2.0])
+def test_narrow_beams_follow_the_rule(beam: int, eos: float) -> None:
+    source = sources_of(12)
+    for seed in range(4):
+        model = ToyModel(seed, max_target_length=9, eos=eos)
+        for more in ({}, {"min_length": 2}, {"max_length_a": 0.5, "max_length_b": 1, "length_penalty_form": "gnmt"}):
+            options = SearchOptions(beam=beam, nbest=beam, **more)
+            for row, best in enumerate(search(model, source, first(12), options)):
+                expected = plain_search(model, source_key(source, row), options)
+                assert [h.tokens for h in best] == [words for _, words in expected]
+                assert [h.score for h in best] == pytest.approx([score for score, _ in expected], abs=1e-5)
+
+
+def test_greedy_search_takes_the_likeliest_token_each_time() -> None:
+    model, source = ToyModel(5, max_target_length=12, eos=-1), sources_of(6)
+    for row, (best,) in enumerate(found_by(model, source, beam=1)):
+        prefix: tuple[int, ...] = ()
+        while len(prefix) < 11:
+            follow = model.log_probabilities(source_key(source, row), prefix)
+            word = max((1, 3, 5, 6), key=follow.__getitem__)
+            if word == 3:
+                break
+            prefix += (word,)
+        assert best.tokens == list(prefix)
+
+
+def test_scores_are_those_of_the_tokens() -> None:
+    model, source = ToyModel(1, max_target_length=8), sources_of(10)
+    for form in FORMS:
+        options = SearchOptions(beam=4, nbest=4, length_penalty=0.7, length_penalty_form=form)
+        for row, best in enumerate(search(model, source, first(10), options)):
+            assert [h.score for h in best] == sorted((h.score for h in best), reverse=True)
+            assert len({tuple(h.tokens) for h in best}) == len(best) == 4
+            for hypothesis in best:
+                words = (*hypothesis.tokens, 3)
+                key = source_key(source, row)
+                follow = [model.log_probabilities(key, words[:place])[word] for place, word in enumerate(words)]
+                assert hypothesis.token_scores == pytest.approx(follow, abs=1e-5)
+                assert sum(follow) / options.penalty(len(words)) == pytest.approx(hypothesis.score, abs=1e-5)
+
+
+def test_the_language_reaches_the_model() -> None:
+    model, source = ToyModel(1), sources_of(4)
+    mixed = search(model, source, torch.tensor([0, 1, 0, 1]), SearchOptions())
+    apart = [search(model, source, torch.full((4,), language), SearchOptions()) for language in (0, 1)]
+    assert_same(mixed, [apart[row % 2][row] for row in range(4)])
+    assert any(a != b for a, b in zip(*apart, strict=True))
+
+
+def test_finished_sentences_leave_the_batch() -> None:
+    """A sentence has as many steps as it needs (but for some that wait until enough are done)."""
+    source = sources_of(24)
+    options = {"beam": 2, "max_length_a": 2.0, "max_length_b": 0}
+    alone = 0
+    for row in range(24):
+        model = ToyModel(3, max_target_length=40, eos=-30)
+        found_by(model, source.rows(row, row + 1), **options)
+        assert len(model.calls) == 2 * (row % 6 + 1) + 1  # as long as it may be, and eos
+        alone += len(model.calls)
+    model = ToyModel(3, max_target_length=40, eos=-30)
+    found_by(model, source, **options)
+    sizes = [sentences for sentences, _ in model.calls]
+    assert sizes == [24] * 3 + [20] * 2 + [16] * 2 + [12] * 2 + [8] * 2 + [4] * 2
+    assert sum(sizes) == alone
+
+
+def test_few_that_are_done_wait_for_others() -> None:
+    """What is left is copied only when an eighth of the batch is done."""
+    model, source = ToyModel(0, max_target_length=30, eos=-30), sources_of(40, longest=20)
+    found_by(model, source, beam=1, max_length_a=1, max_length_b=0)
+    sizes = [sentences for sentences, _ in model.calls]
+    assert sizes[:5] == [40, 40, 40, 40, 34] and sizes[-1] <= 4
+    for before, after in zip(sizes, sizes[1:], strict=False):
+        assert after == before or before - after >= before / 8
+
+
+def test_no_ngram_is_repeated() -> None:
+    source = sources_of(10)
+    for size in (1, 2, 3):
+        model = ToyModel(2, max_target_length=16, eos=-4)
+        free, bound = (found_by(model, source, beam=3, nbest=3, no_repeat_ngram_size=n) for n in (0, size))
+
+        def repeats(best: list[Hypothesis], size: int = size) -> int:
+            grams = [[tuple(h.tokens[i : i + size]) for i in range(len(h.tokens) - size + 1)] for h in best]
+            return sum(len(some) - len(set(some)) for some in grams)
+
+        assert sum(map(repeats, free)) > 20 and sum(map(repeats, bound)) == 0
+        # What is banned keeps its share of the probability.
+        for row, best in enumerate(bound):
+            words = (*best[0].tokens, 3)
+            follow = [model.log_probabilities(source_key(source, row), words[:n])[word] for n, word in enumerate(words)]
+            assert best[0].token_scores == pytest.approx(follow, abs=1e-5)
+
+
+def test_no_translation_is_shorter_or_longer_than_asked() -> None:
+    source = sources_of(12)
+    short = found_by(ToyModel(0, max_target_length=20, eos=4), source, beam=3, nbest=3, min_length=5)
+    assert min(len(h.tokens) for best in short for h in best) == 5
+    long = found_by(ToyModel(0, max_target_length=20, eos=-30), source, beam=3, nbest=3, max_length_b=7)
+    assert {len(h.tokens) for best in long for h in best} == {7}
+    fitting = found_by(ToyModel(0, max_target_length=20, eos=-30), source, max_length_a=1.5, max_length_b=2)
+    words = (source.lengths - 2).tolist()
+    assert [len(best[0].tokens) for best in fitting] == [int(1.5 * n + 2) for n in words]
+    for least in (3, 9):
+        capped = found_by(ToyModel(0, max_target_length=6, eos=-30), source, min_length=least)
+        assert {len(best[0].tokens) for best in capped} == {5}
+
+
+def test_special_tokens_are_never_generated() -> None:
+    class Loud(ToyModel):
+        def logits(self, source, prefix):
+            logits = super().logits(source, prefix)
+            return [logit + 20 * (word in (0, 2, 4)) for word, logit in enumerate(logits)]
+
+    for best in found_by(Loud(0, max_target_length=8), sources_of(8), beam=4, nbest=4):
+        assert all(token in (1, 5, 6) for h in best for token in h.tokens)
+
+
+def test_numbers_that_are_not_finite_are_an_error() -> None:
+    class Broken(ToyModel):
+        def logits(self, source, prefix):
+            return [float("nan")] * 7
+
+    for options in ({}, {"beam": 1}, {"sampling": True}):
+        with pytest.raises(UserError, match="probabilities that are not finite; check its training"):
+            found_by(Broken(0), sources_of(3), **options)
+
+
+def test_no_sentence_has_no_translation() -> None:
+    assert found_by(ToyModel(0), sources_of(0)) == []
+
+
+@pytest.mark.parametrize("semantic_bias", [False, True])
+def test_steps_with_a_cache_score_as_the_whole_model_does(
+    make_model: Callable[..., Translation], lines: PairBatch, semantic_bias: bool
+) -> None:
+    """Incremental decoding of a padded batch against teacher forcing, in float64 but for the logits."""
+    model = make_model(semantic_bias=semantic_bias).double()
+    options = SearchOptions(beam=4, nbest=3, max_length_a=1.0, max_length_b=4, length_penalty=0.6)
+    found = search(model, lines.source, first(len(lines)), options)
+    assert lines.source.is_padded and len({len(h.tokens) for best in found for h in best}) > 1
+    bos, eos = model.target_vocabulary.bos_id, model.target_vocabulary.eos_id
+    for row, best in enumerate(found):
+        for hypothesis in best:
+            target = TokenBatch(
+                torch.tensor([[bos, *hypothesis.tokens, eos]]), torch.tensor([len(hypothesis.tokens) + 2])
+            )
+            with torch.no_grad():
+                whole = model.predict(lines.source.rows(row, row + 1), target, first(1))
+                logits = whole.vectors @ whole.matrix.t()
+                follow = (logits if whole.bias is None else logits + whole.bias[whole.sentences]).log_softmax(1)
+            assert (whole.bias is not None) == semantic_bias
+            expected = follow.gather(1, whole.labels.unsqueeze(1)).squeeze(1).tolist()
+            assert hypothesis.token_scores == pytest.approx(expected, abs=2e-6)
+            assert hypothesis.score == pytest.approx(sum(expected) / options.penalty(len(expected)), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_batch_of_64_equals_one_by_one(make_model: Callable[..., Translation], lines: PairBatch) -> None:
+    model = make_model()
+    options = SearchOptions(beam=5, nbest=5, max_length_a=1.0, max_length_b=4)
+    together = search(model, lines.source, first(64), options)
+    alone = [search(model, lines.source.rows(row, row + 1), first(1), options)[0] for row in range(64)]
+    assert_same(together, alone)
+    assert len({tuple(best[0].tokens) for best in together}) > 10

@@ -1,0 +1,116 @@
+"""Sampling: the distribution is the model's, and a sentence's draws do not depend on what is beside it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+from tests.inference.generation.toys import WORDS, ToyModel, source_key, sources_of
+from xrep.data.batching import PairBatch, TokenBatch
+from xrep.inference.generation import Hypothesis, SearchOptions, search
+from xrep.inference.generation.sampling import uniforms
+from xrep.models.translation import Translation
+
+
+def drawn_by(
+    model: object, source: TokenBatch, numbers: torch.Tensor | None = None, **options: object
+) -> list[list[Hypothesis]]:
+    languages = torch.zeros(len(source), dtype=torch.int64)
+    return search(model, source, languages, SearchOptions(sampling=True, **options), numbers)
+
+
+def likelihood(model: ToyModel, source: tuple[int, ...], words: tuple[int, ...]) -> float:
+    """Probability of a whole translation among the tokens that may be drawn; eos is certain at the end."""
+    total = 0.0
+    for place, word in enumerate((*words, 3)):
+        if place < model.max_target_length - 1:
+            follow = model.log_probabilities(source, words[:place])
+            total += follow[word] - math.log(sum(math.exp(follow[other]) for other in (*WORDS, 3)))
+    return math.exp(total)
+
+
+def test_translations_come_as_often_as_the_model_says() -> None:
+    model, source, count = ToyModel(3, max_target_length=3), sources_of(1), 4000
+    (drawn,) = drawn_by(model, source, nbest=count)
+    counts = Counter(tuple(h.tokens) for h in drawn)
+    squares = 0.0
+    for words in {(), *((a,) for a in WORDS), *((a, b) for a in WORDS for b in WORDS)}:
+        expected = count * likelihood(model, source_key(source, 0), words)
+        squares += (counts.pop(words, 0) - expected) ** 2 / expected
+    assert not counts
+    assert squares < 32.9  # of chi-square with 12 degrees of freedom 0.1% are above
+
+
+def test_scores_are_the_models_own(make_model: Callable[..., Translation]) -> None:
+    """Not those of the narrower distribution that is drawn from."""
+    model, source = ToyModel(1, max_target_length=8), sources_of(6)
+    options = {"nbest": 5, "temperature": 0.7, "top_k": 3, "top_p": 0.9, "length_penalty": 0.5}
+    for row, drawn in enumerate(drawn_by(model, source, **options)):
+        assert [h.score for h in drawn] == sorted((h.score for h in drawn), reverse=True) and len(drawn) == 5
+        for hypothesis in drawn:
+            words = (*hypothesis.tokens, 3)
+            follow = [model.log_probabilities(source_key(source, row), words[:n])[word] for n, word in enumerate(words)]
+            assert max(abs(a - b) for a, b in zip(hypothesis.token_scores, follow, strict=True)) < 1e-5
+            assert abs(hypothesis.score - sum(follow) / len(words) ** 0.5) < 1e-5
+
+
+def test_one_candidate_is_greedy_search() -> None:
+    model, source = ToyModel(2, max_target_length=9), sources_of(8)
+    greedy = search(model, source, torch.zeros(8, dtype=torch.int64), SearchOptions(beam=1))
+    for options in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
+        drawn = drawn_by(model, source, nbest=3, **options)
+        assert [[h.tokens for h in some] for some in drawn] == [[best.tokens] * 3 for (best,) in greedy]
+
+
+def test_draws_do_not_depend_on_the_batch(make_model: Callable[..., Translation], lines: PairBatch) -> None:
+    model, options = make_model(), {"nbest": 2, "max_length_b": 12, "seed": 5, "top_p": 0.9}
+    together = drawn_by(model, lines.source, **options)
+    some = drawn_by(model, lines.source.rows(20, 50), torch.arange(20, 50), **options)
+    assert [[h.tokens for h in two] for two in together[20:50]] == [[h.tokens for h in two] for two in some]
+    other = drawn_by(model, lines.source, **{**options, "seed": 6})
+    assert sum(a[0].tokens == b[0].tokens for a, b in zip(together, other, strict=True)) < 10
+    assert sum(two[0].tokens == two[1].tokens for two in together) < 10
+
+
+def test_draws_stay_with_their_sentence_when_others_leave() -> None:
+    model, source, numbers = ToyModel(4, max_target_length=20, eos=1), sources_of(24), torch.arange(24) * 7
+    together = drawn_by(model, source, numbers, nbest=3, seed=2)
+    assert len({size for size, _ in model.calls}) > 3
+    for row in range(24):
+        (alone,) = drawn_by(model, source.rows(row, row + 1), numbers[row : row + 1], nbest=3, seed=2)
+        assert [h.tokens for h in together[row]] == [h.tokens for h in alone]
+
+
+def test_lengths_and_repeats_are_bounded() -> None:
+    source = sources_of(12)
+    drawn = drawn_by(ToyModel(0, max_target_length=20, eos=1), source, nbest=4, min_length=3, max_length_b=6)
+    assert {len(h.tokens) for some in drawn for h in some} == {3, 4, 5, 6}
+    model = ToyModel(0, max_target_length=20, eos=-3)
+    for some in drawn_by(model, source, nbest=4, no_repeat_ngram_size=2):
+        for tokens in (h.tokens for h in some):
+            pairs = list(zip(tokens, tokens[1:], strict=False))
+            assert len(pairs) == len(set(pairs))
+
+
+def test_sentences_whose_samples_have_ended_leave_the_batch() -> None:
+    model, source = ToyModel(3, max_target_length=40, eos=-30), sources_of(24)
+    drawn_by(model, source, nbest=3, max_length_a=2.0, max_length_b=0)
+    assert [size for size, _ in model.calls] == [24] * 3 + [20] * 2 + [16] * 2 + [12] * 2 + [8] * 2 + [4] * 2
+    assert [count for _, count in model.calls] == [1] + [3] * 12
+
+
+def test_numbers_drawn_are_uniform_and_independent() -> None:
+    numbers = torch.arange(2000) + 2**40
+    drawn = torch.stack([uniforms(seed, numbers, 5, step) for seed in (0, 1) for step in (1, 2)])
+    assert drawn.min() >= 0 and drawn.max() < 1 and drawn.unique().numel() > drawn.numel() - 5
+    flat = drawn.flatten()
+    counts = (flat * 100).long().bincount(minlength=100)
+    assert ((counts - 400) ** 2 / 400).sum() < 148.2  # chi-square, 99 degrees of freedom, 0.1%
+    table = drawn.permute(1, 0, 2).flatten(1)  # one column for each seed, step and place
+    correlations = torch.corrcoef(table.t()) - torch.eye(20)
+    assert correlations.abs().max() < 5 / 2000**0.5
+    neighbours = torch.corrcoef(torch.stack([drawn[0, :-1, 0], drawn[0, 1:, 0]]))[0, 1]
+    assert abs(neighbours) < 5 / 2000**0.5

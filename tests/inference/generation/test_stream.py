@@ -1,0 +1,166 @@
+"""Lines in chunks, and their translations in the order of the lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.corpus import sentence_pairs
+from xrep.errors import UserError
+from xrep.inference.generation import SearchOptions, Translator, stream
+from xrep.inference.generation.stream import Chunks, Summary, translate_stream
+from xrep.text.readers import read_lines
+
+GERMAN = [source for source, _ in sentence_pairs(40)]
+OPTIONS = SearchOptions(beam=2, max_length_b=6)
+
+
+@pytest.fixture(scope="module")
+def translator(checkpoint: Path) -> Translator:
+    return Translator.load(checkpoint, device="cpu")
+
+
+def written(folder: Path, lines: list[str]) -> Path:
+    path = folder / "lines.txt"
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_a_file_comes_in_full_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, [str(n) for n in range(1000)])
+    chunks = list(Chunks(path, 64))
+    assert [len(chunk) for chunk in chunks] == [64] * 15 + [40]
+    assert [line for chunk in chunks for line in chunk] == [str(n) for n in range(1000)]
+    monkeypatch.setattr(stream, "CHUNK_CHARACTERS", 30)
+    assert [len(chunk) for chunk in Chunks(written(tmp_path, ["x" * 10] * 7), 64)] == [3, 3, 1]
+    (tmp_path / "lines.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert list(Chunks(tmp_path / "lines.gz", 64)) == list(Chunks(path, 64))
+    assert list(Chunks(written(tmp_path, []))) == []
+
+    def slow(*arguments: object, **options: object) -> Iterator[tuple[int, str]]:
+        for line in read_lines(*arguments, **options):
+            time.sleep(0.002)
+            yield line
+
+    monkeypatch.setattr(stream, "read_lines", slow)
+    assert [len(chunk) for chunk in Chunks(written(tmp_path, ["x"] * 20), 8)] == [8, 8, 4]
+
+
+def test_what_stands_in_a_pipe_is_not_kept_waiting() -> None:
+    """Each line is written only after the one before came out."""
+    reading, writing = os.pipe()
+    chunks = iter(Chunks(f"/dev/fd/{reading}", 64))
+    for number in range(5):
+        os.write(writing, f"{number}\n".encode())
+        assert next(chunks) == [str(number)]
+    os.write(writing, b"without an end")
+    os.close(writing)
+    assert next(chunks) == ["without an end"]
+    assert next(chunks, None) is None
+    os.close(reading)
+
+
+def test_a_pipe_that_is_full_is_read_ahead_by_one_chunk() -> None:
+    reading, writing = os.pipe()
+    lines = [str(n) for n in range(50_000)]
+    thread = threading.Thread(
+        target=lambda: (os.write(writing, "".join(f"{line}\n" for line in lines).encode()), os.close(writing))
+    )
+    thread.start()
+    chunks = list(Chunks(f"/dev/fd/{reading}", 500))
+    thread.join()
+    os.close(reading)
+    assert [line for chunk in chunks for line in chunk] == lines and max(map(len, chunks)) == 500
+
+
+def test_what_came_before_an_error_comes_first(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"one\ntwo\nbr\xfccke\nfour\n")
+    chunks = iter(Chunks(path))
+    assert next(chunks) == ["one", "two"]
+    with pytest.raises(UserError, match=r"lines.txt:3: invalid UTF-8"):
+        next(chunks)
+    with pytest.raises(UserError, match="absent: no such file"):
+        list(Chunks(tmp_path / "absent"))
+
+
+def test_forms(translator: Translator, tmp_path: Path) -> None:
+    lines = [GERMAN[0], "", GERMAN[1]]
+    path = written(tmp_path, lines)
+    options = SearchOptions(beam=3, nbest=2, max_length_b=6)
+    expected = translator.translate(lines, options=options)
+    texts: dict[str, str] = {}
+    for form in ("plain", "nbest", "jsonl"):
+        parts: list[str] = []
+        summary = translate_stream(
+            translator, path, parts.append, options=options, form=form, most_lines=2, keep_best=True
+        )
+        assert len(parts) == 2 and (summary.lines, summary.empty) == (3, 1)
+        assert summary.tokens == sum(len(best[0].token_scores) for best in expected)
+        assert summary.best == [best[0].text for best in expected]
+        texts[form] = "".join(parts)
+    assert texts["plain"] == "".join(best[0].text + "\n" for best in expected)
+    rows = [line.split("\t") for line in texts["nbest"].splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
+    assert [row[2] for row in rows] == [one.text for best in expected for one in best]
+    assert [float(row[1]) for row in rows] == pytest.approx([one.score for best in expected for one in best], abs=1e-4)
+    values = [json.loads(line) for line in texts["jsonl"].splitlines()]
+    assert [(value["line"], value["source"]) for value in values] == [(1, lines[0]), (2, ""), (3, lines[2])]
+    for value, best in zip(values, expected, strict=True):
+        assert [one["text"] for one in value["translations"]] == [one.text for one in best]
+        assert [one["tokens"] for one in value["translations"]] == [len(one.tokens) for one in best]
+        for one in value["translations"][: len(lines[value["line"] - 1])]:
+            assert sum(one["token_scores"]) / len(one["token_scores"]) == pytest.approx(one["score"], abs=1e-3)
+
+
+def test_a_line_feed_in_a_translation_is_a_space(translator: Translator, tmp_path: Path, monkeypatch) -> None:
+    tokenizer = translator.tokenizers["shared"]
+    monkeypatch.setattr(type(tokenizer), "decode", lambda self, ids: "a\nb\r\nc")
+    parts: list[str] = []
+    translate_stream(translator, written(tmp_path, ["Haus"]), parts.append, options=OPTIONS)
+    assert parts == ["a b  c\n"]
+
+
+def test_warnings_name_lines(translator: Translator, tmp_path: Path) -> None:
+    long = "das schwere Buch " * 3000
+    lines = ["Haus", long, "Привет", "", *[long[:5000]] * 12, "мир мир"]
+    path, said = written(tmp_path, lines), list[str]()
+    for most_lines in (3, 100):
+        said.clear()
+        summary = translate_stream(
+            translator, path, lambda text: None, options=OPTIONS, most_lines=most_lines, warn=said.append
+        )
+        cut = [f"{path}:{line}: longer than 46 subwords, the rest is cut off" for line in (2, *range(5, 14))]
+        assert said[:10] == cut and said[10] == f"{path}: 3 more lines were cut"
+        assert said[11].startswith(f"{path}:3: 2 lines are mostly of unknown subwords, this one first; another script")
+        assert len(said) == 12 and (summary.cut, summary.unknown, summary.first_unknown) == (13, 2, 3)
+
+
+def test_chunks_do_not_change_what_is_drawn(translator: Translator, tmp_path: Path) -> None:
+    path, found = written(tmp_path, GERMAN), []
+    options = SearchOptions(sampling=True, nbest=2, max_length_b=8, seed=9)
+    for most_lines in (7, 100):
+        parts: list[str] = []
+        progress: list[int] = []
+        translate_stream(
+            translator, path, parts.append, options=options, most_lines=most_lines, form="nbest",
+            max_tokens=300, progress=lambda summary, seen=progress: seen.append(summary.translated),
+        )  # fmt: skip
+        assert progress[-1] == len(GERMAN) and len(progress) > 6 and progress == sorted(set(progress))
+        found.append([line.split("\t")[::2] for line in "".join(parts).splitlines()])
+    assert found[0] == found[1]
+
+
+def test_bad_options_are_refused_before_a_line_is_read(translator: Translator, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not translate into 'fr'"):
+        translate_stream(translator, tmp_path / "absent", print, target_language="fr")
+    with pytest.raises(UserError, match="beam must be at least 1"):
+        translate_stream(translator, tmp_path / "absent", print, options=SearchOptions(beam=0))
+    assert Summary().lines == 0

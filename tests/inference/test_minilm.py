@@ -1,0 +1,77 @@
+"""The real all-MiniLM-L6-v2 against sentence-transformers and its published quality; for what is not there it skips."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.text.corpora import xrep_home
+
+Scored = list[tuple[str, str, float]]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    path = xrep_home() / "models" / "minilm"
+    if not (path / "model.safetensors").exists():
+        pytest.skip("needs the encoder in $XREP_HOME: xrep-data get minilm")
+    return path
+
+
+@pytest.fixture(scope="module")
+def data() -> Path:
+    path = Path(os.environ.get("XREP_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    if not (path / "sts").is_dir():
+        pytest.skip("needs the STS test sets below $XREP_DATA")
+    return path
+
+
+def test_same_vectors_as_sentence_transformers(minilm: Path, data: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="it is in the extra 'bench'")
+    lines = (data / "mt" / "newstest" / "newstest2012.en").read_text(encoding="utf-8").splitlines()[:1000]
+    theirs = library.SentenceTransformer(str(minilm), device="cpu").encode(lines, normalize_embeddings=True)
+    ours = SentenceEncoder.load(minilm, device="cpu").encode(lines)
+    assert (ours * theirs).sum(1).min() > 0.99999
+    half = SentenceEncoder.load(minilm, device="cpu", dtype="bfloat16").encode(lines[:200])
+    assert (half * theirs[:200]).sum(1).min() > 0.9998
+
+
+def test_spearman_of_the_published_test_sets(minilm: Path, data: Path) -> None:
+    encoder = SentenceEncoder.load(minilm, device="cpu")
+    sets = {"STS-B": stsb(data), "SICK": sick(data), "STS13": subsets(data, "13"), "STS14": subsets(data, "14")}
+    found = {name: correlation(encoder, pairs) for name, pairs in sets.items()}
+    expected = {"STS-B": 82.03, "SICK": 77.15, "STS13": 80.60, "STS14": 75.59}
+    assert found == pytest.approx(expected, abs=0.05)
+
+
+def correlation(encoder: SentenceEncoder, pairs: Scored) -> float:
+    first, second, gold = zip(*pairs, strict=True)
+    cosines = (encoder.encode(first) * encoder.encode(second)).sum(1)
+    return 100 * float(spearmanr(cosines, np.array(gold)).statistic)
+
+
+def stsb(data: Path) -> Scored:
+    rows = table(data / "sts" / "STSBenchmark" / "sts-test.csv")
+    return [(row[5], row[6], float(row[4])) for row in rows]
+
+
+def sick(data: Path) -> Scored:
+    return [(row[1], row[2], float(row[3])) for row in table(data / "sts" / "SICK" / "SICK_test_annotated.txt")[1:]]
+
+
+def subsets(data: Path, year: str) -> Scored:
+    """All subsets of a year together; lines without a gold score are unscored."""
+    pairs: Scored = []
+    for file in sorted((data / "sts" / f"STS{year}-en-test").glob("STS.input.*.txt")):
+        gold = file.with_name(file.name.replace("input", "gs")).read_text().split("\n")
+        pairs += [(row[0], row[1], float(g)) for row, g in zip(table(file), gold, strict=False) if g.strip()]
+    return pairs
+
+
+def table(path: Path) -> list[list[str]]:
+    return [line.split("\t") for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")]

@@ -1,0 +1,102 @@
+"""SentenceEncoder: what a checkpoint directory gives its user."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from tests.corpus import sentence_pairs
+from tests.encoders import write_encoder
+from tests.fixtures import data_directory
+from tests.runs import compose_run
+from xrep import SentenceEncoder
+from xrep.data.batching import collate
+from xrep.errors import UserError
+from xrep.inference.export import export
+from xrep.training.run import train
+
+__all__ = ["data_directory"]
+GERMAN = [pair[0] for pair in sentence_pairs(40)] + ["", "Haus", "ein " * 500]
+
+
+@pytest.fixture(scope="module")
+def run(data_directory, tmp_path_factory):  # noqa: F811
+    return train(compose_run(data_directory, tmp_path_factory.mktemp("shared") / "run", max_steps=5)).directory
+
+
+@pytest.fixture(scope="module")
+def encoder(run):
+    return SentenceEncoder.load(run / "best", device="cpu")
+
+
+def test_one_vector_a_sentence_whatever_its_company(encoder):
+    vectors = encoder.encode(GERMAN)
+    assert vectors.shape == (43, 32) and vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    alone = np.concatenate([encoder.encode([sentence]) for sentence in GERMAN])
+    np.testing.assert_allclose(vectors, alone, atol=1e-5)
+    for batch_tokens in (1, 60, 100_000):
+        np.testing.assert_allclose(vectors, encoder.encode(GERMAN, batch_tokens=batch_tokens), atol=1e-5)
+    order = np.random.default_rng(0).permutation(len(GERMAN))
+    np.testing.assert_allclose(vectors[order], encoder.encode([GERMAN[i] for i in order]), atol=1e-5)
+    assert len(np.unique(vectors.round(4), axis=0)) == len(GERMAN)
+
+
+def test_same_as_the_model(encoder):
+    tokens = [np.asarray(ids) for ids in encoder.tokenizers["shared"].encode(GERMAN[:8])]
+    with torch.no_grad():
+        expected = encoder.model.encode("shared", collate(tokens, encoder.text.vocabulary("shared"), 32))[0].numpy()
+    np.testing.assert_allclose(encoder.encode(GERMAN[:8]), expected, atol=1e-6)
+
+
+def test_a_long_sentence_is_cut(encoder):
+    subwords = encoder.tokenizers["shared"].encode(["ein " * 500])[0]
+    assert len(subwords) > encoder.text.max_length == 32
+    cut = encoder.tokenizers["shared"].decode(subwords[:30])
+    np.testing.assert_allclose(*encoder.encode(["ein " * 500, cut]), atol=1e-5)
+
+
+def test_no_sentence_and_a_lone_string(encoder):
+    assert encoder.encode([]).shape == (0, 32)
+    with pytest.raises(TypeError, match="a list of sentences"):
+        encoder.encode("Guten Tag")
+
+
+def test_random_weights_are_another_encoder_and_always_the_same(run, encoder):
+    state = torch.get_rng_state()
+    random, again = (SentenceEncoder.load(run / "best", device="cpu", random_weights=True) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    np.testing.assert_array_equal(random.encode(GERMAN), again.encode(GERMAN))
+    assert np.abs(random.encode(GERMAN) - encoder.encode(GERMAN)).max() > 0.1
+    assert random.training_hashes is None and encoder.training_hashes == run / "training_hashes.npy"
+
+
+def test_a_copied_checkpoint_alone_is_enough(run, encoder, tmp_path):
+    copy = shutil.copytree(run / "best", tmp_path / "encoder")
+    loaded = SentenceEncoder.load(copy, device="cpu")
+    np.testing.assert_array_equal(loaded.encode(GERMAN), encoder.encode(GERMAN))
+    assert loaded.languages == ["de", "en", "es"]
+
+
+def test_separate_towers_need_the_language(data_directory, tmp_path):  # noqa: F811
+    run = compose_run(data_directory, tmp_path / "run", towers="separate", max_steps=2, max_length=32)
+    encoder = SentenceEncoder.load(train(run).directory / "last", device="cpu")
+    assert np.abs(encoder.encode(["Haus"], lang="deu") - encoder.encode(["Haus"], lang="en")).max() > 0.1
+    np.testing.assert_array_equal(encoder.encode(["Haus"], lang="de"), encoder.encode(["Haus"], lang="es"))
+    with pytest.raises(UserError, match="no language was named; known: de, en, es"):
+        encoder.encode(["Haus"])
+    with pytest.raises(UserError, match="no tower for the language 'fr'"):
+        encoder.encode(["maison"], lang="fr")
+
+
+def test_the_fingerprint_is_of_the_vectors_and_not_of_the_place(tmp_path):
+    one, other = (write_encoder(tmp_path / name / "best", seed=seed) for name, seed in (("a", 1), ("b", 2)))
+    shutil.copytree(tmp_path / "a", tmp_path / "moved")
+    prints = [SentenceEncoder.load(path).fingerprint() for path in (one, tmp_path / "moved" / "best", other)]
+    assert prints[0] == prints[1] != prints[2]
+    assert SentenceEncoder.load(one, dtype="bfloat16").fingerprint() not in prints
+    exported = [export(SentenceEncoder.load(one), tmp_path / name, "sentence-transformers")[0] for name in ("x", "y")]
+    assert len({SentenceEncoder.load(path).fingerprint() for path in exported}) == 1
+    more = write_encoder(tmp_path / "c" / "best", seed=1, vocabulary_size=110)
+    assert SentenceEncoder.load(more).fingerprint() not in prints

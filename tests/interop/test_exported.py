@@ -1,0 +1,213 @@
+"""The way out and back: transformers and sentence-transformers compute what our encoder does, and no bit is lost."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from tests.interop.sentence_models import MAXIMUM, SENTENCES, as_batch, library, our_vectors, write_tokenizer
+from tests.nn.small_models import (
+    LAYERS,
+    POSITIONS,
+    VOCABULARY,
+    assert_same,
+    hidden_states,
+    load,
+    make_batch,
+    refusal,
+    transformers,
+)
+from xrep.errors import UserError
+from xrep.interop.exported import write_huggingface, write_sentence_transformers
+from xrep.interop.pretrained import encoder_state, read_pretrained
+from xrep.nn.encoder import EncoderShape, TransformerEncoder
+from xrep.nn.layers import Linear
+
+BERT = EncoderShape(
+    vocabulary_size=VOCABULARY, pad_id=0, hidden_size=32, layers=LAYERS, heads=4, feedforward_size=48,
+    max_positions=POSITIONS, norm_epsilon=1e-3,
+)  # fmt: skip
+SHAPES = {
+    "no types": BERT,
+    "two types": replace(BERT, type_vocabulary_size=2, activation="gelu_tanh"),
+    "one type": replace(BERT, type_vocabulary_size=1, activation="relu", pad_id=2),
+    "roberta": replace(BERT, pad_id=1, position_offset=2, type_vocabulary_size=1),
+    "roberta, no types": replace(BERT, pad_id=2, position_offset=3, norm_epsilon=1e-5),
+}
+IDS = {"bos_id": 2, "eos_id": 3}
+
+
+def make_encoder(shape: EncoderShape) -> TransformerEncoder:
+    torch.manual_seed(6)
+    encoder = TransformerEncoder(shape, dropout=0.2, attention_dropout=0.3, initializer_range=0.2)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return encoder.eval()
+
+
+def from_transformers(directory: Path, model_class: str = "AutoModel") -> Any:
+    """Their model; the pooler is all that may be missing, nothing may be left over."""
+    model, report = getattr(transformers, model_class).from_pretrained(directory, output_loading_info=True)
+    assert set(report["missing_keys"]) <= {"pooler.dense.weight", "pooler.dense.bias"}
+    assert not any(found for kind, found in report.items() if kind != "missing_keys"), report
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_out_and_back(name: str, tmp_path: Path) -> None:
+    shape, encoder = SHAPES[name], make_encoder(SHAPES[name])
+    directory = tmp_path / "out"
+    write_huggingface(directory, encoder, max_length=20, **IDS)
+    assert os.listdir(tmp_path) == ["out"]
+
+    model, batch = from_transformers(directory), make_batch(shape.pad_id)
+    assert type(model).__name__ == ("XLMRobertaModel" if shape.position_offset else "BertModel")
+    assert_same(encoder, hidden_states(model, batch), batch)
+    config = model.config
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (shape.pad_id, 2, 3)
+    assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.2, 0.3)
+    assert model.dtype == torch.float32
+
+    pretrained, copy, unused = load(directory)
+    assert pretrained.shape == shape
+    assert unused == ([] if shape.type_vocabulary_size else ["embeddings.token_type_embeddings.weight"])
+    state = encoder.state_dict()
+    assert all(torch.equal(tensor, state[key]) for key, tensor in copy.state_dict().items())
+    with torch.no_grad():
+        assert torch.equal(copy(batch), encoder(batch))
+
+
+def test_the_layout_is_robertas_too(tmp_path: Path) -> None:
+    encoder, batch = make_encoder(SHAPES["roberta"]), make_batch(1)
+    write_huggingface(tmp_path, encoder, max_length=20, **IDS)  # an empty folder will do
+    assert_same(encoder, hidden_states(from_transformers(tmp_path, "RobertaModel"), batch), batch)
+
+
+def test_what_others_trained_on_comes_back(tmp_path: Path) -> None:
+    """Our encoder has no table of types; theirs has a row of it, which their training moves."""
+    write_huggingface(tmp_path / "ours", make_encoder(BERT), max_length=20, **IDS)
+    model, batch = from_transformers(tmp_path / "ours"), make_batch(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "theirs")
+    pretrained, encoder, _ = load(tmp_path / "theirs")
+    assert pretrained.shape == BERT
+    assert_same(encoder, hidden_states(model, batch), batch)
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_first_layers_alone(tmp_path: Path, layers: int) -> None:
+    encoder, batch = make_encoder(SHAPES["two types"]), make_batch(0)
+    write_huggingface(tmp_path / "out", encoder, max_length=20, layers=layers, **IDS)
+    theirs = hidden_states(from_transformers(tmp_path / "out"), batch)
+    assert len(theirs) == layers + 1
+    copy = load(tmp_path / "out")[1]
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(batch, layers), theirs[-1], rtol=0, atol=1e-5)
+        assert torch.equal(copy(batch), encoder(batch, layers))
+    write_huggingface(tmp_path / "again", copy, max_length=20, **IDS)
+    for wrong in (-1, LAYERS + 1):
+        with pytest.raises(ValueError, match=r"layers must lie in \[0, 3\]"):
+            write_huggingface(tmp_path / "wrong", encoder, max_length=20, layers=wrong, **IDS)
+
+
+def test_bfloat16_weights_go_out_as_float32(tmp_path: Path) -> None:
+    encoder = make_encoder(BERT).bfloat16()
+    projection = Linear(32, 4).bfloat16()
+    options: dict[str, Any] = {"pooling": "mean", "normalize": True, "projection": projection}
+    write_sentence_transformers(tmp_path / "out", encoder, max_length=20, **options, **IDS)
+    for file in ("model.safetensors", "2_Dense/model.safetensors"):
+        assert {tensor.dtype for tensor in load_file(tmp_path / "out" / file).values()} == {torch.float32}
+    assert from_transformers(tmp_path / "out").dtype == torch.float32
+    back, state = encoder_state(read_pretrained(tmp_path / "out"))[0], encoder.state_dict()
+    assert all(torch.equal(tensor, state[key].float()) for key, tensor in back.items())
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"norm": "pre"}, "normalises before its sublayers has no counterpart"),
+        ({"position_offset": 5}, "positions begin at 5, Hugging Face's at 0 or at pad id + 1, 1"),
+        ({"max_positions": 19}, "sentences of 20 tokens, but the encoder has 19 positions"),
+    ],
+)
+def test_what_cannot_go_out(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    encoder = make_encoder(replace(BERT, **changes))
+    for write, options in (
+        (write_huggingface, {}),
+        (write_sentence_transformers, {"pooling": "mean", "normalize": True}),
+    ):
+        with pytest.raises(UserError) as error:
+            write(tmp_path / "out", encoder, max_length=20, **IDS, **options)
+        refusal(error, message)
+    assert os.listdir(tmp_path) == []
+
+
+def test_nothing_is_overwritten_and_nothing_stays_half_written(tmp_path: Path) -> None:
+    encoder = make_encoder(BERT)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for taken in (tmp_path / "full", tmp_path / "full" / "file"):
+        with pytest.raises(UserError) as error:
+            write_huggingface(taken, encoder, max_length=20, **IDS)
+        refusal(error, taken, "something is there already; name a new directory")
+    assert os.listdir(tmp_path) == ["full"] and os.listdir(tmp_path / "full") == ["file"]
+
+    def fail(directory: Path) -> None:
+        assert (directory / "model.safetensors").is_file() and directory.parent == tmp_path
+        (directory / "tokenizer.json").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    options = {"max_length": 20, "save_tokenizer": fail, **IDS}
+    with pytest.raises(OSError, match="No space left") as failure:
+        write_huggingface(tmp_path / "out", encoder, **options)
+    assert failure.value.filename == str(tmp_path / "out")
+    with pytest.raises(OSError, match="No space left"):
+        write_sentence_transformers(tmp_path / "out", encoder, pooling="max", normalize=False, **options)
+    assert os.listdir(tmp_path) == ["full"]
+
+
+@pytest.mark.parametrize(
+    "pooling, size, activation, bias, normalize",
+    [
+        ("mean", None, "none", False, True),
+        ("cls", 12, "tanh", True, True),
+        ("max", 40, "none", False, False),
+        ("mean", 12, "none", True, False),
+    ],
+)
+def test_the_vectors_of_sentence_transformers(
+    tmp_path: Path, pooling: Any, size: int | None, activation: Any, bias: bool, normalize: bool
+) -> None:
+    encoder = make_encoder(BERT if pooling == "mean" else replace(BERT, position_offset=1, type_vocabulary_size=1))
+    projection = None if size is None else Linear(32, size, bias=bias)
+    options: dict[str, Any] = {"projection": projection, "activation": activation, "normalize": normalize}
+    write_sentence_transformers(
+        tmp_path / "out", encoder, pooling=pooling, max_length=MAXIMUM, save_tokenizer=write_tokenizer, **options, **IDS
+    )
+    theirs = library.SentenceTransformer(str(tmp_path / "out"))
+    assert theirs.max_seq_length == MAXIMUM
+    expected = torch.from_numpy(theirs.encode(SENTENCES))
+
+    pretrained, copy, _ = load(tmp_path / "out")
+    assert (pretrained.pooling, pretrained.normalize, pretrained.shape) == (pooling, normalize, encoder.shape)
+    batch = as_batch(write_tokenizer(tmp_path / "tokenizer"), SENTENCES)
+    found = our_vectors(pretrained, copy, batch)
+    assert found.shape == (len(SENTENCES), size or 32)
+    assert F.cosine_similarity(found, expected).min() > 0.9999
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert torch.equal(our_vectors(pretrained, encoder, batch), found)
+    dense = pretrained.projection
+    assert (dense is None) == (projection is None)
+    if dense is not None and projection is not None:
+        assert torch.equal(dense.weight, projection.weight) and dense.activation == activation
+        assert (dense.bias is None) if not bias else torch.equal(dense.bias, projection.bias)

@@ -1,0 +1,146 @@
+"""Natural language inference as a validator measures it: by the classifier, or by the vectors of triplets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.nli_data import Row, nli_rows, write_columns, write_jsonl, write_simcse
+from xrep.config import Part
+from xrep.criteria.multitask import Multitask
+from xrep.criteria.nli import Nli
+from xrep.criteria.nli_triplet import NliTriplet
+from xrep.data.batching import TokenBatch
+from xrep.errors import UserError
+from xrep.tasks.nli import NliTask
+from xrep.text.nli_readers import LABELS
+from xrep.validation.nli import NliValidator
+
+TRAIN = nli_rows(60)
+
+
+class Bag(nn.Module):
+    """Vectors of a sentence by what its subwords are worth; dropout while training."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(size, 24)
+        self.dropout = nn.Dropout(0.5)
+        self.output_size = 24
+
+    def encode_pair(self, source: TokenBatch, target: TokenBatch) -> tuple[Tensor, Tensor]:
+        sums = ((self.dropout(self.table(side.tokens)) * side.mask.unsqueeze(-1)).sum(1) for side in (source, target))
+        return tuple(sums)
+
+
+@pytest.fixture
+def make(tmp_path: Path):
+    """``make(rows)``: the task whose dev split has these rows, or files of rows by their names."""
+
+    def made(name: str, files: dict[str, list[Row]], form: str = "pairs", **options: Any) -> NliTask:
+        if not any(file.startswith("train") for file in files):
+            write_jsonl(tmp_path / name / "snli_train.jsonl", TRAIN)
+        for file, rows in files.items():
+            (write_simcse if file.endswith(".csv") else write_columns)(tmp_path / name / file, rows)
+        return NliTask(NliTask.Config(data=str(tmp_path / name), form=form, vocab_size=70, **options), 1)
+
+    return made
+
+
+HEAD = {"head": "mlp", "head_size": 16, "head_dropout": 0.5}
+
+
+def vector(model: Bag, task: NliTask, sentence: str) -> Tensor:
+    tokenizer = task.tokenizers["shared"]
+    (ids,) = tokenizer.encode([sentence])
+    return model.table(torch.tensor(tokenizer.add_special(ids))).sum(0).double().detach()
+
+
+def by_hand(model: Bag, criterion: Nli, task: NliTask, rows: list[Row]) -> list[bool]:
+    """Which rows the classifier of two layers gets right, in float64."""
+    weights = {name: tensor.double() for name, tensor in criterion.state_dict().items()}
+    right = []
+    for premise, hypothesis, label in rows:
+        u, v = (vector(model, task, sentence) for sentence in (premise, hypothesis))
+        u, v = (24**0.5 * side / side.norm() for side in (u, v))
+        x = torch.cat([u, v, (u - v).abs(), u * v])
+        hidden = (weights["hidden.0.weight"] @ x + weights["hidden.0.bias"]).clamp(min=0)
+        right.append(LABELS[int((weights["output.weight"] @ hidden + weights["output.bias"]).argmax())] == label)
+    return right
+
+
+def make_validator(task: Any) -> NliValidator:
+    return NliValidator(NliValidator.Config(), task)
+
+
+def test_the_classifier_is_measured_in_each_language(make) -> None:
+    german, english = nli_rows(20, "de", seed=1), nli_rows(40, seed=2)
+    task = make("both", {"dev-de.tsv": german, "dev-en.tsv": english})
+    model = Bag(70).train()
+    criterion = Nli(Nli.Config(**HEAD), model, task.text).train()
+    criterion.output.eval()
+    validate = make_validator(task)
+    found = validate(model, criterion)
+    of_german, of_english = (by_hand(model, criterion, task, rows) for rows in (german, english))
+    expected = 100 * sum(of_german) / 60, 100 * sum(of_english) / 120
+    assert (found["accuracy-de"], found["accuracy-en"]) == pytest.approx(expected) and expected[0] != expected[1]
+    assert found["accuracy"] == pytest.approx(sum(expected) / 2) and len(found) == 3
+    assert validate.metric == "accuracy" and validate(model, criterion) == found
+    assert model.dropout.training and criterion.hidden[2].training and not criterion.output.training
+
+
+def test_premise_and_hypothesis_of_two_languages(make) -> None:
+    german, english = nli_rows(20, "de", seed=1), nli_rows(20, seed=1)
+    files = {"train-de.tsv": german, "train-en.tsv": english, "dev-de.tsv": german, "dev-en.tsv": english}
+    task = make("crossed", files, cross_lingual=True)
+    model = Bag(70)
+    criterion = Nli(Nli.Config(**HEAD), model, task.text)
+    found = make_validator(task)(model, criterion)
+    for name, premises, hypotheses in (("de-en", german, english), ("en-de", english, german)):
+        rows = [(one[0], *other[1:]) for one, other in zip(premises, hypotheses, strict=True)]
+        assert found[f"accuracy-{name}"] == pytest.approx(100 * sum(by_hand(model, criterion, task, rows)) / 60)
+    assert set(found) == {"accuracy", "accuracy-de-en", "accuracy-en-de"}
+
+
+def test_each_part_is_measured_by_its_own_criterion(make) -> None:
+    rows = nli_rows(40, seed=1)
+    triplets = [(row[0], row[1], other[1]) for row, other in zip(TRAIN[::2], TRAIN[1::2], strict=True)]
+    tasks = {
+        "nli": make("pairs", {"dev.tsv": rows}),
+        "contrast": make("triplets", {"dev.csv": triplets}, form="triplets"),
+        "bitext": SimpleNamespace(),
+        "undivided": make("undivided", {}),
+    }
+    model = Bag(70)
+    kinds = {"contrast": (NliTriplet, NliTriplet.Config()), "nli": (Nli, Nli.Config(**HEAD))}
+    parts = [Part(name, kind, config, 1.0, 1.0) for name, (kind, config) in kinds.items()]
+    criterion = Multitask(Multitask.Config(parts=parts, mixing="weight"), model, tasks["nli"].text)
+    right = by_hand(model, criterion.parts["nli"], tasks["nli"], rows)
+    won = []
+    for triplet in triplets:
+        a, p, n = (vector(model, tasks["contrast"], sentence) for sentence in triplet)
+        won.append(bool(torch.cosine_similarity(a, p, dim=0) > torch.cosine_similarity(a, n, dim=0)))
+    validate = make_validator(SimpleNamespace(tasks=tasks))
+    expected = {"accuracy": 100 * sum(right) / len(right), "triplet_accuracy": 100 * sum(won) / len(won)}
+    assert validate(model, criterion) == pytest.approx(expected) and validate.metric == "accuracy"
+    assert 0 < sum(won) < len(won) and 0 < sum(right) < len(right)
+    alone = make_validator(tasks["contrast"])
+    assert alone(model, criterion.parts["contrast"]) == {"triplet_accuracy": pytest.approx(100 * sum(won) / len(won))}
+    assert alone.metric == "triplet_accuracy"
+    with torch.no_grad():
+        model.table.weight.fill_(1.0)
+    assert alone(model, criterion.parts["contrast"]) == {"triplet_accuracy": 0.0}  # all one vector: no success
+    with pytest.raises(UserError, match="the criterion has no classifier; choose --criterion nli or --validation sts"):
+        make_validator(tasks["nli"])(model, criterion.parts["contrast"])
+
+
+def test_nothing_to_ask(make) -> None:
+    for task in (make("none", {}), SimpleNamespace(tasks={"bitext": SimpleNamespace()})):
+        with pytest.raises(UserError, match="there is no dev split of task nli to validate on; give it a file such as"):
+            make_validator(task)

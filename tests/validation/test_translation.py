@@ -1,0 +1,189 @@
+"""BLEU of real generations while a model trains, against sentences translated one by one and the files' own text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sacrebleu.metrics import BLEU
+
+from tests.corpus import sentence_pairs
+from tests.fixtures import data_directory, spanish_pairs
+from xrep.config import Part
+from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
+from xrep.criteria.multitask import Multitask
+from xrep.data.batching import PairBatch, collate
+from xrep.errors import UserError
+from xrep.inference.generation import SearchOptions, search
+from xrep.models.translation import Translation
+from xrep.tasks.mixture import MixtureTask
+from xrep.tasks.monolingual import MonolingualTask
+from xrep.tasks.translation import TranslationTask
+from xrep.validation.retrieval import evaluating
+from xrep.validation.translation import TranslationValidator
+
+__all__ = ["data_directory"]
+SIZES = {
+    "layers": 1, "decoder_layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64, "max_positions": 64,
+}  # fmt: skip
+VALID = {"de": sentence_pairs(720)[600:660], "es": spanish_pairs()[30:]}
+"""Of ``data_directory``."""
+
+
+def make_task(data: Path, **options: Any) -> TranslationTask:
+    return TranslationTask(TranslationTask.Config(data=str(data), max_length=64, **options), 1)
+
+
+def make_model(task: Any, **options: Any) -> tuple[Translation, LabelSmoothedCrossEntropy]:
+    torch.manual_seed(0)
+    model = Translation(Translation.Config(**{**SIZES, **options}), task.text)
+    return model, LabelSmoothedCrossEntropy(LabelSmoothedCrossEntropy.Config(), model, task.text)
+
+
+def learn(model: Translation, criterion: LabelSmoothedCrossEntropy, batches: Sequence[PairBatch]) -> None:
+    """One step each, the rate falling to 0."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(batches))
+    for batch in batches:
+        loss = criterion(model, batch).terms["translation"].sum / criterion.sizes(batch)["translation"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.fixture(scope="module")
+def task(data_directory: Path) -> TranslationTask:
+    return make_task(data_directory, max_tokens=400)
+
+
+@pytest.fixture(scope="module")
+def trained(task: TranslationTask) -> tuple[Translation, LabelSmoothedCrossEntropy]:
+    """For as long as some words are right and some are wrong."""
+    model, criterion = make_model(task, dropout=0.1)
+    learn(model, criterion, [task.make(plan.what) for plan in islice(task.plan(), 120)])
+    return model, criterion
+
+
+def make_validator(task: Any, **options: Any) -> TranslationValidator:
+    return TranslationValidator(TranslationValidator.Config(**options), task)
+
+
+def one_by_one(
+    model: Translation, task: TranslationTask, sentences: list[str], target: str, **options: Any
+) -> list[str]:
+    tokenizer, found = task.tokenizers["shared"], []
+    with evaluating(model):
+        for sentence in sentences:
+            ids = [np.array(tokenizer.encode([sentence])[0])]
+            source = collate(ids, task.text.vocabulary("source"), task.text.max_length)
+            languages = torch.tensor([task.text.target_languages.index(target)])
+            given = {"max_length_a": 1.5, "max_length_b": 10, **options}
+            (several,) = search(model, source, languages, SearchOptions(**given))
+            found.append(tokenizer.decode(several[0].tokens))
+    return found
+
+
+def score(hypotheses: list[str], references: list[str]) -> float:
+    return BLEU(force=True).corpus_score(hypotheses, [references]).score
+
+
+@pytest.mark.slow
+def test_bleu_of_each_pair(task: TranslationTask, trained: tuple[Translation, LabelSmoothedCrossEntropy]) -> None:
+    model, criterion = trained
+    model.train(), criterion.eval()
+    before = torch.get_rng_state()
+    validate = make_validator(task, beam=2, max_sentences=20, lenpen=4.0)
+    found = validate(model, criterion)
+    assert torch.equal(torch.get_rng_state(), before) and model.training and not criterion.training
+    expected = {}
+    for language, pairs in VALID.items():
+        foreign, english = zip(*pairs[:20], strict=True)
+        hypotheses = one_by_one(model, task, list(foreign), "en", beam=2, length_penalty=4.0)
+        expected[f"bleu_{language}-en"] = score(hypotheses, list(english))
+    assert 0.3 < min(expected.values()) < max(expected.values()) < 99
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert found["bleu"] == pytest.approx(sum(expected.values()) / 2)
+    assert validate.metric == "bleu" and validate.maximize and validate(model, criterion) == found
+    assert list(found)[:5] == ["loss", "nll", "perplexity", "accuracy", "bleu"] and len(found) == 7
+    assert make_validator(task, beam=2, lenpen=4.0)(model, criterion)["bleu_de-en"] != found["bleu_de-en"]  # of 60
+
+
+def test_losses_of_the_whole_split(
+    task: TranslationTask, trained: tuple[Translation, LabelSmoothedCrossEntropy]
+) -> None:
+    model, criterion = trained
+    validate = make_validator(task, metric="loss", max_sentences=0)
+    assert validate.metric == "loss" and not validate.maximize
+    found = validate(model, criterion)
+    assert set(found) == {"loss", "nll", "perplexity", "accuracy"}
+    total = nll = tokens = 0.0
+    with evaluating(model, criterion):
+        for batch in task.validation_batches():
+            for row in range(len(batch)):
+                loss, size = criterion(model, batch.rows(row, row + 1)), float(batch.target.lengths[row] - 1)
+                total += float(loss.terms["translation"].sum)
+                nll, tokens = nll + float(loss.metrics["nll"]) * size, tokens + size
+    assert found["loss"] == pytest.approx(total / tokens, rel=1e-5)
+    assert found["nll"] == pytest.approx(nll / tokens, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_what_was_learnt_by_heart(data_directory: Path) -> None:
+    """In both directions, so that the language is told apart."""
+    task = make_task(data_directory, direction="both")
+    model, criterion = make_model(task, dropout=0.0, attention_dropout=0.0, norm="pre")
+    pools = [pool for pool in task.validation_pools(4) if "de" in (pool.source_language, pool.target_language)]
+    batches = [batch for pool in pools for batch in pool.batches()]
+    assert len(batches) == 2
+    learn(model, criterion, batches * 90)
+    found = make_validator(task, max_sentences=4)(model, criterion)
+    assert [found["bleu_de-en"], found["bleu_en-de"]] == pytest.approx([100, 100]) and found["bleu_es-en"] < 50
+    assert make_validator(task, max_sentences=20)(model, criterion)["bleu_de-en"] < 90
+
+
+def test_of_several_parts(data_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.de").write_text("".join(f"{german}\n" for german, _ in sentence_pairs(50)), encoding="utf-8")
+    german = MonolingualTask.Config(data=str(tmp_path), tokenizer=str(data_directory), max_length=64)
+    given = {"data": str(data_directory), "max_length": 64}
+    configs = {
+        "out": (TranslationTask, TranslationTask.Config(**given, direction="reverse")),
+        "mlm": (MonolingualTask, german),
+        "in": (TranslationTask, TranslationTask.Config(**given)),
+    }
+    parts = [Part(name, kind, config, 1.0, 1.0) for name, (kind, config) in configs.items()]
+    task = MixtureTask(MixtureTask.Config(parts=parts, mixing="weight"), 1)
+    model, _ = make_model(task)
+    smoothing = {"out": 0.0, "in": 0.3}
+    criteria = [
+        Part(name, LabelSmoothedCrossEntropy, LabelSmoothedCrossEntropy.Config(label_smoothing=x), 1.0, 1.0)
+        for name, x in smoothing.items()
+    ]
+    criterion = Multitask(Multitask.Config(parts=criteria, mixing="weight"), model, task.text)
+    found = make_validator(task, max_sentences=5, beam=1)(model, criterion)
+    names = [f"out/bleu_{x}" for x in ("en-de", "en-es")] + [f"in/bleu_{x}" for x in ("de-en", "es-en")]
+    assert sorted(name for name in found if "bleu_" in name) == sorted(names)
+    assert found["bleu"] == pytest.approx(np.mean([found[name] for name in names]))
+    assert found["loss"] == pytest.approx((found["out/loss"] + found["in/loss"]) / 2)
+    assert found["out/loss"] == pytest.approx(found["out/nll"]) and abs(found["in/loss"] - found["in/nll"]) > 1e-4
+    spanish = one_by_one(model, task.tasks["out"], [english for _, english in VALID["es"][:5]], "es", beam=1)
+    assert found["out/bleu_en-es"] == pytest.approx(score(spanish, [es for es, _ in VALID["es"][:5]]))
+    assert task.text.target_languages == ["de", "en", "es"]  # places are those of all parts
+
+
+def test_nothing_to_measure() -> None:
+    with pytest.raises(UserError, match="there is no task translation to validate on; choose another --validation"):
+        make_validator(SimpleNamespace(tasks={"bitext": SimpleNamespace()}))
+    wrong = TranslationValidator.Config(beam=0, max_sentences=0, lenpen=math.nan, max_length_a=-1)
+    beam, lenpen, length, sentences = wrong.problems()
+    assert beam == "beam must be at least 1, not 0" and lenpen == "lenpen must be finite, not nan"
+    assert length.startswith("max_length_a must") and sentences.startswith("max_sentences must be at least 1 with")
+    assert TranslationValidator.Config(max_sentences=0, metric="loss").problems() == []

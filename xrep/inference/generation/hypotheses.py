@@ -1,0 +1,195 @@
+"""Hypotheses of a batch during a search: tensors over sentences and hypotheses, and Python objects only at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from xrep.data.batching import TokenBatch, Vocabulary
+from xrep.errors import UserError
+from xrep.inference.generation.options import SearchOptions
+
+PAYS = 1 / 8
+"""Share of the sentences that must be done before they leave the batch, because the remaining ones are copied then."""
+
+
+class Decoding(Protocol):
+    """A batch of B sentences during translation, with K hypotheses of each (see ``xrep.models.translation``)."""
+
+    def next(self, tokens: Tensor | None = None, parents: Tensor | None = None) -> Tensor:
+        """Return the logits of the next tokens, float32 [B, K, V].
+
+        ``tokens`` [B, K] extend the hypotheses ``parents`` of the last call.
+        """
+        ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Continue with only some of the sentences, int64 [B']."""
+        ...
+
+
+class Translates(Protocol):
+    """A model that translates."""
+
+    target_vocabulary: Vocabulary
+
+    @property
+    def max_target_length(self) -> int:
+        """Largest number of tokens in a translation, including eos."""
+        ...
+
+    def begin(self, source: TokenBatch, languages: Tensor) -> Decoding:
+        """Read sentences that are to be translated into ``languages``, int64 [B]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation.
+
+    Attributes:
+        tokens: ids without special tokens.
+        score: natural log-probability, divided by the length penalty.
+        token_scores: log-probability of each token and, at the end, of eos.
+    """
+
+    tokens: list[int]
+    score: float
+    token_scores: list[float]
+
+
+def left_out(vocabulary: Vocabulary) -> list[int]:
+    """Return eos, which the searches handle themselves, and the special tokens that no translation has (not unk)."""
+    special = {vocabulary.pad_id, vocabulary.bos_id, vocabulary.mask_id} - {vocabulary.eos_id, vocabulary.unk_id, None}
+    return [vocabulary.eos_id, *sorted(special)]
+
+
+def greatest_lengths(source: TokenBatch, options: SearchOptions, most: int) -> list[int]:
+    """Return the largest number of tokens in the translation of each sentence, including eos."""
+    lengths = (int(options.max_length_a * (length - 2) + options.max_length_b) for length in source.host_lengths)
+    return [max(1, min(length + 1, most)) for length in lengths]
+
+
+class Hypotheses:
+    """All hypotheses of a search, where each step points to the one before, and which of them are finished.
+
+    Args:
+        sentences: number B of sentences at the beginning; ``alive`` [B] says which of them are still in the batch.
+        width: number of finished hypotheses of a sentence that are kept; the first ones are.
+    """
+
+    def __init__(self, sentences: int, width: int, device: torch.device) -> None:
+        self.alive = torch.arange(sentences, device=device)
+        self.count = torch.zeros(sentences, dtype=torch.int64, device=device)
+        self._sentences, self._width = sentences, width
+        self._steps: list[tuple[Tensor, ...]] = []
+        # The last column receives what is not kept, so that each step writes the same shape.
+        shape = sentences, width + 1
+        self._scores = torch.full(shape, -torch.inf, device=device)
+        self._ends = torch.zeros(shape, device=device)
+        self._lengths = torch.ones(shape, dtype=torch.int64, device=device)
+        self._slots = torch.zeros_like(self._lengths)
+
+    def extend(self, parents: Tensor, tokens: Tensor, log_probabilities: Tensor) -> None:
+        """Add the hypotheses after a step, [B, K] each: which one of the last step they extend, and by which token."""
+        step = parents, tokens, log_probabilities
+        if len(self.alive) < self._sentences:
+            step = tuple(x.new_zeros(self._sentences, x.size(1)).index_copy_(0, self.alive, x) for x in step)
+        self._steps.append(step)
+
+    def finish(self, ends: Tensor, slots: Tensor, scores: Tensor, log_probabilities: Tensor, length: int) -> None:
+        """Store hypotheses that end, [B, N] each, in the order in which they are to be kept.
+
+        Args:
+            ends: bool, which of the N hypotheses end.
+            slots: index of each among the hypotheses of the last step.
+            scores: normalised scores.
+            log_probabilities: log-probabilities of eos.
+            length: number of tokens, including eos.
+        """
+        places = self.count.unsqueeze(1) + ends.cumsum(1) - 1
+        places = places.clamp(max=self._width).masked_fill_(~ends, self._width)
+        rows = self.alive.unsqueeze(1)
+        self._scores[rows, places], self._ends[rows, places] = scores, log_probabilities
+        self._slots[rows, places] = slots
+        self._lengths[rows, places] = length
+        self.count = (self.count + ends.sum(1)).clamp_(max=self._width)
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only some of the sentences in the batch."""
+        self.alive, self.count = self.alive[rows], self.count[rows]
+
+    def best(self, count: int) -> list[list[Hypothesis]]:
+        """Return at most ``count`` finished hypotheses of each sentence, best first.
+
+        Raises:
+            UserError: a sentence has none, because the model gives numbers that are not finite.
+        """
+        scores, order = self._scores[:, : self._width].sort(dim=1, descending=True, stable=True)
+        scores, order = scores[:, :count], order[:, :count]
+        if not torch.isfinite(scores[:, 0]).all():
+            problem = "the model gives probabilities that are not finite"
+            raise UserError(problem, cure="check its training, or compute in float32")
+        lengths, slots, ends = (table.gather(1, order) for table in (self._lengths, self._slots, self._ends))
+        tokens = torch.zeros((*order.shape, len(self._steps)), dtype=torch.int64, device=order.device)
+        token_scores = torch.zeros(tokens.shape, device=order.device)
+        for step in reversed(range(len(self._steps))):
+            parents, chosen, log_probabilities = self._steps[step]
+            place = slots.clamp(max=parents.size(1) - 1)  # the place is not used yet if the hypothesis is shorter
+            tokens[:, :, step] = chosen.gather(1, place)
+            token_scores[:, :, step] = log_probabilities.gather(1, place)
+            slots = torch.where(lengths > step + 1, parents.gather(1, place), slots)
+        columns = (table.tolist() for table in (scores, lengths, ends, tokens, token_scores))
+        return [
+            [
+                Hypothesis(ids[: length - 1], score, [*each[: length - 1], end])
+                for score, length, end, ids, each in zip(*sentence, strict=True)
+                if score > -torch.inf
+            ]
+            for sentence in zip(*columns, strict=True)
+        ]
+
+
+class Repeats:
+    """The tokens that would repeat an n-gram of a hypothesis."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._prefixes: Tensor | None = None
+
+    def extend(self, parents: Tensor, tokens: Tensor) -> None:
+        """Add the tokens of a step, [B, K] each, as in ``Hypotheses.extend``."""
+        if not self.size:
+            return
+        last = tokens.unsqueeze(2)
+        if self._prefixes is not None:
+            before = self._prefixes.gather(1, parents.unsqueeze(2).expand(-1, -1, self._prefixes.size(2)))
+            last = torch.cat([before, last], dim=2)
+        self._prefixes = last
+
+    def keep(self, rows: Tensor) -> None:
+        if self._prefixes is not None:
+            self._prefixes = self._prefixes[rows]
+
+    def banned(self) -> tuple[Tensor, Tensor] | None:
+        """Return rows (of B · K) and the tokens that may not follow them, int64 [M] each, or None if there are none."""
+        if self._prefixes is None or self._prefixes.size(2) < self.size:
+            return None
+        windows = self._prefixes.flatten(0, 1).unfold(1, self.size, 1)
+        end = self._prefixes.flatten(0, 1)[:, self._prefixes.size(2) - self.size + 1 :]
+        rows, places = (windows[..., :-1] == end.unsqueeze(1)).all(2).nonzero(as_tuple=True)
+        return rows, windows[rows, places, -1]
+
+
+def leavers(done: Tensor) -> Tensor | None:
+    """Return which sentences stay, int64 [B'], once enough are done (none if all are); None if the batch is unchanged.
+
+    Args:
+        done: bool [B].
+    """
+    stay = (~done).nonzero().squeeze(1)
+    gone = len(done) - len(stay)
+    return stay if gone and (gone >= PAYS * len(done)) else None

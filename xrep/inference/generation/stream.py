@@ -1,0 +1,201 @@
+"""Translation of any number of lines, in their order and in constant memory."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from xrep.inference.generation.options import DEFAULTS, SearchOptions
+from xrep.inference.generation.translator import Source, Translation, Translator
+from xrep.text.readers import read_lines
+
+CHUNK_LINES = 4096
+"""Number of lines that are read, sorted by length and translated at a time."""
+CHUNK_CHARACTERS = 2_000_000
+"""A chunk of long lines ends after so many characters, so that memory does not grow with the length of the lines."""
+NAMED = 10
+"""Number of cut lines that are named one by one. Of the others only the number is reported."""
+
+Format = Literal["plain", "nbest", "jsonl"]
+
+
+class Chunks:
+    """The lines of a file in chunks: full ones for a regular file, what has arrived so far for a pipe or a terminal.
+
+    A thread reads ahead by at most one chunk.
+
+    Args:
+        path: a UTF-8 file, which may be compressed by gzip or xz; for example ``/dev/stdin``.
+    """
+
+    def __init__(self, path: str | Path, most_lines: int = CHUNK_LINES) -> None:
+        self._path, self._most = path, most_lines
+        self._waits = is_regular(path)
+        self._lines: list[str] = []
+        self._characters = 0
+        self._ended = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Yield the chunks. If reading fails, the lines before the error are yielded first.
+
+        Raises:
+            UserError: see ``read_lines``.
+        """
+        threading.Thread(target=self._read, daemon=True).start()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended or self._full or (self._lines and not self._waits))
+                chunk, self._lines, self._characters = self._lines, [], 0
+                ended = self._ended
+                self._changed.notify()
+            if chunk:
+                yield chunk
+            if ended:
+                break
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def _full(self) -> bool:
+        return len(self._lines) >= self._most or self._characters >= CHUNK_CHARACTERS
+
+    def _read(self) -> None:
+        try:
+            for _, line in read_lines(self._path, allow_empty=True, most_words=None):
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._full)
+                    self._lines.append(line)
+                    self._characters += len(line)
+                    if self._full or not self._waits:
+                        self._changed.notify()
+        except BaseException as error:  # any error is raised again by the iterator
+            self._error = error
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+
+def is_regular(path: str | Path) -> bool:
+    """Return whether a file is regular and so can be read twice; False if it does not exist."""
+    try:
+        return stat.S_ISREG(Path(path).stat().st_mode)
+    except OSError:
+        return False
+
+
+@dataclass
+class Summary:
+    """Statistics of a translated file.
+
+    Attributes:
+        translated: lines with text that are translated, but perhaps not yet written.
+        empty: lines without text.
+        first_unknown: number (from 1) of the first line that consists mostly of unknown subwords.
+        tokens: number of tokens of the best translations, including eos.
+        best: the best translation of each line, if asked for.
+    """
+
+    lines: int = 0
+    translated: int = 0
+    empty: int = 0
+    cut: int = 0
+    unknown: int = 0
+    first_unknown: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: list[str] = field(default_factory=list)
+
+
+def translate_stream(
+    translator: Translator,
+    path: str | Path,
+    write: Callable[[str], object],
+    *,
+    target_language: str | None = None,
+    options: SearchOptions = DEFAULTS,
+    max_tokens: int = 4096,
+    most_lines: int = CHUNK_LINES,
+    form: Format = "plain",
+    keep_best: bool = False,
+    warn: Callable[[str], None] = lambda line: None,
+    progress: Callable[[Summary], None] = lambda summary: None,
+) -> Summary:
+    """Translate each line of a file.
+
+    Args:
+        write: called with the text of a chunk of lines as soon as they are translated.
+        most_lines: number of lines in a chunk.
+        form: plain: one line for each line; nbest: lines ``number<TAB>score<TAB>text``, one for each translation;
+            jsonl: one object for each line.
+        keep_best: fill ``Summary.best``.
+        warn: called with a sentence for the user if lines were cut, or if the model cannot read lines.
+        progress: called after each batch.
+
+    Raises:
+        UserError: see ``read_lines`` and ``Translator.translate``.
+    """
+    summary, started = Summary(), time.monotonic()
+    options.check()
+    translator.target(target_language)
+
+    def count(sentences: int, tokens: int) -> None:
+        summary.translated += sentences
+        summary.tokens += tokens
+        summary.seconds = time.monotonic() - started
+        progress(summary)
+
+    for lines in Chunks(path, most_lines):
+        source = translator.read(lines)
+        _warn_of_cuts(source, summary, path, translator.text.max_length - 2, warn)
+        found = translator.translate(source, target_language, options, max_tokens, summary.lines, count)
+        write("".join(_written(summary.lines + 1, lines, found, form)))
+        summary.unknown += len(source.unknown)
+        if source.unknown and not summary.first_unknown:
+            summary.first_unknown = summary.lines + source.unknown[0] + 1
+        summary.lines += len(lines)
+        summary.empty += sum(not len(tokens) for tokens in source.tokens)
+        if keep_best:
+            summary.best += [best[0].text for best in found]
+    if summary.cut > NAMED:
+        warn(f"{path}: {summary.cut - NAMED:,} more lines were cut")
+    if summary.unknown:
+        what = "line is" if summary.unknown == 1 else "lines are"
+        warn(f"{path}:{summary.first_unknown}: {summary.unknown:,} {what} mostly of unknown subwords, this one first; "
+             "another script or language than the model reads?")  # fmt: skip
+    return summary
+
+
+def _warn_of_cuts(source: Source, summary: Summary, path: str | Path, most: int, warn: Callable[[str], None]) -> None:
+    for row in source.cut[: max(0, NAMED - summary.cut)]:
+        warn(f"{path}:{summary.lines + row + 1}: longer than {most} subwords, the rest is cut off")
+    summary.cut += len(source.cut)
+
+
+def _written(first: int, lines: list[str], found: list[list[Translation]], form: Format) -> Iterator[str]:
+    for number, (line, translations) in enumerate(zip(lines, found, strict=True), first):
+        if form == "jsonl":
+            values = [_as_dict(translation) for translation in translations]
+            yield json.dumps({"line": number, "source": line, "translations": values}, ensure_ascii=False) + "\n"
+        elif form == "nbest":
+            yield from (f"{number}\t{one.score:.4f}\t{_one_line(one.text)}\n" for one in translations)
+        else:
+            yield _one_line(translations[0].text) + "\n"
+
+
+def _as_dict(translation: Translation) -> dict[str, object]:
+    scores = [round(score, 4) for score in translation.token_scores]
+    return {"text": translation.text, "score": round(translation.score, 4), "tokens": len(translation.tokens),
+            "token_scores": scores}  # fmt: skip
+
+
+def _one_line(text: str) -> str:
+    """Replace line breaks, which a model of bytes may write, by spaces."""
+    return text.replace("\n", " ").replace("\r", " ")

@@ -1,0 +1,173 @@
+"""The interface to a trained translator: sentences in, translations out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from xrep.data.batching import TextSpec, batches_of, collate
+from xrep.errors import UserError
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.options import DEFAULTS, SearchOptions
+from xrep.models.directory import MANIFEST, TOKENIZER, load_model, open_checkpoint
+from xrep.models.translation import Translation as TranslationModel
+from xrep.text.languages import canonical
+from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
+
+LOGITS = 1 << 26
+"""Largest number of logits in a step (256 MB in float32). It limits the batch size if the vocabulary is large."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A translation of a sentence.
+
+    Attributes:
+        score: natural log-probability of its tokens and eos, divided by the length penalty.
+        tokens: ids without special tokens.
+        token_scores: log-probability of each token and, at the end, of eos.
+    """
+
+    text: str
+    score: float
+    tokens: list[int]
+    token_scores: list[float]
+
+
+NOTHING = Translation("", 0.0, [], [])
+"""The translation of an empty line."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Sentences as the model reads them.
+
+    Attributes:
+        tokens: ids of each sentence without special tokens; empty if the sentence has no text.
+        cut: indices of the sentences that were longer than the model can read.
+        unknown: indices of the sentences in which half or more of the subwords are unknown to the model. (SentencePiece
+            splits an unknown word into a known piece for its space and an unknown one, so half means all words.)
+    """
+
+    tokens: list[np.ndarray]
+    cut: list[int]
+    unknown: list[int]
+
+
+class Translator:
+    """A trained translator with its tokenizers.
+
+    >>> translator = Translator.load("nmt/best")                             # doctest: +SKIP
+    >>> translator.translate(["Guten Tag"])[0][0].text                       # doctest: +SKIP
+    'good day'
+
+    Attributes:
+        text: what the model knows of its text: languages, vocabularies, greatest length.
+    """
+
+    def __init__(self, model: TranslationModel, tokenizers: Tokenizers, text: TextSpec) -> None:
+        self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
+
+    @classmethod
+    def load(
+        cls, path: str | Path, device: str | None = None, dtype: Literal["float32", "bfloat16"] = "float32"
+    ) -> Translator:
+        """Load a checkpoint directory such as ``nmt/best``.
+
+        Args:
+            device: device to load the model on; default: a GPU if there is one.
+            dtype: type of weights and activations, as for ``SentenceEncoder.load``.
+
+        Raises:
+            UserError: there is no checkpoint, it is damaged, or it belongs to another kind of model.
+        """
+        path = Path(path)
+        cure = f"train a translator from it: xrep-train DATA --task translation --encoder {path}"
+        if not (path / MANIFEST).exists() and any((path / name).exists() for name in ("config.json", "modules.json")):
+            raise UserError("not a translation model: a pretrained encoder", path=path, cure=cure)
+        checkpoint = open_checkpoint(path)
+        model = load_model(checkpoint)
+        if not callable(getattr(model, "begin", None)):
+            problem = "not a translation model: it encodes sentences"
+            raise UserError(problem, path=path, cure=f"encode them by xrep-encode, or {cure}")
+        tokenizers = open_tokenizers(checkpoint.path.resolve() / TOKENIZER)
+        model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, dtype))
+        return cls(model, tokenizers, checkpoint.text)
+
+    def target(self, language: str | None) -> int:
+        """Return the index of a target language. It need not be named if the model has only one.
+
+        Raises:
+            UserError: the model does not translate into it, or has several and none is named.
+        """
+        known: list[str] = self.model.target_languages
+        if language is None and len(known) == 1:
+            return 0
+        if language is None:
+            raise UserError("the model has several target languages", cure=f"name one: {', '.join(known)}")
+        if canonical(language) not in known:
+            raise UserError(f"the model does not translate into {language!r}", cure=f"known: {', '.join(known)}")
+        return known.index(canonical(language))
+
+    def read(self, sentences: Sequence[str]) -> Source:
+        """Tokenize sentences, and cut those that are too long."""
+        unk = self.model.source_vocabulary.unk_id
+        most, tokens, cut, unknown = self.text.max_length - 2, [], [], []
+        for row, ids in enumerate(tokenizer_of(self.tokenizers, "source").encode(list(sentences))):
+            if len(ids) > most:
+                cut.append(row)
+            tokens.append(np.asarray(ids[:most], dtype=np.int64))
+            if 2 * np.count_nonzero(tokens[-1] == unk) >= len(tokens[-1]) > 0:
+                unknown.append(row)
+        return Source(tokens, cut, unknown)
+
+    def translate(
+        self,
+        sentences: Sequence[str] | Source,
+        target_language: str | None = None,
+        options: SearchOptions = DEFAULTS,
+        max_tokens: int = 4096,
+        first: int = 0,
+        progress: Callable[[int, int], None] = lambda sentences, tokens: None,
+    ) -> list[list[Translation]]:
+        """Return ``options.nbest`` translations of each sentence, best first; a sentence without text has an empty one.
+
+        The translations of a sentence do not depend on the other sentences (except for rounding).
+
+        Args:
+            sentences: text, or the result of ``read`` (which says what was cut).
+            target_language: needed if the model has several.
+            max_tokens: size of a batch: length of the longest sentence times sentences times hypotheses of each.
+            first: number of the first sentence, on which samples depend.
+            progress: called after each batch with its number of sentences and of tokens in their best translations.
+
+        Raises:
+            UserError: the options are invalid, or the model does not have the target language.
+            TypeError: ``sentences`` is one string.
+        """
+        if isinstance(sentences, str):
+            raise TypeError("translate takes a list of sentences, not one string")
+        options.check()
+        target = self.target(target_language)
+        source = sentences if isinstance(sentences, Source) else self.read(sentences)
+        tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
+        found: list[list[Translation]] = [[NOTHING] for _ in source.tokens]
+        with_text = [row for row, ids in enumerate(source.tokens) if len(ids)]
+        several = options.nbest if options.sampling else options.beam
+        most = max(1, LOGITS // (several * self.model.target_vocabulary.size))
+        sizes = max_tokens // several, self.text.max_length, most
+        for places in batches_of([source.tokens[row] for row in with_text], *sizes):
+            rows = [with_text[place] for place in places]
+            sides = [source.tokens[row] for row in rows]
+            batch = collate(sides, self.text.vocabulary("source"), self.text.max_length).to(device)
+            languages, numbers = torch.full((len(rows),), target, device=device), torch.tensor(rows) + first
+            hypotheses = search(self.model, batch, languages, options, numbers)
+            for row, best in zip(rows, hypotheses, strict=True):
+                found[row] = [Translation(tokenizer.decode(h.tokens), h.score, h.tokens, h.token_scores) for h in best]
+            progress(len(rows), sum(len(best[0].token_scores) for best in hypotheses))
+        return found

@@ -1,0 +1,346 @@
+"""Find translations in two texts of any size, in bounded memory and resumable after an interruption."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import xrep
+from xrep.errors import UserError
+from xrep.files import write_aside
+from xrep.inference.encoding import encode_file
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.retrieval.candidates import Candidates, Retrieval, choose, first_of_each
+from xrep.retrieval.ivf import IvfOptions, search_ivf
+from xrep.retrieval.margins import Margin, check_neighbours
+from xrep.retrieval.neighbours import Neighbours
+from xrep.retrieval.search import Found, Progress, Side, load_found, merge, search_flat
+from xrep.retrieval.vectors import VectorFile, key
+from xrep.text.readers import read_lines
+
+Index = Literal["flat", "ivf", "ivf-pq"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """One side of the search: a text, or vectors, or both. Row i of the vectors belongs to line i of the text.
+
+    Attributes:
+        lang: Language of the text; needed if the encoder has a tower for each side.
+    """
+
+    name: Literal["source", "target"]
+    text: Path | None = None
+    vectors: Path | None = None
+    lang: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiningOptions:
+    """Options of ``mine``."""
+
+    margin: Margin = "ratio"
+    neighbours: int = 4
+    """k, the number of nearest neighbours that the margin averages and among which a translation is searched."""
+    retrieval: Retrieval = "max"
+    threshold: float | None = None
+    """Leave out pairs with a score lower than this. None keeps all pairs."""
+    one_to_one: bool = False
+    """Use each target in at most one pair. (Each source is always in at most one.)"""
+    index: Index = "flat"
+    """``flat`` is exact search; ``ivf`` and ``ivf-pq`` are faiss's inverted files, which may miss neighbours."""
+    probes: int = 32
+    """Number of cells of the inverted file that are searched for each sentence."""
+    batch_tokens: int = 4096
+    """Number of subwords per batch of the encoder."""
+    device: str = "cpu"
+    """Device on which the exact search computes its products."""
+
+
+@dataclass(frozen=True)
+class Mined:
+    """The result of ``mine``.
+
+    ``pairs`` is None for a shard, because pairs are known only after all shards are merged. ``sources`` and ``targets``
+    count the sentences compared; ``empty`` and ``duplicates`` count the lines of (source, target) that were left out.
+    """
+
+    path: str
+    pairs: int | None
+    sources: int
+    targets: int
+    empty: tuple[int, int]
+    duplicates: tuple[int, int]
+    search: dict[str, Any]
+    """The facts that the neighbours depend on: checksums of texts and vectors, number of neighbours, index, version."""
+    settings: dict[str, Any]
+    version: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A side that was read: the sentences to compare, its lines, and the facts that distinguish it from another."""
+
+    side: Side
+    lines: _Lines | None
+    empty: int
+    duplicates: int
+    facts: dict[str, Any]
+
+
+class _Lines:
+    """Random access to the lines of a text, which are copied to a file. It needs 16 bytes of memory per line."""
+
+    def __init__(self, text: Path, copy: Path) -> None:
+        self._starts, keys, digest = array("q", [0]), array("Q"), hashlib.sha256()
+        with copy.open("wb") as file:
+            for _, line in read_lines(text):
+                data = line.strip().encode()
+                digest.update(data + b"\n")
+                file.write(data)
+                self._starts.append(self._starts[-1] + len(data))
+                keys.append(key(data))
+        self.keys, self.sha256 = np.frombuffer(keys, dtype=np.uint64), digest.hexdigest()
+        self._file = copy.open("rb")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def filled(self) -> np.ndarray:
+        """Return which lines are not empty: bool [N]."""
+        return np.diff(np.frombuffer(self._starts, dtype=np.int64)) > 0
+
+    def line(self, row: int) -> str:
+        """Return a line as a field of a TSV file, so without tabs."""
+        start, stop = self._starts[row], self._starts[row + 1]
+        return os.pread(self._file.fileno(), stop - start, start).decode().replace("\t", " ")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def mine(
+    source: Text,
+    target: Text,
+    output: Path,
+    options: MiningOptions,
+    *,
+    encoder: SentenceEncoder | None = None,
+    shard: tuple[int, int] | None = None,
+    merged: int | None = None,
+    progress: Progress | None = None,
+) -> Mined:
+    """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first.
+
+    Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
+    1) are written. Intermediate results are kept in ``{output}.work`` until the pairs are written; a second call with
+    the same arguments continues from there and gives the same output.
+
+    Args:
+        encoder: Encoder for the sides that have no vectors.
+        shard: (i, n), with i from 1: search only the i-th of n parts of the source. The result is the folder
+            ``{output}.shard-i-of-n`` and no pairs are written.
+        merged: Number n of shards whose results are merged instead of searching; None searches.
+        progress: Called with the units of the search that are done and their total.
+
+    Raises:
+        UserError: If a side is invalid, there are fewer sentences than neighbours, or there is an unfinished search or
+            a shard with other inputs or options.
+    """
+    began = time.monotonic()
+    work = shard_folder(output, *shard) if shard else output.with_name(f"{output.name}.work")
+    with _work_folder(work):
+        sides = [_open(side, work, encoder, options) for side in (source, target)]
+        _check(sides, (source, target), options)
+        facts: dict[str, Any] = {side.name: opened.facts for side, opened in zip((source, target), sides, strict=True)}
+        facts |= {"neighbours": options.neighbours, "index": options.index, "version": xrep.__version__}
+        facts |= {"probes": options.probes} if options.index != "flat" else {}
+        x, y = (opened.side for opened in sides)
+        if shard:
+            facts["shard"] = list(shard)
+            x = replace(x, rows=x.rows[slice(*(len(x) * (shard[0] - past) // shard[1] for past in (1, 0)))])
+        if merged:
+            found = _merge_shards(output, merged, facts)
+        else:
+            _remember(work, facts)
+            found = _search(x, y, work, options, progress)
+        pairs = None if shard else _write(output, found, sides, options)
+        for opened in sides:
+            if opened.lines is not None:
+                opened.lines.close()
+        _clear(work, keep=("found.npz", "facts.json") if shard else ())
+    return Mined(
+        path=str(work if shard else output),
+        pairs=pairs,
+        sources=len(x),
+        targets=len(y),
+        empty=(sides[0].empty, sides[1].empty),
+        duplicates=(sides[0].duplicates, sides[1].duplicates),
+        search=facts,
+        settings=asdict(options),
+        version=xrep.__version__,
+        seconds=time.monotonic() - began,
+    )
+
+
+def shard_folder(output: Path, part: int, parts: int) -> Path:
+    """Return the folder in which the search of one of several parts saves its results."""
+    return output.with_name(f"{output.name}.shard-{part}-of-{parts}")
+
+
+@contextmanager
+def _work_folder(work: Path) -> Iterator[None]:
+    """Context manager that creates the folder if necessary and locks it for this process."""
+    work.mkdir(exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            cure = "wait for it, or write elsewhere"
+            raise UserError("another process is mining into this file", path=work, cure=cure) from None
+        try:
+            yield
+        except BaseException:
+            if not any(work.glob("*.np[yz]*")):
+                shutil.rmtree(work)  # There is nothing to resume from.
+            raise
+
+
+def _open(given: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> _Opened:
+    """Read the text, read or compute the vectors, and leave out empty and repeated lines."""
+    lines = _Lines(given.text, work / f"{given.name}.txt") if given.text else None
+    facts: dict[str, Any] = {"text": lines.sha256} if lines else {}
+    vectors = given.vectors
+    if vectors is None:
+        if encoder is None or given.text is None:
+            raise UserError(f"neither vectors of the {given.name} nor a text and an encoder", cure="give one or other")
+        # Vectors of an interrupted run are used again only if the same encoder made them from the same lines.
+        made_of = f"{encoder.fingerprint()} {given.lang} {lines.sha256 if lines else ''}"
+        vectors = work / f"{given.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npy"
+        if not vectors.exists():
+            encode_file(
+                encoder,
+                given.text,
+                vectors,
+                lang=given.lang,
+                dtype="float16",
+                batch_tokens=options.batch_tokens,
+            )
+    file = VectorFile(vectors)
+    survey = file.survey()
+    if lines is not None and len(lines) != len(file):
+        raise UserError(
+            f"{len(lines):,} lines, but {vectors} has {len(file):,} vectors",
+            path=given.text,
+            line=min(len(lines), len(file)) + 1,
+            cure="row i must be the vector of line i",
+        )
+    filled = lines.filled() if lines is not None else np.ones(len(file), dtype=bool)
+    rows = np.flatnonzero(filled)
+    kept = rows[first_of_each((survey if lines is None else lines).keys[rows])]
+    side = Side(file, kept)
+    return _Opened(side, lines, len(file) - len(rows), len(rows) - len(kept), facts | {"vectors": survey.sha256})
+
+
+def _check(sides: list[_Opened], given: tuple[Text, Text], options: MiningOptions) -> None:
+    x, y = (opened.side for opened in sides)
+    if x.vectors.size != y.vectors.size:
+        problem = f"vectors of {x.vectors.size} numbers, but {y.vectors.path} has {y.vectors.size}"
+        raise UserError(problem, path=x.vectors.path, cure="encode both sides with one encoder")
+    check_neighbours(options.neighbours, len(x), len(y))
+
+
+def _remember(work: Path, facts: dict[str, Any]) -> None:
+    """Save the facts of the search, or check that those of an earlier run are the same."""
+    path = work / "facts.json"
+    if path.exists():
+        before = _read_facts(path)
+        differing = sorted(name for name in {*before, *facts} if before.get(name) != facts.get(name))
+        if differing:
+            problem = f"an unfinished search is there, with another {', '.join(differing)}"
+            raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
+        return
+    with write_aside(path) as aside:
+        aside.write_text(json.dumps(facts, indent=2), encoding="utf-8")
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError("no such shard", path=path.parent, cure="search that part first, with --shard") from None
+    except (ValueError, TypeError):
+        raise UserError("a damaged file", path=path, cure=f"remove {path.parent} to begin anew") from None
+
+
+def _search(x: Side, y: Side, work: Path, options: MiningOptions, progress: Progress | None) -> Neighbours:
+    device = options.device if options.index == "flat" else "cpu"
+    if len(x) < 1:
+        raise UserError("a part without sentences", cure="cut the source into fewer parts")
+    found = Found.begin(work / "found.npz", len(x), len(y), options.neighbours, device)
+    if options.index == "flat":
+        search_flat(x, y, found, device=device, progress=progress)
+    else:
+        search_ivf(
+            x,
+            y,
+            found,
+            IvfOptions(probes=options.probes, quantized=options.index == "ivf-pq"),
+            progress=progress,
+        )
+    return found.neighbours()
+
+
+def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours:
+    parts = []
+    for part in range(1, count + 1):
+        folder = shard_folder(output, part, count)
+        theirs = _read_facts(folder / "facts.json")
+        differing = sorted(n for n in {*theirs, *facts} - {"shard"} if theirs.get(n) != facts.get(n))
+        if differing:
+            cure = "search it again with the same arguments as the others"
+            raise UserError(f"a shard with another {', '.join(differing)}", path=folder, cure=cure)
+        if (folder / "lock").exists():
+            raise UserError("the search of this shard has not ended", path=folder, cure="run it to its end first")
+        parts.append(load_found(folder / "found.npz")[0])
+    return merge(parts)
+
+
+def _write(output: Path, found: Neighbours, sides: list[_Opened], options: MiningOptions) -> int:
+    """Write the pairs to ``output`` and return their number."""
+    pairs: Candidates = choose(found, options.margin, options.retrieval, one_to_one=options.one_to_one)
+    if options.threshold is not None:
+        pairs = pairs.take(pairs.score >= options.threshold)
+    columns = [
+        (opened.side.rows[rows].tolist(), opened.lines)
+        for opened, rows in zip(sides, (pairs.source, pairs.target), strict=True)
+    ]
+    with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+        for place, score in enumerate(pairs.score.tolist()):
+            row = (str(rows[place] + 1) if lines is None else lines.line(rows[place]) for rows, lines in columns)
+            file.write(f"{score:.6f}\t" + "\t".join(row) + "\n")
+    return len(pairs)
+
+
+def _clear(work: Path, keep: tuple[str, ...]) -> None:
+    """Remove all files except ``keep``. The lock is removed last: a folder without one is of a completed search."""
+    if not keep:
+        shutil.rmtree(work)
+        return
+    for path in sorted(work.iterdir()):
+        if path.name not in (*keep, "lock"):
+            path.unlink()
+    (work / "lock").unlink()

@@ -1,0 +1,167 @@
+"""The sentence encoder, which turns sentences into vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
+from xrep.errors import UserError
+from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
+from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
+from xrep.models.dual_encoder import SHARED, DualEncoder
+from xrep.text.languages import canonical
+from xrep.text.pretrained_tokenizer import maximum_length
+from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
+from xrep.text.tokenizer import Tokenizer
+
+TOKENIZE_CHUNK = 4096
+DataType = Literal["float32", "bfloat16"]
+
+
+class SentenceEncoder:
+    """A trained encoder with its tokenizers.
+
+    >>> encoder = SentenceEncoder.load("run1/best")                          # doctest: +SKIP
+    >>> encoder.encode(["Guten Tag", "Wie geht es?"], lang="de").shape       # doctest: +SKIP
+    (2, 512)
+
+    Attributes:
+        languages: Codes of the languages it was trained on.
+        training_hashes: File with the hashes of its training sentences (sorted uint64 ``.npy``); None if it is not
+            available.
+    """
+
+    def __init__(
+        self, model: DualEncoder, tokenizers: Tokenizers, text: TextSpec, training_hashes: Path | None = None
+    ) -> None:
+        self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
+        self.training_hashes = training_hashes
+        self.languages: list[str] = model.languages
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str | None = None,
+        dtype: DataType = "float32",
+        random_weights: bool = False,
+    ) -> SentenceEncoder:
+        """Load a checkpoint directory such as ``run1/best``, or a pretrained encoder.
+
+        Args:
+            path: Directory of a checkpoint, of Hugging Face or of sentence-transformers, or a name in the local Hugging
+                Face cache.
+            device: Device of the encoder. The default is a GPU if there is one, else the CPU.
+            dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4. It is
+                faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs compute products
+                in float32 and round their results, which is not faster than float32.
+            random_weights: Initialise the architecture randomly instead of loading the trained weights, as the baseline
+                of an evaluation.
+
+        Raises:
+            UserError: If there is no encoder that xrep can read, or it is damaged.
+        """
+        with torch.random.fork_rng(devices=[], enabled=random_weights):
+            if random_weights:
+                torch.manual_seed(0)
+            encoder = (
+                _load_pretrained(path, random_weights) if _is_pretrained(path) else _load_run(path, random_weights)
+            )
+        encoder.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, dtype))
+        return encoder
+
+    @property
+    def output_size(self) -> int:
+        """The dimension D of the vectors."""
+        return self.model.output_size
+
+    def encode(
+        self,
+        sentences: Sequence[str],
+        lang: str | None = None,
+        *,
+        batch_tokens: int = 4096,
+        normalize: bool = True,
+        show_progress: bool = False,
+    ) -> np.ndarray:
+        """Return float32 [N, D] with one vector per sentence, in the order of the sentences.
+
+        The vector of a sentence does not depend on the other sentences (to about 1e-6).
+
+        Args:
+            sentences: N sentences.
+            lang: Language of the sentences (``de``, ``deu``); needed if the encoder has a tower for each side.
+            batch_tokens: Number of subwords per batch, padding included.
+            normalize: Scale the vectors to length 1; otherwise they are as the model computes them.
+            show_progress: Show a progress bar on stderr.
+
+        Raises:
+            UserError: If the encoder has no tower for the language.
+            TypeError: If ``sentences`` is one string.
+        """
+        if isinstance(sentences, str):
+            raise TypeError("encode takes a list of sentences, not one string")
+        tower = self.model.tower(lang and canonical(lang))
+        tokens = self._tokenize(sentences, tokenizer_of(self.tokenizers, tower))
+        vectors = np.empty((len(sentences), self.output_size), dtype=np.float32)
+        device, vocabulary = next(self.model.parameters()).device, self.text.vocabulary(tower)
+        with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
+            for rows in batches_of(tokens, batch_tokens, self.text.max_length):
+                batch = collate([tokens[row] for row in rows], vocabulary, self.text.max_length).to(device)
+                found = self.model.encode(tower, batch)[0].float()
+                vectors[rows] = (F.normalize(found, dim=1) if normalize else found).cpu().numpy()
+                bar.update(len(rows))
+        return vectors
+
+    def fingerprint(self) -> str:
+        """Return a hex digest of the weights, the architecture, the type of the numbers and the special ids.
+
+        It does not depend on the path of the encoder.
+        """
+        return fingerprint(self.model, self.text)
+
+    def _tokenize(self, sentences: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+        tokens: list[np.ndarray] = []
+        for start in range(0, len(sentences), TOKENIZE_CHUNK):
+            ids = tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK]))
+            tokens += [np.asarray(sentence[: self.text.max_length - 2], dtype=np.int64) for sentence in ids]
+        return tokens
+
+
+def _is_pretrained(path: str | Path) -> bool:
+    """Return whether ``path`` is a directory of another library, or may be a name in the cache of one."""
+    path = Path(path)
+    if not path.is_dir():
+        return not path.exists() and not path.is_absolute()
+    known = ("config.json", "modules.json")
+    return not (path / MANIFEST).exists() and any((path / name).exists() for name in known)
+
+
+def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
+    checkpoint = open_checkpoint(path)
+    if checkpoint.translates:
+        cure = f"translate by xrep-generate --path {path}, or train sentence vectors from its encoder: --encoder {path}"
+        raise UserError("a translation model, which gives no sentence vectors", path=path, cure=cure)
+    model = load_model(checkpoint, random_weights)
+    tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
+    return SentenceEncoder(model, tokenizers, checkpoint.text, None if random_weights else checkpoint.training_hashes)
+
+
+def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
+    source: Pretrained = read_pretrained(find_pretrained(path))
+    tokenizer = Tokenizer.load(source.path)
+    longest = min(maximum_length(source.path) or source.shape.max_positions, source.shape.max_positions)
+    text = TextSpec(vocabularies={SHARED: Vocabulary.of(tokenizer)}, max_length=longest)
+    config = DualEncoder.Config(towers="shared", encoder=str(source.path), normalize=source.normalize is not False)
+    model = DualEncoder(config, text)
+    if random_weights:
+        model = DualEncoder(config, text, model.architecture())
+    return SentenceEncoder(model, {SHARED: tokenizer}, text)

@@ -1,0 +1,67 @@
+"""Validation during training by correlation with human judgements of sentence similarity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from xrep.criteria.criterion import Criterion
+from xrep.errors import UserError
+from xrep.evaluation.sts import measure, select
+from xrep.evaluation.sts_sets import find_sets
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.validation.retrieval import evaluating
+
+
+class StsValidator:
+    """Validate by Spearman's correlation between cosine and human similarity scores, as ``xrep-eval sts`` measures it.
+
+    Args:
+        task: The task, which provides the tokenizers and the description of the text.
+
+    Raises:
+        UserError: The data does not exist, or it has no language in common with the training text.
+    """
+
+    needs = "sentence encoder"
+    metric = "spearman"
+    maximize = True
+
+    @dataclass(kw_only=True)
+    class Config:
+        sts_path: str
+        """Folder with data sets of semantic textual similarity (such as STS-B, stsb_multi_mt), as xrep-eval sts reads
+        them."""
+        sts_languages: list[str] = field(default_factory=list)
+        """Languages to measure. The default is every language of the training text for which the folder has data."""
+        sts_split: Literal["dev", "test", "train"] = "dev"
+        """Split to measure on. The best checkpoint is chosen by this split, so keep the test split for the final
+        evaluation."""
+
+        def problems(self) -> list[str]:
+            return []
+
+    def __init__(self, config: Config, task: Any) -> None:
+        self.config, self.task = config, task
+        found = find_sets(config.sts_path, config.sts_split)
+        languages = config.sts_languages or sorted({test.language for test in found} & set(task.text.languages))
+        if not languages:
+            problem = f"no data in the languages of the training text ({', '.join(task.text.languages)})"
+            known = ", ".join(sorted({test.language for test in found}))
+            raise UserError(problem, path=config.sts_path, cure=f"it has {known}: name one with --sts-languages")
+        self.tests = select(found, ",".join(languages))
+
+    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
+        """Measure ``model`` in its current state; its training mode is restored afterwards.
+
+        Returns:
+            ``spearman-TEST`` for each test: Spearman's correlation of the cosine over all pairs of the test, times 100;
+            ``spearman``: the mean over the tests.
+        """
+        with evaluating(model):
+            encoder = SentenceEncoder(model, self.task.tokenizers, self.task.text)
+            found = {test.name: measure(encoder, test)["cosine"]["spearman"].all for test in self.tests}
+        each = {f"spearman-{name.replace(' ', '-')}": value for name, value in found.items()}
+        return {"spearman": float(np.mean(list(found.values()))), **each}

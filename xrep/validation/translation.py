@@ -1,0 +1,115 @@
+"""Validation during training by translating the dev split and comparing with the references."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from xrep.criteria.criterion import Criterion
+from xrep.criteria.multitask import Multitask
+from xrep.errors import UserError
+from xrep.inference.generation import SearchOptions, search
+from xrep.metrics.translation import bleu
+from xrep.tasks.bitext import Pool
+from xrep.tasks.translation import TranslationTask
+from xrep.text.sides import tokenizer_of
+from xrep.validation.loss import mean_losses, undisturbed
+
+
+class TranslationValidator:
+    """Validate by the criterion's loss on the dev split, and by sacrebleu's BLEU on its first sentences.
+
+    The references are the tokens of the dev split, decoded to text and cut at max_length. To measure BLEU on the
+    original files of a test set, use ``xrep-eval translation``.
+
+    Args:
+        task: A task ``translation``, or several tasks of which some are ``translation``.
+
+    Attributes:
+        metric: ``bleu`` or ``loss``; it chooses the best checkpoint.
+
+    Raises:
+        UserError: None of the tasks is ``translation``, or one of these has no dev split.
+    """
+
+    needs = "translation model"
+
+    @dataclass(kw_only=True)
+    class Config:
+        metric: Literal["bleu", "loss"] = "bleu"
+        """Metric that chooses the best checkpoint: bleu (mean over language pairs) or loss (on the whole dev split)."""
+        max_sentences: int = 500
+        """Number of sentences to translate for each language pair, from the start of the dev split. 0: none, which
+        requires metric loss."""
+        beam: int = 4
+        """Beam size: the number of hypotheses that are kept at each step. 1: greedy search."""
+        lenpen: float = 1.0
+        """Length penalty: the log-probability of a hypothesis is divided by its length to the power of this value."""
+        max_length_a: float = 1.5
+        """The value a in the maximum length of a translation, a · x + b subwords for a source of x subwords."""
+        max_length_b: int = 10
+        """The value b in the maximum length of a translation, a · x + b subwords for a source of x subwords."""
+
+        def problems(self) -> list[str]:
+            found = [problem.replace("length_penalty", "lenpen") for problem in self.search_options().problems()]
+            if self.max_sentences < (1 if self.metric == "bleu" else 0):
+                found.append(f"max_sentences must be at least 1 with metric bleu, not {self.max_sentences}")
+            return found
+
+        def search_options(self) -> SearchOptions:
+            """Return the options of the search."""
+            return SearchOptions(
+                beam=self.beam,
+                length_penalty=self.lenpen,
+                max_length_a=self.max_length_a,
+                max_length_b=self.max_length_b,
+            )
+
+    def __init__(self, config: Config, task: Any) -> None:
+        self.config, self.metric = config, config.metric
+        self.maximize = config.metric == "bleu"
+        tasks = getattr(task, "tasks", {"": task})
+        self.tasks = {part: own for part, own in tasks.items() if isinstance(own, TranslationTask)}
+        if not self.tasks:
+            raise UserError("there is no task translation to validate on", cure="choose another --validation")
+        self.pools = {part: own.validation_pools(config.max_sentences) for part, own in self.tasks.items()}
+
+    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
+        """Measure model and criterion in their current state; training modes and random state are restored afterwards.
+
+        Returns:
+            ``bleu``: BLEU from 0 to 100, the mean over language pairs; ``bleu_{xx}-{yy}``: BLEU of each language pair;
+            ``loss`` and the criterion's metrics on the whole dev split; ``perplexity``: the exponential of the mean
+            cross-entropy, if the criterion has the metric ``nll``. With several tasks, ``loss`` is the mean over them,
+            and the values of each task are under ``PART/NAME``.
+        """
+        losses: dict[str, dict[str, float]] = {}
+        scores: dict[str, float] = {}
+        with undisturbed(model, criterion):
+            for part, task in self.tasks.items():
+                own = criterion.parts[part] if isinstance(criterion, Multitask) else criterion
+                prefix = f"{part}/" if len(self.tasks) > 1 else ""
+                losses[prefix] = mean_losses(model, own, task.validation_batches())
+                if "nll" in losses[prefix]:
+                    losses[prefix]["perplexity"] = math.exp(min(losses[prefix]["nll"], 700))
+                if self.config.max_sentences:
+                    found = {f"{p.source_language}-{p.target_language}": p for p in self.pools[part]}
+                    scores |= {f"{prefix}bleu_{name}": self._bleu(model, task, p) for name, p in found.items()}
+        total = {"bleu": float(np.mean(list(scores.values())))} if scores else {}
+        loss = {"loss": float(np.mean([each["loss"] for each in losses.values()]))}
+        return loss | {f"{p}{name}": x for p, each in losses.items() for name, x in each.items()} | total | scores
+
+    def _bleu(self, model: Any, task: TranslationTask, pool: Pool) -> float:
+        device, options = next(model.parameters()).device, self.config.search_options()
+        tokenizer, place = tokenizer_of(task.tokenizers, "target"), model.target_languages.index(pool.target_language)
+        hypotheses, references = list[str](), list[str]()
+        for batch in pool.batches():
+            languages = torch.full((len(batch),), place, device=device)
+            found = search(model, batch.source.to(device), languages, options)
+            hypotheses += [tokenizer.decode(several[0].tokens) for several in found]
+            references += task.references(batch)
+        return bleu(hypotheses, references).value
