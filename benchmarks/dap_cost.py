@@ -111,7 +111,8 @@ def random_batches(options: argparse.Namespace, text: TextSpec) -> Iterator[Pair
         for _ in range(2):
             tokens = torch.randint(first, options.vocabulary_size, (rows, options.length), generator=generator)
             tokens[:, 0], tokens[:, -1] = text.vocabulary("shared").bos_id, text.vocabulary("shared").eos_id
-            sides.append(TokenBatch(tokens, torch.full((rows,), options.length)))
+            lengths = torch.full((rows,), options.length)
+            sides.append(TokenBatch(tokens, lengths, lengths.numpy()))
         numbers = torch.arange(rows)
         yield PairBatch(*sides, numbers.unsqueeze(1).expand(rows, 2), numbers, torch.tensor([[1, 0]]).expand(rows, 2))
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.criteria.dap_reference import layer, layer_norm
+from tests.planning import token_batch
 from xrep.criteria.cmlm import CMLM
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
@@ -96,4 +97,4 @@ class SteadyCMLM(CMLM):
             tokens[row, : alone.batch.tokens.size(1)] = alone.batch.tokens
             positions.append(row * width + alone.positions)
             labels.append(alone.labels)
-        return Masked(TokenBatch(tokens, batch.target.lengths), torch.cat(positions), torch.cat(labels))
+        return Masked(token_batch(tokens, batch.target.lengths), torch.cat(positions), torch.cat(labels))

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from tests.corpus import sentence_pairs
 from tests.criteria.cmlm_reference import reference
 from tests.criteria.test_batches import NoWaiting
+from tests.planning import sizes_of, token_batch
 from tests.runs import compose_run, contents
 from xrep.criteria.cmlm import CMLM
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batching import PairBatch, TextSpec
 from xrep.data.masking import Masked, mask_counts, mask_tokens
 from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint
@@ -52,7 +53,7 @@ def make(text: TextSpec, **options: Any) -> tuple[DualEncoder, CMLM]:
 def loss_of(cmlm: CMLM, model: nn.Module, batch: PairBatch, seed: int = 5) -> Tensor:
     """The summed loss after this seed, by which alone tokens are masked."""
     torch.manual_seed(seed)
-    return cmlm(model, batch).terms["cmlm"].sum
+    return loss_of(cmlm, model, batch).terms["cmlm"].sum
 
 
 CASES = {
@@ -82,11 +83,11 @@ def test_loss_and_gradient(text: TextSpec, batch: PairBatch, name: str) -> None:
     expected = reference(exact, exact_cmlm, batch.source, masked)
     expected.backward()
     torch.manual_seed(5)
-    loss = cmlm(model, batch)
+    loss = loss_of(cmlm, model, batch)
     (term,) = loss.terms.values()
     torch.testing.assert_close(term.sum, expected, rtol=1e-12, atol=0)
     term.sum.backward()
-    assert cmlm.sizes(batch) == {"cmlm": len(masked.labels)} and loss.rows["accuracy"] == len(masked.labels)
+    assert sizes_of(cmlm, batch) == {"cmlm": len(masked.labels)} and loss.rows["accuracy"] == len(masked.labels)
     named = [*nn.ModuleDict({"model": model, "cmlm": cmlm}).named_parameters()]
     theirs = [*exact.parameters(), *exact_cmlm.parameters()]
     for (parameter, mine), other in zip(named, theirs, strict=True):
@@ -119,7 +120,7 @@ def test_each_vector_is_of_its_own_s1(text: TextSpec, batch: PairBatch) -> None:
     whole = cmlm.vectors(model, batch.source)
     parts = [cmlm.vectors(model, batch.rows(*bounds).source) for bounds in ((0, 4), (4, 4), (4, 5), (5, 9))]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-12, atol=1e-12)
-    assert sum(cmlm.sizes(batch.rows(row, row + 1))["cmlm"] for row in range(9)) == cmlm.sizes(batch)["cmlm"]
+    assert sum(sizes_of(cmlm, batch.rows(row, row + 1))["cmlm"] for row in range(9)) == sizes_of(cmlm, batch)["cmlm"]
 
 
 def test_one_projection_is_the_sentence_vector(text: TextSpec, batch: PairBatch) -> None:
@@ -142,7 +143,7 @@ def test_special_tokens_are_never_masked(text: TextSpec, batch: PairBatch, monke
         loss_of(cmlm, model, batch, seed)
     special = torch.tensor([vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id])
     for masked in found:
-        assert not torch.isin(masked.labels, special).any() and len(masked.labels) == cmlm.sizes(batch)["cmlm"]
+        assert not torch.isin(masked.labels, special).any() and len(masked.labels) == sizes_of(cmlm, batch)["cmlm"]
         kept = torch.isin(batch.target.tokens, special)
         assert torch.equal(masked.batch.tokens[kept], batch.target.tokens[kept]) and kept.any()
     shown = torch.stack([masked.batch.tokens for masked in found])
@@ -153,7 +154,7 @@ def test_how_many_tokens_are_masked(text: TextSpec) -> None:
     """Of 256 tokens 80, as in the paper."""
     vocabulary = text.vocabulary("shared")
     tokens = torch.full((1, 256), vocabulary.mask_id + 1)
-    counts = mask_counts(TokenBatch(tokens, torch.tensor([256])), vocabulary, CMLM.Config().mask_rate)
+    counts = mask_counts(token_batch(tokens, torch.tensor([256])), vocabulary, CMLM.Config().mask_rate)
     assert counts.tolist() == [80]
 
 
@@ -166,14 +167,14 @@ def test_a_batch_of_no_rows_is_worth_nothing(text: TextSpec, batch: PairBatch, n
     for part in (batch, batch.rows(3, 3), batch.rows(0, 1)):
         both.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in kind):
-            loss = cmlm(model, part)
+            loss = loss_of(cmlm, model, part)
         (term,) = loss.terms.values()
         term.sum.backward()
         assert term.sum.isfinite() and all(metric.isfinite() for metric in loss.metrics.values())
         for parameter in both.parameters():  # every rank has gradients of all, which the engine waits for
             assert parameter.grad is not None and parameter.grad.isfinite().all()
             assert len(part) or not parameter.grad.any()
-        assert (len(part) > 0) is bool(term.sum.detach() > 0) is (cmlm.sizes(part)["cmlm"] > 0)
+        assert (len(part) > 0) is bool(term.sum.detach() > 0) is (sizes_of(cmlm, part)["cmlm"] > 0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -183,7 +184,7 @@ def test_a_step_does_not_wait_for_the_device(text: TextSpec, batch: PairBatch, n
     masked = cmlm.mask(moved)  # of what has no gradient, before all else
     cmlm.mask = lambda batch: masked
     with NoWaiting():
-        cmlm(model, moved).terms["cmlm"].sum.backward()
+        loss_of(cmlm, model, moved).terms["cmlm"].sum.backward()
 
 
 @pytest.mark.slow
@@ -198,7 +199,7 @@ def test_it_learns_to_read_the_other_sentence(text: TextSpec, make_batch) -> Non
     whole, new = make_batch(pairs[:900]), make_batch(pairs[900:])
     for step in range(170):
         batch = whole.rows(32 * step % 896, 32 * step % 896 + 32)
-        loss = cmlm(model, batch).terms["cmlm"].sum / cmlm.sizes(batch)["cmlm"]
+        loss = loss_of(cmlm, model, batch).terms["cmlm"].sum / sizes_of(cmlm, batch)["cmlm"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

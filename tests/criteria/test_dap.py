@@ -20,6 +20,7 @@ from tests.corpus import sentence_pairs
 from tests.criteria.dap_reference import Chosen, reference
 from tests.criteria.test_batches import NoWaiting
 from tests.fixtures import spanish_pairs
+from tests.planning import loss_of, sizes_of
 from tests.runs import compose_run, contents, environment, make_trainer
 from xrep.config import Part
 from xrep.criteria.criterion import Loss
@@ -125,7 +126,7 @@ def test_loss_and_gradient(spec: TextSpec, batch: PairBatch, name: str) -> None:
     wanted.backward()
 
     torch.manual_seed(5)
-    loss, sizes = dap(model, batch), dap.sizes(batch)
+    loss, sizes = loss_of(dap, model, batch), sizes_of(dap, batch)
     assert sizes == expected.count and list(loss.terms) == list(sizes)
     for term, value in loss.terms.items():
         torch.testing.assert_close(value.sum, expected.loss[term], rtol=1e-12, atol=0, msg=term)
@@ -211,10 +212,10 @@ def test_parts_of_a_batch_sum_up_to_it(spec: TextSpec, batch: PairBatch, name: s
     model, dap = make(spec, **{**CASES[name], "reconstruction_ratio": 1.0})
     whole = dap.encode(model, batch).loss
     parts = [batch.rows(*bounds) for bounds in ((0, 4), (4, 4), (4, 5), (5, 9))]
-    losses, sizes = [dap.encode(model, part).loss for part in parts], [dap.sizes(part) for part in parts]
+    losses, sizes = [dap.encode(model, part).loss for part in parts], [sizes_of(dap, part) for part in parts]
     for term, expected in whole.terms.items():
         torch.testing.assert_close(sum(loss.terms[term].sum for loss in losses), expected.sum, rtol=1e-12, atol=0)
-        assert sum(size[term] for size in sizes) == dap.sizes(batch)[term]
+        assert sum(size[term] for size in sizes) == sizes_of(dap, batch)[term]
         assert all(term in size for size in sizes) and sizes[1][term] == 0
     for vectors, again in zip(dap.encode(model, batch).vectors, dap.vectors(model, batch), strict=True):
         assert torch.equal(vectors, again)
@@ -230,8 +231,8 @@ def test_a_batch_of_no_rows_is_worth_nothing(spec: TextSpec, batch: PairBatch, n
     for part in (batch, batch.rows(3, 3), batch.rows(0, 1)):
         both.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in kind):
-            loss = dap(model, part)
-        objective(loss, {name: max(size, 1) for name, size in dap.sizes(part).items()}).backward()
+            loss = loss_of(dap, model, part)
+        objective(loss, {name: max(size, 1) for name, size in sizes_of(dap, part).items()}).backward()
         assert all(term.sum.isfinite() for term in loss.terms.values())
         assert all(metric.isfinite() and not metric.requires_grad for metric in loss.metrics.values())
         for parameter in both.parameters():  # every rank has gradients of all, which the engine waits for
@@ -246,8 +247,8 @@ def test_a_step_does_not_wait_for_the_device(spec: TextSpec, batch: PairBatch, n
     dap.prepare(task_of([("de", "en")], dict.fromkeys(("de", "en", "es"), range(150))))
     moved = batch.to("cpu")
     with NoWaiting():
-        loss = dap(model, moved)
-        objective(loss, dap.sizes(moved)).backward()
+        loss = loss_of(dap, model, moved)
+        objective(loss, sizes_of(dap, moved)).backward()
 
 
 def test_cut_sentences(spec: TextSpec, batch: PairBatch, tokenizer) -> None:
@@ -256,7 +257,7 @@ def test_cut_sentences(spec: TextSpec, batch: PairBatch, tokenizer) -> None:
     sides = [[np.array(ids) for ids in tokenizer.encode(list(side))] for side in zip(*sentence_pairs(9), strict=True)]
     short = [collate(side, spec.vocabulary("shared"), 5) for side in sides]
     cut = dataclasses.replace(batch, source=short[0], target=short[1], languages=torch.tensor([[DE, EN]] * 9))
-    assert dap.sizes(cut)["rtl"] == 9 * 4 and dap(model, cut).terms["rtl"].sum.isfinite()
+    assert sizes_of(dap, cut)["rtl"] == 9 * 4 and loss_of(dap, model, cut).terms["rtl"].sum.isfinite()
 
 
 def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) -> None:

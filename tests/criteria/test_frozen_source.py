@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, sizes_of
 from tests.runs import compose_run, make_trainer
 from xrep.criteria.frozen_source import FrozenSource
 from xrep.criteria.temperature import LearnableTemperature
@@ -84,9 +85,9 @@ def train(model, criterion, groups) -> list[float]:
     optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=RATE)
     losses = []
     for group in groups:
-        size = sum(criterion.sizes(batch)["frozen_source"] for batch in group)
+        size = sum(sizes_of(criterion, batch)["frozen_source"] for batch in group)
         optimizer.zero_grad()
-        terms = [criterion(model, batch).terms["frozen_source"] for batch in group]
+        terms = [loss_of(criterion, model, batch).terms["frozen_source"] for batch in group]
         sum(term.sum / size for term in terms).backward()
         optimizer.step()
         criterion.after_step(model)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of
 from tests.programs import run_on_ranks
 from tests.runs import SMALL_MODEL, compose_run, environment, make_trainer, options
 from xrep.criteria.frozen_source import FrozenSource
@@ -64,7 +65,7 @@ def test_each_distinct_sentence_is_encoded_once(text, batches, tmp_path: Path, s
     told = count_encoded(model, side)
     for epoch in range(3):
         for batch in batches:
-            mine, theirs = criterion(model, batch), exact(make(text)[0], batch)
+            mine, theirs = loss_of(criterion, model, batch), exact(make(text)[0], batch)
             terms = [loss.terms["frozen_source"].sum for loss in (mine, theirs)]
             torch.testing.assert_close(*terms, rtol=1e-5, atol=1e-6)
         assert told() == (0 if epoch else distinct)
@@ -168,7 +169,7 @@ def test_a_student_learns_the_vectors_of_a_file(text, make_batch, tmp_path: Path
     losses = []
     for _ in range(60):
         optimizer.zero_grad()
-        losses.append(criterion(model, batch).terms["frozen_source"].sum)
+        losses.append(loss_of(criterion, model, batch).terms["frozen_source"].sum)
         losses[-1].backward()
         optimizer.step()
     assert float(losses[-1].detach()) < 0.3 * float(losses[0].detach()) and told() == 60 * 40

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from tests.corpus import sentence_pairs
 from tests.criteria.hictl_reference import put_together, reference
 from tests.criteria.test_batches import NoWaiting
+from tests.planning import loss_of, sizes_of, token_batch
 from tests.runs import compose_run, contents, environment, make_trainer
 from xrep.config import compose, read_yaml
 from xrep.criteria import hictl as module
 from xrep.criteria.criterion import Loss
 from xrep.criteria.hictl import HiCTL, bag_of_words, special_ids
 from xrep.criteria.hictl_negatives import BATCHES, Hardness
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batching import PairBatch, TextSpec
 from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
@@ -106,7 +107,7 @@ def test_loss_and_gradient(text: TextSpec, batch: PairBatch, name: str) -> None:
     sum(expected.losses.values()).backward()
 
     torch.manual_seed(5)
-    loss, sizes = hictl(model, batch), hictl.sizes(batch)
+    loss, sizes = loss_of(hictl, model, batch), sizes_of(hictl, batch)
     assert {*sizes} == {*loss.terms} == {*expected.losses}
     for term, value in loss.terms.items():
         torch.testing.assert_close(value.sum / sizes[term], expected.losses[term], rtol=1e-11, atol=0, msg=term)
@@ -126,7 +127,7 @@ def test_loss_and_gradient(text: TextSpec, batch: PairBatch, name: str) -> None:
 def test_sizes(text: TextSpec, batch: PairBatch) -> None:
     _, hictl = make(text)
     together = put_together(batch, hictl._vocabulary.pad_id)
-    assert hictl.sizes(batch) == {"tlm": hictl.language.count("shared", together), "sentence": 18, "word": 9}
+    assert sizes_of(hictl, batch) == {"tlm": hictl.language.count("shared", together), "sentence": 18, "word": 9}
 
 
 def test_p_positive_is_of_the_last_steps() -> None:
@@ -197,7 +198,7 @@ def test_special_tokens_are_neither_in_the_bag_nor_sampled(text: TextSpec, make_
         # As of a pretrained encoder whose table is longer than its vocabulary.
         small = dataclasses.replace(text, vocabularies={"shared": dataclasses.replace(vocabulary, size=140)})
         for criterion in (hictl, HiCTL(hictl.config, model, small).double()):
-            criterion(model, unknown)
+            loss_of(criterion, model, unknown)
             words, bag, sampled = seen.pop()
             together = put_together(unknown, vocabulary.pad_id).tokens
             for row in range(len(unknown)):
@@ -212,7 +213,7 @@ def test_special_tokens_are_neither_in_the_bag_nor_sampled(text: TextSpec, make_
 def test_bag_of_words_by_hand(text: TextSpec) -> None:
     vocabulary = dataclasses.replace(text.vocabulary("shared"), pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
     tokens = torch.tensor([[2, 9, 7, 9, 3, 1, 7, 3], [2, 5, 3, 3, 0, 0, 0, 0]])
-    words, bag = bag_of_words(TokenBatch(tokens, torch.tensor([8, 4])), vocabulary)
+    words, bag = bag_of_words(token_batch(tokens, torch.tensor([8, 4])), vocabulary)
     assert [words[row][bag[row]].tolist() for row in range(2)] == [[7, 9], [5]]
 
 
@@ -223,7 +224,7 @@ def test_monolingual_text_is_masked_on_one_side_alone(text: TextSpec, batch: Pai
     losses = []
     for given in (batch, other):
         torch.manual_seed(1)
-        losses.append(hictl(model, given).terms["mlm"].sum)
+        losses.append(loss_of(hictl, model, given).terms["mlm"].sum)
     assert torch.equal(*losses)
 
 
@@ -237,8 +238,8 @@ def test_a_batch_of_no_rows_is_worth_nothing(text: TextSpec, batch: PairBatch, n
     for part in (batch, batch.rows(3, 3), batch.rows(0, 1)):
         both.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in kind):
-            loss = hictl(model, part)
-        objective(loss, {name: max(size, 1) for name, size in hictl.sizes(part).items()}).backward()
+            loss = loss_of(hictl, model, part)
+        objective(loss, {name: max(size, 1) for name, size in sizes_of(hictl, part).items()}).backward()
         hictl.after_step(model)
         assert all(term.sum.isfinite() for term in loss.terms.values())
         assert all(metric.isfinite() and not metric.requires_grad for metric in loss.metrics.values())
@@ -257,9 +258,9 @@ def test_nothing_but_masking_waits_for_the_device(text: TextSpec, batch: PairBat
     if hictl.language is not None:
         masked = hictl.language.mask("shared", hictl._read_by_language_model(moved))
         hictl.language.mask = lambda tower, read: masked
-    sizes = hictl.sizes(batch)
+    sizes = sizes_of(hictl, batch)
     with NoWaiting():
-        objective(hictl(model, moved), sizes).backward()
+        objective(loss_of(hictl, model, moved), sizes).backward()
         hictl.after_step(model)
 
 

@@ -15,6 +15,7 @@ import yaml
 from torch import Tensor, nn
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of
 from tests.programs import run_on_ranks
 from tests.runs import SMALL_MODEL, contents, environment
 from xrep.config import Part, compose
@@ -84,7 +85,7 @@ def test_the_gradient_of_a_shared_head_is_that_of_all_parts(text: TextSpec, batc
     separate: list[Criterion] = [kind(kind.Config(), model, text).double() for _, kind, _ in BOTH]
     state = together.parts["mono"].language.heads.state_dict()
     torch.manual_seed(5)
-    sum(term.sum for term in together(model, given).terms.values()).backward()
+    sum(term.sum for term in loss_of(together, model, given).terms.values()).backward()
     torch.manual_seed(5)
     losses = []
     for one, part in zip(separate, given.parts.values(), strict=True):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, sizes_of
 from xrep.config import Part
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
@@ -52,9 +53,9 @@ def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
     moco, rank = DualMoco(MOCO, alone, text), TranslationRanking(RANK, alone, text)
     for queue_batch, rank_batch in ((first, second), (third, first)):  # the second step has a queue to look at
         batch = MixedBatch({"queue": queue_batch, "rank": rank_batch})
-        sizes = together.sizes(batch)
+        sizes = sizes_of(together, batch)
         assert sizes == {"queue/infonce": len(queue_batch), "rank/translation_ranking": len(rank_batch)}
-        loss = together(model, batch)
+        loss = loss_of(together, model, batch)
         losses = [moco(alone, queue_batch), rank(alone, rank_batch)]
         expected = 2.0 * losses[0].terms["infonce"].sum / len(queue_batch)
         expected = expected + 0.25 * losses[1].terms["translation_ranking"].sum / len(rank_batch)

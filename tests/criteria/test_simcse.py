@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, sizes_of, token_batch
 from xrep.criteria.simcse import SimCSE
 from xrep.data.batching import TokenBatch
 from xrep.models.dual_encoder import DualEncoder
@@ -37,7 +38,7 @@ def batch(make_batch):
 
 
 def twice(side: TokenBatch) -> TokenBatch:
-    return TokenBatch(torch.cat([side.tokens] * 2), torch.cat([side.lengths] * 2))
+    return token_batch(torch.cat([side.tokens] * 2), torch.cat([side.lengths] * 2))
 
 
 def plain(both: Tensor, ids: Tensor | None) -> tuple[Tensor, int]:
@@ -73,10 +74,10 @@ def test_loss_gradient_and_accuracy(text, batch, side: str, towers: str, masked:
     gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
 
     torch.manual_seed(3)
-    loss = criterion(model, batch)
+    loss = loss_of(criterion, model, batch)
     (term,) = loss.terms.values()
     term.sum.backward()
-    assert criterion.sizes(batch) == {"simcse": 7 * len(columns)}
+    assert sizes_of(criterion, batch) == {"simcse": 7 * len(columns)}
     torch.testing.assert_close(term.sum, expected, rtol=1e-10, atol=1e-10)
     assert float(loss.metrics["accuracy"]) == pytest.approx(100 * sum(f for _, f in results) / (7 * len(columns)))
     idle = 0
@@ -105,7 +106,7 @@ def test_equal_sentences_matter(text, batch) -> None:
     sums = {}
     for side, masked in itertools.product(("source", "target", "both"), (False, True)):
         criterion = make_criterion(model, text, side=side, mask_equal_sentences=masked)
-        sums[side, masked] = float(criterion(model, batch).terms["simcse"].sum.detach())
+        sums[side, masked] = float(loss_of(criterion, model, batch).terms["simcse"].sum.detach())
     for masked in (False, True):
         assert sums["both", masked] == pytest.approx(sums["source", masked] + sums["target", masked], rel=1e-9)
     assert sums["source", True] < sums["source", False] and sums["target", True] < sums["target", False]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.planning import token_batch
 from xrep.data.batching import TokenBatch, Vocabulary, collate
 from xrep.data.masking import mask_counts, mask_tokens
 
@@ -48,7 +49,7 @@ def test_a_million_tokens(batch: TokenBatch, rate: float) -> None:
 
 def test_every_place_is_as_likely(batch: TokenBatch) -> None:
     torch.manual_seed(1)
-    some = TokenBatch(batch.tokens[:1].repeat(20_000, 1), batch.lengths[:1].repeat(20_000))
+    some = token_batch(batch.tokens[:1].repeat(20_000, 1), batch.lengths[:1].repeat(20_000))
     chosen = torch.bincount(mask_tokens(some, VOCABULARY, 0.15).positions % some.tokens.size(1))
     real = ~torch.isin(batch.tokens[0], torch.tensor(SPECIALS))
     chosen = torch.nn.functional.pad(chosen, (0, len(real) - len(chosen)))

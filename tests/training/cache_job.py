@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from tests.planning import sizes_of
 from xrep.config import Part
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Criterion, Loss, Term
@@ -155,7 +156,7 @@ def total_sizes(module: TrainingModule, batches: list[Any]) -> dict[str, float]:
     """Of each term, over batches and ranks."""
     totals: dict[str, float] = {}
     for batch in batches:
-        for name, size in module.criterion.sizes(batch).items():
+        for name, size in sizes_of(module.criterion, batch).items():
             totals[name] = totals.get(name, 0.0) + size
     values = torch.tensor(list(totals.values()), dtype=torch.float64)
     if dist.is_initialized():

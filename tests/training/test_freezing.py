@@ -54,7 +54,7 @@ class Whole(nn.Module):
 
     def step(self, optimizer: torch.optim.Optimizer, batch) -> None:
         optimizer.zero_grad(set_to_none=True)
-        loss = self.criterion(self.model, batch)
+        loss = self.loss_of(criterion, self.model, batch)
         sum(term.sum / len(batch) for term in loss.terms.values()).backward()
         optimizer.step()
         self.criterion.after_step(self.model)

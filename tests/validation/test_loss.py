@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.corpus import sentence_pairs
 from tests.fixtures import data_directory
+from tests.planning import loss_of, sizes_of
 from xrep.config import Part
 from xrep.criteria.mlm import MLM
 from xrep.criteria.multitask import Multitask
@@ -53,8 +54,8 @@ def test_a_mean_over_masked_tokens(make) -> None:
     assert [len(batch) for batch in batches] == [128, 128, 14]
     torch.manual_seed(SEED)
     with evaluating(model, criterion):
-        losses = [criterion(model, batch) for batch in batches]
-    size = sum(criterion.sizes(batch)["mlm"] for batch in batches)
+        losses = [loss_of(criterion, model, batch) for batch in batches]
+    size = sum(sizes_of(criterion, batch)["mlm"] for batch in batches)
     assert found["loss"] == pytest.approx(sum(float(loss.terms["mlm"].sum) for loss in losses) / size, rel=1e-6)
     right = sum(float(loss.metrics["accuracy"]) * loss.rows["accuracy"] for loss in losses)
     assert found["accuracy"] == pytest.approx(right / size, rel=1e-6)

@@ -16,6 +16,7 @@ from sacrebleu.metrics import BLEU
 
 from tests.corpus import sentence_pairs
 from tests.fixtures import data_directory, spanish_pairs
+from tests.planning import loss_of, sizes_of
 from xrep.config import Part
 from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
 from xrep.criteria.multitask import Multitask
@@ -52,7 +53,7 @@ def learn(model: Translation, criterion: LabelSmoothedCrossEntropy, batches: Seq
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(batches))
     for batch in batches:
-        loss = criterion(model, batch).terms["translation"].sum / criterion.sizes(batch)["translation"]
+        loss = loss_of(criterion, model, batch).terms["translation"].sum / sizes_of(criterion, batch)["translation"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -128,7 +129,7 @@ def test_losses_of_the_whole_split(
     with evaluating(model, criterion):
         for batch in task.validation_batches():
             for row in range(len(batch)):
-                loss, size = criterion(model, batch.rows(row, row + 1)), float(batch.target.lengths[row] - 1)
+                loss, size = loss_of(criterion, model, batch.rows(row, row + 1)), float(batch.target.lengths[row] - 1)
                 total += float(loss.terms["translation"].sum)
                 nll, tokens = nll + float(loss.metrics["nll"]) * size, tokens + size
     assert found["loss"] == pytest.approx(total / tokens, rel=1e-5)
