@@ -66,19 +66,21 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
     directory = run_directory(run)
+    is_new = False
     with missing_each_other(world), ExitStack() as stack:
         with world.together():
             _check_model(run)
             if world.is_main:
                 _check_directory(directory, run)
-                if directory.exists():
+                is_new = not directory.exists()
+                if not is_new:
                     stack.enter_context(lock(directory))
         torch.manual_seed(run.seed)
         task = world.in_turn(lambda: _make_task(run))
         with world.together():
             check_equal(world, {"configuration": run.values, "data": task.fingerprint(), "version": __version__})
             task.check_size(world.size)
-        return _train(run, task, directory, world, stack)
+        return _train(run, task, directory, world, stack, is_new)
 
 
 def _check_model(run: RunConfig) -> None:
@@ -98,7 +100,7 @@ def _make_task(run: RunConfig) -> Task:
     return run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
 
 
-def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: ExitStack) -> Summary:
+def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: ExitStack, is_new: bool) -> Summary:
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
     latest = world.from_main(checkpoints.latest() if world.is_main else None)
     with world.together():
@@ -109,10 +111,12 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
     progress: Progress | Quiet = Quiet()
     with world.together():
         if world.is_main:  # all checks have passed: from here on the directory belongs to this run
-            new = not directory.exists()
-            _prepare_directory(directory, run, task)
-            if new:
+            if is_new:
                 stack.enter_context(lock(directory))
+                if any(path.name != LOCK for path in directory.iterdir()):
+                    cure = "repeat the command to go on with it, or choose another --save-dir"
+                    raise UserError("another run has begun here meanwhile", path=directory, cure=cure)
+            _prepare_directory(directory, run, task)
             progress = Progress(run.configs["logging"], directory, latest.step if latest else 0)
     stack.callback(progress.close)
     trainer.progress, checkpoints.say = progress, progress.say
