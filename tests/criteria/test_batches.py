@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.corpus import sentence_pairs
-from tests.planning import loss_of, sizes_of
+from tests.planning import loss_of, plan, sizes_of
 from xrep.criteria.criterion import Criterion, percentage
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.frozen_source import FrozenSource
@@ -99,7 +99,7 @@ def test_half_precision_is_near_to_float32(text, make_batch, name: str, towers: 
         exact = loss_of(criterion, model, batch)
         with torch.autocast("cpu", torch.bfloat16):
             vectors = other.encode_pair(batch.source, batch.target)
-            half = other_criterion(other, batch)
+            half = loss_of(other_criterion, other, batch)
         (mine,), (theirs,) = half.terms.values(), exact.terms.values()
         mine.sum.backward()
         theirs.sum.backward()
@@ -136,10 +136,10 @@ class NoWaiting(TorchDispatchMode):
 @pytest.mark.parametrize("towers", ["shared", "separate"])
 def test_a_step_does_not_wait_for_the_device(text, make_batch, name: str, towers: str) -> None:
     model, criterion = make(text, name, towers=towers, projection_size=20)
-    batches = [batch.to("cpu") for batch in make_batches(make_batch)]
+    planned = [plan(criterion, batch).to("cpu") for batch in make_batches(make_batch)]
     with NoWaiting():
-        for batch in batches:
-            loss = loss_of(criterion, model, batch)
+        for each in planned:
+            loss = criterion(model, each)
             (term,) = loss.terms.values()
             term.sum.backward()
             criterion.after_step(model)

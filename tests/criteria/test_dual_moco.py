@@ -147,7 +147,7 @@ def test_what_enters_the_queues_and_when(text, make_batch) -> None:
     masking = DualMoco(DualMoco.Config(queue_size=5, queue_dtype="bfloat16", mask_equal_sentences=True), model, text)
     masking.load_state_dict(criterion.state_dict())
     with torch.no_grad():
-        results = [float(one.eval()(model, batch).terms["infonce"].sum) for one in (masking, criterion)]
+        results = [float(loss_of(one.eval(), model, batch).terms["infonce"].sum) for one in (masking, criterion)]
     assert 0 < results[0] < results[1]
 
 

@@ -99,7 +99,7 @@ def test_the_formula(text, batch, path: str, smoothing: float, semantic_bias: bo
 def test_the_smoothing_of_fairseq(text, batch) -> None:
     """(1 - ε' - ε'/(V - 1)) nll + ε'/(V - 1) Σ over all words of -log p, with ε' = ε (V - 1)/V."""
     model, epsilon = make_model(text), 0.1
-    loss = make(model, text)(model, batch)  # 0.1 is the default
+    loss = loss_of(make(model, text), model, batch)  # 0.1 is the default
     found = model.predict(batch.source, batch.target, torch.zeros(9, dtype=torch.int64))
     log_p = (found.vectors @ found.matrix.t()).log_softmax(dim=1)
     words = log_p.size(1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.criteria.nli_batches import CRITERIA, EXACT, PARTS, SMALL, make_batches, make_task, train
 from tests.criteria.test_batches import NoWaiting
 from tests.kernels.ranks import run_ranks
-from tests.planning import loss_of, sizes_of
+from tests.planning import loss_of, plan, sizes_of
 from xrep.criteria.nli import FEATURES, Nli
 from xrep.criteria.nli_triplet import NliTriplet
 from xrep.errors import UserError
@@ -109,8 +109,9 @@ def test_contrast(task, towers: str, masked: bool) -> None:
     assert sizes_of(criterion, batch) == {"nli_triplet": 7}
     assert float(loss.terms["nli_triplet"].sum.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
     check_gradients(model, exact)
-    pieces = [criterion.encode(model, batch.rows(start, start + 3)).vectors for start in (0, 3, 6)]
-    again = criterion.contrast(tuple(torch.cat(parts) for parts in zip(*pieces, strict=True)), batch)
+    pieces = [criterion.encode(model, plan(criterion, batch.rows(start, start + 3))).vectors for start in (0, 3, 6)]
+    vectors = tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
+    again = criterion.contrast(vectors, plan(criterion, batch))
     torch.testing.assert_close(again.terms["nli_triplet"].sum, loss.terms["nli_triplet"].sum, rtol=1e-5, atol=1e-5)
 
 
@@ -147,10 +148,10 @@ def test_no_rows_half_precision_and_no_wait_for_the_device(task, form: str, half
     both = nn.ModuleList([model, criterion]).train()
     batch = task(form).make(np.arange(9))
     for some in (batch, batch.rows(0, 0), task(form).make(np.arange(0))):
-        some = some.to("cpu")
+        planned = plan(criterion, some).to("cpu")
         both.zero_grad()
         with NoWaiting(), torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = loss_of(criterion, model, some)
+            loss = criterion(model, planned)
             (term,) = loss.terms.values()
             term.sum.backward()
         assert (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.corpus import sentence_pairs
-from tests.planning import loss_of, sizes_of, token_batch
+from tests.planning import loss_of, plan, sizes_of, token_batch
 from xrep.criteria.simcse import SimCSE
 from xrep.data.batching import TokenBatch
 from xrep.models.dual_encoder import DualEncoder
@@ -94,7 +94,7 @@ def test_dropout_makes_the_two_encodings(text, batch) -> None:
     for dropout, same in ((0.2, False), (0.0, True)):
         model = make_model(text, dropout, towers="shared")
         criterion = make_criterion(model, text)
-        one, other, *_ = criterion.encode(model, batch).vectors
+        one, other, *_ = criterion.encode(model, plan(criterion, batch)).vectors
         assert torch.allclose(one, other, rtol=1e-9) is same
         warnings = criterion.warnings(SimpleNamespace(examples=100))
         assert [w.startswith("simcse without dropout") for w in warnings] == [True] * same
@@ -115,7 +115,7 @@ def test_equal_sentences_matter(text, batch) -> None:
 def test_a_batch_of_no_rows(text, batch) -> None:
     for side in ("source", "both"):
         model = make_model(text, towers="shared")
-        loss = make_criterion(model, text, side=side)(model, batch.rows(0, 0))
+        loss = loss_of(make_criterion(model, text, side=side), model, batch.rows(0, 0))
         loss.terms["simcse"].sum.backward()
         assert float(loss.terms["simcse"].sum.detach()) == float(loss.metrics["accuracy"]) == 0
         assert all(p.grad is not None and not p.grad.any() for p in model.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.runs import compose_run
 from xrep.errors import UserError
 from xrep.training import run as module
 from xrep.training.checkpoint import LOCK
+from xrep.training.progress import Progress
 
 
 def test_a_run_that_began_meanwhile_is_not_overwritten(
@@ -28,3 +30,13 @@ def test_a_run_that_began_meanwhile_is_not_overwritten(
         module.train(compose_run(data_directory, directory, max_steps=1))
     left = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
     assert left == {LOCK: "", "config.yaml": "the other run's\n"}
+
+
+def test_lines_that_are_no_records_are_dropped_on_resuming(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    records = [json.dumps({"step": step, "kind": "train"}) for step in (1, 2, 3)]
+    path.write_text(
+        "\n".join([*records[:2], "[]", "{}", '{"step": null}', '{"step": 1, "ki', records[2]]), encoding="utf-8"
+    )
+    Progress(Progress.Config(tensorboard=False), tmp_path, resumed_step=2).close()
+    assert path.read_text(encoding="utf-8").splitlines() == records[:2]

@@ -175,14 +175,14 @@ def test_of_several_parts(data_directory: Path, tmp_path: Path) -> None:
     assert found["bleu"] == pytest.approx(np.mean([found[name] for name in names]))
     assert found["loss"] == pytest.approx((found["out/loss"] + found["in/loss"]) / 2)
     assert found["out/loss"] == pytest.approx(found["out/nll"]) and abs(found["in/loss"] - found["in/nll"]) > 1e-4
-    spanish = one_by_one(model, task.tasks["out"], [english for _, english in VALID["es"][:5]], "es", beam=1)
+    spanish = one_by_one(model, task.parts["out"], [english for _, english in VALID["es"][:5]], "es", beam=1)
     assert found["out/bleu_en-es"] == pytest.approx(score(spanish, [es for es, _ in VALID["es"][:5]]))
     assert task.text.target_languages == ["de", "en", "es"]  # places are those of all parts
 
 
 def test_nothing_to_measure() -> None:
-    with pytest.raises(UserError, match="there is no task translation to validate on; choose another --validation"):
-        make_validator(SimpleNamespace(tasks={"bitext": SimpleNamespace()}))
+    with pytest.raises(UserError, match="there are no translations to validate on; choose another --validation"):
+        make_validator(SimpleNamespace(parts={"text": SimpleNamespace()}))
     wrong = TranslationValidator.Config(beam=0, max_sentences=0, lenpen=math.nan, max_length_a=-1)
     beam, lenpen, length, sentences = wrong.problems()
     assert beam == "beam must be at least 1, not 0" and lenpen == "lenpen must be finite, not nan"

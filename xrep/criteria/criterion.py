@@ -132,11 +132,9 @@ class Criterion(nn.Module, ABC):
     def check_task(self, task: Task) -> None:
         """Raise UserError if this criterion cannot read the kind of examples that the task gives."""
         if self.reads and task.gives not in self.reads:
-            kinds, tasks = ([each[kind] for kind in self.reads] for each in ({k: k.value for k in Examples}, TASKS))
-            raise UserError(
-                f"the criterion reads {' or '.join(kinds)}, and the task gives {task.gives.value}",
-                cure=f"choose {' or '.join(tasks)}",
-            )
+            kinds, tasks = [kind.value for kind in self.reads], [TASKS[kind] for kind in self.reads]
+            problem = f"the criterion reads {' or '.join(kinds)}, and the task gives {task.gives.value}"
+            raise UserError(problem, cure=f"choose {' or '.join(tasks)}")
 
     def prepare(self, task: Task) -> None:
         """Read from the task what the criterion needs beyond ``TextSpec``.

@@ -266,9 +266,9 @@ def _teacher(config: FrozenSource.Config, model: DualEncoder, is_shared: bool) -
 def _fingerprint(model: DualEncoder, tower: str, frozen: Sequence[str]) -> str:
     """Return a hash of the weights and settings by which the frozen tower makes a vector of token ids. (The tokenizer
     is left out, as it only makes the ids.)"""
-    config = model.config
-    facts = [model.pooling[tower], config.pooled_layer, config.normalize]
-    digest = hashlib.sha256(json.dumps(facts).encode())
+    config, architecture = model.config, model.architecture()
+    of_tower = {section: values.get(tower) for section, values in architecture.items()}
+    digest = hashlib.sha256(json.dumps([of_tower, config.pooled_layer, config.normalize], sort_keys=True).encode())
     for name, tensor in model.state_dict().items():
         if any(name.startswith(f"{part}.") for part in frozen):
             digest.update(f"{name} {list(tensor.shape)}".encode())

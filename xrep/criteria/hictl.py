@@ -134,17 +134,21 @@ class HiCTL(ContrastiveCriterion):
 
     def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
         sizes: dict[str, float] = {}
-        together = read_together(batch.source, batch.target, self._vocabulary.pad_id, self._limit).batch
-        masked = words = None
+        masked = words = together = None
+        if self.config.word_contrast or (self.language is not None and not self.config.monolingual):
+            together = read_together(batch.source, batch.target, self._vocabulary.pad_id, self._limit).batch
         if self.language is not None:
-            masked = self.language.mask(SHARED, batch.source if self.config.monolingual else together, generator)
+            masked = self.language.mask(
+                SHARED, batch.source if self.config.monolingual or together is None else together, generator
+            )
             sizes[self._objective] = masked.size
         if self.config.sentence_contrast:
             sizes["sentence"] = 2 * len(batch)
         if self.config.word_contrast:
+            assert together is not None
             words = bag_of_words(together, self._vocabulary)
             sizes["word"] = len(batch)
-        return Planned(batch, sizes, Together(masked, words))
+        return Planned(batch, sizes, ReadTogether(masked, words))
 
     def vectors(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
         batch = planned.batch
@@ -245,17 +249,17 @@ class Words:
 
 
 @dataclass
-class Together:
+class ReadTogether:
     """What HiCTL reads of pairs as one sequence: the masked one of L_LM and the one of L_W, if there are any."""
 
     masked: Masked | None
     words: Words | None
 
-    def to(self, device: torch.device | str) -> Together:
-        return Together(self.masked and self.masked.to(device), self.words and self.words.to(device))
+    def to(self, device: torch.device | str) -> ReadTogether:
+        return ReadTogether(self.masked and self.masked.to(device), self.words and self.words.to(device))
 
-    def pin_memory(self) -> Together:
-        return Together(self.masked and self.masked.pin_memory(), self.words and self.words.pin_memory())
+    def pin_memory(self) -> ReadTogether:
+        return ReadTogether(self.masked and self.masked.pin_memory(), self.words and self.words.pin_memory())
 
 
 def special_ids(vocabulary: Vocabulary) -> list[int]:

@@ -113,8 +113,8 @@ def _shape_of(batch: Any) -> str:
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)
     elif hasattr(value, "__dict__"):
         yield from _tensors(vars(value))
