@@ -151,7 +151,8 @@ def test_single_sentences_are_not_what_is_read(criterion: str, raw: Path, tmp_pa
     assert main([str(raw), *options(**given)]) == 2
     error = capfd.readouterr().err.splitlines()[-1]
     pairs = "translations or neighbouring sentences or reordered sentences"
-    read = {"nli": "labelled pairs", "nli_triplet": "triplets"}.get(criterion, pairs)
+    kinds = {"nli": "labelled pairs", "nli_triplet": "triplets", "tlm": "translations or neighbouring sentences"}
+    read = kinds.get(criterion, pairs)
     assert error.startswith(
         f"xrep-train: error: the criterion reads {read}, and the task gives single sentences; choose"
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,7 @@ from tests.corpus import sentence_pairs
 from tests.criteria.hictl_reference import put_together, reference
 from tests.criteria.test_batches import NoWaiting
 from tests.planning import loss_of, plan, sizes_of, token_batch
-from tests.runs import compose_run, contents, environment, make_trainer
+from tests.runs import compose_run, contents, make_trainer
 from xrep.config import compose, read_yaml
 from xrep.criteria import hictl as module
 from xrep.criteria.criterion import Loss
@@ -393,11 +391,3 @@ def test_problems() -> None:
         "language_model", "temperature", "word_temperature", "mask_rate", "slack", "word_samples",
     ]  # fmt: skip
     assert HiCTL.Config().problems() == []
-
-
-def test_help_waits_for_no_torch() -> None:
-    code = "import sys; from xrep_cli.train import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    line = [sys.executable, "-c", code, "--task", "bitext", "--criterion", "hictl", "--help"]
-    finished = subprocess.run(line, env=environment(), capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    assert all(f"\n  --{name} " in finished.stdout for name in ("word-samples", "language-model", "slack"))

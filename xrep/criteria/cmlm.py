@@ -18,7 +18,7 @@ from xrep.models.projection import MeanOfSpaces
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.layers import Linear
 from xrep.nn.projection_spaces import ProjectionSpaces
-from xrep.tasks.task import PAIRS, Task
+from xrep.tasks.task import Examples, Task
 
 
 class CMLM(Criterion):
@@ -46,7 +46,7 @@ class CMLM(Criterion):
             vectors; the model has a different number of projection spaces; there are too few positions.
     """
 
-    reads = PAIRS
+    reads = (Examples.TRANSLATIONS, Examples.NEIGHBOURS)
     needs = DualEncoder
 
     @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import PAIRS
+from xrep.tasks.task import Examples
 from xrep.text.sides import SHARED
 
 LANGUAGE_STD = 0.02
@@ -32,7 +32,7 @@ class TLM(MLM):
         UserError: the languages have separate towers, or anything that ``MLM`` raises.
     """
 
-    reads = PAIRS
+    reads = (Examples.TRANSLATIONS, Examples.NEIGHBOURS)
 
     @dataclass(kw_only=True)
     class Config(MLM.Config):
