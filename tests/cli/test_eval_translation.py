@@ -139,11 +139,11 @@ def test_long_sentences_are_told(data: Path, run: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--langs", "de,xx"], "set.{lang}: no file of xx; it has de en es"),
-        (["--langs", "en"], "set.{lang}: en is the target language; name others with --langs; it has de en es"),
+        (["--langs", "de,xx"], "set.{lang}: no file of xx; the data has de,en,es"),
+        (["--langs", "en"], "set.{lang}: en is the target language; name others with --langs; the data has de,en,es"),
         (["--target-lang", "fr"], "the model does not translate into 'fr'; known: en"),
         (["--data", "test/set.de"], "test/set.de: {lang} stands nowhere; name the one place of the language"),
-        (["--data", "test/nothing.{lang}"], "test/nothing.{lang}: no file of en; {lang} stands for the language"),
+        (["--data", "test/nothing.{lang}"], "test/nothing.{lang}: no such files; {lang} stands for the language"),
         (["--beam", "0"], "--beam must be at least 1, not 0"),
         (["--lenpen", "nan"], "--lenpen must be finite, not nan"),
         (["--max-length-b", "-1"], "--max-length-b must be at least 0, not -1"),
@@ -152,7 +152,10 @@ def test_long_sentences_are_told(data: Path, run: Path, tmp_path: Path, capsys: 
         (["--json", "absent/out.json"], "absent: no such folder; make it first"),
         (["--path", "absent"], "absent: no such checkpoint"),
         (["--path", "encoder"], "encoder: not a translation model"),
-        (["--data", "uneven/set.{lang}"], "uneven/set.de:3: 2 lines, but set.en has 3; line i of one must translate"),
+        (
+            ["--data", "uneven/set.{lang}"],
+            "uneven/set.de:3: 2 lines, but set.en has 3; line i of one must belong to line i",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,10 +33,13 @@ class Overlap:
         """Return the fields for JSON; ``found`` is null if unknown."""
         return asdict(self)
 
-    def __add__(self, other: Overlap) -> Overlap:
-        """Add the counts of two tests of the same encoder."""
-        found = None if self.found is None or other.found is None else self.found + other.found
-        return Overlap(found, self.total + other.total, self.dropped or other.dropped)
+
+def total(overlaps: Iterable[Overlap]) -> Overlap:
+    """Return the overlap of several tests of the same encoder together."""
+    parts = list(overlaps)
+    counts = [part.found for part in parts if part.found is not None]
+    found = sum(counts) if len(counts) == len(parts) else None
+    return Overlap(found, sum(part.total for part in parts), any(part.dropped for part in parts))
 
 
 def load_training_hashes(path: Path | None) -> np.ndarray | None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from xrep.errors import UserError
-from xrep.evaluation import text_table
-from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.overlap import Overlap, find_overlap
+from xrep.evaluation.encoders import Encoder, SentenceList
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
+from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.evaluation.reading import folders_with
 from xrep.evaluation.senteval import protocols, readers
 from xrep.evaluation.senteval.folds import Classifier
 from xrep.evaluation.senteval.protocols import Examples
 from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier, check_sklearn
 from xrep.evaluation.senteval.torch_classifier import TorchClassifier
+from xrep.text.languages import canonical
 
 CLASSIFIERS: dict[str, type[Classifier]] = {"senteval": TorchClassifier, "sklearn": SklearnClassifier}
 SUPERVISED = {"SICK-R": "SICK-R (supervised)"}
@@ -27,36 +31,6 @@ _TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 AVERAGES = {"average of 7": _TRANSFER, "average of 9": (*_TRANSFER, "SICK-E", "SICK-R")}
 """Published averages: over the seven transfer tasks, and over these with SICK-E and SICK-R, as in "Universal Sentence
 Representation Learning with Conditional Masked Language Model" (table 1)."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings that a result depends on, besides encoder and data."""
-
-    classifier: str = "senteval"
-    """Name of the classifier, a key of ``CLASSIFIERS``."""
-    seeds: tuple[int, ...] = (1111,)
-    """Seeds for folds, initial weights and order of batches; 1111 is SentEval's."""
-    folds: int = 10
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the settings for JSON."""
-        grid = list(CLASSIFIERS[self.classifier]().grid)
-        return {"classifier": self.classifier, "grid": grid, "seeds": list(self.seeds), "folds": self.folds}
-
-    def check(self) -> None:
-        """Check the settings before the work starts.
-
-        Raises:
-            UserError: There are fewer than 2 folds; there is no seed, a repeated one, or one out of range; or
-                scikit-learn is not installed.
-        """
-        check_sklearn()
-        if self.folds < 2:
-            raise UserError(f"{self.folds} folds", cure="give --folds 2 or more")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not all(0 <= s < 2**32 for s in self.seeds):
-            seeds = ",".join(map(str, self.seeds))
-            raise UserError(f"--seeds {seeds!r}", cure="give different numbers from 0 to 4294967295, such as 1,2,3")
 
 
 @dataclass(frozen=True)
@@ -92,6 +66,105 @@ Results = dict[str, Measured]
 """Results by the name of the set."""
 
 
+class SentEval(Evaluation):
+    """Classify sentences by their vectors: MR CR SUBJ MPQA SST TREC MRPC SICK.
+
+    A logistic regression is trained on the vectors, which stay as they are. Accuracies are in percent.
+
+      xrep-eval senteval --path run1/best --data senteval/ --cache vectors/
+      xrep-eval senteval --path run1/best --data senteval/ --sets MR,SST2 --classifier sklearn --seeds 1,2,3
+      xrep-eval senteval --path run1/best --data xeval/de/ --lang de
+
+    --data holds any of these sets as they are published, in any folders (needs the extra 'senteval'):
+      MR CR SUBJ MPQA  rt-polarity.pos, custrev.pos, subj.objective, mpqa.pos and so on: nested 10-fold cross-validation
+      TREC MRPC        TREC.train or train_5500.label, msr_paraphrase_train.txt: 10-fold on train, then the test part
+      SST2 SST5        sentiment-train (for SST5 in a folder named fine) or stsa.fine.train: chosen on dev
+      SICK-E SICK-R    SICK_train.txt: chosen on trial; SICK-R is the supervised Pearson (times 100), not that of 'sts'
+
+    A folder of translations (XEVAL) has the same files, in UTF-8. Papers print the figures of --classifier senteval,
+    which stops early. On vectors of length 1 it stays below the exact minimum that --classifier sklearn finds.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions, OverlapOption):
+        data: str
+        """Folder of the sets."""
+        sets: str = "all"
+        """Names of the sets to measure (MR,CR), or all that are there."""
+        lang: str = "en"
+        """Language of the sentences."""
+        classifier: Literal["senteval", "sklearn"] = "senteval"
+        """SentEval's own classifier (Adam, early stopping), or scikit-learn's LogisticRegression."""
+        seeds: str = "1111"
+        """Seeds of folds, initial weights and order of batches, separated by commas. Several give mean and spread. 1111
+        is SentEval's."""
+        folds: int = 10
+        """Number of folds of every cross-validation."""
+
+    config: Config
+
+    @classmethod
+    def find(cls, folder: Path) -> dict[Path, Any]:
+        names = {name for layouts in readers.SETS.values() for layout in layouts for name in layout.files}
+        is_there = folders_with(folder, "|".join(map(re.escape, names)))
+        return {folder: cls.Config(data=str(folder))} if is_there else {}
+
+    def read(self) -> None:
+        check_sklearn()
+        self.lang, self.seeds = canonical(self.config.lang), _seeds(self.config.seeds)
+        if self.config.folds < 2:
+            raise UserError(f"{self.config.folds} folds", cure="give --folds 2 or more")
+        self.sets = select(self.config.sets, self.config.data, self.lang)
+
+    def measure(self, encoder: Encoder) -> Figures:
+        kept = [_without_overlap(encoder, data, self.config.drop_overlap) for data in self.sets]
+        for data, _ in kept:
+            _check_sizes(data, self.config.folds)
+        results: Results = {}
+        features: tuple[list[Path], dict[str, np.ndarray]] = [], {}
+        for data, overlap in progress(kept, "sets"):
+            if data.files != features[0]:  # SICK-E and SICK-R have the same pairs, so they share features
+                features = data.files, encode(encoder, data, self.lang)
+            if not isinstance(encoder, SentenceList):
+                examples = {name: Examples(features[1][name], split.targets) for name, split in data.splits.items()}
+                results[data.name] = self._measure(data, examples, overlap)
+        classifier = CLASSIFIERS[self.config.classifier]()
+        return Figures(
+            text=text(results),
+            values=_values(results),
+            headline=headline(results),
+            settings={
+                "classifier": classifier.name,
+                "grid": list(classifier.grid),
+                "seeds": self.seeds,
+                "folds": self.config.folds,
+                "language": self.lang,
+            },
+            files=sorted({file for data in self.sets for file in data.files}),
+            overlap=total(overlap for _, overlap in kept),
+        )
+
+    def _measure(self, data: readers.DataSet, examples: dict[str, Examples], overlap: Overlap) -> Measured:
+        classifier = CLASSIFIERS[self.config.classifier]()
+        protocol, measure = _protocol(data, examples, classifier, self.config.folds)
+        by_seed: dict[int, dict[str, float]] = {}
+        for seed in self.seeds:
+            # With a fixed dev split, the exact minimum is the same for every seed, so it is computed once.
+            fixed = "dev" in examples and classifier.name == "sklearn" and by_seed
+            by_seed[seed] = by_seed[self.seeds[0]] if fixed else measure(seed)
+        return Measured(protocol, by_seed, {name: len(split) for name, split in data.splits.items()}, overlap)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text!r} are no whole numbers", cure="give numbers such as 1,2,3") from None
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
+        raise UserError(f"--seeds {text!r}", cure="give different numbers from 0 to 4294967295, such as 1,2,3")
+    return seeds
+
+
 def select(sets: str, data: str | Path, lang: str) -> list[readers.DataSet]:
     """Read the requested sets: ``all`` sets in the folder ``data``, or names separated by commas.
 
@@ -108,58 +181,19 @@ def select(sets: str, data: str | Path, lang: str) -> list[readers.DataSet]:
     return [readers.read(name, *found[name], lang) for name in readers.SETS if name in wanted]
 
 
-def encode(encoder: Encoder, data: readers.DataSet, lang: str, show_progress: bool = False) -> dict[str, np.ndarray]:
+def encode(encoder: Encoder, data: readers.DataSet, lang: str) -> dict[str, np.ndarray]:
     """Compute the features of each split, float32: unnormalised vectors [N, D], or [|u - v|, u * v] for pairs, [N, 2D].
 
     Each sentence is encoded once.
     """
-    splits = data.splits.values()
-    sentences = sorted({sentence for split in splits for side in split.sides for sentence in side})
-    vectors = encoder.encode(sentences, lang, normalize=False, show_progress=show_progress)
+    sentences = sorted({sentence for split in data.splits.values() for side in split.sides for sentence in side})
+    vectors = encoder.encode(sentences, lang, normalize=False, show_progress=sys.stderr.isatty())
     rows = {sentence: row for row, sentence in enumerate(sentences)}
-    return {
-        name: pair_features(*(vectors[[rows[sentence] for sentence in side]] for side in split.sides))
-        for name, split in data.splits.items()
-    }
-
-
-def pair_features(u: np.ndarray, v: np.ndarray | None = None) -> np.ndarray:
-    """Return [|u - v|, u * v] for the vectors of pairs; without ``v``, return ``u`` unchanged."""
-    return u if v is None else np.concatenate([np.abs(u - v), u * v], axis=1)
-
-
-def evaluate(
-    encoder: Encoder,
-    sets: Sequence[readers.DataSet],
-    settings: Settings,
-    lang: str,
-    *,
-    drop_overlap: bool = False,
-    show_progress: bool = False,
-) -> Results:
-    """Run the whole test.
-
-    Args:
-        drop_overlap: Whether to leave out the test examples that were in the training text of ``encoder``.
-
-    Raises:
-        UserError: The encoder does not support the language, there are too few examples for the folds, or
-            ``drop_overlap`` is set without training hashes.
-    """
-    settings.check()
-    kept = [_without_overlap(encoder, data, drop_overlap) for data in sets]
-    for data, _ in kept:
-        _check_sizes(data, settings.folds)
-    results: Results = {}
-    features: tuple[list[Path], dict[str, np.ndarray]] = [], {}
-    progress = tqdm(kept, disable=not show_progress, leave=False, unit=" sets")
-    for data, overlap in progress:
-        progress.set_postfix_str(data.name)
-        if data.files != features[0]:  # SICK-E and SICK-R have the same pairs, so they share features
-            features = data.files, encode(encoder, data, lang, show_progress)
-        examples = {name: Examples(features[1][name], split.targets) for name, split in data.splits.items()}
-        results[data.name] = _measure(data, examples, settings, overlap)
-    return results
+    features = {}
+    for name, split in data.splits.items():
+        u, *v = (vectors[[rows[sentence] for sentence in side]] for side in split.sides)
+        features[name] = np.concatenate([np.abs(u - v[0]), u * v[0]], axis=1) if v else u
+    return features
 
 
 def _without_overlap(encoder: Encoder, data: readers.DataSet, drop: bool) -> tuple[readers.DataSet, Overlap]:
@@ -180,16 +214,6 @@ def _check_sizes(data: readers.DataSet, folds: int) -> None:
     if counts.min() < (needed := 1 if "dev" in data.splits else 2 * folds):
         problem = f"{data.name} has {counts.min()} training examples of class {counts.argmin()}, {needed} are needed"
         raise UserError(problem, path=data.files[0], cure=f"measure with fewer --folds or without {data.name}")
-
-
-def _measure(data: readers.DataSet, examples: dict[str, Examples], settings: Settings, overlap: Overlap) -> Measured:
-    protocol, measure = _protocol(data, examples, CLASSIFIERS[settings.classifier](), settings.folds)
-    by_seed: dict[int, dict[str, float]] = {}
-    for seed in settings.seeds:
-        # With a fixed dev split, the exact minimum is the same for every seed, so it is computed once.
-        fixed = "dev" in examples and settings.classifier == "sklearn" and by_seed
-        by_seed[seed] = by_seed[settings.seeds[0]] if fixed else measure(seed)
-    return Measured(protocol, by_seed, {name: len(split) for name, split in data.splits.items()}, overlap)
 
 
 def _protocol(
@@ -221,7 +245,7 @@ def headline(results: Results) -> dict[str, float]:
     return {**{SUPERVISED.get(name, name): value for name, value in quoted.items()}, **averages}
 
 
-def values(results: Results) -> dict[str, Any]:
+def _values(results: Results) -> dict[str, Any]:
     """Return the results for JSON.
 
     Each set is mapped to ``protocol``, ``examples`` (number in each split), ``overlap``, ``by_seed`` (seed -> measure
@@ -241,18 +265,12 @@ def values(results: Results) -> dict[str, Any]:
     }
 
 
-def overlap_of(results: Results) -> Overlap:
-    """Return the overlap of all sets together."""
-    first, *others = (measured.overlap for measured in results.values())
-    return sum(others, first)
-
-
-def table(results: Results) -> str:
-    """Return a table with one line per set and the averages, followed by the overlap line."""
+def text(results: Results) -> str:
+    """Return a table with one line per set and the averages."""
     header = ["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"]
     rows = [_row(name, measured) for name, measured in results.items()]
     averages = [[name, "", "", "", f"{value:.2f}"] for name, value in headline(results).items() if name in AVERAGES]
-    return text_table.table(header, [*rows, *([[], *averages] if averages else [])]) + "\n" + overlap_of(results).line
+    return table(header, [*rows, *([[], *averages] if averages else [])])
 
 
 def _row(name: str, measured: Measured) -> list[str]:

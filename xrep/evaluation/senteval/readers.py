@@ -5,7 +5,6 @@ A translated copy (XEVAL: the same sets in other languages) has the same files i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.evaluation.reading import folders_with
 from xrep.text.readers import read_lines
 
-_DEPTH = 4  # enough for SentEval/data/downstream/SST/binary
 _FETCH = "fetch the set again"
 _QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 _ENTAILMENT = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
@@ -240,20 +239,12 @@ def find(folder: str | Path) -> dict[str, tuple[Layout, Path]]:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError("no such folder", path=folder, cure="name the folder of SentEval's sets")
-    folders = {place: set(names) for place, names in _walk(folder)}
+    folders = {place: set(names) for place, names in folders_with(folder).items()}
     found = {name: place for name, layouts in SETS.items() if (place := _place(name, layouts, folders))}
     if not found:
         cure = "name the folder of rt-polarity.pos, TREC.train, sentiment-train and their like"
         raise UserError("none of SentEval's sets is in it", path=folder, cure=cure)
     return found
-
-
-def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    for place, folders, names in os.walk(folder):
-        folders.sort()
-        if len(Path(place).relative_to(folder).parts) >= _DEPTH:
-            folders.clear()
-        yield Path(place), names
 
 
 def _place(name: str, layouts: tuple[Layout, ...], folders: dict[Path, set[str]]) -> tuple[Layout, Path] | None:
