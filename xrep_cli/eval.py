@@ -27,8 +27,8 @@ The encoder is a checkpoint, a directory of Hugging Face or sentence-transformer
 --list-sentences writes the sentences of a test; their vectors then are in a folder, as vectors.npy [N, D] beside that
 list, sentences.tsv."""
 PATH = (
-    "the model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
-    "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows"
+    "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
+    "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows."
 )
 TYPES = {"int": int, "float": float}
 
@@ -44,15 +44,16 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=description, formatter_class=HelpFormatter)
         if name == chosen:
             command.add_argument("--path", metavar="MODEL", help=PATH)
-            for spec in read_fields("", EVALUATIONS.target(name)):
+            specs = read_fields("", EVALUATIONS.target(name))
+            for spec in sorted(specs, key=lambda spec: spec.default is not dataclasses.MISSING):
                 _add_option(command, spec)
-            command.add_argument("--json", metavar="FILE", help="write the results as JSON; - prints JSON alone")
+            command.add_argument("--json", metavar="FILE", help="Write the results as JSON; - prints JSON alone on stdout.")
             _add_plugin(command)
     return parser
 
 
 def _add_plugin(parser: argparse.ArgumentParser) -> None:
-    help_text = "import a module that registers evaluations or has the model; repeatable"
+    help_text = "Import a module that registers evaluations or has the model; repeatable."
     parser.add_argument("--plugin", metavar="MODULE", action="append", default=[], help=help_text)
 
 
@@ -67,8 +68,8 @@ def _description(name: str) -> str:
 
 
 def _add_option(parser: argparse.ArgumentParser, spec: FieldSpec) -> None:
-    kind = spec.annotation.replace(" | None", "")
-    options: dict[str, Any] = {"help": spec.help.replace("%", "%%").rstrip(".")}
+    kind, name = spec.annotation.replace(" | None", ""), spec.name.rpartition("_")[2].upper()
+    options: dict[str, Any] = {"help": spec.help.replace("%", "%%")}
     if spec.default is dataclasses.MISSING:
         options["required"] = True
     else:
@@ -78,9 +79,9 @@ def _add_option(parser: argparse.ArgumentParser, spec: FieldSpec) -> None:
     elif kind.startswith("Literal["):
         options["choices"] = ast.literal_eval(f"({kind.removeprefix('Literal[')[:-1]},)")
     elif kind == "list[str]":
-        options |= {"action": "extend", "nargs": "+", "metavar": spec.name.upper()}
+        options |= {"action": "extend", "nargs": "+", "metavar": name}
     else:
-        options |= {"type": TYPES.get(kind, str), "metavar": {"int": "N", "float": "X"}.get(kind, spec.name.upper())}
+        options |= {"type": TYPES.get(kind, str), "metavar": {"int": "N", "float": "X"}.get(kind, name)}
     parser.add_argument(f"--{spec.name.replace('_', '-')}", **options)
 
 

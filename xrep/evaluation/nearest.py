@@ -72,7 +72,7 @@ class Neighbours(Evaluation):
         data: list[str]
         """Files of text, with one sentence per line."""
         query: list[str] = field(default_factory=list)
-        """Queries."""
+        """Sentences to search for; can be repeated."""
         query_file: str | None = None
         """File of queries, with one per line."""
         lang: str | None = None
