@@ -47,7 +47,9 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
             specs = read_fields("", EVALUATIONS.target(name))
             for spec in sorted(specs, key=lambda spec: spec.default is not dataclasses.MISSING):
                 _add_option(command, spec)
-            command.add_argument("--json", metavar="FILE", help="Write the results as JSON; - prints JSON alone on stdout.")
+            command.add_argument(
+                "--json", metavar="FILE", help="Write the results as JSON; - prints JSON alone on stdout."
+            )
             _add_plugin(command)
     return parser
 

@@ -14,7 +14,7 @@ from tests.evaluation.conftest import measured
 from tests.evaluation.senteval_sets import write_sets
 from xrep.errors import UserError
 from xrep.evaluation.senteval import evaluate
-from xrep.evaluation.senteval.evaluate import Measured, SentEval, select
+from xrep.evaluation.senteval.evaluate import SentEval, select
 from xrep.evaluation.senteval.protocols import Examples, folded, nested, relatedness, split
 from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier
 from xrep.evaluation.senteval.torch_classifier import TorchClassifier
@@ -276,13 +276,15 @@ def test_what_the_command_refuses(folder: Path, capsys: pytest.CaptureFixture[st
         assert message in capsys.readouterr().err
 
 
-def test_results_hold_what_a_table_shows() -> None:
-    from xrep.evaluation.overlap import Overlap
-
-    by_seed = {1: {"pearson": 80.0, "spearman": 75.0, "mse": 0.4, "dev": 81.0}, 2: {"pearson": 82.0, "spearman": 77.0}}
-    by_seed[2] |= {"mse": 0.2, "dev": 83.0}
-    found = Measured("dev split, regression", by_seed, {"train": 9, "dev": 9, "test": 9}, Overlap(3, 12, dropped=True))
-    line = evaluate.text({"SICK-R": found}).splitlines()[2]
-    assert line.split() == (
+def test_a_table_shows_mean_and_spread() -> None:
+    own = {
+        "protocol": "dev split, regression",
+        "mean": {"pearson": 81.0, "spearman": 76.0, "mse": 0.3, "dev": 82.0},
+        "spread": {"pearson": 2**0.5, "spearman": 2**0.5, "mse": 0.1, "dev": 2**0.5},
+        "overlap": {"found": 3, "total": 12, "dropped": True},
+    }
+    lines = evaluate.text({"SICK-R (supervised)": own}, {"average of 9": 80.0}).splitlines()
+    assert lines[2].split() == (
         "SICK-R (supervised) dev split, regression 9 pearson 81.00 1.41 82.00 spearman 76.00 mse 0.30".split()
     )
+    assert lines[-1].split() == ["average", "of", "9", "80.00"]

@@ -27,7 +27,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption
 from xrep.evaluation.figures import Figures, table
-from xrep.evaluation.overlap import Overlap, find_overlap
+from xrep.evaluation.overlap import Overlap, chosen, find_overlap
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import folders_with
 from xrep.evaluation.sts_sets import read_file
@@ -61,9 +61,8 @@ class PairSet:
 
     def only(self, rows: np.ndarray) -> PairSet:
         """Return the pairs that the mask ``rows``, bool [N], selects."""
-        chosen = np.flatnonzero(rows)
-        first, second = ([side[row] for row in chosen] for side in (self.first, self.second))
-        return replace(self, first=first, second=second, positive=self.positive[chosen])
+        first, second = chosen(rows, self.first, self.second)
+        return replace(self, first=first, second=second, positive=self.positive[rows])
 
 
 @dataclass(frozen=True)
@@ -201,16 +200,16 @@ def read_parallel(config: Alignment.Config) -> PairSet:
         raise UserError(f"--true-pairs {true_pairs} of --pairs {pairs}", cure="give 1 to as many as --pairs")
     bitext = orient(parse_bitext(config.data))[0]
     rows = ((source, target) for _, source, target in read_pairs(bitext) if source.strip() and target.strip())
-    chosen, replaced = list(islice(rows, pairs)), pairs - true_pairs
+    taken, replaced = list(islice(rows, pairs)), pairs - true_pairs
     others, following = _draw((source for source, _ in rows), replaced, random.Random(config.seed))
-    if len(chosen) < pairs or following < replaced:
-        problem = f"{len(chosen) + following} pairs, but {pairs} and {replaced} others to draw from are needed"
+    if len(taken) < pairs or following < replaced:
+        problem = f"{len(taken) + following} pairs, but {pairs} and {replaced} others to draw from are needed"
         raise UserError(problem, path=bitext.paths[0], cure="give a smaller --pairs")
     return PairSet(
         bitext.name,
         bitext.languages,
-        [*(source for source, _ in chosen[:true_pairs]), *others],
-        [target for _, target in chosen],
+        [*(source for source, _ in taken[:true_pairs]), *others],
+        [target for _, target in taken],
         np.arange(pairs) < true_pairs,
         [Path(path) for path in bitext.paths],
         f"the first {true_pairs} of {pairs} pairs are true, the others have another {bitext.languages[0]} sentence",
@@ -240,7 +239,7 @@ def losses(encoder: Encoder, pairs: PairSet, step: int | None = None, drop_overl
             positive pair is left.
     """
     check_languages(encoder, dict(zip(pairs.languages, (pairs.first[0], pairs.second[0]), strict=True)))
-    keep, overlap = find_overlap(encoder.training_hashes, pairs.first, pairs.second, drop=drop_overlap)
+    keep, overlap = find_overlap(encoder.training_hashes, pairs.first, pairs.second, drop=drop_overlap, name=pairs.name)
     pairs = pairs.only(keep)
     if not pairs.positive.any():
         raise UserError(f"no positive pair of {pairs.name} is left", cure="measure without --drop-overlap")

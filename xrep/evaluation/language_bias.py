@@ -24,7 +24,7 @@ from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption, progress
 from xrep.evaluation.figures import Figures, table
 from xrep.evaluation.multilingual import Group, TextOptions, Texts, read_texts
-from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.plots import plot_language_bias
 from xrep.evaluation.reading import folders_with
 from xrep.metrics.components import remove_components
@@ -123,7 +123,7 @@ def _without_overlap(
         groups = _even(groups, config.sentences)
     found = [find_overlap(encoder.training_hashes, *group.values(), drop=config.drop_overlap) for group in groups]
     kept = [
-        {language: [sentences[row] for row in np.flatnonzero(keep)] for language, sentences in group.items()}
+        dict(zip(group, chosen(keep, *group.values()), strict=True))
         for group, (keep, _) in zip(groups, found, strict=True)
     ]
     return _even(kept, config.sentences), total(overlap for _, overlap in found)

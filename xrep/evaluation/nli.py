@@ -213,10 +213,8 @@ def accuracies(encoder: Encoder, classifier: Nli, tests: Sequence[NliTest], drop
     check_languages(encoder, firsts)
     results = []
     for test in progress(tests, "tests"):
-        keep, overlap = find_overlap(encoder.training_hashes, test.premises, test.hypotheses, drop=drop_overlap)
-        if not keep.any():
-            problem = f"no pair of {test.name} is left without those trained on"
-            raise UserError(problem, cure="measure without --drop-overlap")
+        columns = test.premises, test.hypotheses
+        keep, overlap = find_overlap(encoder.training_hashes, *columns, drop=drop_overlap, name=test.name)
         right = (classify(encoder, classifier, test) == test.labels)[keep]
         results.append(Result(test, 100 * float(right.mean()), len(right), overlap))
     return results

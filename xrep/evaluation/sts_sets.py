@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.evaluation.overlap import chosen
 from xrep.evaluation.reading import check_parallel, folders_with, read_sentences
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
@@ -45,9 +46,8 @@ class Subset:
 
     def only(self, rows: np.ndarray) -> Subset:
         """Return the pairs that the mask ``rows``, bool [N], selects."""
-        chosen = np.flatnonzero(rows)
-        first, second = ([side[row] for row in chosen] for side in (self.first, self.second))
-        return Subset(self.name, first, second, self.gold[chosen])
+        first, second = chosen(rows, self.first, self.second)
+        return Subset(self.name, first, second, self.gold[rows])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption, progress
 from xrep.evaluation.figures import Figures, table
-from xrep.evaluation.overlap import find_overlap, total
+from xrep.evaluation.overlap import chosen, find_overlap, total
 from xrep.evaluation.plots import plot_tatoeba
 from xrep.evaluation.reading import check_parallel, choose_languages, folders_with, read_sentences
 from xrep.files import check_output, write_aside
@@ -118,11 +118,14 @@ class Tatoeba(Evaluation):
         config, pools = self.config, self.pools
         baseline = encoder.random_baseline() if config.random_baseline else None
         check_languages(encoder, {"en": pools[0].english[0], **{pool.language: pool.sentences[0] for pool in pools}})
+        drop, hashes = config.drop_overlap, encoder.training_hashes
         overlaps = [
-            find_overlap(encoder.training_hashes, pool.sentences, pool.english, drop=config.drop_overlap)
-            for pool in pools
+            find_overlap(hashes, pool.sentences, pool.english, drop=drop, name=pool.code, least=2) for pool in pools
         ]
-        pools = [_only(pool, keep) for pool, (keep, _) in zip(pools, overlaps, strict=True)]
+        pools = [
+            Pool(pool.code, *chosen(keep, pool.sentences, pool.english))
+            for pool, (keep, _) in zip(pools, overlaps, strict=True)
+        ]
         _check_numbers(config, pools)
         found = accuracies(encoder, pools, config, self._save if config.save_embeddings else None)
         random = accuracies(baseline, pools, config) if baseline else {}
@@ -192,17 +195,6 @@ def _check_numbers(config: Tatoeba.Config, pools: Sequence[Pool]) -> None:
         raise UserError(f"--neighbours {neighbours}, but {pairs}", cure=cure)
     if components and len(smallest) <= components:
         raise UserError(f"--remove-components {components}, but {pairs}", cure=cure)
-
-
-def _only(pool: Pool, rows: np.ndarray) -> Pool:
-    if rows.all():
-        return pool
-    if rows.sum() < 2:
-        problem = f"{len(pool) - rows.sum()} of {len(pool)} pairs of {pool.code} were in the training text"
-        cure = f"measure without --drop-overlap or without {pool.code}"
-        raise UserError(f"{problem}, too few are left to search", cure=cure)
-    chosen = np.flatnonzero(rows)
-    return Pool(pool.code, *([side[row] for row in chosen] for side in (pool.sentences, pool.english)))
 
 
 # -- data -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Universal Representations Across Languages" (table 6), where a model trained on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +17,11 @@ from xrep.errors import ConfigError, UserError
 from xrep.evaluation.evaluation import Evaluation, OverlapOption, progress
 from xrep.evaluation.figures import Figures, table
 from xrep.evaluation.multilingual import files_of_pattern
-from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import check_parallel, choose_languages, read_sentences
 from xrep.files import check_output, write_aside
 from xrep.inference.generation import SearchOptions, Translator
-from xrep.metrics.translation import MultiBleu, Score, bleu, chrf, multi_bleu
+from xrep.metrics.translation import bleu, chrf, multi_bleu
 from xrep.models.directory import fingerprint, open_checkpoint
 from xrep.text.languages import name
 
@@ -64,26 +64,6 @@ class TranslationTest:
     @property
     def name(self) -> str:
         return "-".join(self.languages)
-
-
-@dataclass(frozen=True)
-class Result:
-    """Scores of the translations of one test.
-
-    Attributes:
-        zero_shot: Whether the model was never trained to translate from this language.
-        cut: Number of sentences that exceeded the maximum length of the model and were cut.
-        multi_bleu: BLEU of the same words as ``bleu``, without smoothing.
-    """
-
-    test: TranslationTest
-    bleu: Score
-    chrf: Score
-    multi_bleu: MultiBleu
-    sentences: int
-    zero_shot: bool
-    cut: int
-    overlap: Overlap
 
 
 class TranslationQuality(Evaluation):
@@ -156,23 +136,22 @@ class TranslationQuality(Evaluation):
     def measure(self, encoder: System) -> Figures:
         target = encoder.target(self.config.target_lang)
         tests = self._read_tests(target)
-        results = [self._translate(encoder, test) for test in progress(tests, "languages")]
+        found = [self._translate(encoder, test) for test in progress(tests, "languages")]
+        values = {test.languages[0]: own for test, (own, _) in zip(tests, found, strict=True)}
+        means = {score: float(np.mean([own[score] for own in values.values()])) for score in ("bleu", "chrf")}
+        each = {f"BLEU {test.name}": own["bleu"] for test, (own, _) in zip(tests, found, strict=True)}
+        mean = {f"BLEU, mean of {len(tests)}": means["bleu"]}
         names = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
-        means = {
-            score: float(np.mean([getattr(result, score).value for result in results])) for score in ("bleu", "chrf")
-        }
-        headline = {f"BLEU {result.test.name}": result.bleu.value for result in results}
-        mean = {f"BLEU, mean of {len(results)}": means["bleu"]}
         return Figures(
-            text=_text(results, means, is_tokenized=self.config.tokenize == "none"),
-            values={"mean": means, "languages": {result.test.languages[0]: _values(result) for result in results}},
-            headline=mean if len(results) > 4 else headline if len(results) == 1 else headline | mean,
+            text=_text(values, means, target, is_tokenized=self.config.tokenize == "none"),
+            values={"mean": means, "languages": values},
+            headline=mean if len(tests) > 4 else each if len(tests) == 1 else each | mean,
             settings={
                 "languages": [test.name for test in tests],
                 **{name: getattr(self.config, name) for name in names},
             },
             files=list(dict.fromkeys(file for test in tests for file in test.files)),
-            overlap=total(result.overlap for result in results),
+            overlap=total(overlap for _, overlap in found),
         )
 
     def _read_tests(self, target: str) -> list[TranslationTest]:
@@ -198,18 +177,15 @@ class TranslationQuality(Evaluation):
             tests.append(TranslationTest((language, target), sources, references, files))
         return tests
 
-    def _translate(self, system: System, test: TranslationTest) -> Result:
-        """Translate a test and score it.
+    def _translate(self, system: System, test: TranslationTest) -> tuple[dict[str, Any], Overlap]:
+        """Translate a test and return the values for JSON.
 
-        Raises:
-            UserError: The overlap is dropped, but there are no training hashes or no sentence is left.
+        ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing. ``zero_shot`` says whether the model
+        was never trained to translate from this language, and ``cut`` how many sentences exceeded its maximum length.
         """
-        config, folder = self.config, self.config.save_translations
-        rows, overlap = find_overlap(system.training_hashes, test.sources, test.references, drop=config.drop_overlap)
-        if not rows.any():
-            problem = f"no sentence of {test.name} is left without those trained on"
-            raise UserError(problem, cure="measure without --drop-overlap")
-        sources, references = ([side[row] for row in np.flatnonzero(rows)] for side in (test.sources, test.references))
+        config, folder, columns = self.config, self.config.save_translations, (test.sources, test.references)
+        rows, overlap = find_overlap(system.training_hashes, *columns, drop=config.drop_overlap, name=test.name)
+        sources, references = chosen(rows, *columns)
         read = system.translator.read(sources)
         found = system.translator.translate(read, test.languages[1], self.search, config.max_tokens)
         hypotheses = [several[0].text for several in found]
@@ -217,58 +193,41 @@ class TranslationQuality(Evaluation):
             Path(folder).mkdir(exist_ok=True)
             with write_aside(Path(folder) / f"{test.name}.{test.languages[1]}") as aside:
                 aside.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
-        return Result(
-            test=test,
-            bleu=bleu(hypotheses, references, config.tokenize),
-            chrf=chrf(hypotheses, references),
-            multi_bleu=multi_bleu(hypotheses, references, config.tokenize),
-            sentences=len(hypotheses),
-            zero_shot=test.languages[0] not in system.translator.text.source_languages,
-            cut=len(read.cut),
-            overlap=overlap,
-        )
+        scores = bleu(hypotheses, references, config.tokenize), chrf(hypotheses, references)
+        multi = multi_bleu(hypotheses, references, config.tokenize)
+        return {
+            "bleu": scores[0].value,
+            "chrf": scores[1].value,
+            "signatures": {score.name: score.signature for score in scores},
+            "multi_bleu": {**asdict(multi), "text": str(multi)},
+            "sentences": len(hypotheses),
+            "zero_shot": test.languages[0] not in system.translator.text.source_languages,
+            "cut": len(read.cut),
+            "overlap": overlap.as_dict(),
+        }, overlap
 
 
-def _text(results: Sequence[Result], means: Mapping[str, float], is_tokenized: bool) -> str:
+def _text(values: Mapping[str, dict[str, Any]], means: Mapping[str, float], target: str, is_tokenized: bool) -> str:
     """Return one line per source language, the mean and the signatures of the scores.
 
     Args:
         is_tokenized: Whether the text is already tokenised. If so, the lines that multi-bleu.perl would print are
             added.
     """
-    rows = [
-        [_shown(result), str(result.sentences), f"{result.bleu.value:.2f}", f"{result.chrf.value:.2f}"]
-        for result in results
-    ]
-    sentences = str(sum(result.sentences for result in results))
-    rows += [[], [f"mean of {len(results)}", sentences, f"{means['bleu']:.2f}", f"{means['chrf']:.2f}"]]
-    first = results[0]
-    target = first.test.languages[1]
+    rows = []
+    for language, own in values.items():
+        shown = f"{name(language)} ({language}){', zero-shot' if own['zero_shot'] else ''}"
+        rows.append([shown, str(own["sentences"]), f"{own['bleu']:.2f}", f"{own['chrf']:.2f}"])
+    sentences = str(sum(own["sentences"] for own in values.values()))
+    rows += [[], [f"mean of {len(values)}", sentences, f"{means['bleu']:.2f}", f"{means['chrf']:.2f}"]]
+    signatures = next(iter(values.values()))["signatures"]
     parts = [
         f"into {name(target)} ({target})",
-        table(["source", "sentences", first.bleu.name, first.chrf.name], rows),
-        *(f"{score.name}|{score.signature}" for score in (first.bleu, first.chrf)),
+        table(["source", "sentences", *signatures], rows),
+        *(f"{score}|{signature}" for score, signature in signatures.items()),
     ]
     if is_tokenized:
-        parts += [f"multi-bleu {result.test.name}: {result.multi_bleu}" for result in results]
-    if cut := [f"{result.cut} of {result.test.languages[0]}" for result in results if result.cut]:
+        parts += [f"multi-bleu {language}-{target}: {own['multi_bleu']['text']}" for language, own in values.items()]
+    if cut := [f"{own['cut']} of {language}" for language, own in values.items() if own["cut"]]:
         parts.append(f"longer than the model reads, and cut: {', '.join(cut)}")
     return "\n".join(parts)
-
-
-def _shown(result: Result) -> str:
-    language = result.test.languages[0]
-    return f"{name(language)} ({language}){', zero-shot' if result.zero_shot else ''}"
-
-
-def _values(result: Result) -> dict[str, Any]:
-    return {
-        "bleu": result.bleu.value,
-        "chrf": result.chrf.value,
-        "signatures": {score.name: score.signature for score in (result.bleu, result.chrf)},
-        "multi_bleu": {**asdict(result.multi_bleu), "text": str(result.multi_bleu)},
-        "sentences": result.sentences,
-        "zero_shot": result.zero_shot,
-        "cut": result.cut,
-        "overlap": result.overlap.as_dict(),
-    }

@@ -28,42 +28,15 @@ CLASSIFIERS: dict[str, type[Classifier]] = {"senteval": TorchClassifier, "sklear
 SUPERVISED = {"SICK-R": "SICK-R (supervised)"}
 """Names in results of sets that also have a zero-shot result (``xrep-eval sts``)."""
 _TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
-AVERAGES = {"average of 7": _TRANSFER, "average of 9": (*_TRANSFER, "SICK-E", "SICK-R")}
+AVERAGES = {"average of 7": _TRANSFER, "average of 9": (*_TRANSFER, "SICK-E", SUPERVISED["SICK-R"])}
 """Published averages: over the seven transfer tasks, and over these with SICK-E and SICK-R, as in "Universal Sentence
 Representation Learning with Conditional Masked Language Model" (table 1)."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Results on one set.
-
-    Attributes:
-        protocol: Description of the protocol.
-        by_seed: Seed -> measure -> value, see ``protocols``; the first measure is the one that is usually quoted.
-        sizes: Number of examples in each split.
-    """
-
-    protocol: str
-    by_seed: dict[int, dict[str, float]]
-    sizes: dict[str, int]
-    overlap: Overlap
-
-    @property
-    def measures(self) -> list[str]:
-        return list(next(iter(self.by_seed.values())))
-
-    def mean(self, measure: str) -> float:
-        """Return the mean of a measure over the seeds."""
-        return float(np.mean([values[measure] for values in self.by_seed.values()]))
-
-    def spread(self, measure: str) -> float | None:
-        """Return the sample standard deviation (n - 1) of a measure over the seeds; None for one seed."""
-        values = [values[measure] for values in self.by_seed.values()]
-        return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-
-Results = dict[str, Measured]
-"""Results by the name of the set."""
+Values = dict[str, dict[str, Any]]
+"""Values for JSON, by the name of the set: ``protocol``, ``examples`` (number in each split), ``overlap``, ``by_seed``
+(seed -> measure -> value), ``mean`` and ``spread`` (measure -> value; the spread is null for one seed). All values
+except ``mse`` are in percent."""
 
 
 class SentEval(Evaluation):
@@ -120,19 +93,20 @@ class SentEval(Evaluation):
         kept = [_without_overlap(encoder, data, self.config.drop_overlap) for data in self.sets]
         for data, _ in kept:
             _check_sizes(data, self.config.folds)
-        results: Results = {}
+        values: Values = {}
         features: tuple[list[Path], dict[str, np.ndarray]] = [], {}
         for data, overlap in progress(kept, "sets"):
             if data.files != features[0]:  # SICK-E and SICK-R have the same pairs, so they share features
                 features = data.files, encode(encoder, data, self.lang)
             if not isinstance(encoder, SentenceList):
                 examples = {name: Examples(features[1][name], split.targets) for name, split in data.splits.items()}
-                results[data.name] = self._measure(data, examples, overlap)
+                values[SUPERVISED.get(data.name, data.name)] = self._measure(data, examples, overlap)
+        quoted = headline(values)
         classifier = CLASSIFIERS[self.config.classifier]()
         return Figures(
-            text=text(results),
-            values=_values(results),
-            headline=headline(results),
+            text=text(values, {name: value for name, value in quoted.items() if name in AVERAGES}),
+            values=values,
+            headline=quoted,
             settings={
                 "classifier": classifier.name,
                 "grid": list(classifier.grid),
@@ -144,15 +118,24 @@ class SentEval(Evaluation):
             overlap=total(overlap for _, overlap in kept),
         )
 
-    def _measure(self, data: readers.DataSet, examples: dict[str, Examples], overlap: Overlap) -> Measured:
+    def _measure(self, data: readers.DataSet, examples: dict[str, Examples], overlap: Overlap) -> dict[str, Any]:
         classifier = CLASSIFIERS[self.config.classifier]()
         protocol, measure = _protocol(data, examples, classifier, self.config.folds)
-        by_seed: dict[int, dict[str, float]] = {}
+        by_seed: dict[str, dict[str, float]] = {}
         for seed in self.seeds:
             # With a fixed dev split, the exact minimum is the same for every seed, so it is computed once.
             fixed = "dev" in examples and classifier.name == "sklearn" and by_seed
-            by_seed[seed] = by_seed[self.seeds[0]] if fixed else measure(seed)
-        return Measured(protocol, by_seed, {name: len(split) for name, split in data.splits.items()}, overlap)
+            by_seed[str(seed)] = next(iter(by_seed.values())) if fixed else measure(seed)
+        columns = {name: [found[name] for found in by_seed.values()] for name in next(iter(by_seed.values()))}
+        several = len(by_seed) > 1
+        return {
+            "protocol": protocol,
+            "examples": {name: len(split) for name, split in data.splits.items()},
+            "overlap": overlap.as_dict(),
+            "by_seed": by_seed,
+            "mean": {name: float(np.mean(column)) for name, column in columns.items()},
+            "spread": {name: float(np.std(column, ddof=1)) if several else None for name, column in columns.items()},
+        }
 
 
 def _seeds(text: str) -> list[int]:
@@ -231,58 +214,37 @@ def _protocol(
     return f"{folds}-fold on train", lambda seed: protocols.folded(**examples, **options, seed=seed)
 
 
-def headline(results: Results) -> dict[str, float]:
+def headline(values: Values) -> dict[str, float]:
     """Return the figures by which the sets are usually quoted, and the averages of which every set was measured.
 
     The figures are means over seeds: accuracy in percent, or Pearson's correlation times 100 for SICK-R.
     """
-    quoted = {name: measured.mean(measured.measures[0]) for name, measured in results.items()}
+    quoted = {name: next(iter(own["mean"].values())) for name, own in values.items()}
     averages = {
         average: float(np.mean([quoted[name] for name in names]))
         for average, names in AVERAGES.items()
         if quoted.keys() >= set(names)
     }
-    return {**{SUPERVISED.get(name, name): value for name, value in quoted.items()}, **averages}
+    return quoted | averages
 
 
-def _values(results: Results) -> dict[str, Any]:
-    """Return the results for JSON.
-
-    Each set is mapped to ``protocol``, ``examples`` (number in each split), ``overlap``, ``by_seed`` (seed -> measure
-    -> value), ``mean`` and ``spread`` (measure -> value; the spread is null for one seed). All values except ``mse``
-    are in percent.
-    """
-    return {
-        SUPERVISED.get(name, name): {
-            "protocol": measured.protocol,
-            "examples": measured.sizes,
-            "overlap": measured.overlap.as_dict(),
-            "by_seed": {str(seed): found for seed, found in measured.by_seed.items()},
-            "mean": {measure: measured.mean(measure) for measure in measured.measures},
-            "spread": {measure: measured.spread(measure) for measure in measured.measures},
-        }
-        for name, measured in results.items()
-    }
-
-
-def text(results: Results) -> str:
+def text(values: Values, averages: dict[str, float]) -> str:
     """Return a table with one line per set and the averages."""
-    header = ["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"]
-    rows = [_row(name, measured) for name, measured in results.items()]
-    averages = [[name, "", "", "", f"{value:.2f}"] for name, value in headline(results).items() if name in AVERAGES]
-    return table(header, [*rows, *([[], *averages] if averages else [])])
-
-
-def _row(name: str, measured: Measured) -> list[str]:
-    quoted, *others = (measure for measure in measured.measures if measure != "dev")
-    spread = measured.spread(quoted)
-    return [
-        SUPERVISED.get(name, name),
-        measured.protocol,
-        str(measured.overlap.total - (measured.overlap.found or 0) * measured.overlap.dropped),
-        quoted,
-        f"{measured.mean(quoted):.2f}",
-        "" if spread is None else f"{spread:.2f}",
-        f"{measured.mean('dev'):.2f}",
-        " ".join(f"{measure} {measured.mean(measure):.2f}" for measure in others),
-    ]
+    rows = []
+    for name, own in values.items():
+        (quoted, mean), *others = ((measure, mean) for measure, mean in own["mean"].items() if measure != "dev")
+        spread, overlap = own["spread"][quoted], own["overlap"]
+        rows.append(
+            [
+                name,
+                own["protocol"],
+                str(overlap["total"] - (overlap["found"] or 0) * overlap["dropped"]),
+                quoted,
+                f"{mean:.2f}",
+                "" if spread is None else f"{spread:.2f}",
+                f"{own['mean']['dev']:.2f}",
+                " ".join(f"{measure} {value:.2f}" for measure, value in others),
+            ]
+        )
+    rows += [[], *([name, "", "", "", f"{value:.2f}"] for name, value in averages.items())] if averages else []
+    return table(["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"], rows)
