@@ -60,10 +60,10 @@ def test_scored_pairs_above_four_are_positive_and_all_sentences_count(scored: Pa
         "STS-B dev", ("en", "en"), [True, False, False, True, False],
     )  # fmt: skip
     encoder = ngram_encoder()
-    found = losses(encoder, pairs)
+    found, overlap = losses(encoder, pairs)
     vectors = [encoder.encode([row[side] for row in SCORED]) for side in (0, 1)]
-    assert (found.alignment, found.uniformity) == pytest.approx(_losses(*vectors, [0, 3]), rel=1e-5)
-    assert (found.positives, found.sentences, found.overlap) == (2, 10, Overlap(None, 5))
+    assert (found["alignment"], found["uniformity"]) == pytest.approx(_losses(*vectors, [0, 3]), rel=1e-5)
+    assert (found["positives"], found["sentences"], overlap) == (2, 10, Overlap(None, 5))
     assert _read(str(scored), positive_above=3.9).positive.sum() == 3
 
 
@@ -80,9 +80,9 @@ def test_of_parallel_text_the_first_pairs_are_true_and_the_others_get_another_se
     assert _read(data, pairs=20, true_pairs=5).first == pairs.first
     assert _read(data, pairs=20, true_pairs=5, seed=1).first != pairs.first
     encoder = ngram_encoder(known=["de", "en"])
-    found = losses(encoder, pairs)
+    found, overlap = losses(encoder, pairs)
     vectors = encoder.encode(pairs.first, "de"), encoder.encode(pairs.second, "en")
-    assert (found.alignment, found.uniformity) == pytest.approx(_losses(*vectors, list(range(5))), rel=1e-5)
+    assert (found["alignment"], found["uniformity"]) == pytest.approx(_losses(*vectors, list(range(5))), rel=1e-5)
 
 
 def test_every_following_sentence_is_as_likely_to_be_drawn(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_what_was_trained_on_is_counted_and_left_out(scored: Path, tmp_path: Pat
     np.save(hashes, np.unique(sentence_hashes(["THE plane takes off!", "A cat sleeps."])))
     encoder, pairs = ngram_encoder(training_hashes=hashes), _read(str(scored))
     assert measured(Alignment, encoder, data=str(scored)).overlap == Overlap(2, 5)
-    found = losses(encoder, pairs, drop_overlap=True)
-    assert (found.positives, found.sentences, found.overlap) == (1, 6, Overlap(2, 5, dropped=True))
+    found, overlap = losses(encoder, pairs, drop_overlap=True)
+    assert (found["positives"], found["sentences"], overlap) == (1, 6, Overlap(2, 5, dropped=True))
     np.save(hashes, np.unique(sentence_hashes([one for one, _, score in SCORED if score > 4])))
     with pytest.raises(UserError, match="no positive pair of STS-B dev is left; measure without --drop-overlap"):
         measured(Alignment, encoder, data=str(scored), drop_overlap=True)

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,24 +58,6 @@ class PairSet:
 
     def __len__(self) -> int:
         return len(self.first)
-
-    def only(self, rows: np.ndarray) -> PairSet:
-        """Return the pairs that the mask ``rows``, bool [N], selects."""
-        first, second = chosen(rows, self.first, self.second)
-        return replace(self, first=first, second=second, positive=self.positive[rows])
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Both losses of one encoder (lower is better); ``step`` is None unless the encoder is a checkpoint of a run."""
-
-    step: int | None
-    alignment: float
-    uniformity: float
-    positives: int
-    sentences: int
-    overlap: Overlap
-    fingerprint: str
 
 
 class Checkpoints:
@@ -153,18 +135,45 @@ class Alignment(Evaluation):
         return Checkpoints(path, self) if self.config.every_checkpoint else super().open(path)
 
     def measure(self, encoder: Encoder | Checkpoints) -> Figures:
-        opened = encoder if isinstance(encoder, Checkpoints) else [(None, encoder)]
-        results = [losses(each, self.pairs, step, self.config.drop_overlap) for step, each in opened]
-        name, last = self.pairs.name, results[-1]
-        steps, alignments, uniformities = zip(*((r.step, r.alignment, r.uniformity) for r in results), strict=True)
+        """Measure one encoder or, with ``--every-checkpoint``, each checkpoint of a run.
+
+        The values for JSON are ``pairs`` (name of the pair set), ``languages``, and the ``positives``, ``sentences``,
+        ``alignment`` and ``uniformity`` of the last encoder. A run also has ``checkpoints``, a list with ``step``,
+        ``alignment``, ``uniformity`` and ``fingerprint`` of each.
+        """
+        pairs, checkpoints, last, overlap = self.pairs, [], {}, None
+        for step, each in encoder if isinstance(encoder, Checkpoints) else [(None, encoder)]:
+            last, overlap = losses(each, pairs, self.config.drop_overlap)
+            figures = {loss: last[loss] for loss in ("alignment", "uniformity")}
+            checkpoints.append({"step": step, **figures, "fingerprint": each.fingerprint()})
+        is_run = isinstance(encoder, Checkpoints)
+        rows = [
+            [str(own["step"]) if is_run else pairs.name, f"{own['alignment']:.4f}", f"{own['uniformity']:.4f}"]
+            for own in checkpoints
+        ]
+        lines = [
+            f"{pairs.name}: alignment of {last['positives']} positive pairs, uniformity of {last['sentences']} "
+            "sentences; lower is better",
+            pairs.rule,
+            table(["step" if is_run else "pairs", "alignment", "uniformity"], rows),
+        ]
+        languages = [canonical(language) for language in pairs.languages]
+        steps, alignments, uniformities = (
+            [own[key] for own in checkpoints] for key in ("step", "alignment", "uniformity")
+        )
         return Figures(
-            text=_text(self.pairs, results),
-            values=_values(self.pairs, results),
-            headline={f"{name}, alignment": last.alignment, f"{name}, uniformity": last.uniformity},
-            settings={"positives": self.pairs.rule, "seed": self.config.seed},
-            files=self.pairs.files,
-            overlap=last.overlap,
-            plot=lambda path: plot_alignment(steps, alignments, uniformities, name, path),
+            text="\n".join(lines),
+            values={
+                "pairs": pairs.name,
+                "languages": languages,
+                **last,
+                **({"checkpoints": checkpoints} if is_run else {}),
+            },
+            headline={f"{pairs.name}, {loss}": last[loss] for loss in ("alignment", "uniformity")},
+            settings={"positives": pairs.rule, "seed": self.config.seed},
+            files=pairs.files,
+            overlap=overlap,
+            plot=lambda path: plot_alignment(steps, alignments, uniformities, pairs.name, path),
         )
 
 
@@ -227,12 +236,12 @@ def _draw(sentences: Iterable[str], count: int, generator: random.Random) -> tup
     return drawn, number
 
 
-def losses(encoder: Encoder, pairs: PairSet, step: int | None = None, drop_overlap: bool = False) -> Measured:
-    """Measure both losses of an encoder.
+def losses(encoder: Encoder, pairs: PairSet, drop_overlap: bool = False) -> tuple[dict[str, Any], Overlap]:
+    """Measure both losses of an encoder, optionally without the pairs that were in the training text.
 
-    Args:
-        step: Step of the encoder if it is a checkpoint of a run.
-        drop_overlap: Whether to leave out the pairs that were in the training text.
+    Returns:
+        ``alignment``, ``uniformity``, and the numbers ``positives`` and ``sentences`` that they were measured on; and
+        the overlap.
 
     Raises:
         UserError: The encoder refuses a language; or ``drop_overlap`` is set, but there are no training hashes or no
@@ -240,49 +249,15 @@ def losses(encoder: Encoder, pairs: PairSet, step: int | None = None, drop_overl
     """
     check_languages(encoder, dict(zip(pairs.languages, (pairs.first[0], pairs.second[0]), strict=True)))
     keep, overlap = find_overlap(encoder.training_hashes, pairs.first, pairs.second, drop=drop_overlap, name=pairs.name)
-    pairs = pairs.only(keep)
-    if not pairs.positive.any():
+    positive = pairs.positive[keep]
+    if not positive.any():
         raise UserError(f"no positive pair of {pairs.name} is left", cure="measure without --drop-overlap")
-    x, y = encoder.encode(pairs.first, pairs.languages[0]), encoder.encode(pairs.second, pairs.languages[1])
-    return Measured(
-        step,
-        alignment_loss(x[pairs.positive], y[pairs.positive]),
-        uniformity_loss(np.concatenate((x, y))),
-        int(pairs.positive.sum()),
-        2 * len(pairs),
-        overlap,
-        encoder.fingerprint(),
-    )
-
-
-def _text(pairs: PairSet, results: Sequence[Measured]) -> str:
-    last, is_run = results[-1], results[0].step is not None
-    rows = [
-        [str(result.step) if is_run else pairs.name, f"{result.alignment:.4f}", f"{result.uniformity:.4f}"]
-        for result in results
-    ]
-    sizes = f"alignment of {last.positives} positive pairs, uniformity of {last.sentences} sentences"
-    figures = table(["step" if is_run else "pairs", "alignment", "uniformity"], rows)
-    return f"{pairs.name}: {sizes}; lower is better\n{pairs.rule}\n{figures}"
-
-
-def _values(pairs: PairSet, results: Sequence[Measured]) -> dict[str, Any]:
-    """Return the values for JSON.
-
-    The keys are ``pairs`` (name of the pair set), ``languages``, ``positives``, ``sentences``, and ``alignment`` and
-    ``uniformity`` of the last encoder. A run also has ``checkpoints``, a list with ``step``, ``alignment``,
-    ``uniformity`` and ``fingerprint`` of each.
-    """
-    last = results[-1]
+    first, second = chosen(keep, pairs.first, pairs.second)
+    x, y = encoder.encode(first, pairs.languages[0]), encoder.encode(second, pairs.languages[1])
     found = {
-        "pairs": pairs.name,
-        "languages": [canonical(language) for language in pairs.languages],
-        "positives": last.positives,
-        "sentences": last.sentences,
-        "alignment": last.alignment,
-        "uniformity": last.uniformity,
+        "positives": int(positive.sum()),
+        "sentences": 2 * len(positive),
+        "alignment": alignment_loss(x[positive], y[positive]),
+        "uniformity": uniformity_loss(np.concatenate((x, y))),
     }
-    if last.step is None:
-        return found
-    names = ("step", "alignment", "uniformity", "fingerprint")
-    return found | {"checkpoints": [{name: getattr(result, name) for name in names} for result in results]}
+    return found, overlap

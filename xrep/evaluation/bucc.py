@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption
 from xrep.evaluation.figures import Figures, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import folders_with
-from xrep.metrics.mining import MiningScores, best_threshold, mining_scores
+from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.retrieval.candidates import Candidates, choose
 from xrep.retrieval.margins import check_neighbours
 from xrep.retrieval.neighbours import neighbours
@@ -57,21 +57,6 @@ class Split:
     target: Side
     gold: np.ndarray
     files: tuple[Path, Path, Path]
-
-
-@dataclass(frozen=True)
-class Result:
-    """Scores on ``split``.
-
-    ``tuned_on`` is the origin of the threshold: the name of a split, ``given``, or ``oracle``. An oracle result should
-    not be quoted for a system.
-    """
-
-    pair: str
-    split: str
-    scores: MiningScores
-    threshold: float
-    tuned_on: str
 
 
 class Bucc(Evaluation):
@@ -134,37 +119,27 @@ class Bucc(Evaluation):
     def measure(self, encoder: Encoder) -> Figures:
         config = self.config
         kept = [leave_out_overlap(test, encoder.training_hashes, config.drop_overlap) for test in self.tests]
-        results = [measure(encoder, test, tuning, config) for (test, _), tuning in zip(kept, self.tunings, strict=True)]
-        mean = sum(result.scores.f1 for result in results) / len(results)
+        values = {
+            test.pair: measure(encoder, test, tuning, config)
+            for (test, _), tuning in zip(kept, self.tunings, strict=True)
+        }
+        mean = float(np.mean([own["f1"] for own in values.values()]))
         label = f"mean F1{' (oracle)' if config.oracle else ''}"
+        rows = []
+        for pair, own in values.items():
+            figures = [f"{own[score]:.2f}" for score in ("precision", "recall", "f1")]
+            counts = [str(own["extracted"]), str(own["gold"]), f"{own['threshold']:.4f}", own["threshold_from"]]
+            rows.append([pair, own["split"], *figures, *counts])
+        header = ["languages", "split", "precision", "recall", "F1", "extracted", "gold", "threshold", "found on"]
         settings = ("margin", "neighbours", "retrieval", "one_to_one", "threshold", "oracle")
         return Figures(
-            text=f"{_table(results)}\n{label}: {mean:.2f}",
-            values={
-                result.pair: {
-                    "split": result.split,
-                    **vars(result.scores),
-                    "threshold": result.threshold,
-                    "threshold_from": result.tuned_on,
-                }
-                for result in results
-            },
+            text=f"{table(header, rows)}\n{label}: {mean:.2f}",
+            values=values,
             headline={label: mean},
             settings={name: getattr(config, name) for name in settings},
             files=[file for split in (*self.tests, *filter(None, self.tunings)) for file in split.files],
             overlap=total(overlap for _, overlap in kept),
         )
-
-
-def _table(results: Sequence[Result]) -> str:
-    rows = []
-    for result in results:
-        scores = result.scores
-        figures = [f"{figure:.2f}" for figure in (scores.precision, scores.recall, scores.f1)]
-        counts = [str(scores.extracted), str(scores.gold), f"{result.threshold:.4f}", result.tuned_on]
-        rows.append([result.pair, result.split, *figures, *counts])
-    header = ["languages", "split", "precision", "recall", "F1", "extracted", "gold", "threshold", "found on"]
-    return table(header, rows)
 
 
 def available(folder: str | Path) -> dict[str, dict[str, Path]]:
@@ -261,11 +236,7 @@ def _read_side(file: Path, language: str) -> Side:
 
 
 def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
-    """Yield the number and the two columns of each line that is not blank.
-
-    Raises:
-        UserError: A line does not have two columns, or all lines are blank.
-    """
+    """Yield the number and the two columns of each line that is not blank."""
     count = 0
     for number, line in read_lines(file):
         if not line.strip():
@@ -328,25 +299,29 @@ def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidate
     return pairs, np.array(correct, dtype=bool)
 
 
-def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Bucc.Config) -> Result:
+def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Bucc.Config) -> dict[str, Any]:
     """Measure precision, recall and F1 of one split.
 
     The threshold is the one that is given, or the best one of the measured split (oracle), or the best one of
-    ``tuning``.
+    ``tuning``. An oracle result should not be quoted for a system.
+
+    Returns:
+        ``split``, the fields of ``MiningScores``, ``threshold``, and its origin ``threshold_from``: the name of a
+        split, ``given``, or ``oracle``.
 
     Raises:
         UserError: See ``mine``; or the split on which the threshold is tuned has no candidates.
     """
     pairs, correct = mine(encoder, measured, config)
-    threshold, tuned_on = config.threshold, "given"
+    threshold, origin = config.threshold, "given"
     if threshold is None:
         split = measured if config.oracle else tuning
         assert split is not None
-        found = (pairs, correct) if config.oracle else mine(encoder, split, config)
-        if not len(found[0]):
+        candidates, is_gold = (pairs, correct) if config.oracle else mine(encoder, split, config)
+        if not len(candidates):
             raise UserError(f"{split.pair}: no candidates in {split.name}", cure="use another margin or --retrieval")
-        threshold, _ = best_threshold(found[0].score, found[1], len(split.gold))
-        tuned_on = "oracle" if config.oracle else split.name
+        threshold, _ = best_threshold(candidates.score, is_gold, len(split.gold))
+        origin = "oracle" if config.oracle else split.name
     taken = pairs.score.astype(np.float64) >= threshold
     scores = mining_scores(int(correct[taken].sum()), int(taken.sum()), len(measured.gold))
-    return Result(measured.pair, measured.name, scores, threshold, tuned_on)
+    return {"split": measured.name, **vars(scores), "threshold": threshold, "threshold_from": origin}

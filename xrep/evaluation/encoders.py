@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -98,6 +100,14 @@ def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
             f"the encoder cannot encode {' '.join(refused)} ({reason})",
             cure=f"give --langs {','.join(known)}" if known and "en" not in refused else "name another encoder",
         )
+
+
+def encode_columns(encoder: Encodes, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:
+    """Encode several columns of sentences, each different sentence once; return unnormalised vectors, float32 [N, D]
+    each."""
+    places = {sentence: place for place, sentence in enumerate(dict.fromkeys(chain.from_iterable(columns)))}
+    vectors = encoder.encode(list(places), lang, normalize=False, show_progress=sys.stderr.isatty())
+    return [vectors[[places[sentence] for sentence in column]] for column in columns]
 
 
 class Loaded:

@@ -16,7 +16,7 @@ import torch
 
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, Loaded, check_languages
+from xrep.evaluation.encoders import Encoder, Loaded, check_languages, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
 from xrep.evaluation.figures import Figures, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
@@ -224,16 +224,9 @@ def accuracies(encoder: Encoder, classifier: Nli, tests: Sequence[NliTest], drop
 def classify(encoder: Encoder, classifier: Nli, test: NliTest) -> np.ndarray:
     """Return the predicted class of each pair, int64 [N]."""
     sides = zip((test.premises, test.hypotheses), test.languages, strict=True)
-    premises, hypotheses = (_vectors(encoder, sentences, language) for sentences, language in sides)
+    premises, hypotheses = (torch.from_numpy(encode_columns(encoder, [side], language)[0]) for side, language in sides)
     chunks = zip(premises.split(CHUNK), hypotheses.split(CHUNK), strict=True)
     return torch.cat([classifier.predict(*chunk) for chunk in chunks]).numpy()
-
-
-def _vectors(encoder: Encoder, sentences: list[str], language: str) -> torch.Tensor:
-    """Return unnormalised vectors [N, D]. Premises occur three times each, so equal sentences are encoded only once."""
-    places = {sentence: place for place, sentence in enumerate(dict.fromkeys(sentences))}
-    vectors = encoder.encode(list(places), language, normalize=False)
-    return torch.from_numpy(vectors[[places[sentence] for sentence in sentences]])
 
 
 def _shown(test: NliTest) -> str:

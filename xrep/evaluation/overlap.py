@@ -109,7 +109,7 @@ def find_overlap(
     return ~known, overlap
 
 
-def chosen(rows: np.ndarray, *columns: Sequence[str]) -> Iterator[list[str]]:
+def chosen(rows: np.ndarray, *columns: list[str]) -> Iterator[list[str]]:
     """Yield, for each column, the rows that the mask ``rows``, bool [N], selects."""
     for column in columns:
-        yield [column[place] for place in np.flatnonzero(rows).tolist()]
+        yield [sentence for sentence, is_chosen in zip(column, rows, strict=True) if is_chosen]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, Encodes, check_languages
+from xrep.evaluation.encoders import Encoder, Encodes, check_languages, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
 from xrep.evaluation.figures import Figures, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
@@ -132,17 +132,12 @@ def measure(encoder: Encodes, test: TestSet) -> dict[str, dict[str, Measured]]:
     Raises:
         UserError: All similarities of a subset are equal.
     """
-    sentences = [sentence for subset in test.subsets for sentence in subset.first + subset.second]
-    places = {sentence: place for place, sentence in enumerate(dict.fromkeys(sentences))}
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
-    vectors = encoder.encode(list(places), test.language, normalize=False).astype(np.float64)
-    sides = [
-        [vectors[[places[sentence] for sentence in side]] for side in (subset.first, subset.second)]
-        for subset in test.subsets
-    ]
+    columns = [column for subset in test.subsets for column in (subset.first, subset.second)]
+    vectors = [column.astype(np.float64) for column in encode_columns(encoder, columns, test.language)]
     measured: dict[str, dict[str, Measured]] = {}
     for similarity, function in SIMILARITIES.items():
-        scores = [function(first, second) for first, second in sides]
+        scores = [function(first, second) for first, second in zip(vectors[::2], vectors[1::2], strict=True)]
         measured[similarity] = {
             name: average(test.name, test.subsets, scores, correlation) for name, correlation in CORRELATIONS.items()
         }

@@ -155,12 +155,7 @@ class TranslationQuality(Evaluation):
         )
 
     def _read_tests(self, target: str) -> list[TranslationTest]:
-        """Read one test per source language, in the order in which the languages are named.
-
-        Raises:
-            UserError: The target language has no file or is among the source languages, or the files have different
-                numbers of lines.
-        """
+        """Read one test per source language, in the order in which the languages are named."""
         wanted = self.languages
         if self.config.langs == "all":
             wanted = [language for language in wanted if language != target]

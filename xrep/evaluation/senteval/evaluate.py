@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, SentenceList
+from xrep.evaluation.encoders import Encoder, SentenceList, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
 from xrep.evaluation.figures import Figures, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
@@ -165,16 +164,11 @@ def select(sets: str, data: str | Path, lang: str) -> list[readers.DataSet]:
 
 
 def encode(encoder: Encoder, data: readers.DataSet, lang: str) -> dict[str, np.ndarray]:
-    """Compute the features of each split, float32: unnormalised vectors [N, D], or [|u - v|, u * v] for pairs, [N, 2D].
-
-    Each sentence is encoded once.
-    """
-    sentences = sorted({sentence for split in data.splits.values() for side in split.sides for sentence in side})
-    vectors = encoder.encode(sentences, lang, normalize=False, show_progress=sys.stderr.isatty())
-    rows = {sentence: row for row, sentence in enumerate(sentences)}
+    """Return the features of each split: unnormalised vectors, float32 [N, D]; of pairs [|u - v|, u * v], [N, 2D]."""
+    columns = iter(encode_columns(encoder, [side for split in data.splits.values() for side in split.sides], lang))
     features = {}
     for name, split in data.splits.items():
-        u, *v = (vectors[[rows[sentence] for sentence in side]] for side in split.sides)
+        u, *v = (next(columns) for _ in split.sides)
         features[name] = np.concatenate([np.abs(u - v[0]), u * v[0]], axis=1) if v else u
     return features
 
