@@ -15,6 +15,7 @@ from tests.corpus import sentence_pairs, write_corpus
 from tests.encoders import write_encoder
 from tests.fixtures import spanish_pairs
 from xrep import SentenceEncoder
+from xrep.evaluation.translation import TranslationQuality
 from xrep.inference.generation import SearchOptions, Translator
 from xrep.metrics.translation import multi_bleu
 from xrep.models.directory import open_checkpoint
@@ -97,6 +98,13 @@ def test_scores_of_each_language(data: Path, run: Path, tmp_path: Path, capsys: 
     assert "German (de)" in printed and "Spanish (es), zero-shot" in printed and "mean of 2" in printed
     assert "overlap: 20 of 80 test examples" in printed and "into English (en)" in printed
     assert "multi-bleu" not in printed and "cut" not in printed
+
+
+def test_the_defaults_of_the_search_are_those_of_generation() -> None:
+    config, search = TranslationQuality.Config(data=""), SearchOptions()
+    given = config.beam, config.lenpen, config.lenpen_form, config.max_length_a, config.max_length_b
+    expected = search.beam, search.length_penalty, search.length_penalty_form, search.max_length_a, search.max_length_b
+    assert given == expected
 
 
 def test_tokenised_text_is_scored_as_moses_does(data: Path, run: Path, capsys: pytest.CaptureFixture) -> None:

@@ -90,7 +90,7 @@ class NliAccuracy(Evaluation):
         split: Literal["test", "dev"] = "test"
         """Split to measure on."""
         language: str = "en"
-        """Language of the files that do not tell theirs."""
+        """Language of the files whose names and rows do not say it."""
         part: str | None = None
         """Of a run with several classifiers, the part whose classifier is measured."""
 

@@ -8,7 +8,7 @@ set without subsets the three are equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -45,15 +45,6 @@ class Measured:
     mean: float
     wmean: float
     subsets: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result of one test; the correlations are in ``measured[similarity][correlation]``."""
-
-    test: TestSet
-    measured: dict[str, dict[str, Measured]]
-    overlap: Overlap
 
 
 class Sts(Evaluation):
@@ -94,20 +85,31 @@ class Sts(Evaluation):
 
     def measure(self, encoder: Encoder) -> Figures:
         check_languages(encoder, {test.language: test.subsets[0].first[0] for test in self.tests})
-        results = []
-        for test in progress(self.tests, "tests"):
-            test, overlap = _without_overlap(test, encoder, self.config.drop_overlap)
-            results.append(Result(test, measure(encoder, test), overlap))
+        values, overlaps, kept = {}, [], []
+        for whole in progress(self.tests, "tests"):
+            test, overlap = _without_overlap(whole, encoder, self.config.drop_overlap)
+            found = measure(encoder, test)
+            values[test.name] = {
+                "split": test.split,
+                "language": test.language,
+                "pairs": len(test),
+                "overlap": overlap.as_dict(),
+                **{
+                    similarity: {name: asdict(measured) for name, measured in by_correlation.items()}
+                    for similarity, by_correlation in found.items()
+                },
+            }
+            overlaps.append(overlap)
+            kept.append(test)
         return Figures(
-            text=_text(results),
-            values=_values(results),
+            text=_text(kept, values),
+            values=values,
             headline={
-                f"{result.test.name} {result.test.split}, Spearman all": result.measured["cosine"]["spearman"].all
-                for result in results
+                f"{name} {own['split']}, Spearman all": own["cosine"]["spearman"]["all"] for name, own in values.items()
             },
             settings={"split": self.config.split, "languages": self.config.langs},
             files=[file for test in self.tests for file in test.files],
-            overlap=total(result.overlap for result in results),
+            overlap=total(overlaps),
         )
 
 
@@ -167,21 +169,19 @@ def average(
     return Measured(100 * correlation(*together), float(np.mean(values)), float(weighted), found)
 
 
-def _text(results: Sequence[Result]) -> str:
+def _text(tests: Sequence[TestSet], values: Mapping[str, Mapping[str, Any]]) -> str:
     """Return tables of correlations times 100: of the cosine by subset and average, and of all similarities."""
-    header = ["test", "split", "pairs", *(f"{name} {a}" for name in CORRELATIONS for a in AVERAGES)]
-    rows = []
-    for result in results:
-        test, found = result.test, result.measured["cosine"]
-        numbers = [f"{getattr(found[name], a):.2f}" for name in CORRELATIONS for a in AVERAGES]
+    rows, others = [], []
+    for test in tests:
+        own = values[test.name]
+        found = [own["cosine"][name] for name in CORRELATIONS]
+        numbers = [f"{by_average[a]:.2f}" for by_average in found for a in AVERAGES]
         rows.append([test.name, test.split, str(len(test)), *numbers])
         for subset in test.subsets if len(test.subsets) > 1 else []:
-            one = [f"{found[name].subsets[subset.name]:.2f}" for name in CORRELATIONS]
-            rows.append([f"  {subset.name}", "", str(len(subset)), one[0], "", "", one[1]])
-    others = [
-        [result.test.name, *(f"{result.measured[s][name].all:.2f}" for name in CORRELATIONS for s in SIMILARITIES)]
-        for result in results
-    ]
+            spearman_of, pearson_of = (f"{by_average['subsets'][subset.name]:.2f}" for by_average in found)
+            rows.append([f"  {subset.name}", "", str(len(subset)), spearman_of, "", "", pearson_of])
+        others.append([test.name, *(f"{own[s][name]['all']:.2f}" for name in CORRELATIONS for s in SIMILARITIES)])
+    header = ["test", "split", "pairs", *(f"{name} {a}" for name in CORRELATIONS for a in AVERAGES)]
     names = [f"{name} {similarity}" for name in CORRELATIONS for similarity in SIMILARITIES]
     return "\n".join(
         [
@@ -193,24 +193,3 @@ def _text(results: Sequence[Result]) -> str:
             table(["test", *names], others),
         ]
     )
-
-
-def _values(results: Sequence[Result]) -> dict[str, Any]:
-    """Return the values for JSON, with correlations times 100.
-
-    Each test is mapped to ``split``, ``language``, ``pairs``, ``overlap``, and similarity -> correlation -> ``all``,
-    ``mean``, ``wmean``, ``subsets``.
-    """
-    return {
-        result.test.name: {
-            "split": result.test.split,
-            "language": result.test.language,
-            "pairs": len(result.test),
-            "overlap": result.overlap.as_dict(),
-            **{
-                similarity: {name: asdict(measured) for name, measured in by_correlation.items()}
-                for similarity, by_correlation in result.measured.items()
-            },
-        }
-        for result in results
-    }
