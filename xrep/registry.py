@@ -240,4 +240,23 @@ VALIDATORS = Registry(
         "translation": "xrep.validation.translation:TranslationValidator",
     },
 )
-REGISTRIES = {r.kind: r for r in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS)}
+EVALUATIONS = Registry(
+    "evaluation",
+    {
+        "alignment": "xrep.evaluation.alignment:Alignment",
+        "all": "xrep.evaluation.all:All",
+        "bucc": "xrep.evaluation.bucc:Bucc",
+        "language-bias": "xrep.evaluation.language_bias:LanguageBias",
+        "neighbours": "xrep.evaluation.nearest:Neighbours",
+        "nli": "xrep.evaluation.nli:NliAccuracy",
+        "scatter": "xrep.evaluation.scatter:Scatter",
+        "senteval": "xrep.evaluation.senteval.evaluate:SentEval",
+        "sts": "xrep.evaluation.sts:Sts",
+        "tatoeba": "xrep.evaluation.tatoeba:Tatoeba",
+        "translation": "xrep.evaluation.translation:TranslationQuality",
+    },
+)
+REGISTRIES = {
+    registry.kind: registry
+    for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS)
+}

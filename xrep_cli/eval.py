@@ -3,84 +3,157 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import ast
+import dataclasses
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from typing import Any
 
+from xrep.config import FieldSpec, read_fields
 from xrep.errors import UserError
-from xrep.files import write_aside
+from xrep.files import check_output, write_aside
+from xrep.registry import EVALUATIONS, class_node, import_plugin, load_target
 from xrep_cli.common import HelpFormatter, console_script
-from xrep_cli.evaluations import common
 
-EVALUATIONS = {
-    "tatoeba": "find translations among up to 1000 sentences, 112 languages",
-    "bucc": "mine parallel sentences from two monolingual texts, with a gold list",
-    "sts": "semantic textual similarity: STS12-16, STS-B, SICK-R, multilingual STS-B",
-    "senteval": "classify sentences by their vectors: MR CR SUBJ MPQA SST TREC MRPC SICK",
-    "nli": "natural language inference by the classifier of a run: XNLI, SNLI, MNLI, CNSD",
-    "translation": "translate a test set from each of its languages: BLEU and chrF",
-    "alignment": "alignment and uniformity, of one encoder or along a run",
-    "language-bias": "share of each language among nearest neighbours in a mixed pool",
-    "neighbours": "the nearest sentences of a query",
-    "scatter": "a picture of parallel sentences or of their tokens",
-    "all": "every test that finds its data in a folder: one table, one JSON",
-}
-"""Name -> summary; the module of that name in ``xrep_cli.evaluations`` is imported when chosen."""
+DESCRIPTION = """\
+Measure a sentence encoder, or a translation model, on published test sets.
 
+  xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr
+  xrep-eval translation --path nmt/best --data 'multi30k/test.{lang}' --langs de,fr --target-lang en
+  xrep-eval all --path run1/best --data data/ --json results.json
+  xrep-eval sts --help
 
-def load(name: str) -> ModuleType:
-    """The module of an evaluation, see ``xrep_cli.evaluations``."""
-    return importlib.import_module(f"xrep_cli.evaluations.{name.replace('-', '_')}")
+The encoder is a checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any other system:
+--list-sentences writes the sentences of a test; their vectors then are in a folder, as vectors.npy [N, D] beside that
+list, sentences.tsv."""
+PATH = (
+    "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
+    "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows."
+)
+TYPES = {"int": int, "float": float}
 
 
-def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """Every evaluation has a summary in it, the chosen one its options."""
-    parser = argparse.ArgumentParser(
-        prog="xrep-eval",
-        description="Measure a sentence encoder, or a translation model, on published test sets.\n\n"
-        "  xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr\n"
-        "  xrep-eval translation --path nmt/best --data 'multi30k/test.{lang}' --langs de,fr --target-lang en\n"
-        "  xrep-eval all --path run1/best --data data/ --json results.json\n"
-        "  xrep-eval sts --help\n\n"
-        "The encoder is a checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any\n"
-        "other system: --list-sentences writes the sentences of a test; their vectors then lie in a folder, as\n"
-        "vectors.npy [N, D] beside that list, sentences.tsv.",
-        formatter_class=HelpFormatter,
-    )
+def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser that has the summary of every registered evaluation, and the options of the chosen one."""
+    parser = argparse.ArgumentParser(prog="xrep-eval", description=DESCRIPTION, formatter_class=HelpFormatter)
+    _add_plugin(parser)
     commands = parser.add_subparsers(dest="evaluation", required=True, metavar="TEST")
-    for name, summary in EVALUATIONS.items():
-        module = load(name) if name == chosen else None
-        description = module.DESCRIPTION if module else None
+    for name in EVALUATIONS.names():
+        description = _description(name).replace("%", "%%")
+        summary = description.split("\n")[0].rstrip(".")
         command = commands.add_parser(name, help=summary, description=description, formatter_class=HelpFormatter)
-        if module:
-            module.add_options(command)
+        if name == chosen:
+            command.add_argument("--path", metavar="MODEL", help=PATH)
+            specs = read_fields("", EVALUATIONS.target(name))
+            for spec in sorted(specs, key=lambda spec: spec.default is not dataclasses.MISSING):
+                _add_option(command, spec)
+            command.add_argument(
+                "--json", metavar="FILE", help="Write the results as JSON; - prints JSON alone on stdout."
+            )
+            _add_plugin(command)
     return parser
+
+
+def _add_plugin(parser: argparse.ArgumentParser) -> None:
+    help_text = "Import a module that registers evaluations or has the model; repeatable."
+    parser.add_argument("--plugin", metavar="MODULE", action="append", default=[], help=help_text)
+
+
+def _description(name: str) -> str:
+    """Return the docstring of an evaluation, read without importing its module if the source text has it."""
+    target = EVALUATIONS.target(name)
+    try:
+        node = class_node(*target.split(":", 1))
+        return (ast.get_docstring(node) if node is not None else load_target(target).__doc__) or ""
+    except UserError as error:  # a broken plugin must not hide the other evaluations
+        return f"({error})"
+
+
+def _add_option(parser: argparse.ArgumentParser, spec: FieldSpec) -> None:
+    kind, name = spec.annotation.replace(" | None", ""), spec.name.rpartition("_")[2].upper()
+    options: dict[str, Any] = {"help": spec.help.replace("%", "%%")}
+    if spec.default is dataclasses.MISSING:
+        options["required"] = True
+    else:
+        options["default"] = spec.default
+    if kind == "bool":
+        options["action"] = "store_true"
+    elif kind.startswith("Literal["):
+        options["choices"] = ast.literal_eval(f"({kind.removeprefix('Literal[')[:-1]},)")
+    elif kind == "list[str]":
+        options |= {"action": "extend", "nargs": "+", "metavar": name}
+    else:
+        options |= {"type": TYPES.get(kind, str), "metavar": {"int": "N", "float": "X"}.get(kind, name)}
+    parser.add_argument(f"--{spec.name.replace('_', '-')}", **options)
 
 
 @console_script
 def main(argv: Sequence[str]) -> None:
-    options = build_parser(argv[0] if argv and argv[0] in EVALUATIONS else None).parse_args(argv)
-    common.check_options(options)
-    encoders = common.Encoders(options)
-    report = load(options.evaluation).run(options, encoders)
-    if encoders.listed is not None:
-        encoders.listed.write(options.list_sentences)
-        print(f"{len(encoders.listed)} sentences: {options.list_sentences}")
+    plugins = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_plugin(plugins)
+    given, others = plugins.parse_known_args(argv)
+    for plugin in given.plugin:
+        import_plugin(plugin)
+    chosen = others[0] if others and others[0] in EVALUATIONS.names() else None
+    options = vars(build_parser(chosen).parse_args(others))
+    name, path, json_file, _ = (options.pop(key) for key in ("evaluation", "path", "json", "plugin"))
+    _check(json_file, options)
+    evaluation = EVALUATIONS.load(name)
+    _measure(name, evaluation(evaluation.Config(**options)), path, json_file, options)
+
+
+def _check(json_file: str | None, options: dict[str, Any]) -> None:
+    """Check before the work that its results can be written.
+
+    Raises:
+        UserError: They cannot be written, a number is out of range, or matplotlib is missing.
+    """
+    if options.get("batch_tokens", 1) < 1:
+        raise UserError(f"--batch-tokens {options['batch_tokens']}", cure="give at least 1")
+    outputs = {"json": json_file, "plot": options.get("plot")}
+    for output, file in outputs.items():
+        if file is not None and options.get("list_sentences") is not None:
+            problem = f"--{output} with --list-sentences, which measures nothing"
+            raise UserError(problem, cure=f"leave --{output} out")
+    for file in (*outputs.values(), options.get("list_sentences")):
+        if file not in (None, "-"):
+            check_output(file)
+    if options.get("cache") is not None:
+        check_output(options["cache"], folder=True)
+    if options.get("plot") is not None:
+        from xrep.evaluation.plots import check_matplotlib
+
+        check_matplotlib()
+
+
+def _measure(name: str, evaluation: Any, path: str | None, json_file: str | None, options: dict[str, Any]) -> None:
+    from xrep.evaluation.encoders import SentenceList
+
+    evaluation.read()
+    if list_file := options.get("list_sentences"):
+        sentences = SentenceList()
+        figures = evaluation.measure(sentences)
+        sentences.write(list_file)
+        print(f"{len(sentences)} sentences: {list_file}")
     else:
-        _publish(report, options.json)
-    if report.failed:
-        problem = f"{', '.join(report.failed)} could not be measured"
-        raise UserError(problem, cure="; ".join(report.failed.values()))
+        if path is None:
+            raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
+        model = evaluation.open(path)
+        figures = evaluation.measure(model)
+        notes = figures.plot(options["plot"]) if options.get("plot") else ()
+        _publish("\n".join([figures.printed(), *(notes or ())]), figures.record(name, model), json_file)
+    if figures.failed:
+        problem = f"{', '.join(figures.failed)} could not be measured"
+        raise UserError(problem, cure="; ".join(figures.failed.values()))
 
 
-def _publish(report: common.Report, file: str | None) -> None:
-    from xrep.evaluation.result import to_json
+def _publish(text: str, record: dict[str, Any], json_file: str | None) -> None:
+    from xrep.evaluation.figures import to_json
 
-    values = to_json(report.result)
-    print(values if file == "-" else report.text + "\n", end="")
-    if file not in (None, "-"):
-        with write_aside(file) as temporary:
+    values = to_json(record)
+    print(values if json_file == "-" else f"{text}\n", end="")
+    if json_file not in (None, "-"):
+        with write_aside(json_file) as temporary:
             temporary.write_text(values, encoding="utf-8")
 
 

@@ -13,10 +13,13 @@ import pytest
 
 from tests.encoders import write_encoder
 from xrep.evaluation import tatoeba
+from xrep.evaluation.all import find_tests
 from xrep.evaluation.encoders import open_encoder
+from xrep.evaluation.tatoeba import Tatoeba
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.registry import EVALUATIONS
 from xrep.text.cleaning import sentence_hashes
-from xrep_cli.eval import EVALUATIONS, build_parser, load, main
+from xrep_cli.eval import build_parser, main
 
 GERMAN = """\
 Maria wohnt seit 1998 in Berlin.
@@ -115,10 +118,11 @@ def test_margin_and_components_reach_the_measurement(
     options = ["--margin", "ratio", "--neighbours", "3", "--remove-components", "2", "--langs", "de", "--json", "-"]
     assert _eval("--path", shared, "--data", data, *options, "--save-embeddings", tmp_path / "vectors") == 0
     values = json.loads(capsys.readouterr().out)
-    scoring = tatoeba.Scoring("ratio", 3, 2)
-    expected = tatoeba.measure(open_encoder(shared), [tatoeba.read_pool(data, "deu")], scoring)["de"]
+    config = Tatoeba.Config(data=str(data), langs="de", margin="ratio", neighbours=3, remove_components=2)
+    expected = tatoeba.accuracies(open_encoder(shared), [tatoeba.read_pool(data, "deu")], config)["de"]
     assert values["values"]["languages"]["de"]["xx-en"] == expected.forward
-    assert values["settings"] == {"languages": ["de"], **scoring.as_dict()}
+    scoring = {"protocol": tatoeba.PROTOCOL, "margin": "ratio", "neighbours": 3, "remove_components": 2}
+    assert values["settings"] == {"languages": ["de"], **scoring}
     saved = np.load(tmp_path / "vectors" / "deu.deu.npy").astype(np.float64)
     assert np.linalg.matrix_rank(saved, tol=1e-4) == 6 - 2  # of 6 sentences
     assert _eval("--path", shared, "--data", data, "--margin", "ratio", "--neighbours", "7") == 2
@@ -181,10 +185,10 @@ def test_sts_prints_and_writes(shared: Path, tmp_path: Path, capsys: pytest.Capt
 
 @pytest.fixture
 def two_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``all`` knows tatoeba and sts alone: text for the others would not be as short."""
-    known = load("all")._DATA
-    assert set(known) < set(EVALUATIONS)
-    monkeypatch.setattr(load("all"), "_DATA", {name: known[name] for name in ("tatoeba", "sts")})
+    """``all`` finds the data of sts and tatoeba alone: text for the others would not be as short."""
+    for name in EVALUATIONS.names():
+        if name not in ("sts", "tatoeba"):
+            monkeypatch.setattr(EVALUATIONS.load(name), "find", lambda folder: {})
 
 
 @pytest.mark.usefixtures("two_tests")
@@ -200,7 +204,7 @@ def test_all_measures_what_it_finds_and_names_what_fails(
     printed = capsys.readouterr()
     values = json.loads(output.read_text(encoding="utf-8"))
     results = values["values"]["results"]
-    assert printed.err.splitlines() == ["1 of 2: tatoeba", "2 of 2: sts"]
+    assert printed.err.splitlines() == ["1 of 2: sts", "2 of 2: tatoeba"]
     assert set(results) == {"tatoeba", "sts"} and not values["values"]["failed"]
     for name, folder in (("tatoeba", root / "a" / "tatoeba"), ("sts", root)):
         alone = ["--path", str(shared), "--data", str(folder), "--drop-overlap", "--json", "-"]
@@ -225,7 +229,7 @@ def test_a_bug_in_one_test_costs_only_that_test(
 ) -> None:
     shutil.copytree(data, tmp_path / "tatoeba")
     _write_sts(tmp_path / "STSBenchmark")
-    monkeypatch.setattr("xrep.evaluation.sts.evaluate", lambda *a, **b: {}["a bug"])
+    monkeypatch.setattr("xrep.evaluation.sts.measure", lambda *a, **b: {}["a bug"])
     assert main(["all", "--path", str(shared), "--data", str(tmp_path)]) == 2
     printed = capsys.readouterr()
     assert "mean of 2" in printed.out and "sts: not measured: KeyError: 'a bug'" in printed.out
@@ -242,18 +246,18 @@ def test_all_knows_the_published_files_by_their_names(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
 
-    def at(place: str) -> list[str]:
-        return ["--data", str(tmp_path / place)]
-
-    assert [(test.label, test.options) for test in load("all").find_tests(tmp_path)] == [
-        ("tatoeba", at("t")),
-        ("bucc b/one", [*at("b/one"), "--oracle"]),  # one split alone
-        ("bucc b/two", at("b/two")),
-        ("sts", at("")),
-        ("senteval", at("")),
-        ("alignment", at("x/STSBenchmark/sts-test.csv")),
-        ("language-bias", at("t")),
-    ]
+    found = {label: (name, Path(config.data)) for label, (name, config) in find_tests(tmp_path).items()}
+    assert found == {
+        "alignment": ("alignment", tmp_path / "x/STSBenchmark/sts-test.csv"),
+        "bucc b/one": ("bucc", tmp_path / "b/one"),
+        "bucc b/two": ("bucc", tmp_path / "b/two"),
+        "language-bias": ("language-bias", tmp_path / "t"),
+        "senteval": ("senteval", tmp_path),
+        "sts": ("sts", tmp_path),
+        "tatoeba": ("tatoeba", tmp_path / "t"),
+    }
+    (_, one), (_, two) = (find_tests(tmp_path)[f"bucc b/{place}"] for place in ("one", "two"))
+    assert one.oracle and not two.oracle  # one split alone
 
 
 def test_all_needs_data(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -262,16 +266,18 @@ def test_all_needs_data(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         assert message in capsys.readouterr().err
 
 
-def test_every_test_of_the_help_is_there() -> None:
-    for name in EVALUATIONS:
-        assert f"xrep-eval {name} --" in load(name).DESCRIPTION
+def test_every_evaluation_has_a_summary_and_an_example() -> None:
+    summaries = build_parser().format_help()
+    for name in EVALUATIONS.names():
+        text = EVALUATIONS.load(name).__doc__
+        assert f"xrep-eval {name} --" in text and " ".join(text.split("\n")[0].split())[:20] in summaries
         build_parser(name)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--langs", "de,xx"], "no Tatoeba files for xx; it holds de fr"),
+        (["--langs", "de,xx"], "no Tatoeba files for xx; the data has de,fr"),
         (["--json", "absent/out.json"], "absent: no such folder; make it first"),
         (["--plot", "absent/out.png"], "absent: no such folder; make it first"),
         (["--save-embeddings", "absent/vectors"], "absent: no such folder; make it first"),

@@ -15,6 +15,7 @@ from tests.corpus import sentence_pairs, write_corpus
 from tests.encoders import write_encoder
 from tests.fixtures import spanish_pairs
 from xrep import SentenceEncoder
+from xrep.evaluation.translation import TranslationQuality
 from xrep.inference.generation import SearchOptions, Translator
 from xrep.metrics.translation import multi_bleu
 from xrep.models.directory import open_checkpoint
@@ -99,6 +100,13 @@ def test_scores_of_each_language(data: Path, run: Path, tmp_path: Path, capsys: 
     assert "multi-bleu" not in printed and "cut" not in printed
 
 
+def test_the_defaults_of_the_search_are_those_of_generation() -> None:
+    config, search = TranslationQuality.Config(data=""), SearchOptions()
+    given = config.beam, config.lenpen, config.lenpen_form, config.max_length_a, config.max_length_b
+    expected = search.beam, search.length_penalty, search.length_penalty_form, search.max_length_a, search.max_length_b
+    assert given == expected
+
+
 def test_tokenised_text_is_scored_as_moses_does(data: Path, run: Path, capsys: pytest.CaptureFixture) -> None:
     arguments = ["--path", run / "best", "--data", data / "test" / "set.{lang}", "--langs", "de", "--beam", "1"]
     arguments = [*map(str, arguments), "--tokenize", "none", "--drop-overlap", "--target-lang", "eng"]
@@ -139,11 +147,11 @@ def test_long_sentences_are_told(data: Path, run: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--langs", "de,xx"], "set.{lang}: no file of xx; it has de en es"),
-        (["--langs", "en"], "set.{lang}: en is the target language; name others with --langs; it has de en es"),
+        (["--langs", "de,xx"], "set.{lang}: no file of xx; the data has de,en,es"),
+        (["--langs", "en"], "set.{lang}: en is the target language; name others with --langs; the data has de,en,es"),
         (["--target-lang", "fr"], "the model does not translate into 'fr'; known: en"),
         (["--data", "test/set.de"], "test/set.de: {lang} stands nowhere; name the one place of the language"),
-        (["--data", "test/nothing.{lang}"], "test/nothing.{lang}: no file of en; {lang} stands for the language"),
+        (["--data", "test/nothing.{lang}"], "test/nothing.{lang}: no such files; {lang} stands for the language"),
         (["--beam", "0"], "--beam must be at least 1, not 0"),
         (["--lenpen", "nan"], "--lenpen must be finite, not nan"),
         (["--max-length-b", "-1"], "--max-length-b must be at least 0, not -1"),
@@ -152,7 +160,10 @@ def test_long_sentences_are_told(data: Path, run: Path, tmp_path: Path, capsys: 
         (["--json", "absent/out.json"], "absent: no such folder; make it first"),
         (["--path", "absent"], "absent: no such checkpoint"),
         (["--path", "encoder"], "encoder: not a translation model"),
-        (["--data", "uneven/set.{lang}"], "uneven/set.de:3: 2 lines, but set.en has 3; line i of one must translate"),
+        (
+            ["--data", "uneven/set.{lang}"],
+            "uneven/set.de:3: 2 lines, but set.en has 3; line i of one must belong to line i",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
@@ -184,7 +195,10 @@ def test_nothing_is_left_without_the_overlap(
         (tmp_path / f"x.{language}").write_text("".join(pair[side] + "\n" for pair in sentence_pairs(5)))
     arguments = ["--path", str(run / "best"), "--data", str(tmp_path / "x.{lang}"), "--drop-overlap"]
     assert evaluate(["translation", *arguments]) == 2
-    assert "no sentence of de-en is left without those trained on; measure without" in capsys.readouterr().err
+    assert (
+        "5 of 5 examples of de-en were in the training text, too few are left; measure without"
+        in capsys.readouterr().err
+    )
 
 
 def test_its_encoder_starts_others(data: Path, run: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from xrep.errors import UserError
+from xrep.evaluation.evaluation import Evaluation
+from xrep.evaluation.figures import Figures
 from xrep.retrieval.neighbours import normalize_rows
 
 
@@ -42,6 +44,13 @@ class NgramEncoder:
                 vectors[row, zlib.crc32(text[start : start + 3].encode()) % 1024] += 1
         vectors *= np.random.default_rng(0).uniform(0.5, 1.5, 1024).astype(np.float32)
         return normalize_rows(vectors) if normalize else vectors
+
+
+def measured(evaluation: type[Evaluation], encoder: object, **options: object) -> Figures:
+    """What ``xrep-eval`` gets when it runs an evaluation with these options."""
+    made = evaluation(evaluation.Config(**options))
+    made.read()
+    return made.measure(encoder)
 
 
 PAIRS = {

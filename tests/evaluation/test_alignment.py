@@ -9,8 +9,9 @@ from scipy.spatial.distance import pdist
 
 from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
+from tests.evaluation.conftest import measured
 from xrep.errors import UserError
-from xrep.evaluation import alignment
+from xrep.evaluation.alignment import Alignment, PairSet, losses
 from xrep.evaluation.overlap import Overlap
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.text.cleaning import sentence_hashes
@@ -40,6 +41,12 @@ def _write_parallel(folder: Path, count: int) -> tuple[str, list[tuple[str, str]
     return f"de-en={folder / 'pairs.tsv'}", pairs
 
 
+def _read(data: str, **options: object) -> PairSet:
+    evaluation = Alignment(Alignment.Config(data=data, **options))
+    evaluation.read()
+    return evaluation.pairs
+
+
 def _losses(first: np.ndarray, second: np.ndarray, positive: list[int]) -> tuple[float, float]:
     """By the definitions, in float64; the vectors are of length 1."""
     x, y = first.astype(np.float64), second.astype(np.float64)
@@ -48,39 +55,39 @@ def _losses(first: np.ndarray, second: np.ndarray, positive: list[int]) -> tuple
 
 
 def test_scored_pairs_above_four_are_positive_and_all_sentences_count(scored: Path, ngram_encoder) -> None:
-    pairs = alignment.read_set(str(scored))
+    pairs = _read(str(scored))
     assert (pairs.name, pairs.languages, pairs.positive.tolist()) == (
         "STS-B dev", ("en", "en"), [True, False, False, True, False],
     )  # fmt: skip
     encoder = ngram_encoder()
-    measured = alignment.evaluate(encoder, pairs)
+    found, overlap = losses(encoder, pairs)
     vectors = [encoder.encode([row[side] for row in SCORED]) for side in (0, 1)]
-    assert (measured.alignment, measured.uniformity) == pytest.approx(_losses(*vectors, [0, 3]), rel=1e-5)
-    assert (measured.positives, measured.sentences, measured.overlap) == (2, 10, Overlap(None, 5))
-    assert alignment.read_set(str(scored), above=3.9).positive.sum() == 3
+    assert (found["alignment"], found["uniformity"]) == pytest.approx(_losses(*vectors, [0, 3]), rel=1e-5)
+    assert (found["positives"], found["sentences"], overlap) == (2, 10, Overlap(None, 5))
+    assert _read(str(scored), positive_above=3.9).positive.sum() == 3
 
 
 def test_of_parallel_text_the_first_pairs_are_true_and_the_others_get_another_sentence(
     tmp_path: Path, ngram_encoder
 ) -> None:
     data, rows = _write_parallel(tmp_path, 60)
-    pairs = alignment.read_set(data, pairs=20, true_pairs=5)
+    pairs = _read(data, pairs=20, true_pairs=5)
     assert pairs.languages == ("de", "en") and pairs.positive.tolist() == [True] * 5 + [False] * 15
     assert pairs.second == [english for _, english in rows[:20]]
     assert pairs.first[:5] == [german for german, _ in rows[:5]]
     following = [german for german, _ in rows[20:]]
     assert set(pairs.first[5:]) < set(following) and len(set(pairs.first[5:])) == 15
-    assert alignment.read_set(data, pairs=20, true_pairs=5).first == pairs.first
-    assert alignment.read_set(data, pairs=20, true_pairs=5, seed=1).first != pairs.first
+    assert _read(data, pairs=20, true_pairs=5).first == pairs.first
+    assert _read(data, pairs=20, true_pairs=5, seed=1).first != pairs.first
     encoder = ngram_encoder(known=["de", "en"])
-    measured = alignment.evaluate(encoder, pairs)
+    found, overlap = losses(encoder, pairs)
     vectors = encoder.encode(pairs.first, "de"), encoder.encode(pairs.second, "en")
-    assert (measured.alignment, measured.uniformity) == pytest.approx(_losses(*vectors, list(range(5))), rel=1e-5)
+    assert (found["alignment"], found["uniformity"]) == pytest.approx(_losses(*vectors, list(range(5))), rel=1e-5)
 
 
 def test_every_following_sentence_is_as_likely_to_be_drawn(tmp_path: Path) -> None:
     data, rows = _write_parallel(tmp_path, 30)
-    drawn = [alignment.read_set(data, pairs=10, true_pairs=5, seed=seed).first[5:] for seed in range(400)]
+    drawn = [_read(data, pairs=10, true_pairs=5, seed=seed).first[5:] for seed in range(400)]
     counts = [sum(german in first for first in drawn) for german, _ in rows[10:]]
     assert min(counts) > 65 and max(counts) < 140  # 100 each, with a standard deviation of 9
 
@@ -88,13 +95,13 @@ def test_every_following_sentence_is_as_likely_to_be_drawn(tmp_path: Path) -> No
 def test_what_was_trained_on_is_counted_and_left_out(scored: Path, tmp_path: Path, ngram_encoder) -> None:
     hashes = tmp_path / "training_hashes.npy"
     np.save(hashes, np.unique(sentence_hashes(["THE plane takes off!", "A cat sleeps."])))
-    encoder, pairs = ngram_encoder(training_hashes=hashes), alignment.read_set(str(scored))
-    assert alignment.evaluate(encoder, pairs).overlap == Overlap(2, 5)
-    measured = alignment.evaluate(encoder, pairs, drop_overlap=True)
-    assert (measured.positives, measured.sentences, measured.overlap) == (1, 6, Overlap(2, 5, dropped=True))
-    np.save(hashes, np.unique(sentence_hashes([one for one, *_ in SCORED])))
+    encoder, pairs = ngram_encoder(training_hashes=hashes), _read(str(scored))
+    assert measured(Alignment, encoder, data=str(scored)).overlap == Overlap(2, 5)
+    found, overlap = losses(encoder, pairs, drop_overlap=True)
+    assert (found["positives"], found["sentences"], overlap) == (1, 6, Overlap(2, 5, dropped=True))
+    np.save(hashes, np.unique(sentence_hashes([one for one, _, score in SCORED if score > 4])))
     with pytest.raises(UserError, match="no positive pair of STS-B dev is left; measure without --drop-overlap"):
-        alignment.evaluate(encoder, pairs, drop_overlap=True)
+        measured(Alignment, encoder, data=str(scored), drop_overlap=True)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,11 @@ def test_what_was_trained_on_is_counted_and_left_out(scored: Path, tmp_path: Pat
     [
         ("{folder}/absent/sts-dev.csv", {}, "absent/sts-dev.csv: no such file; name an STS file"),
         ("{folder}/pairs.tsv", {}, "pairs.tsv: not a set of pairs that is known; name an STS file .* parallel text"),
-        ("{folder}/sts-dev.csv", {"above": 5.0}, "no pair scores higher than 5; give a lower --positive-above"),
+        (
+            "{folder}/sts-dev.csv",
+            {"positive_above": 5.0},
+            "no pair scores higher than 5; give a lower --positive-above",
+        ),
         ("de-en={folder}/pairs.tsv", {"pairs": 20, "true_pairs": 5}, "30 pairs, but 20 and 15 others to draw from"),
         ("de-en={folder}/pairs.tsv", {"pairs": 40}, "--true-pairs 250 of --pairs 40; give 1 to"),
         ("de-en={folder}/pairs.tsv", {"pairs": 5, "true_pairs": 0}, "--true-pairs 0 of --pairs 5"),
@@ -114,8 +125,19 @@ def test_bad_input_is_one_clear_line(scored: Path, data: str, options: dict, mes
     _write_parallel(scored.parent, 30)
     (scored.parent / "blank.tsv").write_text("\n\n", encoding="utf-8")
     with pytest.raises(UserError, match=message) as error:
-        alignment.read_set(data.format(folder=scored.parent), **options)
+        _read(data.format(folder=scored.parent), **options)
     assert "\n" not in str(error.value)
+
+
+def test_only_the_named_file_is_read(scored: Path) -> None:
+    """A copy in a subfolder, and a file of a language that is none, do not matter."""
+    (scored.parent / "copy").mkdir()
+    (scored.parent / "copy" / scored.name).write_text("damaged\n")
+    assert len(_read(str(scored))) == 5
+    other = scored.with_name("stsb-de2-dev.csv")
+    other.write_text("Ein Hund.,Ein Tier.,4.5\n")
+    with pytest.raises(UserError, match=r"stsb-de2-dev.csv: not a set of pairs that is known; name an STS file"):
+        _read(str(other))
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +162,7 @@ def test_each_checkpoint_of_a_run_is_measured_in_order(
     found = result["values"]["checkpoints"]
     assert [checkpoint["step"] for checkpoint in found] == [3, 20, 100]
     assert len({checkpoint["fingerprint"] for checkpoint in found}) == 3
-    pairs = alignment.read_set(data, pairs=20, true_pairs=5)
+    pairs = _read(data, pairs=20, true_pairs=5)
     for checkpoint in found:
         encoder = SentenceEncoder.load(run / f"checkpoint-{checkpoint['step']:08d}")
         vectors = encoder.encode(pairs.first, "de"), encoder.encode(pairs.second, "en")
@@ -175,9 +197,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_published_files_are_read(published_sts: Path) -> None:
     """Counted with cut and awk: 208 of the 1500 pairs of the dev split score higher than 4."""
-    dev = alignment.read_set(str(published_sts / "STSBenchmark" / "sts-dev.csv"))
+    dev = _read(str(published_sts / "STSBenchmark" / "sts-dev.csv"))
     assert (len(dev), dev.positive.sum()) == (1500, 208)
-    german = alignment.read_set(str(published_sts / "stsb_multi_mt" / "stsb-de-dev.csv"))
+    german = _read(str(published_sts / "stsb_multi_mt" / "stsb-de-dev.csv"))
     assert (german.languages, german.positive.sum()) == (("de", "de"), 208)
-    sick = alignment.read_set(str(published_sts / "SICK" / "SICK_trial.txt"))
+    sick = _read(str(published_sts / "SICK" / "SICK_trial.txt"))
     assert (sick.name, len(sick)) == ("SICK-R dev", 500)

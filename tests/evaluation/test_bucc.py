@@ -13,9 +13,11 @@ import pytest
 
 from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
+from tests.evaluation.conftest import measured
 from tests.retrieval import plain_margins
 from xrep.errors import UserError
 from xrep.evaluation import bucc
+from xrep.evaluation.bucc import Bucc
 from xrep.retrieval.candidates import RETRIEVALS
 from xrep.retrieval.margins import MARGINS
 from xrep.retrieval.neighbours import normalize_rows
@@ -82,7 +84,7 @@ def write_split(tmp_path: Path) -> Callable[..., Path]:
 
 
 def plain_result(
-    split: bucc.Split, options: bucc.Options, encoder: Trigrams | None = None
+    split: bucc.Split, options: Bucc.Config, encoder: Trigrams | None = None
 ) -> tuple[dict[tuple[int, int], float], set]:
     encoder = encoder or Trigrams()
     x, y = (encoder.encode(side.sentences, side.language) for side in (split.source, split.target))
@@ -96,31 +98,49 @@ def test_the_threshold_of_one_split_is_applied_to_the_other(
     write_split: Callable[..., Path], margin: str, retrieval: str
 ) -> None:
     tuning, test = (bucc.read_split(write_split(name, seed)) for seed, name in enumerate(("training", "test")))
-    options = bucc.Options(margin=margin, retrieval=retrieval, neighbours=3)
+    options = Bucc.Config(data="", margin=margin, retrieval=retrieval, neighbours=3)
     result = bucc.measure(Trigrams(), test, tuning, options)
     threshold, _ = plain_margins.best_f1(*plain_result(tuning, options))
-    assert result.tuned_on == "training" and result.threshold == pytest.approx(threshold, abs=2e-6)
+    assert result["threshold_from"] == "training" and result["threshold"] == pytest.approx(threshold, abs=2e-6)
     found, gold = plain_result(test, options)
-    assert result.scores.f1 == pytest.approx(plain_margins.f1_at(found, gold, threshold))
-    oracle = bucc.measure(Trigrams(), test, None, bucc.Options(**{**vars(options), "oracle": True}))
-    assert oracle.tuned_on == "oracle" and oracle.scores.f1 >= result.scores.f1
-    given = bucc.measure(Trigrams(), test, None, bucc.Options(**{**vars(options), "threshold": threshold}))
-    assert (given.tuned_on, given.scores) == ("given", result.scores)
+    assert result["f1"] == pytest.approx(plain_margins.f1_at(found, gold, threshold))
+    oracle = bucc.measure(Trigrams(), test, None, replace(options, oracle=True))
+    assert oracle["threshold_from"] == "oracle" and oracle["f1"] >= result["f1"]
+    given = bucc.measure(Trigrams(), test, None, replace(options, threshold=result["threshold"]))
+    assert given == {**result, "threshold_from": "given"}
+
+
+def test_a_given_threshold_and_the_oracle_exclude_each_other(write_split: Callable[..., Path]) -> None:
+    folder = str(write_split("test", 0).parent)
+    with pytest.raises(UserError, match="--oracle and --threshold; give one of them"):
+        Bucc(Bucc.Config(data=folder, oracle=True, threshold=1.0)).read()
+
+
+def test_the_reported_threshold_is_the_one_of_the_split_that_is_named(write_split: Callable[..., Path]) -> None:
+    gold = [write_split(name, seed) for seed, name in enumerate(("training", "test"))]
+    config = Bucc.Config(data=str(gold[0].parent), neighbours=3)
+    threshold, _ = plain_margins.best_f1(*plain_result(bucc.read_split(gold[0]), config))
+    values = measured(Bucc, Trigrams(), **vars(config)).values["de-en"]
+    assert values["threshold_from"] == "training" and values["threshold"] == pytest.approx(threshold, abs=2e-6)
+    best, f1 = plain_margins.best_f1(*plain_result(bucc.read_split(gold[1]), config))
+    values = measured(Bucc, Trigrams(), **{**vars(config), "oracle": True}).values["de-en"]
+    assert values["threshold_from"] == "oracle" and values["threshold"] == pytest.approx(best, abs=2e-6)
+    assert values["f1"] == pytest.approx(f1)
 
 
 def test_which_split_is_measured_and_which_one_is_tuned_on() -> None:
-    options = bucc.Options()
+    options = Bucc.Config(data="")
     assert bucc.plan(["sample", "test", "training"], "de-en", options) == ("test", "training")
     assert bucc.plan(["dev", "test"], "de-en", options) == ("test", "dev")
-    assert bucc.plan(["sample", "training"], "de-en", options, "training") == ("training", "sample")
-    assert bucc.plan(["dev"], "de-en", bucc.Options(oracle=True)) == ("dev", None)
-    assert bucc.plan(["dev", "test"], "de-en", bucc.Options(threshold=1.0)) == ("test", None)
+    assert bucc.plan(["sample", "training"], "de-en", replace(options, split="training")) == ("training", "sample")
+    assert bucc.plan(["dev"], "de-en", Bucc.Config(data="", oracle=True)) == ("dev", None)
+    assert bucc.plan(["dev", "test"], "de-en", Bucc.Config(data="", threshold=1.0)) == ("test", None)
     with pytest.raises(UserError, match="de-en: there is no split but dev, so none to find a threshold in; give --thr"):
         bucc.plan(["dev"], "de-en", options)
     with pytest.raises(UserError, match="which split is measured is not clear; give --split with one of dev training"):
         bucc.plan(["dev", "training"], "de-en", options)
     with pytest.raises(UserError, match="no split final; give --split with one of dev"):
-        bucc.plan(["dev"], "de-en", options, "final")
+        bucc.plan(["dev"], "de-en", replace(options, split="final"))
 
 
 def test_equal_sentences_count_once(tmp_path: Path) -> None:
@@ -141,9 +161,9 @@ def test_what_was_trained_on_is_counted_and_left_out(write_split: Callable[..., 
     ]
     hashes = tmp_path / "hashes.npy"
     np.save(hashes, np.unique(sentence_hashes(known)))
-    (same,), overlap = bucc.leave_out_overlap([split], hashes, drop=False)
+    same, overlap = bucc.leave_out_overlap(split, hashes, drop=False)
     assert same is split and (overlap.found, overlap.total) == (7, 40)
-    (kept,), overlap = bucc.leave_out_overlap([split], hashes, drop=True)
+    kept, overlap = bucc.leave_out_overlap(split, hashes, drop=True)
     assert overlap.dropped and len(kept.gold) == 33
     for side, column, before in ((kept.source, 0, split.source), (kept.target, 1, split.target)):
         gone = {before.sentences[row] for row in first[:, column]}
@@ -153,17 +173,17 @@ def test_what_was_trained_on_is_counted_and_left_out(write_split: Callable[..., 
         ]
         assert all(side.sentences[row] == before.sentences[before.rows[name]] for name, row in side.rows.items())
     np.save(hashes, np.unique(sentence_hashes(split.source.sentences)))
-    with pytest.raises(UserError, match="all gold pairs of de-en were in the training text"):
-        bucc.leave_out_overlap([split], hashes, drop=True)
+    with pytest.raises(UserError, match="40 of 40 examples of de-en were in the training text, too few are left"):
+        bucc.leave_out_overlap(split, hashes, drop=True)
     with pytest.raises(UserError, match="no training hashes"):
-        bucc.leave_out_overlap([split], None, drop=True)
+        bucc.leave_out_overlap(split, None, drop=True)
 
 
 def test_a_sentence_of_two_gold_pairs_stays_for_the_one_that_stays(tmp_path: Path) -> None:
     sides = bucc.Side("de", ["Haus", "Hof"], {"d1": 0, "d2": 1}), bucc.Side("en", ["house", "home"], {"e1": 0, "e2": 1})
     split = bucc.Split("de-en", "test", *sides, np.array([[0, 0], [0, 1]]), ())
     np.save(tmp_path / "hashes.npy", sentence_hashes(["house"]))
-    (kept,), _ = bucc.leave_out_overlap([split], tmp_path / "hashes.npy", drop=True)
+    kept, _ = bucc.leave_out_overlap(split, tmp_path / "hashes.npy", drop=True)
     assert (kept.source.sentences, kept.target.sentences) == (["Haus", "Hof"], ["home"])
     assert kept.gold.tolist() == [[0, 0]]
 
@@ -231,13 +251,11 @@ def test_the_sample_of_the_shared_task() -> None:
     split = bucc.read_split(bucc.available(SAMPLE)["zh-en"]["dev"])
     assert (len(split.source.rows), len(split.target.rows), len(split.gold)) == (8624, 13589, 257)
     split = smaller(split, 2500)
-    encoder, options = Planted(split), bucc.Options(margin="ratio", oracle=True)
+    encoder, options = Planted(split), Bucc.Config(data="", margin="ratio", oracle=True)
     result = bucc.measure(encoder, split, None, options)
     threshold, f1 = plain_margins.best_f1(*plain_result(split, options, encoder))
     assert (
-        40 < f1 < 95
-        and result.scores.f1 == pytest.approx(f1)
-        and result.threshold == pytest.approx(threshold, abs=2e-6)
+        40 < f1 < 95 and result["f1"] == pytest.approx(f1) and result["threshold"] == pytest.approx(threshold, abs=2e-6)
     )
 
 
@@ -251,8 +269,8 @@ def test_two_thousand_sentences_of_news(margin: str) -> None:
         sides.append(bucc.Side(language, lines, {}))
     gold = np.stack([np.arange(2000)] * 2, axis=1)
     split = bucc.Split("de-en", "test", *sides, gold, ())
-    options = bucc.Options(margin=margin, oracle=True)
+    options = Bucc.Config(data="", margin=margin, oracle=True)
     result = bucc.measure(Trigrams(), split, None, options)
     threshold, f1 = plain_margins.best_f1(*plain_result(split, options))
-    assert f1 > 10 and result.scores.f1 == pytest.approx(f1)
-    assert result.threshold == pytest.approx(threshold, abs=2e-6)
+    assert f1 > 10 and result["f1"] == pytest.approx(f1)
+    assert result["threshold"] == pytest.approx(threshold, abs=2e-6)

@@ -86,10 +86,11 @@ def test_too_few_sentences_and_wrong_numbers_are_one_clear_line(tmp_path: Path, 
     for queries, top, message in (
         (["three"], 3, "text: --top 3, but 2 different sentences to find; give a smaller --top"),
         (["three", "one"], 2, "--top 2, but 1 different sentences"),
-        (["three"], 0, "--top 0; give at least 1"),
     ):
         with pytest.raises(UserError, match=message):
             nearest.nearest(ngram_encoder(), queries, [file], top=top)
+    with pytest.raises(UserError, match="--top 0; give at least 1"):
+        nearest.Neighbours(nearest.Neighbours.Config(data=[str(file)], query=["three"], top=0)).read()
     with pytest.raises(UserError, match="absent: no such file"):
         nearest.nearest(ngram_encoder(), ["one"], [tmp_path / "absent"], top=1)
     with pytest.raises(UserError, match="cannot encode fr"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.conftest import NgramEncoder
+from tests.evaluation.conftest import NgramEncoder, measured
 from tests.nli_data import Row, nli_rows, write, write_columns, write_jsonl
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
@@ -52,29 +52,33 @@ def read(folder: Path, languages: str = "all", premises: str | None = None) -> l
 def test_every_language_is_measured(folder: Path, classifier: Nli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nli, "CHUNK", 7)
     encoder = NgramEncoder(known=["de", "en"])
-    results = nli.evaluate(encoder, classifier, read(folder))
+    results = nli.accuracies(encoder, classifier, read(folder))
     expected = {
         "de": 100 * np.mean(by_hand(classifier, encoder, GERMAN, ("de", "de"))),
         "en": 100 * np.mean(by_hand(classifier, encoder, ENGLISH, ("en", "en"))),
     }
     assert {result.test.name: result.accuracy for result in results} == pytest.approx(expected)
     assert expected["de"] != expected["en"]
-    assert nli.values(results)["mean"] == pytest.approx(sum(expected.values()) / 2)
-    assert nli.headline(results) == {"mean of 2": nli.values(results)["mean"]}
-    lines = nli.table(results).splitlines()
+    monkeypatch.setattr(nli, "load_classifier", lambda encoder, part: classifier)
+    figures = measured(nli.NliAccuracy, encoder, data=str(folder))
+    assert figures.values["mean"] == pytest.approx(sum(expected.values()) / 2)
+    assert figures.headline == {"mean of 2": figures.values["mean"]}
+    lines = figures.printed().splitlines()
     assert lines[2].split() == ["German", "(de)", "30", f"{expected['de']:.2f}"]
-    assert lines[-2].split() == ["mean", "of", "2", "60", f"{nli.mean(results):.2f}"]
+    assert lines[-2].split() == ["mean", "of", "2", "60", f"{figures.values['mean']:.2f}"]
     assert lines[-1] == "overlap: unknown (no training hashes beside the encoder)"
     assert [test.name for test in read(folder, "deu")] == ["de"]
 
 
-def test_premises_of_another_language(folder: Path, classifier: Nli) -> None:
+def test_premises_of_another_language(folder: Path, classifier: Nli, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = NgramEncoder(known=["de", "en"])
-    results = nli.evaluate(encoder, classifier, read(folder, "all", "eng"))
+    results = nli.accuracies(encoder, classifier, read(folder, "all", "eng"))
     crossed = [(one[0], *other[1:]) for one, other in zip(ENGLISH, GERMAN, strict=True)]
     assert [result.test.name for result in results] == ["en-de", "en"]
     assert results[0].accuracy == pytest.approx(100 * np.mean(by_hand(classifier, encoder, crossed, ("en", "de"))))
-    assert "English, German (en-de)" in nli.table(results) and "English (en) " in nli.table(results)
+    monkeypatch.setattr(nli, "load_classifier", lambda encoder, part: classifier)
+    printed = measured(nli.NliAccuracy, encoder, data=str(folder), premise_lang="en").printed()
+    assert "English, German (en-de)" in printed and "English (en) " in printed
 
 
 def test_rows_that_name_their_language_and_files_that_were_read(folder: Path, tmp_path: Path) -> None:
@@ -86,34 +90,36 @@ def test_rows_that_name_their_language_and_files_that_were_read(folder: Path, tm
     assert crossed.name == "sw-de" and crossed.premises == [row[0] for row in ENGLISH]
     assert crossed.hypotheses == [row[1] for row in GERMAN]
     assert [LABELS[label] for label in crossed.labels] == [row[2] for row in GERMAN]
-    files = discover_nli_test(folder, "test", "en")
-    assert nli.files_of(files, read(folder, "de")) == [folder / "test-de.tsv"]
-    assert len(nli.files_of(files, read(folder, "de", "en"))) == 2
+    for premise_lang, names in ((None, ["test-de.tsv"]), ("en", ["test-de.tsv", "test-en.tsv"])):
+        evaluation = nli.NliAccuracy(nli.NliAccuracy.Config(data=str(folder), langs="de", premise_lang=premise_lang))
+        evaluation.read()
+        assert sorted(file.name for file in evaluation.files) == names
 
 
 def test_what_was_trained_on_is_counted_and_left_out(folder: Path, classifier: Nli) -> None:
     known = [row for row in GERMAN if row[0] == GERMAN[0][0]]
     np.save(folder / "hashes.npy", np.unique(sentence_hashes([GERMAN[0][0].upper(), ENGLISH[3][1]])))
     encoder = NgramEncoder(training_hashes=folder / "hashes.npy")
-    (german, english), kept = nli.evaluate(encoder, classifier, read(folder)), read(folder)
+    (german, english), kept = nli.accuracies(encoder, classifier, read(folder)), read(folder)
     assert german.overlap.found == len(known) == 3 and german.overlap.total == 30 and english.overlap.found >= 1
-    assert nli.overlap_of([german, english]).found == 3 + english.overlap.found
-    dropped = nli.evaluate(encoder, classifier, kept, drop_overlap=True)[0]
+    dropped = nli.accuracies(encoder, classifier, kept, drop_overlap=True)[0]
     rest = [row for row in GERMAN if row not in known]
     assert dropped.pairs == 27
     assert dropped.accuracy == pytest.approx(100 * np.mean(by_hand(classifier, encoder, rest, ("de", "de"))))
     np.save(folder / "hashes.npy", np.unique(sentence_hashes([row[0] for row in GERMAN])))
-    with pytest.raises(UserError, match="no pair of de is left without those trained on; measure without"):
-        nli.evaluate(encoder, classifier, read(folder, "de"), drop_overlap=True)
+    with pytest.raises(
+        UserError, match="30 of 30 examples of de were in the training text, too few are left; measure without"
+    ):
+        nli.accuracies(encoder, classifier, read(folder, "de"), drop_overlap=True)
     with pytest.raises(UserError, match="cannot encode en"):
-        nli.evaluate(NgramEncoder(known=["de"]), classifier, read(folder))
+        nli.accuracies(NgramEncoder(known=["de"]), classifier, read(folder))
 
 
 def test_refusals(folder: Path, tmp_path: Path) -> None:
     for languages, premises, problem in (
-        ("de,fr", None, "no labelled pairs in fr; it holds de,en"),
-        ("de", "fr", "no labelled pairs in fr; it holds de,en"),
-        (",", None, "no language named; it holds de,en"),
+        ("de,fr", None, "no labelled pairs in fr; the data has de,en"),
+        ("de", "fr", "no labelled pairs in fr; the data has de,en"),
+        (",", None, "no language named; the data has de,en"),
     ):
         with pytest.raises(UserError, match=problem):
             read(folder, languages, premises)

@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.evaluation.conftest import measured
 from xrep.errors import UserError
-from xrep.evaluation import tatoeba
-from xrep.evaluation.overlap import Overlap, find_overlap, load_training_hashes, seen
+from xrep.evaluation.figures import Figures
+from xrep.evaluation.overlap import Overlap, find_overlap, load_training_hashes, seen, total
+from xrep.evaluation.tatoeba import Tatoeba, read_pool
 from xrep.text.cleaning import sentence_hashes
 
 
@@ -25,44 +27,53 @@ TRAINED = [
 ]
 
 
-@pytest.fixture
-def pools(tatoeba_folder: Path) -> list[tatoeba.Pool]:
-    return [tatoeba.read_pool(tatoeba_folder, code) for code in ("deu", "cmn")]
+def _measured(folder: Path, encoder: object, **options: object) -> Figures:
+    return measured(Tatoeba, encoder, data=str(folder), langs="deu,cmn", **options)
 
 
-def test_a_pair_counts_once_whichever_side_was_seen_in_whatever_spelling(pools, ngram_encoder, tmp_path: Path) -> None:
+def test_a_pair_counts_once_whichever_side_was_seen_in_whatever_spelling(
+    tatoeba_folder: Path, ngram_encoder, tmp_path: Path
+) -> None:
     encoder = ngram_encoder(training_hashes=_save(tmp_path / "hashes.npy", TRAINED))
-    results = tatoeba.evaluate(encoder, pools)
-    assert results.overlap == Overlap(3, 10)
-    assert results.overlap.line.startswith("overlap: 3 of 10 ")
-    assert results.pairs == {"de": 6, "zh": 4}
-    assert results.accuracies == tatoeba.measure(encoder, pools)
+    figures = _measured(tatoeba_folder, encoder)
+    assert figures.overlap == Overlap(3, 10)
+    assert figures.printed().splitlines()[-1].startswith("overlap: 3 of 10 ")
+    assert {language: own["pairs"] for language, own in figures.values["languages"].items()} == {"de": 6, "zh": 4}
+    assert figures.values == _measured(tatoeba_folder, ngram_encoder()).values
 
 
-def test_dropped_pairs_are_in_neither_pool(pools, ngram_encoder, tmp_path: Path) -> None:
+def test_dropped_pairs_are_in_neither_pool(tatoeba_folder: Path, ngram_encoder, tmp_path: Path) -> None:
     encoder = ngram_encoder(training_hashes=_save(tmp_path / "hashes.npy", TRAINED))
-    kept = {}
-    results = tatoeba.evaluate(
-        encoder, pools, drop_overlap=True, keep=lambda pool, x, y: kept.update({pool.code: pool})
-    )
-    assert results.overlap == Overlap(3, 10, dropped=True)
-    assert results.pairs == {"de": 4, "zh": 3}
-    assert kept["deu"].sentences == [pools[0].sentences[row] for row in (1, 2, 3, 5)]
-    assert kept["deu"].english == [pools[0].english[row] for row in (1, 2, 3, 5)]
-    assert kept["cmn"].english == pools[1].english[1:]
+    kept = str(tmp_path / "vectors")
+    figures = _measured(tatoeba_folder, encoder, drop_overlap=True, save_embeddings=kept)
+    assert figures.overlap == Overlap(3, 10, dropped=True)
+    assert {language: own["pairs"] for language, own in figures.values["languages"].items()} == {"de": 4, "zh": 3}
+    german, chinese = (read_pool(tatoeba_folder, code) for code in ("deu", "cmn"))
+    for name, sentences, rows in (
+        ("deu.deu", german.sentences, [1, 2, 3, 5]),
+        ("deu.eng", german.english, [1, 2, 3, 5]),
+        ("cmn.eng", chinese.english, [1, 2, 3]),
+    ):
+        expected = encoder.encode([sentences[row] for row in rows])
+        np.testing.assert_allclose(np.load(f"{kept}/{name}.npy"), expected, atol=1e-6)
 
 
-def test_without_hashes_the_overlap_is_unknown_and_cannot_be_dropped(pools, ngram_encoder) -> None:
-    results = tatoeba.evaluate(ngram_encoder(), pools)
-    assert results.overlap.line == "overlap: unknown (no training hashes beside the encoder)"
+def test_without_hashes_the_overlap_is_unknown_and_cannot_be_dropped(tatoeba_folder: Path, ngram_encoder) -> None:
+    printed = _measured(tatoeba_folder, ngram_encoder()).printed()
+    assert printed.endswith("\noverlap: unknown (no training hashes beside the encoder)")
     with pytest.raises(UserError, match="no training hashes.*without --drop-overlap"):
-        tatoeba.evaluate(ngram_encoder(), pools, drop_overlap=True)
+        _measured(tatoeba_folder, ngram_encoder(), drop_overlap=True)
 
 
-def test_a_language_that_was_trained_on_whole_cannot_be_searched(pools, ngram_encoder, tmp_path: Path) -> None:
-    encoder = ngram_encoder(training_hashes=_save(tmp_path / "hashes.npy", pools[0].english[:5]))
-    with pytest.raises(UserError, match="5 of 6 pairs of deu"):
-        tatoeba.evaluate(encoder, pools, drop_overlap=True)
+def test_a_language_that_was_trained_on_whole_cannot_be_searched(
+    tatoeba_folder: Path, ngram_encoder, tmp_path: Path
+) -> None:
+    seen_before = read_pool(tatoeba_folder, "deu").english[:5]
+    encoder = ngram_encoder(training_hashes=_save(tmp_path / "hashes.npy", seen_before))
+    with pytest.raises(
+        UserError, match="5 of 6 examples of deu were in the training text, too few are left; measure without"
+    ):
+        _measured(tatoeba_folder, encoder, drop_overlap=True)
 
 
 def test_a_sentence_without_words_was_never_seen(tmp_path: Path) -> None:
@@ -77,8 +88,8 @@ def test_columns_are_counted_by_row_and_tests_add_up(tmp_path: Path) -> None:
     assert keep.tolist() == [False, True, False] and overlap == Overlap(2, 3, dropped=True)
     keep, overlap = find_overlap(hashes, ["A b!", "x"])
     assert keep.all() and overlap == Overlap(1, 2)
-    assert overlap + Overlap(3, 4) == Overlap(4, 6)
-    assert overlap + Overlap(None, 4) == Overlap(None, 6)
+    assert total([overlap, Overlap(3, 4)]) == Overlap(4, 6)
+    assert total([overlap, Overlap(None, 4)]) == Overlap(None, 6)
 
 
 def test_hashes_are_mapped_not_read(tmp_path: Path) -> None:

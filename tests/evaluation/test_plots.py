@@ -10,10 +10,8 @@ import pytest
 
 from xrep.errors import UserError
 from xrep.evaluation import plots
-from xrep.evaluation.alignment import Measured
-from xrep.evaluation.language_bias import Results
-from xrep.evaluation.overlap import Overlap
-from xrep.evaluation.scatter import Scatter
+from xrep.evaluation.plots import Points
+from xrep.metrics.retrieval import Accuracy
 
 pytest.importorskip("matplotlib")
 UNDRAWABLE = "\ue123"  # for private use: no font of text has it
@@ -34,30 +32,34 @@ def _check(path: Path) -> np.ndarray:
     return imread(path)[..., :3]
 
 
-def _measured(step: int | None, place: float = 1.0) -> Measured:
-    return Measured(step, 0.3 * place, -2.0 * place, 10, 100, Overlap(None, 50), "")
-
-
-@pytest.mark.parametrize("steps", [[None], [100], [100, 200, 250, 3000]])
+@pytest.mark.parametrize("steps", [[None], [100], [100, 200, 250, 3000], [100, 100]])
 def test_a_way_is_drawn_from_step_to_step(tmp_path: Path, steps: list[int | None]) -> None:
-    results = [_measured(step, 1 + 0.1 * i) for i, step in enumerate(steps)]
-    plots.plot_alignment(results, "STS-B $dev", tmp_path / "out.png")
+    alignment, uniformity = ([scale * (step or 0) for step in steps] for scale in (0.3, -2.0))
+    plots.plot_alignment(steps, alignment, uniformity, "STS-B $dev", tmp_path / "out.png")
     assert _check(tmp_path / "out.png").shape == (720, 960, 3)
-
-
-def test_two_checkpoints_that_are_one_point(tmp_path: Path) -> None:
-    plots.plot_alignment([_measured(100), _measured(200)], "pairs", tmp_path / "out.png")
-    _check(tmp_path / "out.png")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 7, 16, 40])
 def test_bars_of_any_number_of_languages(tmp_path: Path, count: int) -> None:
     shares = np.random.default_rng(count).dirichlet(np.ones(count), count) * 100
-    results = Results([f"l{i:02}" for i in range(count)], 100, 10, 1, shares, shares[::-1], Overlap(0, 9))
-    plots.plot_language_bias(results, tmp_path / "out.png")
+    languages = [f"l{i:02}" for i in range(count)]
+    plots.plot_language_bias(languages, {"before": shares, "after": shares[::-1]}, "title", tmp_path / "out.png")
     height = _check(tmp_path / "out.png").shape[0]
     assert height == pytest.approx(150 * (1.7 + max(0.3 * count, 1.2)), abs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "random"), [(1, False), (9, True), (31, True), (112, True)])
+def test_accuracies_of_any_number_of_languages(tmp_path: Path, count: int, random: bool) -> None:
+    languages = [f"l{i:03d}" for i in range(count)]
+    accuracies = {language: Accuracy(100 * i / count, 90 * i / count) for i, language in enumerate(languages)}
+    baseline = dict.fromkeys(languages, Accuracy(0.1, 0.3)) if random else {}
+    plots.plot_tatoeba(accuracies, baseline, {"mean": 50.0}, tmp_path / "out.png")
+    height, width = _check(tmp_path / "out.png").shape[:2]
+    columns, rows = {1: (1, 1), 9: (1, 9), 31: (2, 16), 112: (4, 28)}[count]
+    assert width == max(975, 540 * columns)
+    assert height == pytest.approx(150 * (1.5 + 0.29 * rows), abs=1)
 
 
 def test_the_own_share_is_as_long_as_it_is_large(tmp_path: Path) -> None:
@@ -76,9 +78,9 @@ def test_the_own_share_is_as_long_as_it_is_large(tmp_path: Path) -> None:
         assert len(axes.get_legend_handles_labels()[1]) == (3 if begins else 2)
 
 
-def _scatter(labels: list[str], languages: list[str], tokens: bool, links: Sequence[tuple[int, int]] = ()) -> Scatter:
+def _scatter(labels: list[str], languages: list[str], tokens: bool, links: Sequence[tuple[int, int]] = ()) -> Points:
     points = np.random.default_rng(0).normal(size=(len(labels), 2))
-    return Scatter("pca", tokens, 0.5, points, languages, labels, list(links), [{}] * 3)
+    return Points("pca", tokens, 0.5, points, languages, labels, list(links), [{}] * 3)
 
 
 def test_labels_of_any_script_are_drawn_or_explained(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_labels_of_any_script_are_drawn_or_explained(tmp_path: Path) -> None:
         "▁the",
         "\u200d",
     ]
-    found = plots.plot_scatter(_scatter(labels, ["de"] * 5 + ["zh"] * 6, True), tmp_path / "out.png")
+    found = plots.plot_points(_scatter(labels, ["de"] * 5 + ["zh"] * 6, True), tmp_path / "out.png")
     _check(tmp_path / "out.png")
     assert [line for line in found if UNDRAWABLE in line] == [
         f"label (1) stands for {UNDRAWABLE}, which no installed font has",
@@ -115,18 +117,18 @@ def test_fonts_are_added_until_each_character_has_one(monkeypatch: pytest.Monkey
 def test_points_of_any_number(tmp_path: Path, count: int, tokens: bool) -> None:
     languages = [f"l{i % 9}" for i in range(count)]
     links = [] if tokens else [(0, 1), (0, 2)]
-    plots.plot_scatter(_scatter([str(i) for i in range(count)], languages, tokens, links), tmp_path / "out.png")
+    plots.plot_points(_scatter([str(i) for i in range(count)], languages, tokens, links), tmp_path / "out.png")
     image = _check(tmp_path / "out.png")
     assert image.shape == (900, 1260, 3) and image.std() > 0.02
 
 
 def test_without_matplotlib_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    results = Results(["de", "en"], 5, 1, 1, np.eye(2), np.eye(2), Overlap(None, 5))
     for draw in (
-        lambda path: plots.plot_alignment([_measured(None)], "pairs", path),
-        lambda path: plots.plot_language_bias(results, path),
-        lambda path: plots.plot_scatter(_scatter(["a", "b", "c"], ["de"] * 3, True), path),
+        lambda path: plots.plot_tatoeba({"de": Accuracy(1.0, 2.0)}, {}, {}, path),
+        lambda path: plots.plot_alignment([None], [0.3], [-2.0], "pairs", path),
+        lambda path: plots.plot_language_bias(["de", "en"], {"as it is": np.eye(2)}, "title", path),
+        lambda path: plots.plot_points(_scatter(["a", "b", "c"], ["de"] * 3, True), path),
     ):
         with pytest.raises(UserError, match=r"pip install 'xrep\[plot\]'"):
             draw(tmp_path / "out.png")

@@ -7,16 +7,21 @@ from pathlib import Path
 import pytest
 
 import xrep
+from xrep.evaluation.figures import Figures, table, to_json
 from xrep.evaluation.overlap import Overlap
-from xrep.evaluation.result import make_result, to_json
-from xrep.evaluation.text_table import table
 
 
-def _result(encoder, file: Path, **changes) -> dict:
-    arguments = {
-        "headline": {"mean": 1.5}, "encoder": encoder, "data": [file], "settings": {"k": 4}, "overlap": Overlap(1, 9),
-    }  # fmt: skip
-    return make_result("sts", {"mean": 1.5}, **{**arguments, **changes})
+def _result(encoder, file: Path) -> dict:
+    figures = Figures(
+        text="a table",
+        values={"mean": 1.5},
+        headline={"mean": 1.5},
+        files=[file],
+        settings={"k": 4},
+        overlap=Overlap(1, 9),
+    )
+    assert figures.printed() == "a table\noverlap: 1 of 9 test examples were in the training text"
+    return figures.record("sts", encoder)
 
 
 def test_two_results_are_told_apart_by_what_made_them(ngram_encoder, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_what_makes_no_picture_is_one_clear_line(ngram_encoder) -> None:
         scatter.sentence_scatter(ngram_encoder(), [{"de": GERMAN[:1], "en": ENGLISH[:1]}], "pca")
     with pytest.raises(UserError, match="all vectors are equal; take another checkpoint"):
         scatter.project(np.ones((5, 4), np.float32), "pca")
-    with pytest.raises(UserError, match="ready vectors have no tokens"):
+    with pytest.raises(UserError, match="precomputed vectors have no tokens"):
         scatter.token_scatter(ngram_encoder(), [{"de": GERMAN, "en": ENGLISH}], "pca")
 
 

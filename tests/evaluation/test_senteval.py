@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.evaluation.conftest import measured
 from tests.evaluation.senteval_sets import write_sets
 from xrep.errors import UserError
 from xrep.evaluation.senteval import evaluate
-from xrep.evaluation.senteval.evaluate import Measured, Settings, select
+from xrep.evaluation.senteval.evaluate import SentEval, select
 from xrep.evaluation.senteval.protocols import Examples, folded, nested, relatedness, split
 from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier
 from xrep.evaluation.senteval.torch_classifier import TorchClassifier
@@ -131,24 +132,23 @@ def test_relatedness_finds_scores_that_depend_on_the_features(classifier: Any) -
 def test_every_set_is_measured(folder: Path, classifier: str, least: tuple[float, float]) -> None:
     """A hundred examples are few for SentEval's early stopping, and enough for the exact minimum."""
     encoder = WordEncoder()
-    sets = select("all", folder, "en")
-    results = evaluate.evaluate(encoder, sets, Settings(classifier, (1, 2), folds=3), "en")
-    assert {name: measured.protocol for name, measured in results.items()} == {
+    figures = measured(SentEval, encoder, data=str(folder), classifier=classifier, seeds="1,2", folds=3)
+    assert {name: own["protocol"] for name, own in figures.values.items()} == {
         **dict.fromkeys(("MR", "CR", "SUBJ", "MPQA"), "nested 3-fold"),
         **dict.fromkeys(("SST2", "SST5", "SICK-E"), "dev split"),
         **dict.fromkeys(("TREC", "MRPC"), "3-fold on train"),
-        "SICK-R": "dev split, regression",
+        "SICK-R (supervised)": "dev split, regression",
     }
-    head = evaluate.headline(results)
+    head = figures.headline
     assert all(least[0] < head[name] <= 95 for name in ("MR", "CR", "SUBJ", "MPQA", "SST2"))
     assert head["TREC"] > least[1] and head["SICK-R (supervised)"] > 80 and "SICK-R" not in head
     seven = [head[name] for name in ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")]
     assert head["average of 7"] == pytest.approx(np.mean(seven))
     nine = [*seven, head["SICK-E"], head["SICK-R (supervised)"]]
     assert head["average of 9"] == pytest.approx(np.mean(nine))
-    text = evaluate.table(results)
+    text = figures.printed()
     assert "SICK-R (supervised)" in text and "average of 9" in text and "overlap: unknown" in text
-    assert results["MRPC"].measures == ["accuracy", "dev", "f1"]
+    assert list(figures.values["MRPC"]["mean"]) == ["accuracy", "dev", "f1"]
     assert len(encoder.asked) == 9  # SICK-E and SICK-R have the same features
     for lang, sentences, normalize in encoder.asked:
         assert lang == "en" and not normalize and len(set(sentences)) == len(sentences)
@@ -162,17 +162,19 @@ def test_pairs_are_their_difference_and_product(folder: Path) -> None:
 
 
 def test_mean_and_spread_over_seeds(folder: Path) -> None:
-    sets = select("CR,SST2", folder, "en")
-    results = evaluate.evaluate(WordEncoder(), sets, Settings("sklearn", (1, 2, 3), folds=3), "en")
-    by_seed = [values["accuracy"] for values in results["CR"].by_seed.values()]
+    options = {"data": str(folder), "classifier": "sklearn", "folds": 3}
+    figures = measured(SentEval, WordEncoder(), sets="CR,SST2", seeds="1,2,3", **options)
+    found = figures.values["CR"]
+    by_seed = [values["accuracy"] for values in found["by_seed"].values()]
     assert len(set(by_seed)) > 1
-    assert results["CR"].mean("accuracy") == pytest.approx(sum(by_seed) / 3)
-    assert results["CR"].spread("accuracy") == pytest.approx(np.std(by_seed) * (3 / 2) ** 0.5)
-    assert results["SST2"].spread("accuracy") == 0 and list(results["SST2"].by_seed) == [1, 2, 3]
-    one = evaluate.evaluate(WordEncoder(), sets[:1], Settings("sklearn", (2,), folds=3), "en")
-    assert one["CR"].by_seed == {2: results["CR"].by_seed[2]}
-    assert evaluate.values(one)["CR"]["spread"] == {"accuracy": None, "dev": None}
-    assert "average of 7" not in evaluate.headline(results)
+    assert found["mean"]["accuracy"] == pytest.approx(sum(by_seed) / 3)
+    assert found["spread"]["accuracy"] == pytest.approx(np.std(by_seed) * (3 / 2) ** 0.5)
+    assert figures.values["SST2"]["spread"]["accuracy"] == 0
+    assert list(figures.values["SST2"]["by_seed"]) == ["1", "2", "3"]
+    one = measured(SentEval, WordEncoder(), sets="CR", seeds="2", **options).values["CR"]
+    assert one["by_seed"] == {"2": found["by_seed"]["2"]}
+    assert one["spread"] == {"accuracy": None, "dev": None}
+    assert "average of 7" not in figures.headline
 
 
 def test_sentences_of_the_training_text_are_counted_and_left_out(folder: Path, tmp_path: Path) -> None:
@@ -181,35 +183,36 @@ def test_sentences_of_the_training_text_are_counted_and_left_out(folder: Path, t
     encoder = WordEncoder()
     encoder.training_hashes = tmp_path / "training_hashes.npy"
     np.save(encoder.training_hashes, np.sort(sentence_hashes(known)))
-    settings = Settings("sklearn", folds=2)
-    results = evaluate.evaluate(encoder, sets, settings, "en")
-    assert [(r.overlap.found, r.overlap.total) for r in results.values()] == [(1, 120), (1, 120)]
-    assert "overlap: 2 of 240 test examples" in evaluate.table(results)
-    dropped = evaluate.evaluate(encoder, sets, settings, "en", drop_overlap=True)
-    assert [r.sizes for r in dropped.values()] == [{"all": 119}, {"train": 120, "test": 119}]  # train stays
-    assert "119" in evaluate.table(dropped).splitlines()[2]
+    options = {"data": str(folder), "sets": "MR,MRPC", "classifier": "sklearn", "folds": 2}
+    figures = measured(SentEval, encoder, **options)
+    counts = [(own["overlap"]["found"], own["overlap"]["total"]) for own in figures.values.values()]
+    assert counts == [(1, 120), (1, 120)]
+    assert "overlap: 2 of 240 test examples" in figures.printed()
+    dropped = measured(SentEval, encoder, **options, drop_overlap=True)
+    sizes = [own["examples"] for own in dropped.values.values()]
+    assert sizes == [{"all": 119}, {"train": 120, "test": 119}]  # train stays
+    assert "119" in dropped.printed().splitlines()[2]
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("options", "message"),
     [
-        (Settings(seeds=()), "--seeds ''"),
-        (Settings(seeds=(1, 1)), "--seeds '1,1'; give different numbers"),
-        (Settings(seeds=(-1,)), "--seeds '-1'"),
-        (Settings(folds=1), "1 folds; give --folds 2 or more"),
-        (Settings(folds=40), "MR has 60 training examples of class 0, 80 are needed.*fewer --folds or without MR"),
+        ({"seeds": "1,1"}, "--seeds '1,1'; give different numbers"),
+        ({"seeds": "-1"}, "--seeds '-1'"),
+        ({"folds": 1}, "1 folds; give --folds 2 or more"),
+        ({"folds": 40}, "MR has 60 training examples of class 0, 80 are needed.*fewer --folds or without MR"),
     ],
 )
-def test_settings_that_cannot_be(folder: Path, settings: Settings, message: str) -> None:
+def test_settings_that_cannot_be(folder: Path, options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        evaluate.evaluate(WordEncoder(), select("MR", folder, "en"), settings, "en")
+        measured(SentEval, WordEncoder(), data=str(folder), sets="MR", **options)
 
 
 def test_a_set_of_one_class_teaches_nothing(folder: Path) -> None:
     for path in (folder / "SST" / "binary").iterdir():
         path.write_text(path.read_text().replace("\t1\n", "\t0\n"))
     with pytest.raises(UserError, match="SST2 has 0 training examples of class 1, 1 are needed"):
-        evaluate.evaluate(WordEncoder(), select("SST2", folder, "en"), Settings(), "en")
+        measured(SentEval, WordEncoder(), data=str(folder), sets="SST2")
 
 
 def test_sets_that_are_not_there(folder: Path) -> None:
@@ -250,11 +253,11 @@ def test_the_command(
     assert main([*command, *options, "--json", str(tmp_path / "result.json")]) == 0
     text = capsys.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())
-    sets = select("CR,SST2,SICK-R", folder, "de")
-    expected = evaluate.evaluate(WordEncoder(), sets, Settings("sklearn", (1, 2), 3), "de")
-    assert result["values"] == json.loads(json.dumps(evaluate.values(expected)))
-    assert result["headline"] == evaluate.headline(expected)
-    assert text == evaluate.table(expected) + "\n"
+    given = {"sets": "CR,SST2,SICK-R", "lang": "de", "classifier": "sklearn", "seeds": "1,2", "folds": 3}
+    expected = measured(SentEval, WordEncoder(), data=str(folder), **given)
+    assert result["values"] == json.loads(json.dumps(expected.values))
+    assert result["headline"] == expected.headline
+    assert text == expected.printed() + "\n"
     grid = [0.25, 1.0, 4.0, 16.0, 64.0]
     settings = {"classifier": "sklearn", "grid": grid, "seeds": [1, 2], "folds": 3, "language": "de"}
     assert result["settings"] == settings
@@ -273,15 +276,15 @@ def test_what_the_command_refuses(folder: Path, capsys: pytest.CaptureFixture[st
         assert message in capsys.readouterr().err
 
 
-def test_results_hold_what_a_table_shows() -> None:
-    from xrep.evaluation.overlap import Overlap
-
-    by_seed = {1: {"pearson": 80.0, "spearman": 75.0, "mse": 0.4, "dev": 81.0}, 2: {"pearson": 82.0, "spearman": 77.0}}
-    by_seed[2] |= {"mse": 0.2, "dev": 83.0}
-    measured = Measured(
-        "dev split, regression", by_seed, {"train": 9, "dev": 9, "test": 9}, Overlap(3, 12, dropped=True)
-    )
-    line = evaluate.table({"SICK-R": measured}).splitlines()[2]
-    assert line.split() == (
+def test_a_table_shows_mean_and_spread() -> None:
+    own = {
+        "protocol": "dev split, regression",
+        "mean": {"pearson": 81.0, "spearman": 76.0, "mse": 0.3, "dev": 82.0},
+        "spread": {"pearson": 2**0.5, "spearman": 2**0.5, "mse": 0.1, "dev": 2**0.5},
+        "overlap": {"found": 3, "total": 12, "dropped": True},
+    }
+    lines = evaluate.text({"SICK-R (supervised)": own}, {"average of 9": 80.0}).splitlines()
+    assert lines[2].split() == (
         "SICK-R (supervised) dev split, regression 9 pearson 81.00 1.41 82.00 spearman 76.00 mse 0.30".split()
     )
+    assert lines[-1].split() == ["average", "of", "9", "80.00"]

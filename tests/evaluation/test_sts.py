@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.evaluation.conftest import measured
 from xrep.errors import UserError
-from xrep.evaluation import sts
 from xrep.evaluation.overlap import Overlap
+from xrep.evaluation.sts import Sts, measure, select
 from xrep.evaluation.sts_sets import Subset, find_sets
 from xrep.text.cleaning import sentence_hashes
 
@@ -78,17 +79,17 @@ def test_the_three_averages_are_each_what_their_name_says(folder: Path, ngram_en
     tests = {test.name: test for test in find_sets(folder)}
     news, qa = tests["STS16"].subsets
     scores = [_by_hand(ngram_encoder(), subset) for subset in (news, qa)]
-    (result,) = sts.evaluate(ngram_encoder(), [tests["STS16"]])
+    values = measured(Sts, ngram_encoder(), data=str(folder)).values
     for name, function in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
         one, other = (100 * function(s, part.gold).statistic for s, part in zip(scores, (news, qa), strict=True))
         together = function(np.concatenate(scores), np.concatenate([news.gold, qa.gold])).statistic
-        found = result.measured["cosine"][name]
-        assert found.subsets == pytest.approx({"news": one, "qa": other}, abs=1e-4)
-        assert found.all == pytest.approx(100 * together, abs=1e-4)
-        assert found.mean == pytest.approx((one + other) / 2, abs=1e-4)
-        assert found.wmean == pytest.approx((3 * one + 4 * other) / 7, abs=1e-4)
-    spearman = result.measured["cosine"]["pearson"]
-    assert len({round(value, 3) for value in (spearman.all, spearman.mean, spearman.wmean)}) == 3
+        found = values["STS16"]["cosine"][name]
+        assert found["subsets"] == pytest.approx({"news": one, "qa": other}, abs=1e-4)
+        assert found["all"] == pytest.approx(100 * together, abs=1e-4)
+        assert found["mean"] == pytest.approx((one + other) / 2, abs=1e-4)
+        assert found["wmean"] == pytest.approx((3 * one + 4 * other) / 7, abs=1e-4)
+    pearson = values["STS16"]["cosine"]["pearson"]
+    assert len({round(pearson[average], 3) for average in ("all", "mean", "wmean")}) == 3
 
 
 def test_each_similarity_is_measured_on_vectors_as_the_model_gives_them(folder: Path, ngram_encoder) -> None:
@@ -100,50 +101,50 @@ def test_each_similarity_is_measured_on_vectors_as_the_model_gives_them(folder: 
         "euclidean": [-float(np.sqrt(((u - v) ** 2).sum())) for u, v in zip(x, y, strict=True)],
         "manhattan": [-float(np.abs(u - v).sum()) for u, v in zip(x, y, strict=True)],
     }
-    (result,) = sts.evaluate(encoder, [test])
+    found = measure(encoder, test)
     for name, scores in by_hand.items():
         expected = 100 * stats.pearsonr(scores, subset.gold).statistic
-        assert result.measured[name]["pearson"].all == pytest.approx(expected, abs=1e-3)
-    assert len({round(of["pearson"].all, 3) for of in result.measured.values()}) == 4
+        assert found[name]["pearson"].all == pytest.approx(expected, abs=1e-3)
+    assert len({round(of["pearson"].all, 3) for of in found.values()}) == 4
 
 
 def test_the_table_names_test_split_and_averages(folder: Path, ngram_encoder) -> None:
-    results = sts.evaluate(ngram_encoder(), find_sets(folder))
-    text = sts.table(results)
+    figures = measured(Sts, ngram_encoder(), data=str(folder))
+    text = figures.printed()
     assert "spearman all  spearman mean  spearman wmean  pearson all  pearson mean  pearson wmean" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["STS16", "test", "7"] in [row[:3] for row in rows] and ["news", "3"] in [row[:2] for row in rows]
     assert "spearman euclidean" in text
     assert text.splitlines()[-1] == "overlap: unknown (no training hashes beside the encoder)"
-    values = sts.values(results)
+    values = figures.values
     assert values["STS16"]["cosine"]["spearman"]["subsets"].keys() == {"news", "qa"}
-    assert sts.headline(results)["STS16 test, Spearman all"] == values["STS16"]["cosine"]["spearman"]["all"]
+    assert figures.headline["STS16 test, Spearman all"] == values["STS16"]["cosine"]["spearman"]["all"]
 
 
 def test_pairs_that_were_trained_on_are_counted_and_left_out(folder: Path, ngram_encoder, tmp_path: Path) -> None:
     hashes = tmp_path / "hashes.npy"
     np.save(hashes, np.unique(sentence_hashes(["a plane is TAKING off", "A cat sleeps"])))
     encoder, tests = ngram_encoder(training_hashes=hashes), find_sets(folder / "STSBenchmark")
-    (result,) = sts.evaluate(encoder, tests, drop_overlap=True)
-    assert result.overlap == Overlap(2, 6, dropped=True)
-    assert result.test.subsets[0].first[1:] == [first for first, *_ in PAIRS[1:4]]
+    data = str(folder / "STSBenchmark")
+    figures = measured(Sts, encoder, data=data, drop_overlap=True)
+    assert figures.overlap == Overlap(2, 6, dropped=True) and figures.values["STS-B"]["pairs"] == 4
     cut = tests[0].subsets[0].only(np.array([1, 1, 1, 1, 0, 0], bool))
     expected = stats.spearmanr(_by_hand(encoder, cut), cut.gold).statistic
-    assert result.measured["cosine"]["spearman"].all == pytest.approx(100 * expected)
-    assert sts.overlap_of(sts.evaluate(encoder, find_sets(folder))).found == 2 + 2 + 2
+    assert figures.values["STS-B"]["cosine"]["spearman"]["all"] == pytest.approx(100 * expected)
+    assert measured(Sts, encoder, data=str(folder)).overlap.found == 2 + 2 + 2
     np.save(hashes, np.unique(sentence_hashes([first for first, *_ in PAIRS[1:]])))
-    with pytest.raises(UserError, match=r"1 pairs of STS-B \(STS-B\) are left"):
-        sts.evaluate(encoder, tests, drop_overlap=True)
+    with pytest.raises(UserError, match=r"5 of 6 examples of STS-B were in the training text, too few are left"):
+        measured(Sts, encoder, data=data, drop_overlap=True)
 
 
 def test_languages_are_chosen_by_either_code(folder: Path, ngram_encoder) -> None:
     tests = find_sets(folder)
-    assert [test.name for test in sts.select(tests, "deu")] == ["STS-B de"]
-    assert len(sts.select(tests, "all")) == 4
-    with pytest.raises(UserError, match="no STS data for fr; give --langs all or any of de,en"):
-        sts.select(tests, "de,fr")
+    assert [test.name for test in select(tests, "deu")] == ["STS-B de"]
+    assert len(select(tests, "all")) == 4
+    with pytest.raises(UserError, match="no STS data for fr; the data has de,en"):
+        select(tests, "de,fr")
     with pytest.raises(UserError, match="cannot encode de .*name another encoder"):
-        sts.evaluate(ngram_encoder(known=["en"]), tests)
+        measured(Sts, ngram_encoder(known=["en"]), data=str(folder))
 
 
 def test_a_collapsed_encoder_is_no_result(folder: Path, ngram_encoder) -> None:
@@ -152,7 +153,7 @@ def test_a_collapsed_encoder_is_no_result(folder: Path, ngram_encoder) -> None:
             return np.ones((len(sentences), 4), np.float32)
 
     with pytest.raises(UserError, match="all similarities of .* are equal"):
-        sts.evaluate(Collapsed(), find_sets(folder))
+        measured(Sts, Collapsed(), data=str(folder))
 
 
 def _break(root: Path, how: str) -> None:

@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.evaluation.conftest import measured
 from xrep.errors import UserError
 from xrep.evaluation import tatoeba
+from xrep.evaluation.figures import Figures
 from xrep.evaluation.overlap import Overlap
+from xrep.evaluation.tatoeba import Tatoeba
 from xrep.metrics.retrieval import Accuracy
 
 
@@ -23,6 +26,11 @@ def _by_hand(encoder, folder: Path, code: str, language: str) -> Accuracy:
     lines = np.arange(len(similarity))
     right = similarity.argmax(axis=1) == lines, similarity.argmax(axis=0) == lines
     return Accuracy(*(100 * float(direction.mean()) for direction in right))
+
+
+def _accuracy(figures: Figures, language: str) -> Accuracy:
+    found = figures.values["languages"][language]
+    return Accuracy(found["xx-en"], found["en-xx"])
 
 
 def _pools(folder: Path, languages: str = "all") -> list[tatoeba.Pool]:
@@ -44,22 +52,23 @@ def test_the_averages_are_over_the_published_languages() -> None:
 
 
 def test_accuracy_is_that_of_the_protocol_by_hand(tatoeba_folder: Path, ngram_encoder) -> None:
-    results = tatoeba.evaluate(ngram_encoder(), _pools(tatoeba_folder))
-    assert results.pairs == {"zh": 4, "de": 6, "sw": 3}
+    figures = measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder))
+    found = figures.values["languages"]
+    assert {language: own["pairs"] for language, own in found.items()} == {"zh": 4, "de": 6, "sw": 3}
     for code, language in (("cmn", "zh"), ("deu", "de"), ("swh", "sw")):
-        assert results.accuracies[language] == _by_hand(ngram_encoder(), tatoeba_folder, code, language)
-    assert results.accuracies["de"].mean > 60 > results.accuracies["zh"].mean
-    means = [accuracy.mean for accuracy in results.accuracies.values()]
-    assert results.mean.mean == pytest.approx(np.mean(means))  # over languages, however many pairs each has
-    assert results.overlap == Overlap(None, 13)
+        assert _accuracy(figures, language) == _by_hand(ngram_encoder(), tatoeba_folder, code, language)
+    assert found["de"]["mean"] > 60 > found["zh"]["mean"]
+    means = [own["mean"] for own in found.values()]
+    assert figures.values["mean"] == pytest.approx(np.mean(means))  # over languages, however many pairs each has
+    assert figures.overlap == Overlap(None, 13)
 
 
 def test_a_pool_larger_than_one_tile_is_searched_whole(write_tatoeba: Callable, ngram_encoder) -> None:
     rows = [(f"Zimmer {i * 7919} im Hotel {i % 13}", f"room {i * 7919} of hotel {i % 11}") for i in range(1203)]
     folder = write_tatoeba({"deu": rows})
-    measured = tatoeba.measure(ngram_encoder(), _pools(folder))["de"]
-    assert measured == _by_hand(ngram_encoder(), folder, "deu", "de")
-    assert 50 < measured.mean < 100
+    found = _accuracy(measured(Tatoeba, ngram_encoder(), data=str(folder)), "de")
+    assert found == _by_hand(ngram_encoder(), folder, "deu", "de")
+    assert 50 < found.mean < 100
 
 
 @pytest.mark.slow
@@ -72,10 +81,10 @@ def test_the_published_files_are_read_and_measured(published_tatoeba: Path, ngra
         assert [pool.language for pool in chosen] == list(languages)
         if group == "28":
             assert {len(pool) for pool in chosen} == {1000}
-    measured = tatoeba.measure(ngram_encoder(), _pools(published_tatoeba, "deu,fr,cmn"))
+    figures = measured(Tatoeba, ngram_encoder(), data=str(published_tatoeba), langs="deu,fr,cmn")
     for code, language in (("deu", "de"), ("fra", "fr"), ("cmn", "zh")):
-        assert measured[language] == _by_hand(ngram_encoder(), published_tatoeba, code, language)
-    assert measured["de"].mean > 10 > measured["zh"].mean
+        assert _accuracy(figures, language) == _by_hand(ngram_encoder(), published_tatoeba, code, language)
+    assert _accuracy(figures, "de").mean > 10 > _accuracy(figures, "zh").mean
 
 
 @pytest.mark.parametrize(
@@ -93,16 +102,50 @@ def test_files_of_another_code_of_the_language_are_found(write_tatoeba: Callable
 
 def test_an_average_is_given_only_when_all_its_languages_were_measured() -> None:
     every = {language: Accuracy(80.0 + i, 60.0 + i) for i, language in enumerate(tatoeba.GROUPS["36"])}
-    results = tatoeba.Results(every, dict.fromkeys(every, 1000), Overlap(0, 36000))
-    assert set(results.averages) == {"11", "14", "28", "36"}
-    assert results.averages["36"].forward == pytest.approx(80 + 35 / 2)
-    assert results.averages["11"].backward == pytest.approx(
+    found, missing = tatoeba.averages(every)
+    assert list(found) == ["11", "14", "28", "36"] and not missing
+    assert found["36"].forward == pytest.approx(80 + 35 / 2)
+    assert found["11"].backward == pytest.approx(
         np.mean([every[language].backward for language in "fr zh es de ru it tr pt hu ja nl".split()])
     )
     without = {language: accuracy for language, accuracy in every.items() if language not in ("sw", "fr")}
-    results = tatoeba.Results(without, dict.fromkeys(without, 1000), Overlap(0, 34000))
-    assert results.averages == {}
-    assert (results.missing("14"), results.missing("28")) == (["fr", "sw"], ["fr"])
+    found, missing = tatoeba.averages(without)
+    assert found == {} and (missing["14"], missing["28"]) == (["fr", "sw"], ["fr"])
+
+
+def test_json_and_table_say_what_was_measured(
+    tatoeba_folder: Path, ngram_encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Compared(ngram_encoder):
+        def random_baseline(self) -> np.ndarray:
+            return ngram_encoder()
+
+    monkeypatch.setattr(tatoeba, "GROUPS", {"2": ("de", "zh"), "3": ("de", "zh", "fr")})
+    figures = measured(Tatoeba, Compared(), data=str(tatoeba_folder), random_baseline=True)
+    values, keys = figures.values, {"xx-en", "en-xx", "mean"}
+    assert set(values) == {"mean", "random_mean", "languages", "averages", "pairs"} and values["pairs"] == 13
+    assert set(values["languages"]["de"]) == {*keys, "pairs", "random_mean"}
+    assert set(values["averages"]) == {"mean", "2"} and set(values["averages"]["2"]) == keys
+    assert values["random_mean"] == values["mean"] == figures.headline["mean of 3"]
+    assert figures.headline["average of 2"] == np.mean([values["languages"][code]["mean"] for code in ("de", "zh")])
+    lines = [line.split() for line in figures.printed().splitlines()]
+    assert lines[0] == ["language", "pairs", "xx-en", "en-xx", "mean", "random"]
+    chinese = values["languages"]["zh"]
+    numbers = [f"{chinese[key]:.2f}" for key in ("xx-en", "en-xx", "mean", "random_mean")]
+    assert lines[2] == ["Chinese", "(zh)", "4", *numbers]
+    assert lines[6][:4] == ["mean", "of", "3", "13"] and lines[7][:3] == ["average", "of", "2"]
+    assert "no average over 3 (1 missing)" in figures.text and lines[-1][0] == "overlap:"
+    alone = measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder), langs="de")
+    assert "random" not in alone.text and set(alone.values) == {"mean", "languages", "averages", "pairs"}
+
+
+def test_saved_embeddings_replace_older_ones(tatoeba_folder: Path, ngram_encoder) -> None:
+    folder = tatoeba_folder / "vectors"
+    folder.mkdir()
+    (folder / "deu.deu.npy").write_text("old")
+    measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder), langs="de", save_embeddings=str(folder))
+    assert np.load(folder / "deu.deu.npy", allow_pickle=False).dtype == np.float32
+    assert sorted(file.name for file in folder.iterdir()) == ["deu.deu.npy", "deu.eng.npy"]
 
 
 def _break(folder: Path, how: str) -> str:
@@ -130,9 +173,9 @@ def _break(folder: Path, how: str) -> str:
         ("encoding", r"tatoeba.deu-eng.deu:4: .*UTF-8"),
         ("empty", r"tatoeba.deu-eng.deu: .*empty"),
         ("two codes", r"deu and ger are one language"),
-        ("absent", r"no Tatoeba files for fr; it holds de sw zh"),
-        ("group", r"no Tatoeba files for fr es ru it tr pt hu ja nl; it holds"),
-        ("none", r"no language named; give --langs"),
+        ("absent", r"no Tatoeba files for fr; the data has de,sw,zh|the data has zh,de,sw"),
+        ("group", r"no Tatoeba files for fr es ru it tr pt hu ja nl; the data has"),
+        ("none", r"no language named; the data has"),
     ],
 )
 def test_bad_data_is_one_clear_line(tatoeba_folder: Path, how: str, message: str) -> None:
@@ -150,13 +193,14 @@ def test_a_folder_without_the_test_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_an_encoder_without_a_tower_says_so_before_the_work(tatoeba_folder: Path, ngram_encoder) -> None:
-    kept = []
+    options = {"data": str(tatoeba_folder), "save_embeddings": str(tatoeba_folder / "vectors")}
     with pytest.raises(UserError, match=r"cannot encode zh sw \(.*no tower.*\); give --langs de$"):
-        tatoeba.evaluate(ngram_encoder(known=["de", "en"]), _pools(tatoeba_folder), keep=lambda *a: kept.append(a))
+        measured(Tatoeba, ngram_encoder(known=["de", "en"]), **options)
     with pytest.raises(UserError, match="cannot encode en .*name another encoder"):
-        tatoeba.evaluate(ngram_encoder(known=["de", "zh", "sw"]), _pools(tatoeba_folder))
-    assert not kept
-    assert set(tatoeba.evaluate(ngram_encoder(known=["de", "en"]), _pools(tatoeba_folder, "de")).pairs) == {"de"}
+        measured(Tatoeba, ngram_encoder(known=["de", "zh", "sw"]), **options)
+    assert not (tatoeba_folder / "vectors").exists()
+    figures = measured(Tatoeba, ngram_encoder(known=["de", "en"]), **options, langs="de")
+    assert set(figures.values["languages"]) == {"de"} and len(list((tatoeba_folder / "vectors").iterdir())) == 2
 
 
 def _published_formula(x: np.ndarray, count: int) -> np.ndarray:
@@ -169,34 +213,32 @@ def _published_formula(x: np.ndarray, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("margin", ["absolute", "distance", "ratio"])
 def test_components_and_margins_are_those_of_the_formulas(tatoeba_folder: Path, ngram_encoder, margin: str) -> None:
-    kept = {}
-    pools, scoring = _pools(tatoeba_folder), tatoeba.Scoring(margin, neighbours=2, remove_components=1)
-    results = tatoeba.evaluate(
-        ngram_encoder(), pools, scoring, keep=lambda pool, *sides: kept.update({pool.code: sides})
-    )
+    vectors = tatoeba_folder / "vectors"
+    options = {"margin": margin, "neighbours": 2, "remove_components": 1, "save_embeddings": str(vectors)}
+    figures = measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder), **options)
+    pools = _pools(tatoeba_folder)
     for pool in pools:
         sides = [ngram_encoder().encode(side, "x") for side in (pool.sentences, pool.english)]
         x, y = (_published_formula(side, 1) for side in sides)
-        np.testing.assert_allclose(kept[pool.code], [x, y], atol=1e-5)
+        kept = [np.load(vectors / f"{pool.code}.{side}.npy") for side in (pool.code, "eng")]
+        np.testing.assert_allclose(kept, [x, y], atol=1e-5)
         cosine = x @ y.T
         near = [np.sort(cosine, axis=axis).take([-1, -2], axis=axis).mean(axis=axis) for axis in (1, 0)]
         around = (near[0][:, None] + near[1]) / 2
         scores = {"absolute": cosine, "distance": cosine - around, "ratio": cosine / around}[margin]
         right = [(scores.argmax(axis=axis) == np.arange(len(x))).mean() * 100 for axis in (1, 0)]
-        assert results.accuracies[pool.language] == Accuracy(*right)
+        assert _accuracy(figures, pool.language) == Accuracy(*right)
 
 
 @pytest.mark.parametrize(
-    ("scoring", "message"),
+    ("options", "message"),
     [
-        (tatoeba.Scoring("ratio", neighbours=4), "--neighbours 4, but 3 pairs of swh; give a smaller number"),
-        (tatoeba.Scoring(remove_components=3), "--remove-components 3, but 3 pairs of swh"),
-        (tatoeba.Scoring(remove_components=-1), "--remove-components -1; give 0 or more"),
-        (tatoeba.Scoring(neighbours=0), "--neighbours 0; give at least 1"),
+        ({"margin": "ratio", "neighbours": 4}, "--neighbours 4, but 3 pairs of swh; give a smaller number"),
+        ({"remove_components": 3}, "--remove-components 3, but 3 pairs of swh"),
+        ({"remove_components": -1}, "--remove-components -1; give 0 or more"),
+        ({"neighbours": 0}, "--neighbours 0; give at least 1"),
     ],
 )
-def test_numbers_too_large_for_the_data_are_one_clear_line(
-    tatoeba_folder: Path, ngram_encoder, scoring: tatoeba.Scoring, message: str
-) -> None:
+def test_numbers_too_large_for_the_data_are_one_clear_line(tatoeba_folder: Path, options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        tatoeba.measure(ngram_encoder(), _pools(tatoeba_folder), scoring)
+        Tatoeba(Tatoeba.Config(data=str(tatoeba_folder), **options)).read()

@@ -15,8 +15,7 @@ from tests.fixtures import data_directory, text, tokenizer
 from tests.runs import compose_run, options, xrep_train
 from xrep.errors import UserError
 from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.sts import evaluate, headline
-from xrep.evaluation.sts_sets import find_sets
+from xrep.evaluation.sts import Sts
 from xrep.models.dual_encoder import DualEncoder
 from xrep.training.run import train
 from xrep.validation.sts import StsValidator
@@ -84,13 +83,12 @@ def test_the_best_checkpoint_is_the_one_that_xrep_eval_finds_best(sets, data_dir
     }
     finished = xrep_train(data_directory, *options(save_dir=tmp_path / "run", **given))
     assert finished.returncode == 0, finished.stderr
-    tests = find_sets(sets, "dev")
     found = {}
     for step in (2, 4, 6):
-        results = evaluate(
-            open_encoder(tmp_path / "run" / f"checkpoint-{step:08d}"), [t for t in tests if t.language != "fr"]
-        )
-        found[step] = sum(headline(results).values()) / 2
+        evaluation = Sts(Sts.Config(data=str(sets), langs="de,en", split="dev"))
+        evaluation.read()
+        figures = evaluation.measure(open_encoder(tmp_path / "run" / f"checkpoint-{step:08d}"))
+        found[step] = sum(figures.headline.values()) / 2
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["best"]["metric"] == "spearman"
     assert summary["best"]["value"] == pytest.approx(max(found.values()), abs=1e-3)

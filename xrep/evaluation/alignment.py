@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,19 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation import text_table
 from xrep.evaluation.encoders import Encoder, check_languages
-from xrep.evaluation.overlap import Overlap, find_overlap
-from xrep.evaluation.sts_sets import SPLITS, find_sets
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption
+from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.overlap import Overlap, chosen, find_overlap
+from xrep.evaluation.plots import plot_alignment
+from xrep.evaluation.reading import folders_with
+from xrep.evaluation.sts_sets import read_file
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
 from xrep.models.directory import PREFIX, checkpoints_in
 from xrep.text.languages import canonical
 from xrep.text.readers import orient, parse_bitext, read_pairs
 
 _PARALLEL = re.compile(r"[A-Za-z_-]+=.+")
-_SCORED = re.compile(r"(?:sts|stsb-.+)-(train|dev|test)\.csv|SICK_(train|trial|test_annotated)\.txt")
-_WHAT = "name an STS file such as sts-dev.csv, or parallel text such as de-en=FILE.tsv or de-en=FILE.de,FILE.en"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class PairSet:
 
     Attributes:
         languages: Languages of ``first`` and ``second``.
-        what: Description of how the positives were chosen.
+        rule: Description of how the positives were chosen.
     """
 
     name: str
@@ -53,73 +54,171 @@ class PairSet:
     second: list[str]
     positive: np.ndarray
     files: list[Path]
-    what: str
+    rule: str
 
     def __len__(self) -> int:
         return len(self.first)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Both losses of one encoder (lower is better); ``step`` is None unless the encoder is a checkpoint of a run."""
+class Checkpoints:
+    """The checkpoints of a run, opened one after the other, so that only one is in memory.
 
-    step: int | None
-    alignment: float
-    uniformity: float
-    positives: int
-    sentences: int
-    overlap: Overlap
-    fingerprint: str
-
-
-def read_set(data: str, *, above: float = 4.0, pairs: int = 1000, true_pairs: int = 250, seed: int = 0) -> PairSet:
-    """Read the pair set that ``data`` names.
-
-    Args:
-        data: A file of STS-B, its translations or SICK, or parallel text (``de-en=...``).
-        above: Scored pairs with a higher score than this are positives.
-        pairs, true_pairs: For parallel text, the number of pairs to use, and how many of them stay true translations.
-        seed: Seed for drawing the sentences that replace those of the other pairs.
+    Attributes:
+        path: Directory of the last checkpoint that was opened.
 
     Raises:
-        UserError: ``data`` is none of these, there is no positive pair, or there are too few pairs.
+        UserError: The run has no checkpoints.
     """
-    if _PARALLEL.fullmatch(data):
-        return _parallel(data, pairs, true_pairs, seed)
-    return _scored(Path(data), above)
+
+    def __init__(self, run: str, evaluation: Evaluation) -> None:
+        self._places, self._evaluation = checkpoints_in(Path(run)), evaluation
+        if not self._places:
+            cure = f"name the directory of a run, which holds {PREFIX}00001000 and its like"
+            raise UserError("no checkpoints in it", path=run, cure=cure)
+        self.path = str(self._places[-1])
+        self._fingerprint = ""
+
+    def __iter__(self) -> Iterator[tuple[int, Encoder]]:
+        """Yield step and encoder of each checkpoint, in the order of their steps."""
+        for place in self._places:
+            encoder = Evaluation.open(self._evaluation, str(place))
+            self._fingerprint = encoder.fingerprint()
+            yield int(place.name.removeprefix(PREFIX)), encoder
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
 
 
-def _scored(path: Path, above: float) -> PairSet:
-    match = _SCORED.fullmatch(path.name)
-    if not path.is_file() or not match:
-        raise UserError("no such file" if match else "not a set of pairs that is known", path=path, cure=_WHAT)
-    split = next((name for name in SPLITS if name in path.name), "dev")  # SICK's dev split is called trial
-    test = next(test for test in find_sets(path.parent, split) if path in test.files)
-    subset = test.subsets[0]
-    positive = subset.gold > above
-    if not positive.any():
-        problem, cure = f"no pair scores higher than {above:g}", "give a lower --positive-above"
+class Alignment(Evaluation):
+    """Measure alignment and uniformity, of one encoder or along a run.
+
+    Alignment is the mean squared distance of pairs that mean the same. Uniformity is the logarithm of the mean of
+    exp(-2 squared distance) of any two sentences (Wang and Isola, 2020). Lower is better for both.
+
+      xrep-eval alignment --path run1/best --data sts/STSBenchmark/sts-dev.csv
+      xrep-eval alignment --path run1 --every-checkpoint --data sts-dev.csv --plot trajectory.png
+      xrep-eval alignment --path run1/best --data zh-en=UNv1.0.devset.zh,UNv1.0.devset.en
+
+    --data is a file of STS-B, of its translations or of SICK, whose pairs with a score higher than 4 are the positives.
+    Or it is parallel text: of its first 1000 pairs the first 250 stay, and in the others the sentence that is not
+    English is replaced by one that is drawn from the rest. A run keeps its last 2 checkpoints, or as many as
+    --keep-last said.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions, OverlapOption, PlotOption):
+        data: str
+        """A file such as sts-dev.csv, or parallel text: LANG-LANG=FILE.tsv or LANG-LANG=FILE,FILE."""
+        every_checkpoint: bool = False
+        """Measure each checkpoint of a run, whose directory is given by --path."""
+        positive_above: float = 4.0
+        """Scored pairs with a higher score than this are positives."""
+        pairs: int = 1000
+        """Number of pairs that are taken of parallel text."""
+        true_pairs: int = 250
+        """Number of these pairs that keep their translation."""
+        seed: int = 0
+        """Seed for drawing the sentences that replace those of the other pairs."""
+
+    config: Config
+
+    @classmethod
+    def find(cls, folder: Path) -> dict[Path, Any]:
+        files = [place / name for place, names in folders_with(folder, r"sts-test\.csv").items() for name in names]
+        return {file: cls.Config(data=str(file)) for file in files}
+
+    def read(self) -> None:
+        scored = _PARALLEL.fullmatch(self.config.data) is None
+        self.pairs = read_scored(self.config) if scored else read_parallel(self.config)
+
+    def open(self, path: str) -> Any:
+        return Checkpoints(path, self) if self.config.every_checkpoint else super().open(path)
+
+    def measure(self, encoder: Encoder | Checkpoints) -> Figures:
+        """Measure one encoder or, with ``--every-checkpoint``, each checkpoint of a run.
+
+        The values for JSON are ``pairs`` (name of the pair set), ``languages``, and the ``positives``, ``sentences``,
+        ``alignment`` and ``uniformity`` of the last encoder. A run also has ``checkpoints``, a list with ``step``,
+        ``alignment``, ``uniformity`` and ``fingerprint`` of each.
+        """
+        pairs, checkpoints, last, overlap = self.pairs, [], {}, None
+        for step, each in encoder if isinstance(encoder, Checkpoints) else [(None, encoder)]:
+            last, overlap = losses(each, pairs, self.config.drop_overlap)
+            figures = {loss: last[loss] for loss in ("alignment", "uniformity")}
+            checkpoints.append({"step": step, **figures, "fingerprint": each.fingerprint()})
+        is_run = isinstance(encoder, Checkpoints)
+        rows = [
+            [str(own["step"]) if is_run else pairs.name, f"{own['alignment']:.4f}", f"{own['uniformity']:.4f}"]
+            for own in checkpoints
+        ]
+        lines = [
+            f"{pairs.name}: alignment of {last['positives']} positive pairs, uniformity of {last['sentences']} "
+            "sentences; lower is better",
+            pairs.rule,
+            table(["step" if is_run else "pairs", "alignment", "uniformity"], rows),
+        ]
+        languages = [canonical(language) for language in pairs.languages]
+        steps, alignments, uniformities = (
+            [own[key] for own in checkpoints] for key in ("step", "alignment", "uniformity")
+        )
+        return Figures(
+            text="\n".join(lines),
+            values={
+                "pairs": pairs.name,
+                "languages": languages,
+                **last,
+                **({"checkpoints": checkpoints} if is_run else {}),
+            },
+            headline={f"{pairs.name}, {loss}": last[loss] for loss in ("alignment", "uniformity")},
+            settings={"positives": pairs.rule, "seed": self.config.seed},
+            files=pairs.files,
+            overlap=overlap,
+            plot=lambda path: plot_alignment(steps, alignments, uniformities, pairs.name, path),
+        )
+
+
+def read_scored(config: Alignment.Config) -> PairSet:
+    """Read a file of STS-B, its translations or SICK.
+
+    Raises:
+        UserError: The file does not exist or is none of these, or it has no positive pair.
+    """
+    path = Path(config.data)
+    test = read_file(path) if path.is_file() else None
+    if test is None:
+        problem = "not a set of pairs that is known" if path.exists() else "no such file"
+        cure = "name an STS file such as sts-dev.csv, or parallel text such as de-en=FILE.tsv or de-en=FILE.de,FILE.en"
         raise UserError(problem, path=path, cure=cure)
-    what = f"positives score higher than {above:g}"
-    languages = (test.language, test.language)
-    return PairSet(f"{test.name} {split}", languages, subset.first, subset.second, positive, [path], what)
+    subset = test.subsets[0]
+    positive = subset.gold > config.positive_above
+    if not positive.any():
+        problem = f"no pair scores higher than {config.positive_above:g}"
+        raise UserError(problem, path=path, cure="give a lower --positive-above")
+    rule, languages = f"positives score higher than {config.positive_above:g}", (test.language, test.language)
+    return PairSet(f"{test.name} {test.split}", languages, subset.first, subset.second, positive, [path], rule)
 
 
-def _parallel(data: str, pairs: int, true_pairs: int, seed: int) -> PairSet:
+def read_parallel(config: Alignment.Config) -> PairSet:
+    """Read parallel text; see ``Alignment.Config`` for the sizes.
+
+    Raises:
+        UserError: There are too few pairs, or the numbers make no sense.
+    """
+    pairs, true_pairs = config.pairs, config.true_pairs
     if not 1 <= true_pairs <= pairs:
         raise UserError(f"--true-pairs {true_pairs} of --pairs {pairs}", cure="give 1 to as many as --pairs")
-    bitext = orient(parse_bitext(data))[0]
+    bitext = orient(parse_bitext(config.data))[0]
     rows = ((source, target) for _, source, target in read_pairs(bitext) if source.strip() and target.strip())
-    chosen, replaced = list(islice(rows, pairs)), pairs - true_pairs
-    others, following = _draw((source for source, _ in rows), replaced, random.Random(seed))
-    if len(chosen) < pairs or following < replaced:
-        problem = f"{len(chosen) + following} pairs, but {pairs} and {replaced} others to draw from are needed"
+    taken, replaced = list(islice(rows, pairs)), pairs - true_pairs
+    others, following = _draw((source for source, _ in rows), replaced, random.Random(config.seed))
+    if len(taken) < pairs or following < replaced:
+        problem = f"{len(taken) + following} pairs, but {pairs} and {replaced} others to draw from are needed"
         raise UserError(problem, path=bitext.paths[0], cure="give a smaller --pairs")
     return PairSet(
         bitext.name,
         bitext.languages,
-        [*(source for source, _ in chosen[:true_pairs]), *others],
-        [target for _, target in chosen],
+        [*(source for source, _ in taken[:true_pairs]), *others],
+        [target for _, target in taken],
         np.arange(pairs) < true_pairs,
         [Path(path) for path in bitext.paths],
         f"the first {true_pairs} of {pairs} pairs are true, the others have another {bitext.languages[0]} sentence",
@@ -137,94 +236,28 @@ def _draw(sentences: Iterable[str], count: int, generator: random.Random) -> tup
     return drawn, number
 
 
-def checkpoints(run: str | Path) -> list[tuple[int, Path]]:
-    """Return step and directory of each checkpoint of a run, in the order of their steps.
+def losses(encoder: Encoder, pairs: PairSet, drop_overlap: bool = False) -> tuple[dict[str, Any], Overlap]:
+    """Measure both losses of an encoder, optionally without the pairs that were in the training text.
 
-    Raises:
-        UserError: The run has no checkpoints.
-    """
-    found = checkpoints_in(Path(run))
-    if not found:
-        cure = f"name the directory of a run, which holds {PREFIX}00001000 and its like"
-        raise UserError("no checkpoints in it", path=run, cure=cure)
-    return [(int(path.name.removeprefix(PREFIX)), path) for path in found]
-
-
-def evaluate(encoder: Encoder, pairs: PairSet, *, step: int | None = None, drop_overlap: bool = False) -> Measured:
-    """Measure both losses of an encoder.
-
-    Args:
-        step: Step of the encoder if it is a checkpoint of a run.
-        drop_overlap: Whether to leave out the pairs that were in the training text.
+    Returns:
+        ``alignment``, ``uniformity``, and the numbers ``positives`` and ``sentences`` that they were measured on; and
+        the overlap.
 
     Raises:
         UserError: The encoder refuses a language; or ``drop_overlap`` is set, but there are no training hashes or no
             positive pair is left.
     """
     check_languages(encoder, dict(zip(pairs.languages, (pairs.first[0], pairs.second[0]), strict=True)))
-    keep, overlap = find_overlap(encoder.training_hashes, pairs.first, pairs.second, drop=drop_overlap)
-    pairs = _only(pairs, keep)
-    if not pairs.positive.any():
+    keep, overlap = find_overlap(encoder.training_hashes, pairs.first, pairs.second, drop=drop_overlap, name=pairs.name)
+    positive = pairs.positive[keep]
+    if not positive.any():
         raise UserError(f"no positive pair of {pairs.name} is left", cure="measure without --drop-overlap")
-    x, y = (
-        encoder.encode(side, language)
-        for side, language in zip((pairs.first, pairs.second), pairs.languages, strict=True)
-    )
-    return Measured(
-        step,
-        alignment_loss(x[pairs.positive], y[pairs.positive]),
-        uniformity_loss(np.concatenate((x, y))),
-        int(pairs.positive.sum()),
-        2 * len(pairs),
-        overlap,
-        encoder.fingerprint(),
-    )
-
-
-def _only(pairs: PairSet, rows: np.ndarray) -> PairSet:
-    chosen = np.flatnonzero(rows)
-    first, second = ([side[row] for row in chosen] for side in (pairs.first, pairs.second))
-    return replace(pairs, first=first, second=second, positive=pairs.positive[chosen])
-
-
-def table(pairs: PairSet, results: Sequence[Measured]) -> str:
-    """Return a description of the data, a table with one line per encoder, and the overlap line."""
-    named = results[0].step is not None
-    rows = [
-        [str(result.step) if named else pairs.name, f"{result.alignment:.4f}", f"{result.uniformity:.4f}"]
-        for result in results
-    ]
-    last = results[-1]
-    sizes = f"alignment of {last.positives} positive pairs, uniformity of {last.sentences} sentences"
-    header = ["step" if named else "pairs", "alignment", "uniformity"]
-    return "\n".join(
-        [f"{pairs.name}: {sizes}; lower is better", pairs.what, text_table.table(header, rows), last.overlap.line]
-    )
-
-
-def values(pairs: PairSet, results: Sequence[Measured]) -> dict[str, Any]:
-    """Return the results for JSON.
-
-    The keys are ``pairs`` (name of the pair set), ``languages``, ``positives``, ``sentences``, and ``alignment`` and
-    ``uniformity`` of the last encoder. A run also has ``checkpoints``, a list with ``step``, ``alignment``,
-    ``uniformity`` and ``fingerprint`` of each.
-    """
-    last = results[-1]
+    first, second = chosen(keep, pairs.first, pairs.second)
+    x, y = encoder.encode(first, pairs.languages[0]), encoder.encode(second, pairs.languages[1])
     found = {
-        "pairs": pairs.name,
-        "languages": [canonical(language) for language in pairs.languages],
-        "positives": last.positives,
-        "sentences": last.sentences,
-        "alignment": last.alignment,
-        "uniformity": last.uniformity,
+        "positives": int(positive.sum()),
+        "sentences": 2 * len(positive),
+        "alignment": alignment_loss(x[positive], y[positive]),
+        "uniformity": uniformity_loss(np.concatenate((x, y))),
     }
-    if last.step is None:
-        return found
-    names = ("step", "alignment", "uniformity", "fingerprint")
-    return found | {"checkpoints": [{name: getattr(result, name) for name in names} for result in results]}
-
-
-def headline(pairs: PairSet, results: Sequence[Measured]) -> dict[str, float]:
-    """Return both losses of the last encoder, under the name of the pair set."""
-    last = results[-1]
-    return {f"{pairs.name}, alignment": last.alignment, f"{pairs.name}, uniformity": last.uniformity}
+    return found, overlap

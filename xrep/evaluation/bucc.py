@@ -11,19 +11,23 @@ each source. Pairs whose score reaches a threshold are extracted. The threshold 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.overlap import Overlap, find_overlap
-from xrep.metrics.mining import MiningScores, best_threshold, mining_scores
-from xrep.retrieval.candidates import Candidates, Retrieval, choose
-from xrep.retrieval.margins import Margin, check_neighbours
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption
+from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.evaluation.reading import folders_with
+from xrep.metrics.mining import best_threshold, mining_scores
+from xrep.retrieval.candidates import Candidates, choose
+from xrep.retrieval.margins import check_neighbours
 from xrep.retrieval.neighbours import neighbours
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
@@ -55,35 +59,87 @@ class Split:
     files: tuple[Path, Path, Path]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of mining.
+class Bucc(Evaluation):
+    """Mine parallel sentences from two monolingual texts, and compare them with a gold list.
 
-    The threshold is ``threshold`` if given; else, with ``oracle``, the best one of the measured split; else the best
-    one of the tuning split.
+    --data holds the files of BUCC: zh-en.training.zh and zh-en.training.en (lines id<TAB>sentence) and
+    zh-en.training.gold (lines id<TAB>id), likewise zh-en.test.*, and so on.
+
+    Protocol: candidates are found by margin score, one target for each source; those from a threshold on are extracted.
+    The threshold is the one with the best F1 on the training (or dev) split, applied to the test split.
+
+      xrep-eval bucc --path run1/best --data bucc2018/ --langs de-en,zh-en
+      xrep-eval bucc --path run1/best --data bucc2018/ --margin distance --neighbours 3 --json out.json
+      xrep-eval bucc --path run1/best --data sample/ --oracle       # one split: its own best threshold, labelled so
     """
 
-    margin: Margin = "ratio"
-    neighbours: int = 4
-    retrieval: Retrieval = "max"
-    one_to_one: bool = False
-    threshold: float | None = None
-    oracle: bool = False
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions, OverlapOption):
+        data: str
+        """Folder of the files."""
+        langs: str = "all"
+        """Language pairs (de-en,zh-en), or all that are there."""
+        split: str | None = None
+        """Split to measure on. The default is test, or the only split."""
+        margin: Literal["absolute", "distance", "ratio"] = "ratio"
+        """Score by the cosine (absolute), or by its distance from, or ratio to, the mean cosine with the neighbours on
+        both sides."""
+        neighbours: int = 4
+        """Number of neighbours in each direction."""
+        retrieval: Literal["forward", "backward", "intersection", "max"] = "max"
+        """Candidates: the best target of each source, the best source of each target, both, or either."""
+        one_to_one: bool = False
+        """Use each target at most once, too, for its best pair."""
+        threshold: float | None = None
+        """Extract the pairs with this score or more, instead of searching for a threshold."""
+        oracle: bool = False
+        """Take the best threshold of the measured split itself. The result is labelled so."""
 
+    config: Config
 
-@dataclass(frozen=True)
-class Result:
-    """Scores on ``split``.
+    @classmethod
+    def find(cls, folder: Path) -> dict[Path, Any]:
+        configs = {}
+        for place, names in folders_with(folder, _GOLD.pattern).items():
+            is_single = len({name.partition(".")[0] for name in names}) == len(names)
+            configs[place] = cls.Config(data=str(place), oracle=is_single)
+        return configs
 
-    ``tuned_on`` is the origin of the threshold: the name of a split, ``given``, or ``oracle``. An oracle result should
-    not be quoted for a system.
-    """
+    def read(self) -> None:
+        config = self.config
+        if config.oracle and config.threshold is not None:
+            raise UserError("--oracle and --threshold", cure="give one of them")
+        self.tests: list[Split] = []
+        self.tunings: list[Split | None] = []
+        for pair, gold in select(config.langs, config.data).items():
+            split, tuning = plan(gold, pair, config)
+            self.tests.append(read_split(gold[split]))
+            self.tunings.append(read_split(gold[tuning]) if tuning else None)
 
-    pair: str
-    split: str
-    scores: MiningScores
-    threshold: float
-    tuned_on: str
+    def measure(self, encoder: Encoder) -> Figures:
+        config = self.config
+        kept = [leave_out_overlap(test, encoder.training_hashes, config.drop_overlap) for test in self.tests]
+        values = {
+            test.pair: measure(encoder, test, tuning, config)
+            for (test, _), tuning in zip(kept, self.tunings, strict=True)
+        }
+        mean = float(np.mean([own["f1"] for own in values.values()]))
+        label = f"mean F1{' (oracle)' if config.oracle else ''}"
+        rows = []
+        for pair, own in values.items():
+            figures = [f"{own[score]:.2f}" for score in ("precision", "recall", "f1")]
+            counts = [str(own["extracted"]), str(own["gold"]), f"{own['threshold']:.4f}", own["threshold_from"]]
+            rows.append([pair, own["split"], *figures, *counts])
+        header = ["languages", "split", "precision", "recall", "F1", "extracted", "gold", "threshold", "found on"]
+        settings = ("margin", "neighbours", "retrieval", "one_to_one", "threshold", "oracle")
+        return Figures(
+            text=f"{table(header, rows)}\n{label}: {mean:.2f}",
+            values=values,
+            headline={label: mean},
+            settings={name: getattr(config, name) for name in settings},
+            files=[file for split in (*self.tests, *filter(None, self.tunings)) for file in split.files],
+            overlap=total(overlap for _, overlap in kept),
+        )
 
 
 def available(folder: str | Path) -> dict[str, dict[str, Path]]:
@@ -123,22 +179,19 @@ def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
     return {name: found[name] for name in wanted}
 
 
-def plan(splits: Iterable[str], pair: str, options: Options, measured: str | None = None) -> tuple[str, str | None]:
+def plan(splits: Iterable[str], pair: str, config: Bucc.Config) -> tuple[str, str | None]:
     """Return the split to measure and the split on which to tune the threshold (None if no tuning is needed).
-
-    Args:
-        measured: Split that the user named. If None, ``test`` is measured, or the only split that is available.
 
     Raises:
         UserError: The split is not available, or there is no other split for tuning and neither ``threshold`` nor
             ``oracle`` is given.
     """
-    splits = list(splits)
+    splits, measured = list(splits), config.split
     split = measured or ("test" if "test" in splits else splits[0] if len(splits) == 1 else None)
     if split not in splits:
         problem = f"no split {measured}" if measured else "which split is measured is not clear"
         raise UserError(f"{pair}: {problem}", cure=f"give --split with one of {' '.join(splits)}")
-    if options.threshold is not None or options.oracle:
+    if config.threshold is not None or config.oracle:
         return split, None
     tuning = next((name for name in TUNING if name in splits and name != split), None)
     if tuning is None:
@@ -183,11 +236,7 @@ def _read_side(file: Path, language: str) -> Side:
 
 
 def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
-    """Yield the number and the two columns of each line that is not blank.
-
-    Raises:
-        UserError: A line does not have two columns, or all lines are blank.
-    """
+    """Yield the number and the two columns of each line that is not blank."""
     count = 0
     for number, line in read_lines(file):
         if not line.strip():
@@ -201,28 +250,22 @@ def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
         raise UserError("only empty lines", path=file, cure=f"give a file with lines {form}")
 
 
-def leave_out_overlap(splits: Sequence[Split], training_hashes: Path | None, drop: bool) -> tuple[list[Split], Overlap]:
+def leave_out_overlap(split: Split, training_hashes: Path | None, drop: bool) -> tuple[Split, Overlap]:
     """Count the gold pairs with a side that is in the training data; with ``drop``, also remove their sentences.
 
     Raises:
-        UserError: ``drop`` is set, but there are no training hashes or no gold pair of a split would be left.
+        UserError: ``drop`` is set, but there are no training hashes or no gold pair would be left.
     """
-    kept, overlaps = [], []
-    for split in splits:
-        columns = (
-            [side.sentences[row] for row in rows]
-            for side, rows in zip((split.source, split.target), split.gold.T, strict=True)
-        )
-        keep, overlap = find_overlap(training_hashes, *columns, drop=drop)
-        kept.append(split if keep.all() else _without(split, ~keep))
-        overlaps.append(overlap)
-    return kept, sum(overlaps[1:], overlaps[0])
+    columns = (
+        [side.sentences[row] for row in rows]
+        for side, rows in zip((split.source, split.target), split.gold.T, strict=True)
+    )
+    keep, overlap = find_overlap(training_hashes, *columns, drop=drop, name=split.pair)
+    return split if keep.all() else _without(split, ~keep), overlap
 
 
 def _without(split: Split, out: np.ndarray) -> Split:
     """Return a split without the gold pairs that the mask ``out`` selects, and without their sentences."""
-    if out.all():
-        raise UserError(f"all gold pairs of {split.pair} were in the training text", cure="leave out --drop-overlap")
     sides, columns = [], []
     for side, rows in zip((split.source, split.target), split.gold.T, strict=True):
         left = np.ones(len(side.sentences), dtype=bool)
@@ -235,61 +278,50 @@ def _without(split: Split, out: np.ndarray) -> Split:
     return replace(split, source=sides[0], target=sides[1], gold=np.stack(columns, axis=1))
 
 
-def mine(
-    encoder: Encoder, split: Split, options: Options, show_progress: bool = False
-) -> tuple[Candidates, np.ndarray]:
+def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:
     """Mine the candidate pairs of a split, best first, and return them with a mask of those that are gold, bool [P].
 
     Raises:
-        UserError: There are fewer sentences than neighbours, or the vectors are not finite or differ in dimension.
+        UserError: There are fewer sentences than neighbours, or the vectors differ in dimension.
     """
-    check_neighbours(options.neighbours, len(split.source.sentences), len(split.target.sentences))
+    check_neighbours(config.neighbours, len(split.source.sentences), len(split.target.sentences))
     x, y = (
-        encoder.encode(side.sentences, side.language, show_progress=show_progress)
+        encoder.encode(side.sentences, side.language, show_progress=sys.stderr.isatty())
         for side in (split.source, split.target)
     )
     if x.shape[1] != y.shape[1]:
-        raise UserError(
-            f"vectors of {x.shape[1]} and of {y.shape[1]} numbers", cure="name an encoder of both languages"
-        )
-    found = neighbours(x, y, options.neighbours)
-    pairs = choose(found, options.margin, options.retrieval, one_to_one=options.one_to_one)
+        cure = "name an encoder of both languages"
+        raise UserError(f"vectors of {x.shape[1]} and of {y.shape[1]} numbers", cure=cure)
+    found = neighbours(x, y, config.neighbours)
+    pairs = choose(found, config.margin, config.retrieval, one_to_one=config.one_to_one)
     gold = set(map(tuple, split.gold.tolist()))
     correct = [pair in gold for pair in zip(pairs.source.tolist(), pairs.target.tolist(), strict=True)]
     return pairs, np.array(correct, dtype=bool)
 
 
-def measure(
-    encoder: Encoder, measured: Split, tuning: Split | None, options: Options, show_progress: bool = False
-) -> Result:
-    """Measure precision, recall and F1 of one split, with the threshold that ``Options`` describes.
+def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Bucc.Config) -> dict[str, Any]:
+    """Measure precision, recall and F1 of one split.
+
+    The threshold is the one that is given, or the best one of the measured split (oracle), or the best one of
+    ``tuning``. An oracle result should not be quoted for a system.
+
+    Returns:
+        ``split``, the fields of ``MiningScores``, ``threshold``, and its origin ``threshold_from``: the name of a
+        split, ``given``, or ``oracle``.
 
     Raises:
         UserError: See ``mine``; or the split on which the threshold is tuned has no candidates.
     """
-    pairs, correct = mine(encoder, measured, options, show_progress)
-    threshold, tuned_on = options.threshold, "given"
+    pairs, correct = mine(encoder, measured, config)
+    threshold, origin = config.threshold, "given"
     if threshold is None:
-        split = measured if options.oracle else tuning
+        split = measured if config.oracle else tuning
         assert split is not None
-        found = (pairs, correct) if options.oracle else mine(encoder, split, options, show_progress)
-        if not len(found[0]):
+        candidates, is_gold = (pairs, correct) if config.oracle else mine(encoder, split, config)
+        if not len(candidates):
             raise UserError(f"{split.pair}: no candidates in {split.name}", cure="use another margin or --retrieval")
-        threshold, _ = best_threshold(found[0].score, found[1], len(split.gold))
-        tuned_on = "oracle" if options.oracle else split.name
+        threshold, _ = best_threshold(candidates.score, is_gold, len(split.gold))
+        origin = "oracle" if config.oracle else split.name
     taken = pairs.score.astype(np.float64) >= threshold
     scores = mining_scores(int(correct[taken].sum()), int(taken.sum()), len(measured.gold))
-    return Result(measured.pair, measured.name, scores, threshold, tuned_on)
-
-
-def values(results: Sequence[Result]) -> dict[str, Any]:
-    """Return the results for JSON, by language pair."""
-    return {
-        result.pair: {
-            "split": result.split,
-            **vars(result.scores),
-            "threshold": result.threshold,
-            "threshold_from": result.tuned_on,
-        }
-        for result in results
-    }
+    return {"split": measured.name, **vars(scores), "threshold": threshold, "threshold_from": origin}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,7 +13,6 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.files import sha256_of, write_aside
-from xrep.registry import import_plugin
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
@@ -49,38 +50,32 @@ class Encoder(Encodes, Protocol):
         """Return a digest that changes when the vectors that the encoder computes change."""
         ...
 
+    def random_baseline(self) -> Encoder:
+        """Return an encoder of the same architecture with random weights.
 
-def open_encoder(
-    path: str | Path,
-    plugins: Sequence[str] = (),
-    *,
-    batch_tokens: int = 4096,
-    cache: str | Path | None = None,
-    random_weights: bool = False,
-) -> Encoder:
+        Raises:
+            UserError: The architecture is not known, because the vectors were computed elsewhere.
+        """
+        ...
+
+
+def open_encoder(path: str | Path, *, batch_tokens: int = 4096, cache: str | Path | None = None) -> Encoder:
     """Open the encoder at ``path``.
 
     Args:
         path: A run of xrep, a directory of Hugging Face or sentence-transformers, or a folder with ``vectors.npy``
             [N, D] and ``sentences.tsv`` (lines ``language<TAB>sentence``).
-        plugins: Modules to import first.
         batch_tokens: Number of subwords that are encoded at a time.
         cache: Folder in which vectors are kept, by encoder, language and sentences.
-        random_weights: Whether to use random weights in the same architecture, as a baseline.
 
     Raises:
-        UserError: There is no encoder, or ``random_weights`` is set for precomputed vectors.
+        UserError: There is no encoder at ``path``.
     """
-    for plugin in plugins:
-        import_plugin(plugin)
     if (Path(path) / VECTORS).exists():
-        if random_weights:
-            raise UserError("vectors have no random baseline", path=path, cure="measure without --random-baseline")
         return Precomputed(path)
     from xrep.inference.sentence_encoder import SentenceEncoder
 
-    encoder = SentenceEncoder.load(path, random_weights=random_weights)
-    return Loaded(str(path), encoder, batch_tokens, None if cache is None else Path(cache))
+    return Loaded(str(path), SentenceEncoder.load(path), batch_tokens, None if cache is None else Path(cache))
 
 
 def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
@@ -107,6 +102,14 @@ def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
         )
 
 
+def encode_columns(encoder: Encodes, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:
+    """Encode several columns of sentences, each different sentence once; return unnormalised vectors, float32 [N, D]
+    each."""
+    places = {sentence: place for place, sentence in enumerate(dict.fromkeys(chain.from_iterable(columns)))}
+    vectors = encoder.encode(list(places), lang, normalize=False, show_progress=sys.stderr.isatty())
+    return [vectors[[places[sentence] for sentence in column]] for column in columns]
+
+
 class Loaded:
     """A ``SentenceEncoder`` for evaluations, with an optional cache of its vectors on disk.
 
@@ -128,6 +131,10 @@ class Loaded:
         if self._fingerprint is None:
             self._fingerprint = self.encoder.fingerprint()
         return self._fingerprint
+
+    def random_baseline(self) -> Loaded:
+        encoder = type(self.encoder).load(self.path, random_weights=True)
+        return Loaded(self.path, encoder, self._batch_tokens, self._cache)
 
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
@@ -191,6 +198,9 @@ class Precomputed:
             digest.update(bytes.fromhex(sha256_of(Path(self.path) / name)))
         return digest.hexdigest()
 
+    def random_baseline(self) -> Encoder:
+        raise UserError("vectors have no random baseline", path=self.path, cure="measure without --random-baseline")
+
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
@@ -253,6 +263,9 @@ class SentenceList:
 
     def fingerprint(self) -> str:
         return ""
+
+    def random_baseline(self) -> SentenceList:
+        return self
 
     def write(self, path: str | Path) -> None:
         """Write each recorded sentence once, as lines ``language<TAB>sentence``."""

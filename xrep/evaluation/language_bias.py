@@ -12,18 +12,21 @@ languages in turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from xrep.errors import UserError
-from xrep.evaluation import text_table
 from xrep.evaluation.encoders import Encoder, check_languages
-from xrep.evaluation.multilingual import Group, Texts
-from xrep.evaluation.overlap import Overlap, find_overlap
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption, progress
+from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.multilingual import Group, TextOptions, Texts, read_texts
+from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
+from xrep.evaluation.plots import plot_language_bias
+from xrep.evaluation.reading import folders_with
 from xrep.metrics.components import remove_components
 from xrep.metrics.geometry import language_shares
 from xrep.retrieval.neighbours import normalize_rows
@@ -37,72 +40,115 @@ class Results:
     Attributes:
         sentences: Number of sentences per language.
         before, after: Shares in percent, float64 [L, L], for the vectors of the encoder and for the vectors without
-            their first ``components`` principal components. Row i belongs to the queries in ``languages[i]`` and sums
-            to 100.
+            their first principal components. Row i belongs to the queries in ``languages[i]`` and sums to 100.
     """
 
     languages: list[str]
     sentences: int
-    neighbours: int
-    components: int
     before: np.ndarray
     after: np.ndarray
-    overlap: Overlap
 
     @property
     def unbiased(self) -> float:
         """Share of the own language in percent, if neighbours were drawn at random from the other sentences."""
         return 100 * (self.sentences - 1) / (self.sentences * len(self.languages) - 1)
 
-    @property
-    def removed(self) -> str:
-        """The name of ``after`` in tables and plots."""
-        return f"without {self.components} component{'s' if self.components > 1 else ''}"
+
+class LanguageBias(Evaluation):
+    """Measure the share of each language among the nearest neighbours of a sentence, in a mixed pool.
+
+    The pool has as many sentences of each language. The shares are measured before and after the first principal
+    component of each language is removed from its vectors.
+
+      xrep-eval language-bias --path run1/best --data tatoeba/ --langs de,fr,zh --plot bias.png
+      xrep-eval language-bias --path run1/best --data 'pawsx/test-{lang}.tsv'
+      xrep-eval language-bias --path run1/best --data 'newstest/newstest2012.{lang}' --sentences 500
+
+    --data is the folder of the Tatoeba test, or files whose line i translates line i of the others, with {lang} in
+    place of the language. Parallel files are the better test, because each language then says the same.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions, OverlapOption, PlotOption, TextOptions):
+        neighbours: int = 10
+        """Number of nearest neighbours of each sentence that are counted."""
+        remove_components: int = 1
+        """Number of principal components that are removed from the vectors of each language."""
+        sentences: int = 1000
+        """Maximum number of sentences per language; the first ones are taken. All languages are cut to the size of the
+        smallest."""
+
+    config: Config
+
+    @classmethod
+    def find(cls, folder: Path) -> dict[Path, Any]:
+        return {place: cls.Config(data=str(place)) for place in folders_with(folder, r"tatoeba\..+-eng\..+")}
+
+    def read(self) -> None:
+        if self.config.remove_components < 1:
+            raise UserError(f"--remove-components {self.config.remove_components}", cure="give at least 1")
+        self.texts = read_texts(self.config)
+        self.groups = _pool(self.texts)
+        _even(self.groups, self.config.sentences)
+
+    def measure(self, encoder: Encoder) -> Figures:
+        config = self.config
+        groups, overlap = _without_overlap(self.groups, encoder, config)
+        results = language_bias(encoder, groups, config.neighbours, config.remove_components)
+        removed = f"without {config.remove_components} component{'s' if config.remove_components > 1 else ''}"
+        shares = {"as it is": results.before, removed: results.after}
+        title = f"Languages of the {config.neighbours} nearest neighbours ({results.unbiased:.1f}% each without a bias)"
+        own, values = f"own language of {len(results.languages)}", _values(results)
+        return Figures(
+            text=_text(results, shares, config.neighbours),
+            values=values,
+            headline={own: values["own"]["before"], f"{own}, {removed}": values["own"]["after"]},
+            settings={
+                "languages": results.languages,
+                "sentences": results.sentences,
+                "neighbours": config.neighbours,
+                "remove_components": config.remove_components,
+            },
+            files=self.texts.files,
+            overlap=overlap,
+            plot=lambda path: plot_language_bias(results.languages, shares, title, path),
+        )
 
 
-def evaluate(
-    encoder: Encoder,
-    texts: Texts,
-    *,
-    neighbours: int = 10,
-    components: int = 1,
-    limit: int = 1000,
-    drop_overlap: bool = False,
-    show_progress: bool = False,
-) -> Results:
+def _without_overlap(
+    groups: Sequence[Group], encoder: Encoder, config: LanguageBias.Config
+) -> tuple[list[Group], Overlap]:
+    """Return groups of equal size and their overlap; dropped examples are replaced by later ones, if there are any."""
+    if not config.drop_overlap:
+        groups = _even(groups, config.sentences)
+    found = [find_overlap(encoder.training_hashes, *group.values(), drop=config.drop_overlap) for group in groups]
+    kept = [
+        dict(zip(group, chosen(keep, *group.values()), strict=True))
+        for group, (keep, _) in zip(groups, found, strict=True)
+    ]
+    return _even(kept, config.sentences), total(overlap for _, overlap in found)
+
+
+def language_bias(encoder: Encoder, groups: Sequence[Group], neighbours: int, components: int) -> Results:
     """Measure the shares of the languages before and after principal component removal.
 
     Args:
-        neighbours: Number of nearest neighbours of each sentence that are counted.
-        components: Number of principal components to remove from the vectors of each language; they are computed on
-            the same sentences.
-        limit: Maximum number of sentences per language. All languages are cut to the size of the smallest.
-        drop_overlap: Whether to leave out the examples that were in the training text.
+        groups: Sentences of each language, in groups of parallel sentences; all languages have the same number.
 
     Raises:
-        UserError: A number is out of range, the encoder refuses a language, or ``drop_overlap`` is set without training
-            hashes.
+        UserError: A number is out of range, or the encoder refuses a language.
     """
-    if components < 1:
-        raise UserError(f"--remove-components {components}", cure="give at least 1")
-    groups = _even(_pool(texts), limit)
-    check_languages(encoder, {language: sentences[0] for group in groups for language, sentences in group.items()})
-    found = [find_overlap(encoder.training_hashes, *group.values(), drop=drop_overlap) for group in groups]
-    overlap = sum((counted for _, counted in found[1:]), found[0][1])
-    if drop_overlap:
-        groups = _even([_only(group, keep) for group, (keep, _) in zip(groups, found, strict=True)], limit)
     columns = {language: sentences for group in groups for language, sentences in group.items()}
     languages, count = sorted(columns), len(next(iter(columns.values())))
+    check_languages(encoder, {language: columns[language][0] for language in languages})
     _check(neighbours, components, count, len(languages))
-    vectors = []
-    for language in tqdm(languages, disable=not show_progress, leave=False, unit=" languages"):
-        vectors.append(encoder.encode(columns[language], language))
+    vectors = [encoder.encode(columns[language], language) for language in progress(languages, "languages")]
     if components >= vectors[0].shape[1]:
         cure = f"give at most {vectors[0].shape[1] - 1}"
         raise UserError(f"--remove-components {components} of vectors {vectors[0].shape[1]} wide", cure=cure)
     without = [normalize_rows(remove_components(own, components)) for own in vectors]
     before, after = (100 * language_shares(sides, neighbours) for sides in (vectors, without))
-    return Results(languages, count, neighbours, components, before, after, overlap)
+    return Results(languages, count, before, after)
 
 
 def _pool(texts: Texts) -> list[Group]:
@@ -130,11 +176,6 @@ def _even(groups: Sequence[Group], limit: int) -> list[Group]:
     return [{language: sentences[:count] for language, sentences in group.items()} for group in groups]
 
 
-def _only(group: Group, rows: np.ndarray) -> Group:
-    chosen = np.flatnonzero(rows)
-    return {language: [sentences[row] for row in chosen] for language, sentences in group.items()}
-
-
 def _check(neighbours: int, components: int, count: int, languages: int) -> None:
     sentences = f"{count} sentences of each of {languages} languages"
     if not 1 <= neighbours < count * languages:
@@ -144,53 +185,38 @@ def _check(neighbours: int, components: int, count: int, languages: int) -> None
         raise UserError(f"--remove-components {components}, but {sentences}", cure=f"give at most {count - 1}")
 
 
-def table(results: Results) -> str:
-    """Return tables of shares in percent, and the overlap line.
-
-    The first table has the share of the own language before and after. For up to 12 languages, tables with the shares
-    of all languages follow.
-    """
-    languages, own = results.languages, _own(results)
+def _text(results: Results, shares: Mapping[str, np.ndarray], neighbours: int) -> str:
+    """Return the share of the own language before and after and, for up to 12 languages, the shares of all."""
+    languages, own = results.languages, [matrix.diagonal() for matrix in shares.values()]
     rows = [
         [f"{name(language)} ({language})", *(f"{values[i]:.1f}" for values in own)]
         for i, language in enumerate(languages)
     ]
     rows += [[], ["mean", *(f"{values.mean():.1f}" for values in own)]]
     parts = [
-        f"share (%) of the own language among the {results.neighbours} nearest neighbours, "
+        f"share (%) of the own language among the {neighbours} nearest neighbours, "
         f"{results.unbiased:.1f} without a bias; {results.sentences} sentences of each of {len(languages)} languages",
-        text_table.table(["query", "as it is", results.removed], rows),
+        table(["query", *shares], rows),
     ]
-    if len(languages) <= 12:
-        for what, shares in (("as it is", results.before), (results.removed, results.after)):
-            cells = [[language, *(f"{share:.1f}" for share in shares[i])] for i, language in enumerate(languages)]
-            parts += ["", f"share (%) of each language, {what}", text_table.table(["query", *languages], cells)]
-    return "\n".join([*parts, results.overlap.line])
+    for title, matrix in shares.items() if len(languages) <= 12 else ():
+        cells = [[language, *(f"{share:.1f}" for share in matrix[i])] for i, language in enumerate(languages)]
+        parts += ["", f"share (%) of each language, {title}", table(["query", *languages], cells)]
+    return "\n".join(parts)
 
 
-def values(results: Results) -> dict[str, Any]:
-    """Return the results for JSON, with all shares in percent.
+def _values(results: Results) -> dict[str, Any]:
+    """Return the values for JSON, with all shares in percent.
 
     The keys are ``own`` (mean over languages, ``before`` and ``after``), ``unbiased``, ``before`` and ``after``
     (language of the query -> language of the neighbours -> share) and ``sentences`` (number of sentences per language).
     """
-    before, after = (
-        {
+    shares = {"before": results.before, "after": results.after}
+    by_language = {
+        when: {
             query: dict(zip(results.languages, row, strict=True))
-            for query, row in zip(results.languages, shares.tolist(), strict=True)
+            for query, row in zip(results.languages, matrix.tolist(), strict=True)
         }
-        for shares in (results.before, results.after)
-    )
-    own = dict(zip(("before", "after"), (float(part.mean()) for part in _own(results)), strict=True))
-    return {"own": own, "unbiased": results.unbiased, "before": before, "after": after, "sentences": results.sentences}
-
-
-def headline(results: Results) -> dict[str, float]:
-    """Return the mean share of the own language before and after, in percent."""
-    before, after = (float(part.mean()) for part in _own(results))
-    own = f"own language of {len(results.languages)}"
-    return {own: before, f"{own}, {results.removed}": after}
-
-
-def _own(results: Results) -> tuple[np.ndarray, np.ndarray]:
-    return results.before.diagonal(), results.after.diagonal()
+        for when, matrix in shares.items()
+    }
+    own = {when: float(matrix.diagonal().mean()) for when, matrix in shares.items()}
+    return {"own": own, "unbiased": results.unbiased, **by_language, "sentences": results.sentences}

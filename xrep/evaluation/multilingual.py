@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.evaluation import tatoeba
+from xrep.evaluation.reading import check_parallel, choose_languages, read_sentences
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
@@ -41,31 +42,41 @@ class Texts:
         return sorted({language for group in self.groups for language in group})
 
 
-def read_texts(data: str, languages: str | None = None, column: int = 1) -> Texts:
+@dataclass(kw_only=True)
+class TextOptions:
+    """Options of every evaluation that reads parallel sentences in several languages."""
+
+    data: str
+    """Folder of the Tatoeba test, or path with {lang} in place of the language."""
+    langs: str | None = None
+    """Language codes (de,fr or deu,fra) or all. The default is those of de en es fr ja ko zh that are there, or all if
+    fewer than two are."""
+    column: int = 1
+    """Column of the sentence in .tsv files, counted from 1."""
+
+
+def read_texts(options: TextOptions) -> Texts:
     """Read parallel sentences. Rows with a blank or repeated side, and rows with all sides equal, are left out.
 
-    Args:
-        data: Folder of the Tatoeba test, or a path with ``{lang}`` in place of the language.
-        languages: ``all``, or codes separated by commas; with Tatoeba, English is always included. None selects the
-            available languages of ``SHOWN``, or all languages if fewer than two of these are available.
-        column: Column of the sentences in ``.tsv`` files, counted from 1; other files have one sentence per line.
+    With Tatoeba, English is always included.
 
     Raises:
         UserError: The files do not exist, a language is not available, one side is missing or shorter, or there are
             fewer than two languages.
     """
+    data = options.data
     if _PLACE in data:
         found = files_of_pattern(data)
-        chosen = _chosen(languages, set(found), data)
-        columns = {language: _read(found[language], column) for language in chosen}
-        groups, files = [_clean(columns, [found[language] for language in chosen])], [found[c] for c in chosen]
-    else:
-        codes = tatoeba.available(data)
-        chosen = [language for language in _chosen(languages, {*codes, "en"}, data) if language != "en"]
-        pools = [tatoeba.read_pool(data, codes[language]) for language in chosen]
-        files = [file for language in chosen for file in tatoeba.files_of(data, codes[language])]
-        columns = [{pool.language: pool.sentences, "en": pool.english} for pool in pools]
-        groups = [_clean(group, files) for group in columns]
+        files = [found[language] for language in _chosen(options, found)]
+        columns = {language: _read(found[language], options.column) for language in _chosen(options, found)}
+        return Texts([_clean(columns, files)], files)
+    codes = tatoeba.available(data)
+    groups, files = [], []
+    for language in _chosen(options, {*codes, "en"}):
+        if language != "en":
+            pool, own = tatoeba.read_pool(data, codes[language]), tatoeba.files_of(data, codes[language])
+            groups.append(_clean({language: pool.sentences, "en": pool.english}, own))
+            files += own
     return Texts(groups, files)
 
 
@@ -73,7 +84,8 @@ def files_of_pattern(pattern: str) -> dict[str, Path]:
     """Find the files that match a path with ``{lang}`` in place of the language: canonical language -> file.
 
     Raises:
-        UserError: ``{lang}`` occurs more than once or not at all, or two files have the same language.
+        UserError: ``{lang}`` occurs more than once or not at all, there is no such file, or two files have the same
+            language.
     """
     before, *others = pattern.split(_PLACE)
     if len(others) != 1:
@@ -87,30 +99,26 @@ def files_of_pattern(pattern: str) -> dict[str, Path]:
                 problem = f"{found[canonical(code)]} is of the same language"
                 raise UserError(problem, path=name, cure="move one of the two elsewhere")
             found[canonical(code)] = Path(name)
+    if not found:
+        raise UserError("no such files", path=pattern, cure=f"{_PLACE} stands for the language")
     return found
 
 
-def _chosen(languages: str | None, found: set[str], data: str) -> list[str]:
-    wanted = {canonical(code.strip()) for code in (languages or "").split(",") if code.strip()}
-    if languages == "all":
-        wanted = found
-    elif languages is None:
-        wanted = found & set(SHOWN)
-        wanted = wanted if len(wanted) > 1 else found
-    if missing := sorted(wanted - found):
-        there = f"it holds {','.join(sorted(found))}" if found else f"{_PLACE} stands for the language"
-        raise UserError(f"no sentences of {' '.join(missing)}", path=data, cure=there)
-    if _PLACE not in data:
-        wanted = wanted | {"en"}
-    if len(wanted) < 2:
-        problem = "sentences of fewer than 2 languages"
-        raise UserError(problem, path=data, cure=f"name files of several languages, with {_PLACE} in their place")
-    return sorted(wanted)
+def _chosen(options: TextOptions, found: Collection[str]) -> list[str]:
+    shown = [language for language in SHOWN if language in found]
+    wanted = (",".join(shown) if len(shown) > 1 else "all") if options.langs is None else options.langs
+    chosen = {*choose_languages(wanted, sorted(found), "sentences of", options.data)}
+    if _PLACE not in options.data:
+        chosen |= {"en"}
+    if len(chosen) < 2:
+        cure = f"name files of several languages, with {_PLACE} in their place"
+        raise UserError("sentences of fewer than 2 languages", path=options.data, cure=cure)
+    return sorted(chosen)
 
 
 def _read(path: Path, column: int) -> list[str]:
     if ".tsv" not in path.suffixes:
-        return [line for _, line in read_lines(path)]
+        return read_sentences(path)
     if column < 1:
         raise UserError(f"--column {column}", cure="columns are counted from 1")
     sentences = []
@@ -124,13 +132,7 @@ def _read(path: Path, column: int) -> list[str]:
 
 
 def _clean(group: Group, files: list[Path]) -> Group:
-    lengths = [len(sentences) for sentences in group.values()]
-    if len(set(lengths)) > 1:
-        short = lengths.index(min(lengths))
-        other = lengths.index(max(lengths))
-        problem = f"{lengths[short]} lines, but {files[other].name} has {lengths[other]}"
-        cure = "line i of one must translate line i of the other"
-        raise UserError(problem, path=files[short], line=lengths[short] + 1, cure=cure)
+    check_parallel(list(group.values()), files)
     rows = list(_distinct(zip(*group.values(), strict=True)))
     if len(rows) < 2:
         problem = f"{len(rows)} different sentences with a translation"

@@ -6,15 +6,17 @@ This is the analysis of "Aligning Cross-lingual Sentence Representations with Du
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation
+from xrep.evaluation.figures import Figures
+from xrep.evaluation.reading import read_sentences
 from xrep.text.readers import read_lines
 
 CHUNK_LINES = 16384
@@ -49,49 +51,93 @@ def read_queries(queries: Sequence[str], file: str | Path | None) -> list[str]:
     Raises:
         UserError: There is no query.
     """
-    lines = [line for _, line in read_lines(file)] if file is not None else []
+    lines = read_sentences(Path(file)) if file is not None else []
     found = list(dict.fromkeys(query for query in [*queries, *lines] if query.strip()))
     if not found:
         raise UserError("no query", cure="give --query 'a sentence', or --query-file with one on each line")
     return found
 
 
+class Neighbours(Evaluation):
+    """Find the sentences of a text that are nearest to a query, by the cosine of their vectors.
+
+      xrep-eval neighbours --path run1/best --query 'Wir trinken Wasser.' --lang de --data corpus.en --data-lang en
+      xrep-eval neighbours --path run1/best --query-file queries.en --data part1.en part2.en.gz --top 5 --json near.json
+
+    The text may be of any size. Equal sentences count once, and a sentence that equals the query does not count.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions):
+        data: list[str]
+        """Files of text, with one sentence per line."""
+        query: list[str] = field(default_factory=list)
+        """Sentences to search for; can be repeated."""
+        query_file: str | None = None
+        """File of queries, with one per line."""
+        lang: str | None = None
+        """Language of the queries, for an encoder that needs it."""
+        data_lang: str | None = None
+        """Language of the text. The default is that of the queries."""
+        top: int = 3
+        """Number of sentences for each query. Of equally near sentences, the earlier ones are taken."""
+
+    config: Config
+
+    def read(self) -> None:
+        if self.config.top < 1:
+            raise UserError(f"--top {self.config.top}", cure="give at least 1")
+        self.queries = read_queries(self.config.query, self.config.query_file)
+
+    def measure(self, encoder: Encoder) -> Figures:
+        config = self.config
+        text_lang = config.data_lang or config.lang
+        hits = nearest(encoder, self.queries, config.data, config.top, config.lang, text_lang)
+        lines = []
+        for query, found in zip(self.queries, hits, strict=True):
+            lines += [f"query: {query}", *(f"{h.similarity:6.3f}  {h.file}:{h.line}  {h.sentence}" for h in found), ""]
+        return Figures(
+            text="\n".join(lines[:-1]),
+            values={
+                "queries": [
+                    {"query": query, "nearest": [asdict(hit) for hit in found]}
+                    for query, found in zip(self.queries, hits, strict=True)
+                ]
+            },
+            settings={"top": config.top, "lang": config.lang, "text_lang": text_lang},
+            files=[*config.data, *([config.query_file] if config.query_file else [])],
+        )
+
+
 def nearest(
     encoder: Encoder,
     queries: Sequence[str],
     files: Sequence[str | Path],
-    *,
     top: int = 3,
     lang: str | None = None,
     text_lang: str | None = None,
-    show_progress: bool = False,
 ) -> list[list[Hit]]:
-    """Return the sentences nearest to each query by cosine, nearest first.
+    """Return the ``top`` sentences nearest to each query by cosine, nearest first.
 
-    The text is read in chunks, so memory does not grow with its size. Equal sentences count once, and as in the paper,
-    a sentence that equals the query does not count. Blank lines are skipped.
+    The text is read in chunks, so memory does not grow with its size. Blank lines are skipped.
 
     Args:
-        top: Number of sentences for each query; of equally near sentences, the earlier ones are taken.
         lang, text_lang: Languages of the queries and of the text, for encoders that need them.
 
     Raises:
         UserError: The encoder refuses a language, the text has too few sentences, or a file cannot be read.
     """
-    if top < 1:
-        raise UserError(f"--top {top}", cure="give at least 1")
     if lang:
         check_languages(encoder, {lang: queries[0]})
     vectors_QD = encoder.encode(list(queries), lang)
     hits: list[list[Hit]] = [[] for _ in queries]
-    with tqdm(disable=not show_progress, unit=" lines", unit_scale=True, leave=False) as progress:
+    with tqdm(disable=None, unit=" lines", unit_scale=True, leave=False) as progress:
         for number, chunk in enumerate(_chunks(files)):
             if text_lang and number == 0:
                 check_languages(encoder, {text_lang: chunk.sentences[0]})
             chunk_CD = encoder.encode(chunk.sentences, text_lang)
             for start in range(0, len(queries), _QUERIES):
-                block = slice(start, start + _QUERIES)
-                similarity_QC = vectors_QD[block] @ chunk_CD.T
+                similarity_QC = vectors_QD[start : start + _QUERIES] @ chunk_CD.T
                 for place, row in enumerate(similarity_QC, start=start):
                     hits[place] = _merge(hits[place], row, chunk, queries[place], top)
             progress.update(len(chunk.lines))
@@ -125,17 +171,3 @@ def _merge(hits: list[Hit], similarity_C: np.ndarray, chunk: Chunk, query: str, 
     found = [Hit(float(similarity_C[i]), chunk.file, chunk.lines[i], chunk.sentences[i]) for i in best.tolist()]
     both = hits + [hit for hit in found if hit.sentence not in known]
     return sorted(both, key=lambda hit: -hit.similarity)[:top]
-
-
-def table(queries: Sequence[str], hits: Sequence[Sequence[Hit]]) -> str:
-    """Return lines with each query and, below it, cosine, file, line and text of its nearest sentences."""
-    lines = []
-    for query, found in zip(queries, hits, strict=True):
-        lines += [f"query: {query}", *(f"{h.similarity:6.3f}  {h.file}:{h.line}  {h.sentence}" for h in found), ""]
-    return "\n".join(lines[:-1])
-
-
-def values(queries: Sequence[str], hits: Sequence[Sequence[Hit]]) -> dict[str, Any]:
-    """Return the results for JSON: ``queries``, a list with ``query`` and ``nearest`` (the fields of each ``Hit``)."""
-    found = zip(queries, hits, strict=True)
-    return {"queries": [{"query": query, "nearest": [asdict(hit) for hit in near]} for query, near in found]}

@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
-from xrep.evaluation import text_table
-from xrep.evaluation.encoders import Encoder, Loaded, check_languages
-from xrep.evaluation.overlap import Overlap, find_overlap
+from xrep.evaluation.encoders import Encoder, Loaded, check_languages, encode_columns
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
+from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.evaluation.reading import choose_languages
 from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep.text.languages import canonical, name
-from xrep.text.nli_readers import Example, NliFile, read_nli
+from xrep.text.nli_readers import Example, NliFile, discover_nli_test, read_nli
 
 CHUNK = 4096
 """Number of pairs that are classified at a time."""
@@ -59,13 +60,79 @@ class Result:
     overlap: Overlap
 
 
-def read_tests(files: Sequence[NliFile], languages: str, premise_language: str | None = None) -> list[NliTest]:
-    """Read one test per language, sorted by language.
+class NliAccuracy(Evaluation):
+    """Measure natural language inference by the classifier of a run: XNLI, SNLI, MNLI, CNSD.
 
-    Args:
-        languages: ``all``, or codes (``de`` or ``deu``) separated by commas.
-        premise_language: Language from which every premise is taken; the examples of all languages must then be
-            translations of each other, in the same order. None if each premise is in the language of its hypothesis.
+    The accuracy is the share of pairs of premise and hypothesis that the classifier puts into their class (entailment,
+    neutral, contradiction). The run was trained with --criterion nli, alone or as one of several parts.
+
+      xrep-eval nli --path run1/best --data xnli/
+      xrep-eval nli --path run1/best --data xnli/ --langs de,fr --premise-lang en --json nli.json
+      xrep-eval nli --path run1/best --data multinli_1.0_dev_matched.jsonl --split dev
+
+    --data is one data set as it is published: a file of it, a folder, or a folder of folders.
+      XNLI              xnli.test.tsv or .jsonl; test-de.tsv and so on, of three columns
+      SNLI, MNLI, CNSD  snli_1.0_test.jsonl or .txt, dev_matched.tsv, cnsd_snli_v1.0.test.jsonl
+      parallel files    s1.test, s2.test and labels.test
+
+    Languages that the classifier was not trained on are measured zero-shot.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions, OverlapOption):
+        data: str
+        """File or folder of the data set."""
+        langs: str = "all"
+        """Languages to measure (de,fr or deu,fra), or all."""
+        premise_lang: str | None = None
+        """Language from which every premise is taken. The examples of all languages must then be translations of each
+        other, in the same order, as those of XNLI are. The default is the language of the hypothesis."""
+        split: Literal["test", "dev"] = "test"
+        """Split to measure on."""
+        language: str = "en"
+        """Language of the files whose names and rows do not say it."""
+        part: str | None = None
+        """Of a run with several classifiers, the part whose classifier is measured."""
+
+    config: Config
+
+    def read(self) -> None:
+        config = self.config
+        if config.list_sentences:
+            problem = "vectors of another system have no classifier"
+            raise UserError(problem, cure="leave --list-sentences out and give --path, or measure by xrep-eval sts")
+        files = discover_nli_test(config.data, config.split, config.language)
+        self.tests = read_tests(files, config.langs, config.premise_lang)
+        used = {language for test in self.tests for language in test.languages}
+        self.files = [path for file in files if file.family is None or file.language in used for path in file.paths]
+
+    def measure(self, encoder: Encoder) -> Figures:
+        results = accuracies(encoder, load_classifier(encoder, self.config.part), self.tests, self.config.drop_overlap)
+        mean = float(np.mean([result.accuracy for result in results]))
+        rows = [[_shown(result.test), str(result.pairs), f"{result.accuracy:.2f}"] for result in results]
+        total_row = [f"mean of {len(rows)}", str(sum(result.pairs for result in results)), f"{mean:.2f}"]
+        return Figures(
+            text=table(["language", "pairs", "accuracy"], [*rows, [], total_row]),
+            values={
+                "mean": mean,
+                "languages": {
+                    result.test.name: {
+                        "accuracy": result.accuracy,
+                        "pairs": result.pairs,
+                        "overlap": result.overlap.as_dict(),
+                    }
+                    for result in results
+                },
+            },
+            headline={f"mean of {len(results)}": mean},
+            settings={name: getattr(self.config, name) for name in ("split", "langs", "premise_lang", "part")},
+            files=self.files,
+            overlap=total(result.overlap for result in results),
+        )
+
+
+def read_tests(files: Sequence[NliFile], languages: str, premise_language: str | None = None) -> list[NliTest]:
+    """Read one test per language, sorted by language; see ``NliAccuracy.Config`` for the languages.
 
     Raises:
         UserError: A file is damaged, a language has no labelled pair, or the examples do not translate each other.
@@ -76,19 +143,11 @@ def read_tests(files: Sequence[NliFile], languages: str, premise_language: str |
     folder = files[0].paths[0].parent
     if not found:
         raise UserError("no labelled pairs", path=folder, cure="measure on a split that is published with its labels")
-    wanted = set(found) if languages == "all" else {canonical(c.strip()) for c in languages.split(",") if c.strip()}
-    crossed = None if premise_language is None else canonical(premise_language)
-    missing = (wanted if crossed is None else wanted | {crossed}) - set(found)
-    if missing or not wanted:
-        problem = f"no labelled pairs in {' '.join(sorted(missing))}" if missing else "no language named"
-        raise UserError(problem, path=folder, cure=f"it holds {','.join(sorted(found))}")
-    return [_test(language, found, language if crossed is None else crossed) for language in sorted(wanted)]
-
-
-def files_of(files: Sequence[NliFile], tests: Sequence[NliTest]) -> list[Path]:
-    """Return the paths of the files that the tests were read from, without those of other languages."""
-    used = {language for test in tests for language in test.languages}
-    return [path for file in files if file.family is None or file.language in used for path in file.paths]
+    wanted = choose_languages(languages, sorted(found), "labelled pairs in", folder)
+    if premise_language is None:
+        return [_test(language, found, language) for language in sorted(wanted)]
+    (crossed,) = choose_languages(canonical(premise_language), sorted(found), "labelled pairs in", folder)
+    return [_test(language, found, crossed) for language in sorted(wanted)]
 
 
 def _test(language: str, found: dict[str, list[Example]], other: str) -> NliTest:
@@ -143,18 +202,8 @@ def _is_classifier(criterion: str | None) -> bool:
     return criterion in CRITERIA.names() and issubclass(CRITERIA.load(criterion), Nli)
 
 
-def evaluate(
-    encoder: Encoder,
-    classifier: Nli,
-    tests: Sequence[NliTest],
-    *,
-    drop_overlap: bool = False,
-    show_progress: bool = False,
-) -> list[Result]:
-    """Measure the accuracy on every test.
-
-    Args:
-        drop_overlap: Whether to leave out the pairs that were in the training text.
+def accuracies(encoder: Encoder, classifier: Nli, tests: Sequence[NliTest], drop_overlap: bool = False) -> list[Result]:
+    """Measure the accuracy on every test, optionally without the pairs that were in the training text.
 
     Raises:
         UserError: The encoder refuses a language; or ``drop_overlap`` is set, but there are no training hashes or no
@@ -163,13 +212,9 @@ def evaluate(
     firsts = {test.languages[1]: test.hypotheses[0] for test in tests} | {t.languages[0]: t.premises[0] for t in tests}
     check_languages(encoder, firsts)
     results = []
-    progress = tqdm(tests, disable=not show_progress, leave=False, unit=" tests")
-    for test in progress:
-        progress.set_postfix_str(test.name)
-        keep, overlap = find_overlap(encoder.training_hashes, test.premises, test.hypotheses, drop=drop_overlap)
-        if not keep.any():
-            problem = f"no pair of {test.name} is left without those trained on"
-            raise UserError(problem, cure="measure without --drop-overlap")
+    for test in progress(tests, "tests"):
+        columns = test.premises, test.hypotheses
+        keep, overlap = find_overlap(encoder.training_hashes, *columns, drop=drop_overlap, name=test.name)
         right = (classify(encoder, classifier, test) == test.labels)[keep]
         results.append(Result(test, 100 * float(right.mean()), len(right), overlap))
     return results
@@ -179,54 +224,11 @@ def evaluate(
 def classify(encoder: Encoder, classifier: Nli, test: NliTest) -> np.ndarray:
     """Return the predicted class of each pair, int64 [N]."""
     sides = zip((test.premises, test.hypotheses), test.languages, strict=True)
-    premises, hypotheses = (_vectors(encoder, sentences, language) for sentences, language in sides)
+    premises, hypotheses = (torch.from_numpy(encode_columns(encoder, [side], language)[0]) for side, language in sides)
     chunks = zip(premises.split(CHUNK), hypotheses.split(CHUNK), strict=True)
     return torch.cat([classifier.predict(*chunk) for chunk in chunks]).numpy()
-
-
-def _vectors(encoder: Encoder, sentences: list[str], language: str) -> torch.Tensor:
-    """Return unnormalised vectors [N, D]. Premises occur three times each, so equal sentences are encoded only once."""
-    places = {sentence: place for place, sentence in enumerate(dict.fromkeys(sentences))}
-    vectors = encoder.encode(list(places), language, normalize=False)
-    return torch.from_numpy(vectors[[places[sentence] for sentence in sentences]])
-
-
-def mean(results: Sequence[Result]) -> float:
-    """Return the mean of the accuracies."""
-    return float(np.mean([result.accuracy for result in results]))
-
-
-def overlap_of(results: Sequence[Result]) -> Overlap:
-    """Return the overlap of all tests together."""
-    return sum((result.overlap for result in results[1:]), results[0].overlap)
-
-
-def table(results: Sequence[Result]) -> str:
-    """Return the table of results: one line per language, the mean and the overlap line, in percent."""
-    rows = [[_shown(result.test), str(result.pairs), f"{result.accuracy:.2f}"] for result in results]
-    total = [f"mean of {len(rows)}", str(sum(result.pairs for result in results)), f"{mean(results):.2f}"]
-    return "\n".join(
-        [text_table.table(["language", "pairs", "accuracy"], [*rows, [], total]), overlap_of(results).line]
-    )
 
 
 def _shown(test: NliTest) -> str:
     premise, hypothesis = map(name, test.languages)
     return f"{hypothesis} ({test.name})" if premise == hypothesis else f"{premise}, {hypothesis} ({test.name})"
-
-
-def values(results: Sequence[Result]) -> dict[str, Any]:
-    """Return the results for JSON: ``mean`` and ``languages``.
-
-    ``languages`` maps the name of each test (``de`` or ``en-de``) to ``accuracy`` (percent), ``pairs`` and ``overlap``.
-    """
-    languages = {
-        result.test.name: {"accuracy": result.accuracy, "pairs": result.pairs, "overlap": result.overlap.as_dict()}
-        for result in results
-    }
-    return {"mean": mean(results), "languages": languages}
-
-
-def headline(results: Sequence[Result]) -> dict[str, float]:
-    """Return the average by which XNLI is usually quoted."""
-    return {f"mean of {len(results)}": mean(results)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,10 +33,13 @@ class Overlap:
         """Return the fields for JSON; ``found`` is null if unknown."""
         return asdict(self)
 
-    def __add__(self, other: Overlap) -> Overlap:
-        """Add the counts of two tests of the same encoder."""
-        found = None if self.found is None or other.found is None else self.found + other.found
-        return Overlap(found, self.total + other.total, self.dropped or other.dropped)
+
+def total(overlaps: Iterable[Overlap]) -> Overlap:
+    """Return the overlap of several tests of the same encoder together."""
+    parts = list(overlaps)
+    counts = [part.found for part in parts if part.found is not None]
+    found = sum(counts) if len(counts) == len(parts) else None
+    return Overlap(found, sum(part.total for part in parts), any(part.dropped for part in parts))
 
 
 def load_training_hashes(path: Path | None) -> np.ndarray | None:
@@ -73,7 +76,7 @@ def seen(sentences: Sequence[str], training_hashes: np.ndarray) -> np.ndarray:
 
 
 def find_overlap(
-    training_hashes: Path | None, *columns: Sequence[str], drop: bool = False
+    training_hashes: Path | None, *columns: Sequence[str], drop: bool = False, name: str = "the test", least: int = 1
 ) -> tuple[np.ndarray, Overlap]:
     """Count the examples with a sentence that is in the training data.
 
@@ -81,12 +84,14 @@ def find_overlap(
         training_hashes: File of training hashes, or None if there is none.
         columns: Sentences of N examples: one column for single sentences, two for pairs.
         drop: Whether to leave these examples out.
+        name: Name of the test, for error messages.
+        least: Number of examples that must be left.
 
     Returns:
         A mask of the examples to measure, bool [N] (all True without ``drop``), and the overlap.
 
     Raises:
-        UserError: ``drop`` is set, but there are no training hashes.
+        UserError: ``drop`` is set, but there are no training hashes or too few examples are left.
     """
     keep = np.ones(len(columns[0]), dtype=bool)
     hashes = load_training_hashes(training_hashes)
@@ -95,4 +100,16 @@ def find_overlap(
             raise UserError("no training hashes beside the encoder", cure="measure without --drop-overlap")
         return keep, Overlap(None, len(keep))
     known = np.logical_or.reduce([seen(column, hashes) for column in columns])
-    return keep & ~known if drop else keep, Overlap(int(known.sum()), len(keep), dropped=drop)
+    overlap = Overlap(int(known.sum()), len(keep), dropped=drop)
+    if not drop:
+        return keep, overlap
+    if overlap.total - known.sum() < least:
+        problem = f"{overlap.found} of {overlap.total} examples of {name} were in the training text, too few are left"
+        raise UserError(problem, cure="measure without --drop-overlap")
+    return ~known, overlap
+
+
+def chosen(rows: np.ndarray, *columns: list[str]) -> Iterator[list[str]]:
+    """Yield, for each column, the rows that the mask ``rows``, bool [N], selects."""
+    for column in columns:
+        yield [sentence for sentence, is_chosen in zip(column, rows, strict=True) if is_chosen]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation import alignment, language_bias
-from xrep.evaluation.scatter import Scatter
-from xrep.evaluation.tatoeba import Results
 from xrep.files import write_aside
+from xrep.metrics.retrieval import Accuracy
 from xrep.text.languages import name
 
 if TYPE_CHECKING:
@@ -49,31 +48,11 @@ def check_matplotlib() -> None:
         raise UserError("a plot needs matplotlib", cure="pip install 'xrep[plot]'")
 
 
-def plot_tatoeba(results: Results, path: str | Path) -> None:
-    """Draw a bar for each direction of each language, best mean first, as a PNG file.
-
-    Up to 30 languages are drawn in one column, more in several columns of the same height. Black lines show the
-    baseline with random weights.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
+def _figure(width: float, height: float) -> Figure:
     check_matplotlib()
     from matplotlib.figure import Figure
 
-    languages = sorted(results.accuracies, key=lambda language: (-results.accuracies[language].mean, name(language)))
-    columns = math.ceil(len(languages) / _ROWS_PER_COLUMN)
-    rows = math.ceil(len(languages) / columns)
-    figure = Figure(figsize=(max(6.5, 3.6 * columns), 1.5 + 0.29 * rows), dpi=150, layout="constrained")
-    panels = figure.subplots(1, columns, squeeze=False)[0]
-    for axes, start in zip(panels, range(0, len(languages), rows), strict=True):
-        _draw_column(axes, results, languages[start : start + rows], rows)
-    figure.suptitle("Tatoeba: nearest neighbour is the translation (%)", fontsize=11)
-    handles = [*panels[-1].containers, *panels[-1].collections]
-    labels = [str(handle.get_label()) for handle in handles]
-    style = {"frameon": False, "fontsize": 8, "title_fontsize": 8.5, "ncols": len(labels)}
-    figure.legend(handles, labels, title=_averages_text(results), loc="outside lower center", **style)
-    _save(figure, path)
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def _save(figure: Figure, path: str | Path) -> None:
@@ -81,58 +60,88 @@ def _save(figure: Figure, path: str | Path) -> None:
         figure.savefig(temporary, format="png")
 
 
-def _draw_column(axes: Axes, results: Results, languages: list[str], rows: int) -> None:
-    places = np.arange(len(languages))
-    forward = [results.accuracies[language].forward for language in languages]
-    backward = [results.accuracies[language].backward for language in languages]
-    axes.barh(places - 0.2, forward, height=0.4, color=_FORWARD_COLOUR, label="xx → en")
-    axes.barh(places + 0.2, backward, height=0.4, color=_BACKWARD_COLOUR, label="en → xx")
-    if results.random:
-        random = [results.random[language].mean for language in languages]
-        axes.vlines(random, places - 0.4, places + 0.4, color="black", linewidth=1.2, label="random weights, mean")
-    axes.text(102, -0.75, "mean", fontsize=7, clip_on=False)
-    for place, language in enumerate(languages):
-        mean = results.accuracies[language].mean
-        axes.text(102, place, f"{mean:.1f}", va="center", fontsize=7, clip_on=False)
-    axes.set_yticks(places, [f"{name(language)} ({language})" for language in languages], fontsize=8)
-    axes.set_ylim(rows - 0.4, -0.6)
-    axes.set_xlim(0, 100)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.xaxis.grid(True, linewidth=0.5, alpha=0.5)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+def plot_tatoeba(
+    accuracies: Mapping[str, Accuracy], random: Mapping[str, Accuracy], averages: Mapping[str, float], path: str | Path
+) -> None:
+    """Draw a bar for each direction of each language, best mean first, as a PNG file.
 
+    Up to 30 languages are drawn in one column, more in several columns of the same height.
 
-def _averages_text(results: Results) -> str:
-    parts = [f"mean of {len(results.accuracies)}: {results.mean.mean:.2f}"]
-    parts += [f"average of {group}: {accuracy.mean:.2f}" for group, accuracy in sorted(results.averages.items())]
-    return "    ".join(parts)
-
-
-def plot_alignment(results: Sequence[alignment.Measured], pairs: str, path: str | Path) -> None:
-    """Draw alignment against uniformity as a PNG file: one point, or the checkpoints of a run coloured by step.
+    Args:
+        random: The accuracies with random weights, drawn as black lines; empty if they were not measured.
+        averages: Averages, written below the bars.
 
     Raises:
         UserError: matplotlib is not installed.
     """
-    check_matplotlib()
-    from matplotlib.figure import Figure
+    languages = sorted(accuracies, key=lambda language: (-accuracies[language].mean, name(language)))
+    columns = math.ceil(len(languages) / _ROWS_PER_COLUMN)
+    rows = math.ceil(len(languages) / columns)
+    figure = _figure(max(6.5, 3.6 * columns), 1.5 + 0.29 * rows)
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    for axes, start in zip(panels, range(0, len(languages), rows), strict=True):
+        _draw_column(axes, accuracies, random, languages[start : start + rows], rows)
+    figure.suptitle("Tatoeba: nearest neighbour is the translation (%)", fontsize=11)
+    handles = [*panels[-1].containers, *panels[-1].collections]
+    labels = [str(handle.get_label()) for handle in handles]
+    style = {"frameon": False, "fontsize": 8, "title_fontsize": 8.5, "ncols": len(labels)}
+    title = "    ".join(f"{average}: {value:.2f}" for average, value in averages.items())
+    figure.legend(handles, labels, title=title, loc="outside lower center", **style)
+    _save(figure, path)
 
-    figure = Figure(figsize=(6.4, 4.8), dpi=150, layout="constrained")
+
+def _draw_column(
+    axes: Axes, accuracies: Mapping[str, Accuracy], random: Mapping[str, Accuracy], languages: list[str], rows: int
+) -> None:
+    places = np.arange(len(languages))
+    forward = [accuracies[language].forward for language in languages]
+    backward = [accuracies[language].backward for language in languages]
+    axes.barh(places - 0.2, forward, height=0.4, color=_FORWARD_COLOUR, label="xx → en")
+    axes.barh(places + 0.2, backward, height=0.4, color=_BACKWARD_COLOUR, label="en → xx")
+    if random:
+        means = [random[language].mean for language in languages]
+        axes.vlines(means, places - 0.4, places + 0.4, color="black", linewidth=1.2, label="random weights, mean")
+    axes.text(102, -0.75, "mean", fontsize=7, clip_on=False)
+    for place, language in enumerate(languages):
+        axes.text(102, place, f"{accuracies[language].mean:.1f}", va="center", fontsize=7, clip_on=False)
+    axes.set_ylim(rows - 0.4, -0.6)
+    axes.xaxis.grid(True, linewidth=0.5, alpha=0.5)
+    axes.set_axisbelow(True)
+    _name_bars(axes, languages)
+
+
+def _name_bars(axes: Axes, languages: Sequence[str]) -> None:
+    axes.set_yticks(range(len(languages)), [f"{name(language)} ({language})" for language in languages], fontsize=8)
+    axes.set_xlim(0, 100)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def plot_alignment(
+    steps: Sequence[int | None], alignment: Sequence[float], uniformity: Sequence[float], pairs: str, path: str | Path
+) -> None:
+    """Draw alignment against uniformity as a PNG file: one point, or the checkpoints of a run coloured by step.
+
+    Args:
+        steps: Step of each checkpoint; None for an encoder that is not a checkpoint of a run.
+        pairs: Name of the pair set, for the title.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    figure = _figure(6.4, 4.8)
     axes = figure.subplots()
-    x, y = [result.uniformity for result in results], [result.alignment for result in results]
-    way = results[0].step is not None
-    colours: dict[str, Any] = (
-        {"c": [result.step for result in results], "cmap": "cividis"} if way else {"color": _FORWARD_COLOUR}
-    )
-    drawn = axes.scatter(x, y, **colours, s=45, edgecolors="black", linewidths=0.6, zorder=3)
+    is_run = steps[0] is not None
+    colours: dict[str, Any] = {"c": steps, "cmap": "cividis"} if is_run else {"color": _FORWARD_COLOUR}
+    drawn = axes.scatter(uniformity, alignment, **colours, s=45, edgecolors="black", linewidths=0.6, zorder=3)
     arrow = {"arrowstyle": "-|>", "color": "#606060", "linewidth": 1, "shrinkA": 4, "shrinkB": 4}
-    for i in range(1, len(results)):
-        axes.annotate("", (x[i], y[i]), (x[i - 1], y[i - 1]), arrowprops=arrow, zorder=2)
-    if way:
+    points = list(zip(uniformity, alignment, strict=True))
+    for start, end in zip(points, points[1:], strict=False):
+        axes.annotate("", end, start, arrowprops=arrow, zorder=2)
+    if is_run:
         label = {"textcoords": "offset points", "fontsize": 8, "zorder": 4, "path_effects": [_halo()]}
-        for i in sorted({0, len(results) - 1}):
-            axes.annotate(f"step {results[i].step}", (x[i], y[i]), (6, 6), **label)
+        for i in sorted({0, len(points) - 1}):
+            axes.annotate(f"step {steps[i]}", points[i], (6, 6), **label)
         figure.colorbar(drawn, label="step")
     axes.margins(0.12)
     axes.set_xlabel("uniformity loss (lower is better)")
@@ -144,31 +153,30 @@ def plot_alignment(results: Sequence[alignment.Measured], pairs: str, path: str 
     _save(figure, path)
 
 
-def plot_language_bias(results: language_bias.Results, path: str | Path) -> None:
-    """Draw which languages the neighbours of each query language are in, before and after removal, as a PNG file.
+def plot_language_bias(
+    languages: Sequence[str], shares: Mapping[str, np.ndarray], title: str, path: str | Path
+) -> None:
+    """Draw which languages the neighbours of each query language are in, as a PNG file with one panel per matrix.
 
     The query's own language is outlined and labelled with its share in percent. With more than 16 languages, the bars
     only distinguish the own language from all others together.
 
+    Args:
+        shares: Title of each panel -> shares in percent, [L, L]; row i belongs to the queries in ``languages[i]``.
+
     Raises:
         UserError: matplotlib is not installed.
     """
-    check_matplotlib()
-    from matplotlib.figure import Figure
-
-    count = len(results.languages)
-    figure = Figure(figsize=(10.5, 1.7 + max(0.3 * count, 1.2)), dpi=150, layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, shares, what in zip(panels, (results.before, results.after), ("as it is", results.removed), strict=True):
-        _draw_shares(axes, results.languages, shares)
-        axes.set_title(f"{what}: own language {shares.diagonal().mean():.1f}% on average", fontsize=9.5)
-    title = f"Languages of the {results.neighbours} nearest neighbours ({results.unbiased:.1f}% each without a bias)"
+    figure = _figure(10.5, 1.7 + max(0.3 * len(languages), 1.2))
+    panels = figure.subplots(1, len(shares), sharey=True)
+    for axes, (panel, matrix) in zip(panels, shares.items(), strict=True):
+        _draw_shares(axes, languages, matrix)
+        axes.set_title(f"{panel}: own language {matrix.diagonal().mean():.1f}% on average", fontsize=9.5)
     figure.suptitle(title, fontsize=11)
     figure.supylabel("language of the query", fontsize=9)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, title="neighbours in", loc="outside right center", frameon=False, fontsize=8, handleheight=1.2
-    )
+    style = {"frameon": False, "fontsize": 8, "handleheight": 1.2}
+    figure.legend(handles, labels, title="neighbours in", loc="outside right center", **style)
     _save(figure, path)
 
 
@@ -181,26 +189,41 @@ def _draw_shares(axes: Axes, languages: Sequence[str], shares: np.ndarray) -> No
         columns = {f"{name(language)} ({language})": shares[:, j] for j, language in enumerate(languages)}
         begin = np.cumsum(shares, axis=1).diagonal() - own
     for j, (label, column) in enumerate(columns.items()):
-        style: dict[str, Any] = {
-            "color": _COLOURS[j % len(_COLOURS)],
-            "hatch": _HATCHES[j // len(_COLOURS)],
-            "edgecolor": "white",
-        }
-        axes.barh(places, column, left=left, height=0.8, linewidth=0.5, label=label, **style)
+        style: dict[str, Any] = {"color": _COLOURS[j % len(_COLOURS)], "hatch": _HATCHES[j // len(_COLOURS)]}
+        axes.barh(places, column, left=left, height=0.8, linewidth=0.5, label=label, edgecolor="white", **style)
         left = left + column
     axes.barh(places, own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
     for place, (share, start) in enumerate(zip(own, begin, strict=True)):
         axes.text(start + share / 2, place, f"{share:.0f}", ha="center", va="center", fontsize=7, bbox=box)
-    axes.set_yticks(places, [f"{name(language)} ({language})" for language in languages], fontsize=8)
     axes.set_ylim(len(languages) - 0.4, -0.6)
-    axes.set_xlim(0, 100)
     axes.set_xlabel("share of neighbours (%)", fontsize=9)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+    _name_bars(axes, languages)
 
 
-def plot_scatter(scatter: Scatter, path: str | Path) -> list[str]:
+@dataclass(frozen=True)
+class Points:
+    """P points in two dimensions.
+
+    Attributes:
+        explained: Share of the variance that the two axes explain (PCA), else None.
+        points: Coordinates, float64 [P, 2].
+        languages, labels: Language and label of each point. The label is the number of the sentence, or the token.
+        links: Pairs of points that translate each other; empty for tokens.
+        sentences: For each sentence number, from 1, the sentences by language.
+    """
+
+    method: str
+    tokens: bool
+    explained: float | None
+    points: np.ndarray
+    languages: list[str]
+    labels: list[str]
+    links: list[tuple[int, int]]
+    sentences: list[dict[str, str]]
+
+
+def plot_points(drawn: Points, path: str | Path) -> list[str]:
     """Draw points for sentences, with lines between translations, or for tokens, as a PNG file.
 
     If there are few points, they are labelled: sentences with their number, beside the English (or first) side, and
@@ -212,26 +235,23 @@ def plot_scatter(scatter: Scatter, path: str | Path) -> list[str]:
     Raises:
         UserError: matplotlib is not installed.
     """
-    check_matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 6), dpi=150, layout="constrained")
+    figure = _figure(8.4, 6)
     axes = figure.subplots()
-    few = len(scatter.points) <= (_LABELLED_TOKENS if scatter.tokens else 500)
-    for pair in scatter.links:
-        axes.plot(*scatter.points[list(pair)].T, color="#9a9a9a", linewidth=0.7, zorder=1)
+    few = len(drawn.points) <= (_LABELLED_TOKENS if drawn.tokens else 500)
+    for pair in drawn.links:
+        axes.plot(*drawn.points[list(pair)].T, color="#9a9a9a", linewidth=0.7, zorder=1)
     style = {"s": 38, "edgecolors": "black", "linewidths": 0.5} if few else {"s": 9, "alpha": 0.6, "linewidths": 0}
-    own = np.array(scatter.languages)
-    for i, language in enumerate(dict.fromkeys(scatter.languages)):
+    own = np.array(drawn.languages)
+    for i, language in enumerate(dict.fromkeys(drawn.languages)):
         label, colour = f"{name(language)} ({language})", _COLOURS[i % len(_COLOURS)]
         marker = _MARKERS[i % len(_MARKERS)]
-        axes.scatter(*scatter.points[own == language].T, c=colour, marker=marker, label=label, zorder=2, **style)
-    numbered = sorted({hub for hub, _ in scatter.links}) if len(scatter.sentences) <= _LABELLED_SENTENCES else []
-    labelled = (list(range(len(own))) if few else []) if scatter.tokens else numbered
-    undrawn = _write_labels(axes, scatter.points[labelled], [scatter.labels[i] for i in labelled])
-    kept = "" if scatter.explained is None else f", {100 * scatter.explained:.0f}% of the variance"
-    what = "Tokens of translations" if scatter.tokens else "Translations"
-    axes.set_title(f"{what} ({'PCA' if scatter.method == 'pca' else 't-SNE'}{kept})", fontsize=11)
+        axes.scatter(*drawn.points[own == language].T, c=colour, marker=marker, label=label, zorder=2, **style)
+    numbered = sorted({hub for hub, _ in drawn.links}) if len(drawn.sentences) <= _LABELLED_SENTENCES else []
+    labelled = (list(range(len(own))) if few else []) if drawn.tokens else numbered
+    undrawn = _write_labels(axes, drawn.points[labelled], [drawn.labels[i] for i in labelled])
+    kept = "" if drawn.explained is None else f", {100 * drawn.explained:.0f}% of the variance"
+    kind = "Tokens of translations" if drawn.tokens else "Translations"
+    axes.set_title(f"{kind} ({'PCA' if drawn.method == 'pca' else 't-SNE'}{kept})", fontsize=11)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.margins(0.06)

@@ -12,7 +12,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,10 @@ import torch
 from xrep.data.batching import batches_of, collate
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Loaded, check_languages
-from xrep.evaluation.multilingual import Group, Texts
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, PlotOption
+from xrep.evaluation.figures import Figures
+from xrep.evaluation.multilingual import Group, TextOptions, Texts, read_texts
+from xrep.evaluation.plots import Points, plot_points
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import principal_components
 from xrep.text.languages import canonical
@@ -33,26 +36,60 @@ _WORD_START = "▁"
 """SentencePiece's mark for the start of a word. As a token of its own it decodes to an empty text."""
 
 
-@dataclass(frozen=True)
-class Scatter:
-    """P points in two dimensions.
+class Scatter(Evaluation):
+    """Draw a picture of parallel sentences, or of their tokens.
 
-    Attributes:
-        explained: Share of the variance that the two axes explain (PCA), else None.
-        points: Coordinates, float64 [P, 2].
-        languages, labels: Language and label of each point. The label is the number of the sentence, or the token.
-        links: Pairs of points that translate each other; empty for tokens.
-        sentences: For each sentence number, from 1, the sentences by language.
+    Lines connect translations. The tokens of a few sentences are written beside their points.
+
+      xrep-eval scatter --path run1/best --data tatoeba/ --langs de,fr --plot sentences.png
+      xrep-eval scatter --path run1/best --data tatoeba/ --langs ar --tokens --sentences 100 --plot tokens.png
+      xrep-eval scatter --path run1/best --data 'newstest2012.{lang}' --method tsne --sentences 30 --plot sentences.png
+
+    --data is the folder of the Tatoeba test, whose languages are paired with English, or files whose line i translates
+    line i of the others, with {lang} in place of the language. Random lines of them are drawn.
     """
 
-    method: Method
-    tokens: bool
-    explained: float | None
-    points: np.ndarray
-    languages: list[str]
-    labels: list[str]
-    links: list[tuple[int, int]]
-    sentences: list[dict[str, str]]
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions, PlotOption, TextOptions):
+        method: Literal["pca", "tsne"] = "pca"
+        """Projection: principal components, or t-SNE of scikit-learn."""
+        tokens: bool = False
+        """Show the tokens of the sentences. Precomputed vectors have no tokens."""
+        sentences: int = 15
+        """Number of sentences of each language, drawn at random."""
+        seed: int = 0
+        """Seed of this draw and of t-SNE."""
+
+    config: Config
+
+    def read(self) -> None:
+        config = self.config
+        if config.plot is None and config.list_sentences is None:
+            raise UserError("nothing to draw to", cure="give --plot FILE.png")
+        if config.tokens and config.list_sentences is not None:
+            problem = "--tokens with --list-sentences: precomputed vectors have no tokens"
+            raise UserError(problem, cure="leave one of the two out")
+        check_method(config.method)
+        texts = read_texts(config)
+        self.files, self.groups = texts.files, draw_rows(texts, config.sentences, config.seed)
+
+    def measure(self, encoder: Encoder) -> Figures:
+        config = self.config
+        make = token_scatter if config.tokens else sentence_scatter
+        found = make(encoder, self.groups, config.method, config.seed)
+        coordinates = zip(found.languages, found.labels, found.points.tolist(), strict=True)
+        return Figures(
+            text=text(found),
+            values={
+                "method": found.method,
+                "explained": found.explained,
+                "points": [{"language": own, "label": label, "x": x, "y": y} for own, label, (x, y) in coordinates],
+                "sentences": found.sentences,
+            },
+            settings={name: getattr(config, name) for name in ("method", "tokens", "sentences", "seed")},
+            files=self.files,
+            plot=lambda path: [*plot_points(found, path), f"picture: {path}"],
+        )
 
 
 def check_method(method: Method) -> None:
@@ -83,7 +120,7 @@ def draw_rows(texts: Texts, count: int, seed: int = 0) -> list[Group]:
     ]
 
 
-def sentence_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0) -> Scatter:
+def sentence_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0) -> Points:
     """Project the vectors of sentences; links connect each sentence with its English (or first) translation.
 
     Raises:
@@ -101,10 +138,10 @@ def sentence_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, 
             labels += [str(len(sentences) + number) for number in range(1, count + 1)]
         sentences += [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
     points, explained = project(np.concatenate(vectors), method, seed)
-    return Scatter(method, False, explained, points, languages, labels, links, sentences)
+    return Points(method, False, explained, points, languages, labels, links, sentences)
 
 
-def token_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0) -> Scatter:
+def token_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0) -> Points:
     """Project the vectors of tokens, taken from the layer from which sentence vectors are pooled.
 
     Raises:
@@ -112,7 +149,9 @@ def token_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, see
             points.
     """
     if not isinstance(encoder, Loaded):
-        raise UserError("ready vectors have no tokens", path=encoder.path, cure="name an encoder, or omit --tokens")
+        raise UserError(
+            "precomputed vectors have no tokens", path=encoder.path, cure="name an encoder, or omit --tokens"
+        )
     _check_languages(encoder, groups)
     vectors, languages, labels = [], [], []
     sentences = [dict(zip(group, row, strict=True)) for group in groups for row in zip(*group.values(), strict=True)]
@@ -122,7 +161,7 @@ def token_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, see
         labels += tokens
         languages += [language] * len(tokens)
     points, explained = project(np.concatenate(vectors), method, seed)
-    return Scatter(method, True, explained, points, languages, labels, [], sentences)
+    return Points(method, True, explained, points, languages, labels, [], sentences)
 
 
 def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str | None) -> tuple[list[str], np.ndarray]:
@@ -184,28 +223,13 @@ def _tsne(vectors: np.ndarray, seed: int) -> np.ndarray:
     return model.fit_transform(vectors.astype(np.float32)).astype(np.float64)
 
 
-def values(scatter: Scatter) -> dict[str, Any]:
-    """Return the results for JSON: ``method``, ``explained``, ``points`` (``language``, ``label``, ``x``, ``y``) and
-    ``sentences``."""
-    points = [
-        {"language": language, "label": label, "x": x, "y": y}
-        for language, label, (x, y) in zip(scatter.languages, scatter.labels, scatter.points.tolist(), strict=True)
-    ]
-    return {
-        "method": scatter.method,
-        "explained": scatter.explained,
-        "points": points,
-        "sentences": scatter.sentences,
-    }
-
-
-def text(scatter: Scatter) -> str:
+def text(drawn: Points) -> str:
     """Return a description of the plot, followed by the numbered sentences if there are at most 40."""
-    what = "tokens" if scatter.tokens else "sentences"
-    kept = "" if scatter.explained is None else f"; the two axes hold {100 * scatter.explained:.1f}% of the variance"
-    languages = " ".join(dict.fromkeys(scatter.languages))
-    lines = [f"{len(scatter.points)} {what} of {languages} by {scatter.method}{kept}"]
-    if len(scatter.sentences) <= 40:
-        for number, row in enumerate(scatter.sentences, start=1):
+    what = "tokens" if drawn.tokens else "sentences"
+    kept = "" if drawn.explained is None else f"; the two axes hold {100 * drawn.explained:.1f}% of the variance"
+    languages = " ".join(dict.fromkeys(drawn.languages))
+    lines = [f"{len(drawn.points)} {what} of {languages} by {drawn.method}{kept}"]
+    if len(drawn.sentences) <= 40:
+        for number, row in enumerate(drawn.sentences, start=1):
             lines += [f"{number:3}  {language}  {sentence}" for language, sentence in row.items()]
     return "\n".join(lines)

@@ -8,21 +8,22 @@ set without subsets the three are equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from xrep.errors import UserError
-from xrep.evaluation import text_table
-from xrep.evaluation.encoders import Encoder, Encodes, check_languages
-from xrep.evaluation.overlap import Overlap, find_overlap
-from xrep.evaluation.sts_sets import Subset, TestSet
+from xrep.evaluation.encoders import Encoder, Encodes, check_languages, encode_columns
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
+from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.evaluation.reading import choose_languages, folders_with
+from xrep.evaluation.sts_sets import Subset, TestSet, find_sets
 from xrep.metrics.correlation import pearson, spearman
 from xrep.retrieval.neighbours import normalize_rows
-from xrep.text.languages import canonical
 
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda x, y: (normalize_rows(x) * normalize_rows(y)).sum(axis=1),
@@ -33,95 +34,112 @@ SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 """Functions from rows x [N, D] and y [N, D] to float [N]; higher means more similar (distances are negated)."""
 CORRELATIONS = {"spearman": spearman, "pearson": pearson}
 AVERAGES = ("all", "mean", "wmean")
+_FILES = r"STS\.input\..+\.txt|sts-test\.csv|SICK_test_annotated\.txt|stsb-.+-test\.csv"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Correlations of one test, times 100: one per subset, by name, and the three averages."""
+    """Correlations of one test, times 100: the three averages, and one per subset, by name."""
 
-    subsets: dict[str, float]
     all: float
     mean: float
     wmean: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return {average: getattr(self, average) for average in AVERAGES} | {"subsets": self.subsets}
+    subsets: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Result:
-    """Result of one test; the correlations are in ``measured[similarity][correlation]``."""
+class Sts(Evaluation):
+    """Measure semantic textual similarity: STS12-16, STS-B, SICK-R, multilingual STS-B.
 
-    test: TestSet
-    measured: dict[str, dict[str, Measured]]
-    overlap: Overlap
+    It is zero-shot: the Spearman and Pearson correlation of people's scores with the cosine (and dot product, negative
+    Euclidean and Manhattan distance) of two vectors.
+
+      xrep-eval sts --path run1/best --data sts/
+      xrep-eval sts --path run1/best --data sts/stsb_multi_mt/ --langs de,fr --split dev --json sts.json
+
+    --data is one of these data sets as they are published, or a folder of several:
+      STS12-en-test/ to STS16-en-test/   STS.input.{subset}.txt and STS.gs.{subset}.txt
+      STSBenchmark/                      sts-{train,dev,test}.csv
+      SICK/                              SICK_train.txt, SICK_trial.txt (dev), SICK_test_annotated.txt
+      stsb_multi_mt/                     stsb-{xx}-{train,dev,test}.csv
+
+    Papers average the subsets of a year in three ways, which differ: all, mean and wmean are printed side by side.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions, OverlapOption):
+        data: str
+        """Folder of the data sets."""
+        langs: str = "all"
+        """Languages of the data sets to measure (de,fr or deu,fra), or all."""
+        split: Literal["test", "dev", "train"] = "test"
+        """Split to measure on. STS12 to STS16 have only the test split."""
+
+    config: Config
+
+    @classmethod
+    def find(cls, folder: Path) -> dict[Path, Any]:
+        return {folder: cls.Config(data=str(folder))} if folders_with(folder, _FILES) else {}
+
+    def read(self) -> None:
+        self.tests = select(find_sets(self.config.data, self.config.split), self.config.langs)
+
+    def measure(self, encoder: Encoder) -> Figures:
+        check_languages(encoder, {test.language: test.subsets[0].first[0] for test in self.tests})
+        values, overlaps, kept = {}, [], []
+        for whole in progress(self.tests, "tests"):
+            test, overlap = _without_overlap(whole, encoder, self.config.drop_overlap)
+            found = measure(encoder, test)
+            values[test.name] = {
+                "split": test.split,
+                "language": test.language,
+                "pairs": len(test),
+                "overlap": overlap.as_dict(),
+                **{
+                    similarity: {name: asdict(measured) for name, measured in by_correlation.items()}
+                    for similarity, by_correlation in found.items()
+                },
+            }
+            overlaps.append(overlap)
+            kept.append(test)
+        return Figures(
+            text=_text(kept, values),
+            values=values,
+            headline={
+                f"{name} {own['split']}, Spearman all": own["cosine"]["spearman"]["all"] for name, own in values.items()
+            },
+            settings={"split": self.config.split, "languages": self.config.langs},
+            files=[file for test in self.tests for file in test.files],
+            overlap=total(overlaps),
+        )
 
 
 def select(tests: Sequence[TestSet], languages: str) -> list[TestSet]:
-    """Return the tests in the given languages.
-
-    Args:
-        languages: ``all``, or codes (``de`` or ``deu``) separated by commas.
-
-    Raises:
-        UserError: No test is in one of the languages, or no language is named.
-    """
-    if languages == "all":
-        return list(tests)
-    wanted = {canonical(code.strip()) for code in languages.split(",") if code.strip()}
-    known = {test.language for test in tests}
-    if not wanted or wanted - known:
-        problem = f"no STS data for {' '.join(sorted(wanted - known))}" if wanted else "no language named"
-        raise UserError(problem, cure=f"give --langs all or any of {','.join(sorted(known))}")
+    """Return the tests in the languages that ``--langs`` names; see ``choose_languages``."""
+    wanted = choose_languages(languages, sorted({test.language for test in tests}), "STS data for")
     return [test for test in tests if test.language in wanted]
 
 
-def evaluate(
-    encoder: Encoder, tests: Sequence[TestSet], *, drop_overlap: bool = False, show_progress: bool = False
-) -> list[Result]:
-    """Measure every test with every similarity.
-
-    Args:
-        drop_overlap: Whether to leave out the pairs that were in the training text.
-
-    Raises:
-        UserError: The encoder refuses a language; ``drop_overlap`` is set, but there are no training hashes or too few
-            pairs are left; or all similarities are equal.
-    """
-    check_languages(encoder, {test.language: test.subsets[0].first[0] for test in tests})
-    results = []
-    progress = tqdm(tests, disable=not show_progress, leave=False, unit=" tests")
-    for test in progress:
-        progress.set_postfix_str(test.name)
-        test, overlap = _without_overlap(test, encoder, drop_overlap)
-        results.append(Result(test, measure(encoder, test), overlap))
-    return results
-
-
 def _without_overlap(test: TestSet, encoder: Encoder, drop: bool) -> tuple[TestSet, Overlap]:
-    found = [find_overlap(encoder.training_hashes, subset.first, subset.second, drop=drop) for subset in test.subsets]
-    overlap = sum((counted for _, counted in found[1:]), found[0][1])
+    found = [
+        find_overlap(encoder.training_hashes, subset.first, subset.second, drop=drop, name=subset.name, least=2)
+        for subset in test.subsets
+    ]
     subsets = [subset.only(keep) for subset, (keep, _) in zip(test.subsets, found, strict=True)]
-    for subset in subsets:
-        if len(subset) < 2:
-            problem = f"{len(subset)} pairs of {subset.name} ({test.name}) are left without those trained on"
-            raise UserError(problem, cure="measure without --drop-overlap")
-    return replace(test, subsets=subsets), overlap
+    return replace(test, subsets=subsets), total(overlap for _, overlap in found)
 
 
 def measure(encoder: Encodes, test: TestSet) -> dict[str, dict[str, Measured]]:
-    """Return the correlations of one test as ``[similarity][correlation]``."""
-    sentences = [sentence for subset in test.subsets for sentence in subset.first + subset.second]
-    places = {sentence: place for place, sentence in enumerate(dict.fromkeys(sentences))}
+    """Return the correlations of one test as ``[similarity][correlation]``.
+
+    Raises:
+        UserError: All similarities of a subset are equal.
+    """
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
-    vectors = encoder.encode(list(places), test.language, normalize=False).astype(np.float64)
-    sides = [
-        [vectors[[places[sentence] for sentence in side]] for side in (subset.first, subset.second)]
-        for subset in test.subsets
-    ]
+    columns = [column for subset in test.subsets for column in (subset.first, subset.second)]
+    vectors = [column.astype(np.float64) for column in encode_columns(encoder, columns, test.language)]
     measured: dict[str, dict[str, Measured]] = {}
     for similarity, function in SIMILARITIES.items():
-        scores = [function(first, second) for first, second in sides]
+        scores = [function(first, second) for first, second in zip(vectors[::2], vectors[1::2], strict=True)]
         measured[similarity] = {
             name: average(test.name, test.subsets, scores, correlation) for name, correlation in CORRELATIONS.items()
         }
@@ -148,65 +166,30 @@ def average(
     together = np.concatenate(list(scores)), np.concatenate([subset.gold for subset in subsets])
     values = list(found.values())
     weighted = np.average(values, weights=[len(subset) for subset in subsets])
-    return Measured(found, 100 * correlation(*together), float(np.mean(values)), float(weighted))
+    return Measured(100 * correlation(*together), float(np.mean(values)), float(weighted), found)
 
 
-def table(results: Sequence[Result]) -> str:
-    """Return tables of correlations times 100 (cosine by subset and average; all similarities) and the overlap line."""
-    header = ["test", "split", "pairs", *(f"{name} {a}" for name in CORRELATIONS for a in AVERAGES)]
-    rows = []
-    for result in results:
-        test, found = result.test, result.measured["cosine"]
-        numbers = [f"{getattr(found[name], a):.2f}" for name in CORRELATIONS for a in AVERAGES]
+def _text(tests: Sequence[TestSet], values: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return tables of correlations times 100: of the cosine by subset and average, and of all similarities."""
+    rows, others = [], []
+    for test in tests:
+        own = values[test.name]
+        found = [own["cosine"][name] for name in CORRELATIONS]
+        numbers = [f"{by_average[a]:.2f}" for by_average in found for a in AVERAGES]
         rows.append([test.name, test.split, str(len(test)), *numbers])
         for subset in test.subsets if len(test.subsets) > 1 else []:
-            one = [f"{found[name].subsets[subset.name]:.2f}" for name in CORRELATIONS]
-            rows.append([f"  {subset.name}", "", str(len(subset)), one[0], "", "", one[1]])
-    others = [
-        [result.test.name, *(f"{result.measured[s][name].all:.2f}" for name in CORRELATIONS for s in SIMILARITIES)]
-        for result in results
-    ]
+            spearman_of, pearson_of = (f"{by_average['subsets'][subset.name]:.2f}" for by_average in found)
+            rows.append([f"  {subset.name}", "", str(len(subset)), spearman_of, "", "", pearson_of])
+        others.append([test.name, *(f"{own[s][name]['all']:.2f}" for name in CORRELATIONS for s in SIMILARITIES)])
+    header = ["test", "split", "pairs", *(f"{name} {a}" for name in CORRELATIONS for a in AVERAGES)]
     names = [f"{name} {similarity}" for name in CORRELATIONS for similarity in SIMILARITIES]
     return "\n".join(
         [
             "correlation x 100 of the cosine with the gold scores; all: of all subsets' pairs together,",
             "mean: of the subsets' correlations, wmean: that mean weighted by pairs",
-            text_table.table(header, rows),
+            table(header, rows),
             "",
             "by similarity, all pairs together (the distances negative)",
-            text_table.table(["test", *names], others),
-            overlap_of(results).line,
+            table(["test", *names], others),
         ]
     )
-
-
-def overlap_of(results: Sequence[Result]) -> Overlap:
-    """Return the overlap of all tests together."""
-    return sum((result.overlap for result in results[1:]), results[0].overlap)
-
-
-def values(results: Sequence[Result]) -> dict[str, Any]:
-    """Return the results for JSON, with correlations times 100.
-
-    Each test is mapped to ``split``, ``language``, ``pairs``, ``overlap``, and similarity -> correlation -> ``all``,
-    ``mean``, ``wmean``, ``subsets``.
-    """
-    return {
-        result.test.name: {
-            "split": result.test.split,
-            "language": result.test.language,
-            "pairs": len(result.test),
-            "overlap": result.overlap.as_dict(),
-            **{
-                similarity: {name: measured.as_dict() for name, measured in by_correlation.items()}
-                for similarity, by_correlation in result.measured.items()
-            },
-        }
-        for result in results
-    }
-
-
-def headline(results: Sequence[Result]) -> dict[str, float]:
-    """Return Spearman's correlation of the cosine over all pairs, times 100, by names of test and split."""
-    names = {result.test.name: f"{result.test.name} {result.test.split}, Spearman all" for result in results}
-    return {names[result.test.name]: result.measured["cosine"]["spearman"].all for result in results}

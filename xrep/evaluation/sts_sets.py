@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.evaluation.overlap import chosen
+from xrep.evaluation.reading import check_parallel, folders_with, read_sentences
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
@@ -44,9 +46,8 @@ class Subset:
 
     def only(self, rows: np.ndarray) -> Subset:
         """Return the pairs that the mask ``rows``, bool [N], selects."""
-        chosen = np.flatnonzero(rows)
-        first, second = ([side[row] for row in chosen] for side in (self.first, self.second))
-        return Subset(self.name, first, second, self.gold[chosen])
+        first, second = chosen(rows, self.first, self.second)
+        return Subset(self.name, first, second, self.gold[rows])
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class TestSet:
 
 
 def find_sets(folder: str | Path, split: str = "test") -> list[TestSet]:
-    """Return every data set with this split in a folder and its subfolders (three levels deep), sorted by name.
+    """Return every data set with this split in a folder and its subfolders (four levels deep), sorted by name.
 
     Raises:
         UserError: The folder does not exist or has no such data set, a file is damaged, or two data sets have the same
@@ -75,9 +76,8 @@ def find_sets(folder: str | Path, split: str = "test") -> list[TestSet]:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError("no such folder", path=folder, cure=f"name {_WHAT}")
-    places = [folder, *sorted(path for depth in ("*", "*/*", "*/*/*") for path in folder.glob(depth) if path.is_dir())]
     found: dict[str, TestSet] = {}
-    for test in (test for place in places for test in _sets_in(place, split)):
+    for test in (test for place in folders_with(folder) for test in _sets_in(place, split)):
         if test.name in found:
             problem = f"{test.name} is in {found[test.name].files[0].parent}, too"
             raise UserError(problem, path=test.files[0].parent, cure="name one of the two folders")
@@ -91,15 +91,27 @@ def _sets_in(place: Path, split: str) -> Iterator[TestSet]:
     """Yield the data sets whose files are directly in this folder."""
     if split == "test" and any(place.glob("STS.input.*.txt")):
         yield read_semeval(place)
-    if (file := place / f"sts-{split}.csv").is_file():
-        yield TestSet("STS-B", split, "en", [_subset("STS-B", file, _stsb_rows(file))], [file])
-    if (file := place / _SICK[split]).is_file():
-        yield TestSet("SICK-R", split, "en", [_subset("SICK-R", file, _sick_rows(file))], [file])
-    for file in sorted(place.glob(f"stsb-*-{split}.csv")):
-        if match := _TRANSLATED.fullmatch(file.name):
-            language = canonical(match[1])
-            name = f"STS-B {language}"
-            yield TestSet(name, split, language, [_subset(name, file, _csv_rows(file))], [file])
+    names = [f"sts-{split}.csv", _SICK[split], *sorted(file.name for file in place.glob(f"stsb-*-{split}.csv"))]
+    yield from (test for name in names if (place / name).is_file() and (test := read_file(place / name)))
+
+
+def read_file(file: Path) -> TestSet | None:
+    """Read a data set that is in one file: STS-B, its translations or SICK. Return None if the name is of none of them.
+
+    Raises:
+        UserError: The file does not exist or is damaged.
+    """
+    if file.name in _SICK.values():
+        split = next(split for split, name in _SICK.items() if name == file.name)
+        name, language, rows = "SICK-R", "en", _sick_rows
+    elif match := re.fullmatch(r"sts-(train|dev|test)\.csv", file.name):
+        name, language, split, rows = "STS-B", "en", match[1], _stsb_rows
+    elif match := _TRANSLATED.fullmatch(file.name):
+        language, split, rows = canonical(match[1]), match[2], _csv_rows
+        name = f"STS-B {language}"
+    else:
+        return None
+    return TestSet(name, split, language, [_subset(name, file, rows(file))], [file])
 
 
 def read_semeval(folder: Path) -> TestSet:
@@ -147,11 +159,8 @@ def _subset(name: str, path: Path, rows: Iterator[_Row]) -> Subset:
 
 
 def _semeval_rows(file: Path, gold: Path) -> Iterator[_Row]:
-    pairs, scores = list(_fields(file, 2)), [score for _, score in read_lines(gold)]
-    if len(pairs) != len(scores):
-        problem = f"{len(scores)} lines, but {file.name} has {len(pairs)}"
-        line = min(len(pairs), len(scores)) + 1
-        raise UserError(problem, path=gold, line=line, cure="line i of one scores line i of the other")
+    pairs, scores = list(_fields(file, 2)), read_sentences(gold)
+    check_parallel((scores, pairs), (gold, file))
     for (line, fields), score in zip(pairs, scores, strict=True):
         yield line, fields[0], fields[1], score
 

@@ -7,25 +7,26 @@ of the other.
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from xrep.errors import UserError
-from xrep.evaluation import overlap
 from xrep.evaluation.encoders import Encoder, check_languages
-from xrep.evaluation.overlap import Overlap
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption, progress
+from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.overlap import chosen, find_overlap, total
+from xrep.evaluation.plots import plot_tatoeba
+from xrep.evaluation.reading import check_parallel, choose_languages, folders_with, read_sentences
+from xrep.files import check_output, write_aside
 from xrep.metrics.components import remove_components
 from xrep.metrics.retrieval import Accuracy, retrieval_accuracy
-from xrep.retrieval.margins import Margin, margin_scores
+from xrep.retrieval.margins import margin_scores
 from xrep.retrieval.neighbours import normalize_rows
-from xrep.text.languages import canonical
-from xrep.text.readers import read_lines
+from xrep.text.languages import canonical, name
 
 PROTOCOL = (
     "best by cosine (or its margin) among all sentences of the other side, right if on the same line; both directions"
@@ -45,43 +46,6 @@ those of "Universal Sentence Representation Learning with Conditional Masked Lan
 
 
 @dataclass(frozen=True)
-class Scoring:
-    """Method of comparing candidates; the default is the published protocol."""
-
-    margin: Margin = "absolute"
-    """``absolute``: the cosine; ``ratio``: the cosine divided by the mean cosine with the neighbours on both sides;
-    ``distance``: the cosine minus that mean."""
-    neighbours: int = 4
-    """Number of neighbours in this mean."""
-    remove_components: int = 0
-    """Number of principal components that are first removed from the vectors of each side of each pool."""
-
-    def check(self, pools: Sequence[Pool]) -> None:
-        """Check the numbers against the pools.
-
-        Raises:
-            UserError: A number is out of range for these pools.
-        """
-        neighbours, components = self.neighbours, self.remove_components
-        if neighbours < 1:
-            raise UserError(f"--neighbours {neighbours}", cure="give at least 1")
-        if components < 0:
-            raise UserError(f"--remove-components {components}", cure="give 0 or more")
-        smallest = min(pools, key=len)
-        pairs = f"{len(smallest)} pairs of {smallest.code}"
-        cure = f"give a smaller number, or leave {smallest.code} out"
-        if self.margin != "absolute" and len(smallest) < neighbours:
-            raise UserError(f"--neighbours {neighbours}, but {pairs}", cure=cure)
-        if components and len(smallest) <= components:
-            raise UserError(f"--remove-components {components}, but {pairs}", cure=cure)
-
-    def as_dict(self) -> dict[str, str | int]:
-        """Return the settings that the results depend on, for JSON."""
-        neighbours = {} if self.margin == "absolute" else {"neighbours": self.neighbours}
-        return {"protocol": PROTOCOL, "margin": self.margin, **neighbours, "remove_components": self.remove_components}
-
-
-@dataclass(frozen=True)
 class Pool:
     """Test pairs of one language: ``sentences[i]`` translates ``english[i]``; ``code`` is the one in the file names."""
 
@@ -97,39 +61,143 @@ class Pool:
         return len(self.sentences)
 
 
-@dataclass(frozen=True)
-class Results:
-    """Accuracy by canonical language: ``forward`` is xx-en (query in xx, search in English), ``backward`` is en-xx."""
+class Tatoeba(Evaluation):
+    """Find the translation of each sentence among up to 1000 sentences, in 112 languages.
 
-    accuracies: dict[str, Accuracy]
-    pairs: dict[str, int]
-    overlap: Overlap
-    random: dict[str, Accuracy] = field(default_factory=dict)
-    """The accuracies of the same architecture with random weights, if they were measured."""
+    The data is the Tatoeba test in LASER's layout: --data holds tatoeba.deu-eng.deu, tatoeba.deu-eng.eng and so on.
 
-    @property
-    def mean(self) -> Accuracy:
-        return average(self.accuracies.values())
+    Protocol: for each sentence, the nearest neighbour by cosine among all sentences of the other side is taken; it is
+    right if it is on the same line. Accuracies are in percent, from the language into English (xx-en) and back (en-xx).
 
-    @property
-    def averages(self) -> dict[str, Accuracy]:
-        """Average of each group of which every language was measured, by group name."""
-        return {
-            group: average(self.accuracies[language] for language in languages)
-            for group, languages in GROUPS.items()
-            if not self.missing(group)
-        }
+      xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr
+      xrep-eval tatoeba --path run1/best --data tatoeba/ --random-baseline --json out.json --plot out.png
+      xrep-eval tatoeba --path run1/best --data tatoeba/ --remove-components 1 --margin ratio
 
-    def missing(self, group: str) -> list[str]:
-        """Return the languages of a group that were not measured."""
-        return [language for language in GROUPS[group] if language not in self.accuracies]
+    The averages over 14, 28, 36 and 11 languages are those of the literature. An average is given if all its languages
+    were measured.
+    """
+
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions, OverlapOption, PlotOption):
+        data: str
+        """Folder of the test files."""
+        langs: str = "all"
+        """Language codes (de,fr or deu,fra), or 14, 28, 36 or 11, or all that are there."""
+        margin: Literal["absolute", "distance", "ratio"] = "absolute"
+        """Score by the cosine (absolute), or by its distance from, or ratio to, the mean cosine with the neighbours on
+        both sides."""
+        neighbours: int = 4
+        """Number of neighbours in this mean."""
+        remove_components: int = 0
+        """Number of principal components of each language (of its sentences in the test) that are removed from its
+        vectors."""
+        save_embeddings: str | None = None
+        """Folder to which the compared vectors are written as {xxx}.{xxx}.npy and {xxx}.eng.npy: float32 [N, D],
+        L2-normalised, in line order."""
+        random_baseline: bool = False
+        """Measure the same architecture with random weights, too."""
+
+    config: Config
+
+    @classmethod
+    def find(cls, folder: Path) -> dict[Path, Any]:
+        return {place: cls.Config(data=str(place)) for place in folders_with(folder, r"tatoeba\..+-eng\..+")}
+
+    def read(self) -> None:
+        if self.config.save_embeddings is not None:
+            if self.config.list_sentences is not None:
+                problem = "--save-embeddings with --list-sentences, which measures nothing"
+                raise UserError(problem, cure="leave --save-embeddings out")
+            check_output(self.config.save_embeddings, folder=True)
+        codes = select(self.config.langs, self.config.data)
+        self.pools = [read_pool(self.config.data, code) for code in codes]
+        self.files = [file for code in codes for file in files_of(self.config.data, code)]
+        _check_numbers(self.config, self.pools)
+
+    def measure(self, encoder: Encoder) -> Figures:
+        config, pools = self.config, self.pools
+        baseline = encoder.random_baseline() if config.random_baseline else None
+        check_languages(encoder, {"en": pools[0].english[0], **{pool.language: pool.sentences[0] for pool in pools}})
+        drop, hashes = config.drop_overlap, encoder.training_hashes
+        overlaps = [
+            find_overlap(hashes, pool.sentences, pool.english, drop=drop, name=pool.code, least=2) for pool in pools
+        ]
+        pools = [
+            Pool(pool.code, *chosen(keep, pool.sentences, pool.english))
+            for pool, (keep, _) in zip(pools, overlaps, strict=True)
+        ]
+        _check_numbers(config, pools)
+        found = accuracies(encoder, pools, config, self._save if config.save_embeddings else None)
+        random = accuracies(baseline, pools, config) if baseline else {}
+        sizes = {pool.language: len(pool) for pool in pools}
+        means, missing = averages(found)
+        mean, mean_of_random = average(found.values()), average(random.values()).mean if random else None
+        headline = {f"mean of {len(found)}": mean.mean}
+        headline |= {f"average of {group}": accuracy.mean for group, accuracy in means.items()}
+        rows = [
+            _row(f"{name(language)} ({language})", sizes[language], accuracy, random[language].mean if random else None)
+            for language, accuracy in sorted(found.items(), key=lambda item: name(item[0]))
+        ]
+        rows += [[], _row(f"mean of {len(found)}", sum(sizes.values()), mean, mean_of_random)]
+        rows += [_row(f"average of {group}", "", accuracy) for group, accuracy in means.items()]
+        lines = [table(["language", "pairs", "xx-en", "en-xx", "mean"] + ["random"] * bool(random), rows)]
+        if missing:
+            groups = ", ".join(f"{group} ({len(languages)} missing)" for group, languages in missing.items())
+            lines.append(f"no average over {groups}: not all their languages were measured")
+        neighbours = {} if config.margin == "absolute" else {"neighbours": config.neighbours}
+        return Figures(
+            text="\n".join(lines),
+            values={
+                "mean": mean.mean,
+                **({"random_mean": mean_of_random} if random else {}),
+                "languages": {
+                    language: {
+                        **_directions(accuracy),
+                        "pairs": sizes[language],
+                        **({"random_mean": random[language].mean} if random else {}),
+                    }
+                    for language, accuracy in found.items()
+                },
+                "averages": {group: _directions(accuracy) for group, accuracy in {"mean": mean, **means}.items()},
+                "pairs": sum(sizes.values()),
+            },
+            headline=headline,
+            settings={
+                "languages": list(sizes),
+                "protocol": PROTOCOL,
+                "margin": config.margin,
+                **neighbours,
+                "remove_components": config.remove_components,
+            },
+            files=self.files,
+            overlap=total(overlap for _, overlap in overlaps),
+            plot=lambda path: plot_tatoeba(found, random, headline, path),
+        )
+
+    def _save(self, pool: Pool, vectors: np.ndarray, english: np.ndarray) -> None:
+        folder = Path(self.config.save_embeddings or "")
+        folder.mkdir(exist_ok=True)
+        for side, array in ((pool.code, vectors), ("eng", english)):
+            with write_aside(folder / f"{pool.code}.{side}.npy") as temporary, temporary.open("wb") as file:
+                np.save(file, array.astype(np.float32, copy=False), allow_pickle=False)
 
 
-def average(accuracies: Iterable[Accuracy]) -> Accuracy:
-    """Return the mean of each direction. Every language has the same weight, whatever its number of pairs."""
-    both = [(accuracy.forward, accuracy.backward) for accuracy in accuracies]
-    forward, backward = np.mean(both, axis=0)
-    return Accuracy(float(forward), float(backward))
+def _check_numbers(config: Tatoeba.Config, pools: Sequence[Pool]) -> None:
+    neighbours, components = config.neighbours, config.remove_components
+    if neighbours < 1:
+        raise UserError(f"--neighbours {neighbours}", cure="give at least 1")
+    if components < 0:
+        raise UserError(f"--remove-components {components}", cure="give 0 or more")
+    smallest = min(pools, key=len)
+    pairs = f"{len(smallest)} pairs of {smallest.code}"
+    cure = f"give a smaller number, or leave {smallest.code} out"
+    if config.margin != "absolute" and len(smallest) < neighbours:
+        raise UserError(f"--neighbours {neighbours}, but {pairs}", cure=cure)
+    if components and len(smallest) <= components:
+        raise UserError(f"--remove-components {components}, but {pairs}", cure=cure)
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
 
 
 def available(folder: str | Path) -> dict[str, str]:
@@ -155,26 +223,9 @@ def available(folder: str | Path) -> dict[str, str]:
 
 
 def select(languages: str, folder: str | Path) -> list[str]:
-    """Return the codes, as in the file names, of the requested languages.
-
-    Args:
-        languages: ``all``, or any of ``14 28 36 11`` and language codes (``de`` or ``deu``), separated by commas.
-
-    Raises:
-        UserError: The folder lacks one of the languages, or no language is named.
-    """
+    """Return the codes, as in the file names, of the languages that ``--langs`` names; see ``choose_languages``."""
     found = available(folder)
-    wanted: list[str] = []
-    for item in filter(None, (part.strip() for part in languages.split(","))):
-        wanted += found if item == "all" else GROUPS.get(item, (canonical(item),))
-    if not wanted:
-        raise UserError("no language named", cure="give --langs all, 14, 28, 36, 11 or codes such as de,fr")
-    missing = [language for language in dict.fromkeys(wanted) if language not in found]
-    if missing:
-        raise UserError(
-            f"no Tatoeba files for {' '.join(missing)}", path=folder, cure=f"it holds {' '.join(sorted(found))}"
-        )
-    return [found[language] for language in dict.fromkeys(wanted)]
+    return [found[language] for language in choose_languages(languages, found, "Tatoeba files for", folder, GROUPS)]
 
 
 def files_of(folder: str | Path, code: str) -> list[Path]:
@@ -192,71 +243,37 @@ def read_pool(folder: str | Path, code: str) -> Pool:
     for path in paths:
         if not path.is_file():
             raise UserError("no such file", path=path, cure="fetch LASER's Tatoeba test again: each language has two")
-    sentences, english = ([line for _, line in read_lines(path)] for path in paths)
-    if len(sentences) != len(english):
-        raise UserError(
-            f"{len(sentences)} lines, but {paths[1].name} has {len(english)}",
-            path=paths[0],
-            line=min(len(sentences), len(english)) + 1,
-            cure="line i of one must translate line i of the other",
-        )
-    return Pool(code, sentences, english)
+    sides = [read_sentences(path) for path in paths]
+    check_parallel(sides, paths)
+    return Pool(code, *sides)
 
 
-def find_overlap(pools: Sequence[Pool], training_hashes: Path | None, drop: bool) -> tuple[list[Pool], Overlap]:
-    """Count the pairs with a side that is in the training data; with ``drop``, also remove them from the pools.
-
-    Raises:
-        UserError: ``drop`` is set, but there are no training hashes or fewer than 2 pairs of a language would be left.
-    """
-    found = [overlap.find_overlap(training_hashes, pool.sentences, pool.english, drop=drop) for pool in pools]
-    kept = [_only(pool, keep) if drop else pool for pool, (keep, _) in zip(pools, found, strict=True)]
-    return kept, functools.reduce(operator.add, (counted for _, counted in found))
+# -- accuracy ---------------------------------------------------------------------------------------------------------
 
 
-def _only(pool: Pool, rows: np.ndarray) -> Pool:
-    if rows.sum() < 2:
-        raise UserError(
-            f"{len(pool) - rows.sum()} of {len(pool)} pairs of {pool.code} were in the training text, "
-            "too few are left to search",
-            cure=f"measure without --drop-overlap or without {pool.code}",
-        )
-    chosen = np.flatnonzero(rows)
-    return replace(
-        pool, sentences=[pool.sentences[row] for row in chosen], english=[pool.english[row] for row in chosen]
-    )
-
-
-def measure(
+def accuracies(
     encoder: Encoder,
     pools: Sequence[Pool],
-    scoring: Scoring = Scoring(),
-    *,
+    config: Tatoeba.Config,
     keep: Callable[[Pool, np.ndarray, np.ndarray], None] | None = None,
-    show_progress: bool = False,
 ) -> dict[str, Accuracy]:
-    """Measure the accuracy of each canonical language in percent, by ``PROTOCOL``.
+    """Return the accuracy of each canonical language in percent, by ``PROTOCOL``.
 
     Args:
         keep: Function that is called with each pool and the vectors that are compared, those of the language and those
             of English, L2-normalised float32 [N, D] each.
-        show_progress: Whether to show a progress line on stderr.
 
     Raises:
-        UserError: See ``Scoring.check`` and the encoder's ``encode``; or the number of components to remove is not
-            smaller than the dimension of the vectors.
+        UserError: The number of components to remove is not smaller than the dimension of the vectors.
     """
-    scoring.check(pools)
-    accuracies = {}
-    progress = tqdm(pools, disable=not show_progress, leave=False, unit=" languages")
-    for pool in progress:
-        progress.set_postfix_str(pool.code)
+    found = {}
+    for pool in progress(pools, "languages"):
         sides = encoder.encode(pool.sentences, pool.language), encoder.encode(pool.english, "en")
-        vectors, english = (_compared(side, scoring.remove_components) for side in sides)
+        vectors, english = (_compared(side, config.remove_components) for side in sides)
         if keep is not None:
             keep(pool, vectors, english)
-        accuracies[pool.language] = _accuracy(vectors, english, scoring)
-    return accuracies
+        found[pool.language] = _accuracy(vectors, english, config)
+    return found
 
 
 def _compared(side: np.ndarray, components: int) -> np.ndarray:
@@ -269,40 +286,37 @@ def _compared(side: np.ndarray, components: int) -> np.ndarray:
     return normalize_rows(remove_components(unit, components))
 
 
-def _accuracy(x: np.ndarray, y: np.ndarray, scoring: Scoring) -> Accuracy:
-    if scoring.margin == "absolute":
+def _accuracy(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> Accuracy:
+    if config.margin == "absolute":
         return retrieval_accuracy(x, y)
-    scores = margin_scores(x, y, scoring.neighbours, scoring.margin)
+    scores = margin_scores(x, y, config.neighbours, config.margin)
     lines, scored = np.arange(len(x)), np.isfinite(scores.diagonal())
     right = (scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0))
     return Accuracy(*(100.0 * float(direction.mean()) for direction in right))
 
 
-def evaluate(
-    encoder: Encoder,
-    pools: Sequence[Pool],
-    scoring: Scoring = Scoring(),
-    *,
-    random_encoder: Encoder | None = None,
-    drop_overlap: bool = False,
-    keep: Callable[[Pool, np.ndarray, np.ndarray], None] | None = None,
-    show_progress: bool = False,
-) -> Results:
-    """Run the whole test: check the languages, count the overlap and measure the accuracies.
+def average(accuracies: Iterable[Accuracy]) -> Accuracy:
+    """Return the mean of each direction. Every language has the same weight, whatever its number of pairs."""
+    forward, backward = np.mean([(accuracy.forward, accuracy.backward) for accuracy in accuracies], axis=0)
+    return Accuracy(float(forward), float(backward))
 
-    Args:
-        random_encoder: Encoder that is measured on the same pairs, for comparison.
-        drop_overlap: Whether to leave out the pairs that were in the training text of ``encoder``.
-        keep: See ``measure``; it is not called with the vectors of ``random_encoder``.
 
-    Raises:
-        UserError: See ``check_languages``, ``find_overlap`` and ``measure``.
-    """
-    check_languages(encoder, {"en": pools[0].english[0], **{pool.language: pool.sentences[0] for pool in pools}})
-    pools, counted = find_overlap(pools, encoder.training_hashes, drop_overlap)
-    return Results(
-        accuracies=measure(encoder, pools, scoring, keep=keep, show_progress=show_progress),
-        pairs={pool.language: len(pool) for pool in pools},
-        overlap=counted,
-        random=measure(random_encoder, pools, scoring, show_progress=show_progress) if random_encoder else {},
-    )
+def averages(accuracies: Mapping[str, Accuracy]) -> tuple[dict[str, Accuracy], dict[str, list[str]]]:
+    """Return the average of each group of ``GROUPS`` whose languages were all measured; for each other group, return
+    the languages that were not measured."""
+    found, missing = {}, {}
+    for group, languages in sorted(GROUPS.items()):
+        if absent := [language for language in languages if language not in accuracies]:
+            missing[group] = absent
+        else:
+            found[group] = average(accuracies[language] for language in languages)
+    return found, missing
+
+
+def _directions(accuracy: Accuracy) -> dict[str, float]:
+    return {"xx-en": accuracy.forward, "en-xx": accuracy.backward, "mean": accuracy.mean}
+
+
+def _row(label: str, pairs: object, accuracy: Accuracy, random: float | None = None) -> list[str]:
+    numbers = [*_directions(accuracy).values(), *([] if random is None else [random])]
+    return [label, str(pairs), *(f"{number:.2f}" for number in numbers)]

@@ -6,39 +6,34 @@ Universal Representations Across Languages" (table 6), where a model trained on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from tqdm import tqdm
 
-from xrep.errors import UserError
-from xrep.evaluation import text_table
+from xrep.errors import ConfigError, UserError
+from xrep.evaluation.evaluation import Evaluation, OverlapOption, progress
+from xrep.evaluation.figures import Figures, table
 from xrep.evaluation.multilingual import files_of_pattern
-from xrep.evaluation.overlap import Overlap, find_overlap
+from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
+from xrep.evaluation.reading import check_parallel, choose_languages, read_sentences
+from xrep.files import check_output, write_aside
 from xrep.inference.generation import SearchOptions, Translator
-from xrep.metrics.translation import MultiBleu, Score, Tokenizer, bleu, chrf, multi_bleu
+from xrep.metrics.translation import bleu, chrf, multi_bleu
 from xrep.models.directory import fingerprint, open_checkpoint
-from xrep.registry import import_plugin
-from xrep.text.languages import canonical, name
-from xrep.text.readers import read_lines
+from xrep.text.languages import name
 
 
 class System:
     """A translation model of xrep, loaded from ``path``.
 
-    Args:
-        plugins: Modules to import first.
-
     Raises:
         UserError: There is no translation model at ``path``.
     """
 
-    def __init__(self, path: str | Path, plugins: Sequence[str] = ()) -> None:
-        for plugin in plugins:
-            import_plugin(plugin)
+    def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.translator = Translator.load(path)
         self.training_hashes = open_checkpoint(path).training_hashes
@@ -71,186 +66,163 @@ class TranslationTest:
         return "-".join(self.languages)
 
 
-@dataclass(frozen=True)
-class Result:
-    """Scores of the translations of one test.
+class TranslationQuality(Evaluation):
+    """Translate a test set from each of its languages into one: BLEU and chrF.
 
-    Attributes:
-        zero_shot: Whether the model was never trained to translate from this language.
-        cut: Number of sentences that exceeded the maximum length of the model and were cut.
-        multi_bleu: BLEU of the same words as ``bleu``, without smoothing.
+    The scores are those of sacrebleu, with their signatures.
+
+      xrep-eval translation --path nmt/best --data 'multi30k/test.{lang}' --langs de
+      xrep-eval translation --path nmt/best --data 'multi30k/test.{lang}' --langs de,cs,fr --target-lang en
+      xrep-eval translation --path nmt/best --data 'iwslt14/test.tok.{lang}' --langs de --tokenize none
+
+    --path is a translation model. --data names files whose line i translates line i of the others, with {lang} in place
+    of the language (.gz and .xz, too). A language that the model was not trained to translate from is marked zero-shot:
+    it is transfer from the others.
+
+    Papers that give tokenised BLEU tokenise both sides by Moses and score by its multi-bleu.perl. With text that is
+    tokenised so, --tokenize none prints the script's line as well.
     """
 
-    test: TranslationTest
-    bleu: Score
-    chrf: Score
-    multi_bleu: MultiBleu
-    sentences: int
-    zero_shot: bool
-    cut: int
-    overlap: Overlap
+    @dataclass(kw_only=True)
+    class Config(OverlapOption):
+        data: str
+        """Path of the files, with {lang} in place of the language."""
+        langs: str = "all"
+        """Languages to translate from (de,fr or deu,fra), or all that are there."""
+        target_lang: str | None = None
+        """Language to translate into, if the model has several."""
+        beam: int = 5
+        """Beam size: the number of hypotheses that are kept at each step. 1: greedy search."""
+        lenpen: float = 1.0
+        """Length penalty: exponent of the length that divides scores. Above 1, longer translations win."""
+        lenpen_form: Literal["fairseq", "gnmt"] = "fairseq"
+        """Form of the length penalty: length^A, or ((5 + length) / 6)^A as in the GNMT paper."""
+        max_length_a: float = 0.0
+        """The value a in the maximum length of a translation, a · x + b subwords for a source of x subwords. The
+        length that the model was trained on is a limit as well."""
+        max_length_b: int = 200
+        """The value b in the maximum length of a translation."""
+        max_tokens: int = 4096
+        """Number of subwords, times the beam size, that are translated at once."""
+        tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
+        """Method by which BLEU splits text into words. none: the text is tokenised already."""
+        save_translations: str | None = None
+        """Folder to which the translations of each language are written, as de-en.en."""
 
+    config: Config
 
-def read_tests(pattern: str, languages: str, target: str) -> list[TranslationTest]:
-    """Read one test per source language, in the order in which the languages are named.
-
-    Args:
-        pattern: Path with ``{lang}`` in place of the language; line i of one file translates line i of the others.
-        languages: ``all``, which means all but the target, or codes (``de`` or ``deu``) separated by commas.
-        target: Canonical code of the target language.
-
-    Raises:
-        UserError: A language has no file, the target is among the source languages, or the files have different numbers
-            of lines.
-    """
-    found = files_of_pattern(pattern)
-    wanted = [canonical(code.strip()) for code in languages.split(",") if code.strip()]
-    wanted = list(dict.fromkeys(wanted)) if languages != "all" else [code for code in found if code != target]
-    there = f"it has {' '.join(found)}" if found else "{lang} stands for the language"
-    if missing := [language for language in [*wanted, target] if language not in found]:
-        raise UserError(f"no file of {' '.join(missing)}", path=pattern, cure=there)
-    if not wanted or target in wanted:
-        problem = f"{target} is the target language" if wanted else "no source language"
-        raise UserError(problem, path=pattern, cure=f"name others with --langs; {there}")
-    references = _lines(found[target])
-    tests = []
-    for language in wanted:
-        sources, files = _lines(found[language]), (found[language], found[target])
-        if len(sources) != len(references):
-            sizes = sorted(zip((len(sources), len(references)), files, strict=True))
-            (fewer, short), (more, long) = sizes
-            problem = f"{fewer} lines, but {long.name} has {more}"
-            cure = "line i of one must translate line i of the other"
-            raise UserError(problem, path=short, line=fewer + 1, cure=cure)
-        tests.append(TranslationTest((language, target), sources, references, files))
-    return tests
-
-
-def _lines(path: Path) -> list[str]:
-    return [line for _, line in read_lines(path)]
-
-
-def evaluate(
-    system: System,
-    tests: Sequence[TranslationTest],
-    options: SearchOptions,
-    *,
-    tokenize: Tokenizer = "13a",
-    max_tokens: int = 4096,
-    drop_overlap: bool = False,
-    keep: Callable[[TranslationTest, list[str]], None] | None = None,
-    show_progress: bool = False,
-) -> list[Result]:
-    """Translate every test and score it.
-
-    Args:
-        tokenize: Method by which BLEU splits text into words.
-        max_tokens: Size of a batch, see ``Translator.translate``.
-        drop_overlap: Whether to leave out the sentences that were in the training text.
-        keep: Function that is called with each test and its translations, in the order of the lines.
-
-    Raises:
-        UserError: ``drop_overlap`` is set, but there are no training hashes or no sentence is left.
-    """
-    trained, results = system.translator.text.source_languages, []
-    progress = tqdm(tests, disable=not show_progress, leave=False, unit=" languages")
-    for test in progress:
-        progress.set_postfix_str(test.name)
-        rows, overlap = find_overlap(system.training_hashes, test.sources, test.references, drop=drop_overlap)
-        if not rows.any():
-            problem = f"no sentence of {test.name} is left without those trained on"
-            raise UserError(problem, cure="measure without --drop-overlap")
-        sources, references = ([side[row] for row in np.flatnonzero(rows)] for side in (test.sources, test.references))
-        read = system.translator.read(sources)
-        found = system.translator.translate(read, test.languages[1], options, max_tokens)
-        hypotheses = [several[0].text for several in found]
-        if keep is not None:
-            keep(test, hypotheses)
-        results.append(
-            Result(
-                test=test,
-                bleu=bleu(hypotheses, references, tokenize),
-                chrf=chrf(hypotheses, references),
-                multi_bleu=multi_bleu(hypotheses, references, tokenize),
-                sentences=len(hypotheses),
-                zero_shot=test.languages[0] not in trained,
-                cut=len(read.cut),
-                overlap=overlap,
-            )
+    def read(self) -> None:
+        config = self.config
+        self.search = SearchOptions(
+            beam=config.beam,
+            length_penalty=config.lenpen,
+            length_penalty_form=config.lenpen_form,
+            max_length_a=config.max_length_a,
+            max_length_b=config.max_length_b,
         )
-    return results
+        problems = self.search.problems()
+        if config.max_tokens < 1:
+            problems.append(f"max_tokens must be at least 1, not {config.max_tokens}")
+        if problems:
+            raise ConfigError([f"--{p.replace('length_penalty', 'lenpen').replace('_', '-', 2)}" for p in problems])
+        if config.save_translations is not None:
+            check_output(config.save_translations, folder=True)
+        self.found = files_of_pattern(config.data)
+        self.languages = choose_languages(config.langs, sorted(self.found), "file of", config.data)
+
+    def open(self, path: str) -> System:
+        return System(path)
+
+    def measure(self, encoder: System) -> Figures:
+        target = encoder.target(self.config.target_lang)
+        tests = self._read_tests(target)
+        found = [self._translate(encoder, test) for test in progress(tests, "languages")]
+        values = {test.languages[0]: own for test, (own, _) in zip(tests, found, strict=True)}
+        means = {score: float(np.mean([own[score] for own in values.values()])) for score in ("bleu", "chrf")}
+        each = {f"BLEU {test.name}": own["bleu"] for test, (own, _) in zip(tests, found, strict=True)}
+        mean = {f"BLEU, mean of {len(tests)}": means["bleu"]}
+        names = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
+        return Figures(
+            text=_text(values, means, target, is_tokenized=self.config.tokenize == "none"),
+            values={"mean": means, "languages": values},
+            headline=mean if len(tests) > 4 else each if len(tests) == 1 else each | mean,
+            settings={
+                "languages": [test.name for test in tests],
+                **{name: getattr(self.config, name) for name in names},
+            },
+            files=list(dict.fromkeys(file for test in tests for file in test.files)),
+            overlap=total(overlap for _, overlap in found),
+        )
+
+    def _read_tests(self, target: str) -> list[TranslationTest]:
+        """Read one test per source language, in the order in which the languages are named."""
+        wanted = self.languages
+        if self.config.langs == "all":
+            wanted = [language for language in wanted if language != target]
+        cure = f"the data has {','.join(sorted(self.found))}"
+        if target not in self.found:
+            raise UserError(f"no file of {target}", path=self.config.data, cure=cure)
+        if not wanted or target in wanted:
+            problem = f"{target} is the target language" if wanted else "no source language"
+            raise UserError(problem, path=self.config.data, cure=f"name others with --langs; {cure}")
+        references, tests = read_sentences(self.found[target]), []
+        for language in wanted:
+            sources, files = read_sentences(self.found[language]), (self.found[language], self.found[target])
+            check_parallel((sources, references), files)
+            tests.append(TranslationTest((language, target), sources, references, files))
+        return tests
+
+    def _translate(self, system: System, test: TranslationTest) -> tuple[dict[str, Any], Overlap]:
+        """Translate a test and return the values for JSON.
+
+        ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing. ``zero_shot`` says whether the model
+        was never trained to translate from this language, and ``cut`` how many sentences exceeded its maximum length.
+        """
+        config, folder, columns = self.config, self.config.save_translations, (test.sources, test.references)
+        rows, overlap = find_overlap(system.training_hashes, *columns, drop=config.drop_overlap, name=test.name)
+        sources, references = chosen(rows, *columns)
+        read = system.translator.read(sources)
+        found = system.translator.translate(read, test.languages[1], self.search, config.max_tokens)
+        hypotheses = [several[0].text for several in found]
+        if folder is not None:
+            Path(folder).mkdir(exist_ok=True)
+            with write_aside(Path(folder) / f"{test.name}.{test.languages[1]}") as aside:
+                aside.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
+        scores = bleu(hypotheses, references, config.tokenize), chrf(hypotheses, references)
+        multi = multi_bleu(hypotheses, references, config.tokenize)
+        return {
+            "bleu": scores[0].value,
+            "chrf": scores[1].value,
+            "signatures": {score.name: score.signature for score in scores},
+            "multi_bleu": {**asdict(multi), "text": str(multi)},
+            "sentences": len(hypotheses),
+            "zero_shot": test.languages[0] not in system.translator.text.source_languages,
+            "cut": len(read.cut),
+            "overlap": overlap.as_dict(),
+        }, overlap
 
 
-def means(results: Sequence[Result]) -> dict[str, float]:
-    """Return the means of BLEU and of chrF over the source languages."""
-    return {score: float(np.mean([getattr(result, score).value for result in results])) for score in ("bleu", "chrf")}
-
-
-def overlap_of(results: Sequence[Result]) -> Overlap:
-    """Return the overlap of all tests together."""
-    return sum((result.overlap for result in results[1:]), results[0].overlap)
-
-
-def table(results: Sequence[Result], tokenized: bool = False) -> str:
-    """Return one line per source language, the mean, the signatures of the scores and the overlap line.
+def _text(values: Mapping[str, dict[str, Any]], means: Mapping[str, float], target: str, is_tokenized: bool) -> str:
+    """Return one line per source language, the mean and the signatures of the scores.
 
     Args:
-        tokenized: Whether the text is already tokenised. If so, the lines that multi-bleu.perl would print are added.
+        is_tokenized: Whether the text is already tokenised. If so, the lines that multi-bleu.perl would print are
+            added.
     """
-    rows = [
-        [_shown(result), str(result.sentences), f"{result.bleu.value:.2f}", f"{result.chrf.value:.2f}"]
-        for result in results
-    ]
-    mean, first = means(results), results[0]
-    total = [
-        f"mean of {len(rows)}",
-        str(sum(r.sentences for r in results)),
-        f"{mean['bleu']:.2f}",
-        f"{mean['chrf']:.2f}",
-    ]
-    target = first.test.languages[1]
+    rows = []
+    for language, own in values.items():
+        shown = f"{name(language)} ({language}){', zero-shot' if own['zero_shot'] else ''}"
+        rows.append([shown, str(own["sentences"]), f"{own['bleu']:.2f}", f"{own['chrf']:.2f}"])
+    sentences = str(sum(own["sentences"] for own in values.values()))
+    rows += [[], [f"mean of {len(values)}", sentences, f"{means['bleu']:.2f}", f"{means['chrf']:.2f}"]]
+    signatures = next(iter(values.values()))["signatures"]
     parts = [
         f"into {name(target)} ({target})",
-        text_table.table(["source", "sentences", first.bleu.name, first.chrf.name], [*rows, [], total]),
-        *(f"{score.name}|{score.signature}" for score in (first.bleu, first.chrf)),
+        table(["source", "sentences", *signatures], rows),
+        *(f"{score}|{signature}" for score, signature in signatures.items()),
     ]
-    if tokenized:
-        parts += [f"multi-bleu {result.test.name}: {result.multi_bleu}" for result in results]
-    if any(result.cut for result in results):
-        cut = ", ".join(f"{result.cut} of {result.test.languages[0]}" for result in results if result.cut)
-        parts.append(f"longer than the model reads, and cut: {cut}")
-    return "\n".join([*parts, overlap_of(results).line])
-
-
-def _shown(result: Result) -> str:
-    language = result.test.languages[0]
-    return f"{name(language)} ({language}){', zero-shot' if result.zero_shot else ''}"
-
-
-def values(results: Sequence[Result]) -> dict[str, Any]:
-    """Return the results for JSON.
-
-    ``mean`` contains the means of ``bleu`` and ``chrf``. ``languages`` maps each source language to ``bleu``, ``chrf``,
-    ``signatures``, ``multi_bleu``, ``sentences``, ``zero_shot``, ``cut`` and ``overlap``.
-    """
-    languages = {
-        result.test.languages[0]: {
-            "bleu": result.bleu.value,
-            "chrf": result.chrf.value,
-            "signatures": {score.name: score.signature for score in (result.bleu, result.chrf)},
-            "multi_bleu": {**asdict(result.multi_bleu), "text": str(result.multi_bleu)},
-            "sentences": result.sentences,
-            "zero_shot": result.zero_shot,
-            "cut": result.cut,
-            "overlap": result.overlap.as_dict(),
-        }
-        for result in results
-    }
-    return {"mean": means(results), "languages": languages}
-
-
-def headline(results: Sequence[Result]) -> dict[str, float]:
-    """Return BLEU of each source language and, if there are several, the mean; of more than four only the mean."""
-    each = {f"BLEU {result.test.name}": result.bleu.value for result in results}
-    mean = {f"BLEU, mean of {len(results)}": means(results)["bleu"]}
-    return mean if len(each) > 4 else each if len(each) == 1 else each | mean
+    if is_tokenized:
+        parts += [f"multi-bleu {language}-{target}: {own['multi_bleu']['text']}" for language, own in values.items()]
+    if cut := [f"{own['cut']} of {language}" for language, own in values.items() if own["cut"]]:
+        parts.append(f"longer than the model reads, and cut: {', '.join(cut)}")
+    return "\n".join(parts)

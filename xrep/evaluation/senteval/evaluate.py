@@ -2,94 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from xrep.errors import UserError
-from xrep.evaluation import text_table
-from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.overlap import Overlap, find_overlap
+from xrep.evaluation.encoders import Encoder, SentenceList, encode_columns
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
+from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.evaluation.reading import folders_with
 from xrep.evaluation.senteval import protocols, readers
 from xrep.evaluation.senteval.folds import Classifier
 from xrep.evaluation.senteval.protocols import Examples
 from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier, check_sklearn
 from xrep.evaluation.senteval.torch_classifier import TorchClassifier
+from xrep.text.languages import canonical
 
 CLASSIFIERS: dict[str, type[Classifier]] = {"senteval": TorchClassifier, "sklearn": SklearnClassifier}
 SUPERVISED = {"SICK-R": "SICK-R (supervised)"}
 """Names in results of sets that also have a zero-shot result (``xrep-eval sts``)."""
 _TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
-AVERAGES = {"average of 7": _TRANSFER, "average of 9": (*_TRANSFER, "SICK-E", "SICK-R")}
+AVERAGES = {"average of 7": _TRANSFER, "average of 9": (*_TRANSFER, "SICK-E", SUPERVISED["SICK-R"])}
 """Published averages: over the seven transfer tasks, and over these with SICK-E and SICK-R, as in "Universal Sentence
 Representation Learning with Conditional Masked Language Model" (table 1)."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings that a result depends on, besides encoder and data."""
-
-    classifier: str = "senteval"
-    """Name of the classifier, a key of ``CLASSIFIERS``."""
-    seeds: tuple[int, ...] = (1111,)
-    """Seeds for folds, initial weights and order of batches; 1111 is SentEval's."""
-    folds: int = 10
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the settings for JSON."""
-        grid = list(CLASSIFIERS[self.classifier]().grid)
-        return {"classifier": self.classifier, "grid": grid, "seeds": list(self.seeds), "folds": self.folds}
-
-    def check(self) -> None:
-        """Check the settings before the work starts.
-
-        Raises:
-            UserError: There are fewer than 2 folds; there is no seed, a repeated one, or one out of range; or
-                scikit-learn is not installed.
-        """
-        check_sklearn()
-        if self.folds < 2:
-            raise UserError(f"{self.folds} folds", cure="give --folds 2 or more")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not all(0 <= s < 2**32 for s in self.seeds):
-            seeds = ",".join(map(str, self.seeds))
-            raise UserError(f"--seeds {seeds!r}", cure="give different numbers from 0 to 4294967295, such as 1,2,3")
+Values = dict[str, dict[str, Any]]
+"""Values for JSON, by the name of the set: ``protocol``, ``examples`` (number in each split), ``overlap``, ``by_seed``
+(seed -> measure -> value), ``mean`` and ``spread`` (measure -> value; the spread is null for one seed). All values
+except ``mse`` are in percent."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Results on one set.
+class SentEval(Evaluation):
+    """Classify sentences by their vectors: MR CR SUBJ MPQA SST TREC MRPC SICK.
 
-    Attributes:
-        protocol: Description of the protocol.
-        by_seed: Seed -> measure -> value, see ``protocols``; the first measure is the one that is usually quoted.
-        sizes: Number of examples in each split.
+    A logistic regression is trained on the vectors, which stay as they are. Accuracies are in percent.
+
+      xrep-eval senteval --path run1/best --data senteval/ --cache vectors/
+      xrep-eval senteval --path run1/best --data senteval/ --sets MR,SST2 --classifier sklearn --seeds 1,2,3
+      xrep-eval senteval --path run1/best --data xeval/de/ --lang de
+
+    --data holds any of these sets as they are published, in any folders (needs the extra 'senteval'):
+      MR CR SUBJ MPQA  rt-polarity.pos, custrev.pos, subj.objective, mpqa.pos and so on: nested 10-fold cross-validation
+      TREC MRPC        TREC.train or train_5500.label, msr_paraphrase_train.txt: 10-fold on train, then the test part
+      SST2 SST5        sentiment-train (for SST5 in a folder named fine) or stsa.fine.train: chosen on dev
+      SICK-E SICK-R    SICK_train.txt: chosen on trial; SICK-R is the supervised Pearson (times 100), not that of 'sts'
+
+    A folder of translations (XEVAL) has the same files, in UTF-8. Papers print the figures of --classifier senteval,
+    which stops early. On vectors of length 1 it stays below the exact minimum that --classifier sklearn finds.
     """
 
-    protocol: str
-    by_seed: dict[int, dict[str, float]]
-    sizes: dict[str, int]
-    overlap: Overlap
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions, OverlapOption):
+        data: str
+        """Folder of the sets."""
+        sets: str = "all"
+        """Names of the sets to measure (MR,CR), or all that are there."""
+        lang: str = "en"
+        """Language of the sentences."""
+        classifier: Literal["senteval", "sklearn"] = "senteval"
+        """SentEval's own classifier (Adam, early stopping), or scikit-learn's LogisticRegression."""
+        seeds: str = "1111"
+        """Seeds of folds, initial weights and order of batches, separated by commas. Several give mean and spread. 1111
+        is SentEval's."""
+        folds: int = 10
+        """Number of folds of every cross-validation."""
 
-    @property
-    def measures(self) -> list[str]:
-        return list(next(iter(self.by_seed.values())))
+    config: Config
 
-    def mean(self, measure: str) -> float:
-        """Return the mean of a measure over the seeds."""
-        return float(np.mean([values[measure] for values in self.by_seed.values()]))
+    @classmethod
+    def find(cls, folder: Path) -> dict[Path, Any]:
+        names = {name for layouts in readers.SETS.values() for layout in layouts for name in layout.files}
+        is_there = folders_with(folder, "|".join(map(re.escape, names)))
+        return {folder: cls.Config(data=str(folder))} if is_there else {}
 
-    def spread(self, measure: str) -> float | None:
-        """Return the sample standard deviation (n - 1) of a measure over the seeds; None for one seed."""
-        values = [values[measure] for values in self.by_seed.values()]
-        return float(np.std(values, ddof=1)) if len(values) > 1 else None
+    def read(self) -> None:
+        check_sklearn()
+        self.lang, self.seeds = canonical(self.config.lang), _seeds(self.config.seeds)
+        if self.config.folds < 2:
+            raise UserError(f"{self.config.folds} folds", cure="give --folds 2 or more")
+        self.sets = select(self.config.sets, self.config.data, self.lang)
+
+    def measure(self, encoder: Encoder) -> Figures:
+        kept = [_without_overlap(encoder, data, self.config.drop_overlap) for data in self.sets]
+        for data, _ in kept:
+            _check_sizes(data, self.config.folds)
+        values: Values = {}
+        features: tuple[list[Path], dict[str, np.ndarray]] = [], {}
+        for data, overlap in progress(kept, "sets"):
+            if data.files != features[0]:  # SICK-E and SICK-R have the same pairs, so they share features
+                features = data.files, encode(encoder, data, self.lang)
+            if not isinstance(encoder, SentenceList):
+                examples = {name: Examples(features[1][name], split.targets) for name, split in data.splits.items()}
+                values[SUPERVISED.get(data.name, data.name)] = self._measure(data, examples, overlap)
+        quoted = headline(values)
+        classifier = CLASSIFIERS[self.config.classifier]()
+        return Figures(
+            text=text(values, {name: value for name, value in quoted.items() if name in AVERAGES}),
+            values=values,
+            headline=quoted,
+            settings={
+                "classifier": classifier.name,
+                "grid": list(classifier.grid),
+                "seeds": self.seeds,
+                "folds": self.config.folds,
+                "language": self.lang,
+            },
+            files=sorted({file for data in self.sets for file in data.files}),
+            overlap=total(overlap for _, overlap in kept),
+        )
+
+    def _measure(self, data: readers.DataSet, examples: dict[str, Examples], overlap: Overlap) -> dict[str, Any]:
+        classifier = CLASSIFIERS[self.config.classifier]()
+        protocol, measure = _protocol(data, examples, classifier, self.config.folds)
+        by_seed: dict[str, dict[str, float]] = {}
+        for seed in self.seeds:
+            # With a fixed dev split, the exact minimum is the same for every seed, so it is computed once.
+            fixed = "dev" in examples and classifier.name == "sklearn" and by_seed
+            by_seed[str(seed)] = next(iter(by_seed.values())) if fixed else measure(seed)
+        columns = {name: [found[name] for found in by_seed.values()] for name in next(iter(by_seed.values()))}
+        several = len(by_seed) > 1
+        return {
+            "protocol": protocol,
+            "examples": {name: len(split) for name, split in data.splits.items()},
+            "overlap": overlap.as_dict(),
+            "by_seed": by_seed,
+            "mean": {name: float(np.mean(column)) for name, column in columns.items()},
+            "spread": {name: float(np.std(column, ddof=1)) if several else None for name, column in columns.items()},
+        }
 
 
-Results = dict[str, Measured]
-"""Results by the name of the set."""
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text!r} are no whole numbers", cure="give numbers such as 1,2,3") from None
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
+        raise UserError(f"--seeds {text!r}", cure="give different numbers from 0 to 4294967295, such as 1,2,3")
+    return seeds
 
 
 def select(sets: str, data: str | Path, lang: str) -> list[readers.DataSet]:
@@ -108,58 +163,14 @@ def select(sets: str, data: str | Path, lang: str) -> list[readers.DataSet]:
     return [readers.read(name, *found[name], lang) for name in readers.SETS if name in wanted]
 
 
-def encode(encoder: Encoder, data: readers.DataSet, lang: str, show_progress: bool = False) -> dict[str, np.ndarray]:
-    """Compute the features of each split, float32: unnormalised vectors [N, D], or [|u - v|, u * v] for pairs, [N, 2D].
-
-    Each sentence is encoded once.
-    """
-    splits = data.splits.values()
-    sentences = sorted({sentence for split in splits for side in split.sides for sentence in side})
-    vectors = encoder.encode(sentences, lang, normalize=False, show_progress=show_progress)
-    rows = {sentence: row for row, sentence in enumerate(sentences)}
-    return {
-        name: pair_features(*(vectors[[rows[sentence] for sentence in side]] for side in split.sides))
-        for name, split in data.splits.items()
-    }
-
-
-def pair_features(u: np.ndarray, v: np.ndarray | None = None) -> np.ndarray:
-    """Return [|u - v|, u * v] for the vectors of pairs; without ``v``, return ``u`` unchanged."""
-    return u if v is None else np.concatenate([np.abs(u - v), u * v], axis=1)
-
-
-def evaluate(
-    encoder: Encoder,
-    sets: Sequence[readers.DataSet],
-    settings: Settings,
-    lang: str,
-    *,
-    drop_overlap: bool = False,
-    show_progress: bool = False,
-) -> Results:
-    """Run the whole test.
-
-    Args:
-        drop_overlap: Whether to leave out the test examples that were in the training text of ``encoder``.
-
-    Raises:
-        UserError: The encoder does not support the language, there are too few examples for the folds, or
-            ``drop_overlap`` is set without training hashes.
-    """
-    settings.check()
-    kept = [_without_overlap(encoder, data, drop_overlap) for data in sets]
-    for data, _ in kept:
-        _check_sizes(data, settings.folds)
-    results: Results = {}
-    features: tuple[list[Path], dict[str, np.ndarray]] = [], {}
-    progress = tqdm(kept, disable=not show_progress, leave=False, unit=" sets")
-    for data, overlap in progress:
-        progress.set_postfix_str(data.name)
-        if data.files != features[0]:  # SICK-E and SICK-R have the same pairs, so they share features
-            features = data.files, encode(encoder, data, lang, show_progress)
-        examples = {name: Examples(features[1][name], split.targets) for name, split in data.splits.items()}
-        results[data.name] = _measure(data, examples, settings, overlap)
-    return results
+def encode(encoder: Encoder, data: readers.DataSet, lang: str) -> dict[str, np.ndarray]:
+    """Return the features of each split: unnormalised vectors, float32 [N, D]; of pairs [|u - v|, u * v], [N, 2D]."""
+    columns = iter(encode_columns(encoder, [side for split in data.splits.values() for side in split.sides], lang))
+    features = {}
+    for name, split in data.splits.items():
+        u, *v = (next(columns) for _ in split.sides)
+        features[name] = np.concatenate([np.abs(u - v[0]), u * v[0]], axis=1) if v else u
+    return features
 
 
 def _without_overlap(encoder: Encoder, data: readers.DataSet, drop: bool) -> tuple[readers.DataSet, Overlap]:
@@ -182,16 +193,6 @@ def _check_sizes(data: readers.DataSet, folds: int) -> None:
         raise UserError(problem, path=data.files[0], cure=f"measure with fewer --folds or without {data.name}")
 
 
-def _measure(data: readers.DataSet, examples: dict[str, Examples], settings: Settings, overlap: Overlap) -> Measured:
-    protocol, measure = _protocol(data, examples, CLASSIFIERS[settings.classifier](), settings.folds)
-    by_seed: dict[int, dict[str, float]] = {}
-    for seed in settings.seeds:
-        # With a fixed dev split, the exact minimum is the same for every seed, so it is computed once.
-        fixed = "dev" in examples and settings.classifier == "sklearn" and by_seed
-        by_seed[seed] = by_seed[settings.seeds[0]] if fixed else measure(seed)
-    return Measured(protocol, by_seed, {name: len(split) for name, split in data.splits.items()}, overlap)
-
-
 def _protocol(
     data: readers.DataSet, examples: dict[str, Examples], classifier: Classifier, folds: int
 ) -> tuple[str, Callable[[int], dict[str, float]]]:
@@ -207,64 +208,37 @@ def _protocol(
     return f"{folds}-fold on train", lambda seed: protocols.folded(**examples, **options, seed=seed)
 
 
-def headline(results: Results) -> dict[str, float]:
+def headline(values: Values) -> dict[str, float]:
     """Return the figures by which the sets are usually quoted, and the averages of which every set was measured.
 
     The figures are means over seeds: accuracy in percent, or Pearson's correlation times 100 for SICK-R.
     """
-    quoted = {name: measured.mean(measured.measures[0]) for name, measured in results.items()}
+    quoted = {name: next(iter(own["mean"].values())) for name, own in values.items()}
     averages = {
         average: float(np.mean([quoted[name] for name in names]))
         for average, names in AVERAGES.items()
         if quoted.keys() >= set(names)
     }
-    return {**{SUPERVISED.get(name, name): value for name, value in quoted.items()}, **averages}
+    return quoted | averages
 
 
-def values(results: Results) -> dict[str, Any]:
-    """Return the results for JSON.
-
-    Each set is mapped to ``protocol``, ``examples`` (number in each split), ``overlap``, ``by_seed`` (seed -> measure
-    -> value), ``mean`` and ``spread`` (measure -> value; the spread is null for one seed). All values except ``mse``
-    are in percent.
-    """
-    return {
-        SUPERVISED.get(name, name): {
-            "protocol": measured.protocol,
-            "examples": measured.sizes,
-            "overlap": measured.overlap.as_dict(),
-            "by_seed": {str(seed): found for seed, found in measured.by_seed.items()},
-            "mean": {measure: measured.mean(measure) for measure in measured.measures},
-            "spread": {measure: measured.spread(measure) for measure in measured.measures},
-        }
-        for name, measured in results.items()
-    }
-
-
-def overlap_of(results: Results) -> Overlap:
-    """Return the overlap of all sets together."""
-    first, *others = (measured.overlap for measured in results.values())
-    return sum(others, first)
-
-
-def table(results: Results) -> str:
-    """Return a table with one line per set and the averages, followed by the overlap line."""
-    header = ["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"]
-    rows = [_row(name, measured) for name, measured in results.items()]
-    averages = [[name, "", "", "", f"{value:.2f}"] for name, value in headline(results).items() if name in AVERAGES]
-    return text_table.table(header, [*rows, *([[], *averages] if averages else [])]) + "\n" + overlap_of(results).line
-
-
-def _row(name: str, measured: Measured) -> list[str]:
-    quoted, *others = (measure for measure in measured.measures if measure != "dev")
-    spread = measured.spread(quoted)
-    return [
-        SUPERVISED.get(name, name),
-        measured.protocol,
-        str(measured.overlap.total - (measured.overlap.found or 0) * measured.overlap.dropped),
-        quoted,
-        f"{measured.mean(quoted):.2f}",
-        "" if spread is None else f"{spread:.2f}",
-        f"{measured.mean('dev'):.2f}",
-        " ".join(f"{measure} {measured.mean(measure):.2f}" for measure in others),
-    ]
+def text(values: Values, averages: dict[str, float]) -> str:
+    """Return a table with one line per set and the averages."""
+    rows = []
+    for name, own in values.items():
+        (quoted, mean), *others = ((measure, mean) for measure, mean in own["mean"].items() if measure != "dev")
+        spread, overlap = own["spread"][quoted], own["overlap"]
+        rows.append(
+            [
+                name,
+                own["protocol"],
+                str(overlap["total"] - (overlap["found"] or 0) * overlap["dropped"]),
+                quoted,
+                f"{mean:.2f}",
+                "" if spread is None else f"{spread:.2f}",
+                f"{own['mean']['dev']:.2f}",
+                " ".join(f"{measure} {value:.2f}" for measure, value in others),
+            ]
+        )
+    rows += [[], *([name, "", "", "", f"{value:.2f}"] for name, value in averages.items())] if averages else []
+    return table(["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"], rows)

@@ -5,29 +5,19 @@ A translated copy (XEVAL: the same sets in other languages) has the same files i
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.evaluation.overlap import chosen
+from xrep.evaluation.reading import folders_with
 from xrep.text.readers import read_lines
 
-_DEPTH = 4  # enough for SentEval/data/downstream/SST/binary
 _FETCH = "fetch the set again"
-_QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
-_ENTAILMENT = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
-_SICK_COLUMNS = ("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment")
-
-
-class Example(NamedTuple):
-    """One line of a file: a sentence or a pair of sentences, and its class or score."""
-
-    sentences: tuple[str, ...]
-    target: float
 
 
 @dataclass(frozen=True)
@@ -47,8 +37,7 @@ class Split:
 
     def only(self, rows: np.ndarray) -> Split:
         """Return the rows that the mask ``rows``, bool [N], selects."""
-        chosen = np.flatnonzero(rows)
-        return Split(tuple([side[row] for row in chosen] for side in self.sides), self.targets[chosen])
+        return Split(tuple(chosen(rows, *self.sides)), self.targets[rows])
 
 
 @dataclass(frozen=True)
@@ -69,163 +58,96 @@ class DataSet:
         return "all" if "all" in self.splits else "test"
 
 
-Reader = Callable[[Path, bool], Iterator[Example]]
+@dataclass(frozen=True)
+class Form:
+    """Form of the lines of a file."""
+
+    parse: Callable[[str], tuple[str, ...]]
+    """Function from a line to its label and its one or two sentences; a ``ValueError`` says what is wrong."""
+    labels: tuple[str, ...] = ("0", "1")
+    """The labels, in the order of the classes; none if the label is a score of 1 to 5."""
+    header: str | None = None
+    """First column of the header; None if the file has no header."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a data set, all in one folder: file name -> (split, reader)."""
+    """The files of a data set, all in one folder: file name -> (split, form)."""
 
-    files: dict[str, tuple[str, Reader]]
+    files: dict[str, tuple[str, Form]]
     in_folder: Callable[[str], bool] = lambda name: True
     """Function that tells whether the set may be in a folder with this name."""
 
 
-def read_text(path: Path, english: bool) -> Iterator[tuple[int, str]]:
-    """Yield numbered lines without their line ends.
-
-    English files are read as published, in UTF-8 or latin-1: a file that is not valid UTF-8 is read as latin-1.
-    Translations must be UTF-8.
-    """
-    yield from _latin1(path) if english and not _is_utf8(path) else read_lines(path)
+def _question(line: str) -> tuple[str, ...]:
+    """Parse a line of TREC, such as ``NUM:dist How far is it``; only the coarse class is used."""
+    label, _, sentence = line.partition(" ")
+    return label.partition(":")[0], sentence
 
 
-def _is_utf8(path: Path) -> bool:
-    try:
-        path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+def _sentence_tab_label(line: str) -> tuple[str, ...]:
+    sentence, tab, label = line.rpartition("\t")
+    if not tab:
+        raise ValueError("no tab between sentence and label")
+    return label, sentence
 
 
-def _latin1(path: Path) -> Iterator[tuple[int, str]]:
-    # Only \n ends a line, because sentences of MR and SUBJ contain latin-1's next-line character (0x85).
-    lines = path.read_bytes().decode("latin-1").removesuffix("\n").split("\n")
-    yield from ((number, line.removesuffix("\r")) for number, line in enumerate(lines, 1))
+def _label_space_sentence(line: str) -> tuple[str, ...]:
+    label, _, sentence = line.partition(" ")
+    return label, sentence
 
 
-def _sentence(text: str) -> str:
-    """Join the words with single spaces. As in SentEval, a line without words is also an example and becomes ``.``."""
-    return " ".join(text.split()) or "."
+def _columns(count: int, *chosen: int) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of tab-separated tables, in which quotes have no special meaning."""
 
-
-def _labelled_file(label: int) -> Reader:
-    """Return a reader for a file of sentences that all have the same class."""
-
-    def read(path: Path, english: bool) -> Iterator[Example]:
-        for _, line in read_text(path, english):
-            yield Example((_sentence(line),), label)
-
-    return read
-
-
-def _questions(path: Path, english: bool) -> Iterator[Example]:
-    """Read TREC, with lines such as ``NUM:dist How far is it``; only the coarse class is used."""
-    for number, line in read_text(path, english):
-        label, _, sentence = line.partition(" ")
-        yield Example((_sentence(sentence),), _class(label.partition(":")[0], _QUESTIONS, path, number))
-
-
-def _sentence_tab_label(labels: tuple[str, ...]) -> Reader:
-    """Return a reader for SST in SentEval's format: ``sentence<TAB>1``."""
-
-    def read(path: Path, english: bool) -> Iterator[Example]:
-        for number, line in read_text(path, english):
-            sentence, tab, label = line.rpartition("\t")
-            if not tab:
-                raise UserError("no tab between sentence and label", path=path, line=number, cure=_FETCH)
-            yield Example((_sentence(sentence),), _class(label, labels, path, number))
-
-    return read
-
-
-def _label_space_sentence(labels: tuple[str, ...]) -> Reader:
-    """Return a reader for SST in the format of Kim (2014): ``1 sentence``."""
-
-    def read(path: Path, english: bool) -> Iterator[Example]:
-        for number, line in read_text(path, english):
-            label, _, sentence = line.partition(" ")
-            yield Example((_sentence(sentence),), _class(label, labels, path, number))
-
-    return read
-
-
-def _paraphrases(path: Path, english: bool) -> Iterator[Example]:
-    for number, row in _rows(path, english, ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")):
-        yield Example((_sentence(row[3]), _sentence(row[4])), _class(row[0], ("0", "1"), path, number))
-
-
-def _entailment(path: Path, english: bool) -> Iterator[Example]:
-    for number, row in _rows(path, english, _SICK_COLUMNS):
-        yield Example((_sentence(row[1]), _sentence(row[2])), _class(row[4], _ENTAILMENT, path, number))
-
-
-def _relatedness(path: Path, english: bool) -> Iterator[Example]:
-    for number, row in _rows(path, english, _SICK_COLUMNS):
-        try:
-            score = float(row[3])
-        except ValueError:
-            score = float("nan")
-        if not 1 <= score <= 5:
-            raise UserError(
-                f"the relatedness score {row[3]!r} is not within 1 to 5", path=path, line=number, cure=_FETCH
-            )
-        yield Example((_sentence(row[1]), _sentence(row[2])), score)
-
-
-def _rows(path: Path, english: bool, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a tab-separated table below its header; quotes have no special meaning."""
-    for number, line in read_text(path, english):
+    def parse(line: str) -> tuple[str, ...]:
         row = line.split("\t")
-        if len(row) != len(columns):
-            raise UserError(f"{len(row)} columns instead of {len(columns)}", path=path, line=number, cure=_FETCH)
-        if number > 1:
-            yield number, row
-        elif row[0] != columns[0]:
-            raise UserError(f"the header does not start with {columns[0]!r}", path=path, line=1, cure=_FETCH)
+        if len(row) != count:
+            raise ValueError(f"{len(row)} columns instead of {count}")
+        return tuple(row[column] for column in chosen)
 
-
-def _class(label: str, labels: tuple[str, ...], path: Path, number: int) -> int:
-    if label.strip() not in labels:
-        problem = f"the label {label[:40]!r} is none of {' '.join(labels)}"
-        raise UserError(problem, path=path, line=number, cure="translate the sentences alone, or " + _FETCH)
-    return labels.index(label.strip())
+    return parse
 
 
 def _two_classes(negative: str, positive: str) -> tuple[Layout, ...]:
     # The positive file comes first, as in SentEval, because the order of the examples determines the seeded folds.
-    return (Layout({positive: ("all", _labelled_file(1)), negative: ("all", _labelled_file(0))}),)
+    return (
+        Layout({positive: ("all", Form(lambda line: ("1", line))), negative: ("all", Form(lambda line: ("0", line)))}),
+    )
 
 
-def _splits(reader: Reader, train: str, dev: str | None, test: str, **where: Callable[[str], bool]) -> Layout:
+def _splits(form: Form, train: str, dev: str | None, test: str, **where: Callable[[str], bool]) -> Layout:
     names = {train: "train", **({dev: "dev"} if dev else {}), test: "test"}
-    return Layout({name: (split, reader) for name, split in names.items()}, **where)
+    return Layout({name: (split, form) for name, split in names.items()}, **where)
 
 
-def _sst(labels: tuple[str, ...], fine: bool) -> Layout:
-    files = ("sentiment-train", "sentiment-dev", "sentiment-test")
-    return _splits(_sentence_tab_label(labels), *files, in_folder=lambda name: (name == "fine") == fine)
-
-
+_SST = ("sentiment-train", "sentiment-dev", "sentiment-test")
 _SICK = ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt")
 _STARS = ("0", "1", "2", "3", "4")
+_QUESTIONS = Form(_question, ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"))
+_ENTAILMENT = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 SETS: dict[str, tuple[Layout, ...]] = {
     "MR": _two_classes("rt-polarity.neg", "rt-polarity.pos"),
     "CR": _two_classes("custrev.neg", "custrev.pos"),
     "SUBJ": _two_classes("subj.subjective", "subj.objective"),
     "MPQA": _two_classes("mpqa.neg", "mpqa.pos"),
-    "SST2": (_sst(("0", "1"), fine=False),),
+    "SST2": (_splits(Form(_sentence_tab_label), *_SST, in_folder=lambda name: name != "fine"),),
     "SST5": (
-        _sst(_STARS, fine=True),
-        _splits(_label_space_sentence(_STARS), "stsa.fine.train", "stsa.fine.dev", "stsa.fine.test"),
+        _splits(Form(_sentence_tab_label, _STARS), *_SST, in_folder=lambda name: name == "fine"),
+        # the format of Kim (2014)
+        _splits(Form(_label_space_sentence, _STARS), "stsa.fine.train", "stsa.fine.dev", "stsa.fine.test"),
     ),
     "TREC": (
-        _splits(_questions, "train_5500.label", None, "TREC_10.label"),
-        _splits(_questions, "TREC.train", None, "TREC.test"),
+        _splits(_QUESTIONS, "train_5500.label", None, "TREC_10.label"),
+        _splits(_QUESTIONS, "TREC.train", None, "TREC.test"),
     ),
-    "MRPC": (_splits(_paraphrases, "msr_paraphrase_train.txt", None, "msr_paraphrase_test.txt"),),
-    "SICK-E": (_splits(_entailment, *_SICK),),
-    "SICK-R": (_splits(_relatedness, *_SICK),),
+    "MRPC": (
+        _splits(
+            Form(_columns(5, 0, 3, 4), header="Quality"), "msr_paraphrase_train.txt", None, "msr_paraphrase_test.txt"
+        ),
+    ),
+    "SICK-E": (_splits(Form(_columns(5, 4, 1, 2), _ENTAILMENT, header="pair_ID"), *_SICK),),
+    "SICK-R": (_splits(Form(_columns(5, 3, 1, 2), (), header="pair_ID"), *_SICK),),
 }
 """Layouts in which each set is published, by name. SST2 is SentEval's version, which trains on 67,349 phrases."""
 
@@ -240,20 +162,12 @@ def find(folder: str | Path) -> dict[str, tuple[Layout, Path]]:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError("no such folder", path=folder, cure="name the folder of SentEval's sets")
-    folders = {place: set(names) for place, names in _walk(folder)}
+    folders = {place: set(names) for place, names in folders_with(folder).items()}
     found = {name: place for name, layouts in SETS.items() if (place := _place(name, layouts, folders))}
     if not found:
         cure = "name the folder of rt-polarity.pos, TREC.train, sentiment-train and their like"
         raise UserError("none of SentEval's sets is in it", path=folder, cure=cure)
     return found
-
-
-def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    for place, folders, names in os.walk(folder):
-        folders.sort()
-        if len(Path(place).relative_to(folder).parts) >= _DEPTH:
-            folders.clear()
-        yield Path(place), names
 
 
 def _place(name: str, layouts: tuple[Layout, ...], folders: dict[Path, set[str]]) -> tuple[Layout, Path] | None:
@@ -280,13 +194,52 @@ def read(name: str, layout: Layout, folder: Path, lang: str) -> DataSet:
     Raises:
         UserError: A file is empty or not UTF-8 (unless it is English), or a line has the wrong format.
     """
-    examples: dict[str, list[Example]] = {}
-    for file, (split, reader) in layout.files.items():
-        examples.setdefault(split, []).extend(reader(folder / file, lang == "en"))
-    splits = {split: _split(rows, float if name == "SICK-R" else int) for split, rows in examples.items()}
+    rows: dict[str, list[tuple[float, list[str]]]] = {}
+    for file, (split, form) in layout.files.items():
+        rows.setdefault(split, []).extend(_read_file(folder / file, form, lang == "en"))
+    splits = {}
+    for split, examples in rows.items():
+        sides = zip(*(sentences for _, sentences in examples), strict=True)
+        targets = np.array([target for target, _ in examples], dtype=float if name == "SICK-R" else int)
+        splits[split] = Split(tuple(list(side) for side in sides), targets)
     return DataSet(name, splits, [folder / file for file in layout.files])
 
 
-def _split(examples: list[Example], kind: type) -> Split:
-    sides = zip(*(example.sentences for example in examples), strict=True)
-    return Split(tuple(list(side) for side in sides), np.array([example.target for example in examples], dtype=kind))
+def _read_file(path: Path, form: Form, english: bool) -> Iterator[tuple[float, list[str]]]:
+    """Yield the class or score and the sentences of each line."""
+    for number, line in _lines(path, english):
+        try:
+            label, *sentences = form.parse(line)
+            if form.header is None or number > 1:
+                # As in SentEval, a line without words is also an example and becomes ``.``.
+                yield _target(label.strip(), form.labels), [" ".join(text.split()) or "." for text in sentences]
+            elif line.split("\t")[0] != form.header:
+                raise ValueError(f"the header does not start with {form.header!r}")
+        except ValueError as error:
+            raise UserError(str(error), path=path, line=number, cure=_FETCH) from None
+
+
+def _target(label: str, labels: tuple[str, ...]) -> float:
+    if labels:
+        if label not in labels:
+            raise ValueError(f"the label {label[:40]!r} is none of {' '.join(labels)}")
+        return labels.index(label)
+    try:
+        score = float(label)
+    except ValueError:
+        score = math.nan
+    if not 1 <= score <= 5:
+        raise ValueError(f"the relatedness score {label!r} is not within 1 to 5")
+    return score
+
+
+def _lines(path: Path, english: bool) -> Iterator[tuple[int, str]]:
+    """Yield numbered lines. An English file that is not valid UTF-8 is read as latin-1; translations must be UTF-8."""
+    content = path.read_bytes() if english else b""
+    try:
+        content.decode("utf-8")
+        yield from read_lines(path)
+    except UnicodeDecodeError:
+        # Only \n ends a line, because sentences of MR and SUBJ contain latin-1's next-line character (0x85).
+        lines = content.decode("latin-1").removesuffix("\n").split("\n")
+        yield from ((number, line.removesuffix("\r")) for number, line in enumerate(lines, 1))

@@ -1,0 +1,81 @@
+"""What the readers of several evaluations need: the choice of languages, parallel files, and files in subfolders."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from xrep.errors import UserError
+from xrep.text.languages import canonical
+from xrep.text.readers import read_lines
+
+DEPTH = 4
+"""Number of levels of subfolders that are searched: enough for SentEval/data/downstream/SST/binary."""
+
+
+def choose_languages(
+    languages: str,
+    known: Collection[str],
+    data: str,
+    path: str | Path | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> list[str]:
+    """Return the canonical codes of the named languages, each once, in the order in which they are named.
+
+    Args:
+        languages: ``all``, or codes (``de`` or ``deu``) and names of ``groups``, separated by commas.
+        known: Canonical codes of the available languages.
+        data: What there is for a language, for the error message: ``STS data for``.
+        path: Path of the data, for the error message.
+
+    Raises:
+        UserError: No language is named, or one is not available.
+    """
+    wanted: list[str] = []
+    for name in filter(None, (part.strip() for part in languages.split(","))):
+        wanted += known if name == "all" else (groups or {}).get(name, (canonical(name),))
+    missing = [language for language in dict.fromkeys(wanted) if language not in known]
+    if missing or not wanted:
+        problem = f"no {data} {' '.join(missing)}" if missing else "no language named"
+        raise UserError(problem, path=path, cure=f"the data has {','.join(known)}")
+    return list(dict.fromkeys(wanted))
+
+
+def read_sentences(path: Path) -> list[str]:
+    """Return the lines of a text file."""
+    return [line for _, line in read_lines(path)]
+
+
+def check_parallel(columns: Sequence[Sequence[object]], paths: Sequence[Path]) -> None:
+    """Check that files have the same number of lines.
+
+    Args:
+        columns: The lines of each file.
+
+    Raises:
+        UserError: A file is shorter than another one.
+    """
+    sizes = [len(column) for column in columns]
+    shortest, longest = sizes.index(min(sizes)), sizes.index(max(sizes))
+    if sizes[shortest] < sizes[longest]:
+        problem = f"{sizes[shortest]} lines, but {paths[longest].name} has {sizes[longest]}"
+        cure = "line i of one must belong to line i of the other"
+        raise UserError(problem, path=paths[shortest], line=sizes[shortest] + 1, cure=cure)
+
+
+def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:
+    """Return the folders, up to four levels deep, that have files with a matching name: folder -> their names.
+
+    Args:
+        pattern: Regular expression that the whole name of a file must match.
+    """
+    found = {}
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        if len(Path(place).relative_to(folder).parts) >= DEPTH:
+            folders.clear()
+        if matching := sorted(name for name in names if re.fullmatch(pattern, name)):
+            found[Path(place)] = matching
+    return found
