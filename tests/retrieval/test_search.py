@@ -136,7 +136,7 @@ def test_files_that_are_no_vectors(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", content)
         with pytest.raises(UserError) as caught:
             VectorFile(tmp_path / f"{name}.npy")
-        assert str(caught.value) == f"{tmp_path / name}.npy: not an array of vectors; {cure}"
+        assert str(caught.value) == f"{tmp_path / name}.npy: not an array [N, D] of floats; {cure}"
     (tmp_path / "text.npy").write_text("0.1 0.2\n")
     with pytest.raises(UserError, match="not a file of vectors"):
         VectorFile(tmp_path / "text.npy")

