@@ -61,9 +61,11 @@ def write_json(path: str | Path, content: Any) -> None:
 
 def point_link(link: Path, target: str | Path) -> None:
     """Make ``link`` a symbolic link to the folder ``target``; an older link is replaced atomically."""
-    with write_aside(link) as aside:
+    aside = link.with_name(f".{link.name}.new")
+    with naming(link):
         aside.unlink(missing_ok=True)
         aside.symlink_to(target, target_is_directory=True)
+        os.replace(aside, link)
 
 
 @contextmanager
