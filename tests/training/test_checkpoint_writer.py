@@ -255,7 +255,7 @@ def test_a_file_system_without_locks_is_said(
     def refuse(*given: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("xrep.training.checkpoint.fcntl.lockf", refuse)
+    monkeypatch.setattr("xrep.files.fcntl.lockf", refuse)
     with lock(tmp_path):
         pass
     said = capsys.readouterr().err
