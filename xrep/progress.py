@@ -15,7 +15,7 @@ class ProgressLine:
 
     Args:
         stream: Where the line is printed; None for stderr.
-        seconds: Least time between two lines where they are not rewritten.
+        seconds: Least time between two lines where they are not rewritten; None for ``SECONDS_BETWEEN_LINES``.
         shown: Whether ``show`` prints anything.
         at_once: Whether the first line is printed at once where lines are not rewritten, instead of after ``seconds``.
     """
@@ -24,13 +24,15 @@ class ProgressLine:
         self,
         stream: IO[str] | None = None,
         *,
-        seconds: float = SECONDS_BETWEEN_LINES,
+        seconds: float | None = None,
         shown: bool = True,
         at_once: bool = False,
     ) -> None:
         self._stream, self._shown = stream or sys.stderr, shown
         self._terminal = self._stream.isatty()
-        self._seconds = _SECONDS_BETWEEN_UPDATES if self._terminal else seconds
+        self._seconds = SECONDS_BETWEEN_LINES if seconds is None else seconds
+        if self._terminal:
+            self._seconds = _SECONDS_BETWEEN_UPDATES
         self._last = 0.0 if self._terminal or at_once else time.monotonic()
         self._width = 0
 
