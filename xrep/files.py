@@ -119,7 +119,7 @@ def check_new_directory(path: Path) -> None:
         raise UserError("exists and is not empty", path=path, cure="remove it, or choose another name")
 
 
-def build_once(directory: Path, marker: str, build: Callable[[Path], None]) -> None:
+def build_once(directory: Path, marker: str, build: Callable[[Path], object]) -> None:
     """Create ``directory`` with ``build``, unless it is complete already.
 
     Several processes may call this at the same time: the folder of one of them is kept, and all are equivalent.

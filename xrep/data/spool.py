@@ -29,14 +29,12 @@ class Spool:
         stem: Path prefix of the files ``{stem}.text`` (``source<TAB>target`` lines), ``.hashes``, ``.templates`` and
             ``.marks``.
         rows: Number of pairs.
-        characters: Number of characters of both sides of all pairs.
     """
 
     name: str
     bitext: Bitext
     stem: Path
     rows: int = 0
-    characters: int = 0
 
     @property
     def hashes(self) -> np.ndarray:
@@ -119,7 +117,6 @@ def fill(spool: Spool, filters: Filters, report: CleaningReport, advance: Callab
             template_file.write(np.array([template_hash(target) for _, target in kept], dtype=np.uint64).tobytes())
             mark_file.write(bytes([KEPT]) * len(kept))
             spool.rows += len(kept)
-            spool.characters += sum(len(source) + len(target) for source, target in kept)
             advance(len(chunk))
 
 

@@ -198,7 +198,8 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
     if bitext.columns is None or bitext.columns_given or bitext.languages[1] != "en":
         return bitext, None
     rows = list(itertools.islice(read_pairs(bitext), 1000))
-    (in_source, words), (in_target, others) = (count_english_words(row[side] for row in rows) for side in (1, 2))
+    in_source, words = count_english_words(source for _, source, _ in rows)
+    in_target, others = count_english_words(target for _, _, target in rows)
     share = in_source / max(1, words)
     if in_source < 3 or share < 0.03 or share < 4 * in_target / max(1, others):
         return bitext, None
