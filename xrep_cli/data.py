@@ -69,7 +69,7 @@ def _describe(resource: Resource) -> str:
         "licence": resource.licence,
         "layout": resource.layout,
         "from": resource.origin,
-        "sha256": resource.sha256,
+        "sha256": resource.wheel and resource.wheel.sha256,
         "use": resource.instructions,
     }
     lines = [f"  {key:<10} {value}" for key, value in facts.items() if value]

