@@ -34,7 +34,7 @@ def sample(
     decoding = model.begin(source, languages)
     greatest = greatest_lengths(source, options, model.max_target_length)
     limits, places = torch.tensor(greatest, device=device), numbers.numpy(force=True)
-    found, repeats = Hypotheses(len(source), count, device), Repeats(options.no_repeat_ngram_size)
+    hypotheses, repeats = Hypotheses(len(source), count, device), Repeats(options.no_repeat_ngram_size)
     scores = torch.zeros(len(source), count, device=device)
     running = torch.ones(scores.shape, dtype=torch.bool, device=device)
     kept = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
@@ -54,22 +54,22 @@ def sample(
         slots = torch.arange(count, device=device).expand_as(tokens)
         ends = running & (tokens == eos)
         parents = slots if length > 1 else torch.zeros_like(slots)
-        found.extend(parents, tokens, chosen)
+        hypotheses.extend(parents, tokens, chosen)
         repeats.extend(parents, tokens)
         if not ends.any():
             continue
-        found.finish(ends, slots, scores / options.penalty(length), chosen, length)
+        hypotheses.finish(ends, slots, scores / options.penalty(length), chosen, length)
         running = running & ~ends
         stay = leavers(~running.any(1))
         if stay is None:
             continue
         if not len(stay):
             break
-        for part in (decoding, found, repeats):
+        for part in (decoding, hypotheses, repeats):
             part.keep(stay)
         limits, scores, running = limits[stay], scores[stay], running[stay]
         parents, tokens, places = parents[stay], tokens[stay], places[stay.numpy(force=True)]
-    return found.best(count)
+    return hypotheses.best(count)
 
 
 def uniforms(seed: int, numbers: np.ndarray, count: int, step: int) -> np.ndarray:
