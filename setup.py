@@ -30,7 +30,7 @@ setup(
     ],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["xrep", "xrep.*", "xrep_cli", "xrep_cli.*"]),
-    package_data={"xrep": ["recipes/*.yaml"]},
+    package_data={"xrep": ["recipes/*.yaml", "text/languages.tsv", "text/resources.json"]},
     install_requires=[
         "torch>=2.8,<3",
         "sentencepiece>=0.2",

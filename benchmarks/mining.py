@@ -131,7 +131,7 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
     import numpy as np
 
     from xrep.retrieval.ivf import IvfOptions, search_ivf
-    from xrep.retrieval.search import Found, Side, search_flat
+    from xrep.retrieval.search import SearchState, Side, search_flat
     from xrep.retrieval.vectors import VectorFile
 
     if options.vectors:
@@ -143,10 +143,10 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
     k, results = options.neighbours, []
 
     def search(name: str, function: Callable[..., None], *how: Any) -> tuple[float, Neighbours]:
-        found = Found.begin(folder / f"{name}.npz", size, size, k)
-        taken, _ = timed(lambda: function(*sides, found, *how))
+        state = SearchState.begin(folder / f"{name}.npz", size, size, k)
+        taken, _ = timed(lambda: function(*sides, state, *how))
         (folder / f"{name}.npz").unlink()
-        return taken, found.neighbours()
+        return taken, state.neighbours()
 
     flat, true = search("flat", search_flat)
     progress(f"{size:,}: exact {flat:.1f} s")

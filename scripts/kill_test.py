@@ -104,8 +104,8 @@ def draw_moment(chance: random.Random, directory: Path, seconds: float) -> tuple
     kind = chance.choices(["save", "step", "start"], weights=[5, 4, 1])[0]
     if kind == "save":
         step = SAVE_EVERY * chance.randint(1, STEPS // SAVE_EVERY - 1)
-        partial = directory / f".checkpoint-{step:08d}.partial"
-        return partial.exists, chance.uniform(0.0, 0.01)
+        partial = f".checkpoint-{step:08d}.*.partial"
+        return lambda: any(directory.glob(partial)), chance.uniform(0.0, 0.01)
     if kind == "step":
         step = chance.randint(1, STEPS - 2)
         return lambda: last_step(directory) >= step, chance.uniform(0.0, 0.02)

@@ -1,14 +1,17 @@
-"""Atomic writing of files and folders, and the sha256 of a file."""
+"""Atomic writing of files, folders and links; locks; and the sha256 of a file."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from xrep.errors import UserError
 
@@ -20,6 +23,12 @@ def sha256_of(path: str | Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def digests_of(directory: Path) -> dict[str, str]:
+    """Return ``{path relative to the directory: sha256}`` of all files in a directory and its folders, sorted."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): sha256_of(path) for path in files}
 
 
 @contextmanager
@@ -44,6 +53,110 @@ def write_aside(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_json(path: str | Path, content: Any) -> None:
+    """Write a JSON file, which replaces an older one only when it is complete."""
+    with write_aside(path) as aside:
+        aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def point_link(link: Path, target: str | Path) -> None:
+    """Make ``link`` a symbolic link to the folder ``target``; an older link is replaced atomically."""
+    aside = link.with_name(f".{link.name}.new")
+    with naming(link):
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(target, target_is_directory=True)
+        os.replace(aside, link)
+
+
+@contextmanager
+def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+    """Context manager that yields an empty folder beside ``path``, which takes its place if the block succeeds.
+
+    A reader finds the complete old folder, the complete new one, or none, but never a part of one.
+
+    Args:
+        path: The folder to write. Its parents are created.
+        is_current: Function that says whether a folder is already what the block makes. A folder at ``path`` that is
+            not current is replaced; one that is current at the end, because another process was faster, is kept. None:
+            nothing may be at ``path`` but an empty folder.
+
+    Raises:
+        UserError: ``is_current`` is None, and something is at ``path``.
+    """
+    path = Path(path).absolute()
+    if is_current is None:
+        check_new_directory(path)
+    aside, old = (path.with_name(f".{path.name}.{secrets.token_hex(4)}.{ending}") for ending in ("partial", "old"))
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        try:
+            os.replace(aside, path)  # fails if a folder is there that is not empty
+        except OSError:
+            if is_current is None:
+                check_new_directory(path)
+                raise
+            if not is_current(path):
+                # The old folder is moved first: a reader would find a part of it while it is deleted in place.
+                with suppress(FileNotFoundError):
+                    os.replace(path, old)
+                try:
+                    os.replace(aside, path)
+                except OSError:
+                    if not is_current(path):
+                        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.unlink(missing_ok=True)
+
+
+def check_new_directory(path: Path) -> None:
+    """Raise UserError if anything is at ``path`` but an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError("exists and is not empty", path=path, cure="remove it, or choose another name")
+
+
+def build_once(directory: Path, marker: str, build: Callable[[Path], object]) -> None:
+    """Create ``directory`` with ``build``, unless it is complete already.
+
+    Several processes may call this at the same time: the folder of one of them is kept, and all are equivalent.
+
+    Args:
+        directory: The folder to create; an incomplete one is replaced.
+        marker: Name of the file that ``build`` writes last; a folder that has it is complete.
+        build: Function that fills an empty folder.
+    """
+
+    def is_complete(folder: Path) -> bool:
+        return (folder / marker).is_file()
+
+    if not is_complete(directory):
+        with directory_aside(directory, is_complete) as folder:
+            build(folder)
+
+
+def try_lock(file: IO[Any], *, inherited: bool = True) -> bool:
+    """Lock an open file without waiting; the lock ends when the file is closed or the process ends, however it ends.
+
+    Args:
+        inherited: Whether processes forked from this one hold the lock as well (flock instead of a POSIX lock).
+
+    Returns:
+        Whether the file is locked now; False if another process holds its lock.
+
+    Raises:
+        OSError: The file system does not support locks.
+    """
+    try:
+        (fcntl.flock if inherited else fcntl.lockf)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
 def check_output(path: str | Path, *, folder: bool = False) -> None:
     """Check before a long computation that its result can be written.
 
@@ -64,27 +177,3 @@ def check_output(path: str | Path, *, folder: bool = False) -> None:
     if path.exists() and path.is_dir() != folder:
         kind = "a folder" if path.is_dir() else "a file"
         raise UserError(f"is {kind} already", path=path, cure="choose another name")
-
-
-def build_once(directory: Path, marker: str, build: Callable[[Path], None]) -> None:
-    """Create ``directory`` with ``build``, unless it is complete already.
-
-    Several processes may call this at the same time: the folder of one of them is kept, and all are equivalent.
-
-    Args:
-        directory: The folder to create.
-        marker: Name of the file that ``build`` writes last; a folder that has it is complete.
-        build: Function that fills an empty folder, which is then renamed to ``directory``.
-    """
-    if (directory / marker).is_file():
-        return
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".", dir=directory.parent))
-    try:
-        build(temporary)
-        os.replace(temporary, directory)
-    except OSError:
-        if not (directory / marker).is_file():  # If the file is there, another process was faster.
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,21 +1,22 @@
-"""What every console script shares: one way to end, whatever goes wrong."""
+"""What the console scripts share: how they end, whatever goes wrong, and options that several of them have."""
 
 from __future__ import annotations
 
 import argparse
 import errno
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from xrep.errors import TrainingError, UserError
 
 
 class ConsoleScript(Protocol):
-    """An entry point: its exit code, of the arguments given or else of those in ``sys.argv``."""
+    """Entry point that takes arguments, by default those in ``sys.argv``, and returns an exit code."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int: ...
 
@@ -50,18 +51,22 @@ def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
 
 
 def choose_device(named: str | None) -> str:
-    """The device as named, else a GPU if there is one; after a look that it is there.
+    """Return the named device, or else a GPU if there is one (one for each process of several), or else the CPU.
 
     Raises:
-        UserError: this machine has no such device.
+        UserError: This machine has no such device.
     """
     import torch
 
-    device = named or ("cuda" if torch.cuda.is_available() else "cpu")
+    several = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else "cuda"
+    device = named or (gpu if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):  # the latter where torch is built without CUDA
-        raise UserError(f"{device}: not a device of this machine", cure="give another --device, such as cpu") from None
+    except (RuntimeError, AssertionError):  # torch without CUDA raises an AssertionError
+        cure = "give another --device, such as cpu"
+        cure += ", or start no more processes than there are GPUs" if several else ""
+        raise UserError(f"{device}: not a device of this machine", cure=cure) from None
     return device
 
 
@@ -73,15 +78,73 @@ def say_if_slow(program: str, precision: str, device: str) -> None:
         print(f"{program}: {SLOW_BFLOAT16}", file=sys.stderr)
 
 
+def limit_kept_products() -> None:
+    """Keep torch and oneDNN from storing what they compile for each size of a product; call it before the first one.
+
+    Each stores the last 1,024 products, at over a megabyte each. The batches of a long text have hundreds of sizes, of
+    which a batch needs few, and the next batch rarely the same.
+    """
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "16")
+
+
+SHARED_OPTIONS: dict[str, dict[str, Any]] = {
+    "--batch-tokens": {
+        "type": int,
+        "default": 4096,
+        "metavar": "N",
+        "help": "number of subwords that the encoder reads at once",
+    },
+    "--precision": {
+        "choices": ("float32", "bfloat16"),
+        "default": "float32",
+        "help": "type in which the model computes; bfloat16 is faster on GPUs and on most CPUs that have instructions "
+        "for it (AMX, AVX512-BF16)",
+    },
+    "--device": {"help": "cpu, cuda, cuda:1 and so on (default: a GPU if there is one)"},
+    "--plugin": {
+        "metavar": "MODULE",
+        "action": "append",
+        "default": [],
+        "help": "import this module, which registers the model (repeatable)",
+    },
+}
+"""Options of several commands, as arguments of ``add_argument``."""
+
+
+def add_shared_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    for name in names:
+        parser.add_argument(name, **SHARED_OPTIONS[name])
+
+
+def check_outputs(*files: str | None) -> None:
+    """Raise UserError if one of the files cannot be written; None and ``-`` (standard output) are ignored."""
+    from xrep.files import check_output
+
+    for file in files:
+        if file not in (None, "-"):
+            check_output(file)
+
+
+def write_summary(values: dict[str, Any], file: str | None) -> None:
+    """Write what ``--json`` asks for: a file, or ``-`` for standard output; None writes nothing."""
+    from xrep.files import write_json
+
+    if file == "-":
+        print(json.dumps(values, indent=2, ensure_ascii=False))
+    elif file is not None:
+        write_json(file, values)
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the examples of a description as they are and prints each default that says something."""
+    """Formatter that keeps the line breaks of a description and prints every default that is not empty."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, False, []) else super()._get_help_string(action)
 
 
 def _program() -> str:
-    """Name of the command as it was typed; ``python -m xrep_cli.train`` is xrep-train."""
+    """Return the name of the command as it was typed; ``python -m xrep_cli.train`` is xrep-train."""
     path = Path(sys.argv[0])
     return f"xrep-{path.stem}" if path.suffix == ".py" else path.name
 

@@ -1,4 +1,4 @@
-"""xrep-data: the known corpora and pretrained encoders, and how to get them."""
+"""xrep-data: list the known corpora and pretrained encoders, and fetch them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from xrep.text.corpora import RESOURCES, Resource, find_resource
 from xrep_cli.common import HelpFormatter, console_script
 
 DESCRIPTION = """\
-Known corpora and pretrained encoders: what they are, their licence and layout, where they come from.
+List the known corpora and pretrained encoders, with their licences, layouts and origins, and fetch them.
 
 examples:
   xrep-data list
-  xrep-data get demo                 fetch and check the demo corpus, say where it lies
-  xrep-data get demo --print-path    the same, but print its folder alone, for scripts
+  xrep-data get demo                 fetch and check the demo corpus, and print where it is
+  xrep-data get demo --print-path    the same, but print only its folder, for use in scripts
   xrep-data get minilm               fetch and check a pretrained encoder
-  xrep-data get un                   explain where to find it and what to do with it
+  xrep-data get un                   print where to download it and how to use it
 """
 HEADINGS = {"corpus": "Corpora", "encoder": "Pretrained encoders"}
 
@@ -28,19 +28,16 @@ HEADINGS = {"corpus": "Corpora", "encoder": "Pretrained encoders"}
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("xrep-data", description=DESCRIPTION, formatter_class=HelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = commands.add_parser(
-        "list", help="list the known corpora and pretrained encoders", formatter_class=HelpFormatter
-    )
+    listing = commands.add_parser("list", help="list the known corpora and pretrained encoders")
     listing.add_argument("--json", action="store_true", help="print JSON")
     get = commands.add_parser(
         "get",
-        help="fetch a corpus or a pretrained encoder, or explain how to",
-        description="Fetch a corpus or a pretrained encoder into $XREP_HOME. One that xrep cannot fetch is "
-        "explained; with --print-path, which needs a folder, that is an error (exit code 2).",
-        formatter_class=HelpFormatter,
+        help="fetch a corpus or a pretrained encoder, or explain how to get it",
+        description="Fetch a corpus or a pretrained encoder into $XREP_HOME. If xrep cannot fetch it, print how to get "
+        "it; with --print-path, which needs a folder, that is an error (exit code 2).",
     )
-    get.add_argument("name", metavar="NAME", help="one of: " + ", ".join(r.name for r in RESOURCES))
-    get.add_argument("--print-path", action="store_true", help="print nothing but the folder on standard output")
+    get.add_argument("name", metavar="NAME", help="one of: " + ", ".join(resource.name for resource in RESOURCES))
+    get.add_argument("--print-path", action="store_true", help="print only the folder on standard output")
     return parser
 
 
@@ -51,7 +48,11 @@ def _main(argv: Sequence[str]) -> None:
     elif arguments.json:
         print(json.dumps([asdict(resource) for resource in RESOURCES], indent=2, ensure_ascii=False))
     else:
-        print("\n\n".join(_sections()))
+        sections = []
+        for kind, heading in HEADINGS.items():
+            sections.append(f"{heading}\n{len(heading) * '='}")
+            sections += [_describe(resource) for resource in RESOURCES if resource.kind == kind]
+        print("\n\n".join(sections))
 
 
 def _get(resource: Resource, print_path: bool) -> None:
@@ -59,17 +60,7 @@ def _get(resource: Resource, print_path: bool) -> None:
         print(_describe(resource))
         return
     path = resource.get(functools.partial(print, file=sys.stderr, flush=True))
-    if print_path:
-        print(path)
-    else:
-        print(f"{_describe(resource)}\n  lies in    {path}")
-
-
-def _sections() -> Iterator[str]:
-    """The headings, and under each what is known of its kind."""
-    for kind, heading in HEADINGS.items():
-        yield f"{heading}\n{len(heading) * '='}"
-        yield from (_describe(resource) for resource in RESOURCES if resource.kind == kind)
+    print(path if print_path else f"{_describe(resource)}\n  {'folder':<10} {path}")
 
 
 def _describe(resource: Resource) -> str:
@@ -78,12 +69,11 @@ def _describe(resource: Resource) -> str:
         "licence": resource.licence,
         "layout": resource.layout,
         "from": resource.origin,
-        "sha256": resource.sha256,
+        "sha256": resource.wheel and resource.wheel.sha256,
         "use": resource.instructions,
     }
-    return "\n".join(
-        [f"{resource.name}: {resource.what}", *(f"  {key:<10} {value}" for key, value in facts.items() if value)]
-    )
+    lines = [f"  {key:<10} {value}" for key, value in facts.items() if value]
+    return "\n".join([f"{resource.name}: {resource.what}", *lines])
 
 
 main = console_script(_main)

@@ -1,4 +1,4 @@
-"""xrep-encode: lines of text in, a .npy file of their vectors out."""
+"""xrep-encode: write the sentence vectors of the lines of a text to a .npy file."""
 
 from __future__ import annotations
 
@@ -10,48 +10,46 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from xrep_cli.common import HelpFormatter, console_script, say_if_slow
+from xrep_cli.common import (
+    HelpFormatter,
+    add_shared_options,
+    choose_device,
+    console_script,
+    limit_kept_products,
+    say_if_slow,
+)
 
 DESCRIPTION = """\
 Encode each line of a text file: row i of the output is the vector of line i.
 
   xrep-encode --path run1/best --lang de --input lines.txt.gz --output vectors.npy
   xrep-encode --path all-MiniLM-L6-v2/ --input lines.txt --output vectors.npy --precision bfloat16 --dtype float16
-  torchrun --nproc-per-node 4 -m xrep_cli.encode ...      one shard for each process: vectors.00000-of-00004.npy
+  torchrun --nproc-per-node 4 -m xrep_cli.encode ...      one file per process: vectors.00000-of-00004.npy
 
-Any number of lines, in constant memory. The same command goes on where a killed one stopped, and the file is the same.
-Read it with numpy.load("vectors.npy", mmap_mode="r")."""
-
-
-# Torch and oneDNN each keep the products they compiled, 1,024 of them, one for each size they meet, at over a megabyte:
-# the batches of a long text have hundreds of sizes. A batch needs few, and the next one rarely the same.
-_KEPT_PRODUCTS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
+The text may have any number of lines; memory does not grow with it. If the command is interrupted, repeat it: it
+continues where it stopped and writes the same file. Read the file with numpy.load("vectors.npy", mmap_mode="r")."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("xrep-encode", description=DESCRIPTION, formatter_class=HelpFormatter)
     add = parser.add_argument
-    add("--path", required=True, metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or "
+    add("--path", required=True, metavar="ENCODER", help="a checkpoint, a directory of Hugging Face or "
         "sentence-transformers, or a name in the local Hugging Face cache")  # fmt: skip
-    add("--input", required=True, metavar="FILE", help="UTF-8 text (.gz and .xz too), one sentence a line; -: stdin")
-    add("--output", required=True, metavar="FILE.npy", help="the vectors, [lines, size]")
-    add("--lang", metavar="CODE", help="language of the lines; needed where the encoder has a tower for each side")
-    add("--batch-tokens", type=int, default=4096, metavar="N", help="subwords that go through the encoder at once")
+    add("--input", required=True, metavar="FILE", help="UTF-8 text (also .gz and .xz), one sentence per line; - reads "
+        "standard input")  # fmt: skip
+    add("--output", required=True, metavar="FILE.npy", help="the file to write the vectors to, [lines, size]")
+    add("--lang", metavar="CODE", help="language of the lines; needed if the encoder has a tower for each side")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the vectors in the file")
-    add("--precision", choices=("float32", "bfloat16"), default="float32", help="type the encoder computes in; "
-        "bfloat16 is faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16)")  # fmt: skip
-    add("--no-normalize", action="store_true", help="vectors as the model gives them, not of length 1")
-    add("--device", help="cpu, cuda or cuda:1 and so on (default: a GPU if there is one)")
-    add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the encoder's model")
-    add("--json", action="store_true", help="print what was written as JSON")
+    add("--no-normalize", action="store_true", help="write the vectors as the model gives them, not scaled to length 1")
+    add_shared_options(parser, "--batch-tokens", "--precision", "--device", "--plugin")
+    add("--json", action="store_true", help="print a summary as JSON")
     return parser
 
 
 def _main(argv: Sequence[str]) -> None:
     options = build_parser().parse_args(argv)
     output = Path(options.output)
-    for name, value in _KEPT_PRODUCTS.items():
-        os.environ.setdefault(name, value)  # read at the first product
+    limit_kept_products()
 
     from xrep.errors import UserError
     from xrep.files import check_output
@@ -63,18 +61,18 @@ def _main(argv: Sequence[str]) -> None:
     if options.batch_tokens < 1:
         raise UserError(f"--batch-tokens {options.batch_tokens}", cure="give at least 1")
     if output.suffix != ".npy":
-        raise UserError("the output is a .npy file", path=output, cure="name it so")
+        raise UserError("the output is a .npy file", path=output, cure="give a name that ends in .npy")
     check_output(output)
     source = Path(options.input)
     if options.input != "-" and (source.is_file() or not source.exists()):
-        next(read_lines(source))  # what is wrong with it shows before the encoder is loaded
+        next(read_lines(source))  # to report errors in the file before the encoder is loaded
     for plugin in options.plugin:
         import_plugin(plugin)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = _device(options.device, world_size)
+    device = choose_device(options.device)
     encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
     if rank == 0:
-        say_if_slow("xrep-encode", options.precision, next(encoder.model.parameters()).device.type)
+        say_if_slow("xrep-encode", options.precision, device)
     done = encode_file(
         encoder,
         options.input,
@@ -87,31 +85,14 @@ def _main(argv: Sequence[str]) -> None:
         world_size=world_size,
     )
     if options.json:
-        # One write, line feed included: unbuffered, print makes two, and ranks share the stream.
+        # One write with the line end: without a buffer, print makes two, and several processes share the stream.
         sys.stdout.write(json.dumps({**asdict(done), "path": str(done.path)}) + "\n")
         return
     resumed = f", {done.resumed:,} of them before" if done.resumed else ""
     empty = f"; {done.empty_lines:,} lines were empty" if done.empty_lines else ""
     speed = (done.lines - done.resumed) / max(done.seconds, 1e-9)
-    print(f"{done.lines:,} lines{resumed}, {speed:,.0f} a second, [{done.lines}, {done.size}] {options.dtype}{empty}: "
-          f"{done.path}")  # fmt: skip
-
-
-def _device(named: str | None, world_size: int) -> str | None:
-    """The device as named, or of several processes a GPU for each, after a look that it is there."""
-    import torch
-
-    from xrep.errors import UserError
-
-    if named is None and world_size == 1:
-        return None
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=named or gpu)
-    except (RuntimeError, AssertionError):  # the latter where torch is built without CUDA
-        cure = "give another --device, such as cpu, or start no more processes than there are GPUs"
-        raise UserError(f"{named or gpu}: not a device of this machine", cure=cure) from None
-    return named or gpu
+    shape = f"[{done.lines}, {done.size}] {options.dtype}"
+    print(f"{done.lines:,} lines{resumed}, {speed:,.0f} a second, {shape}{empty}: {done.path}")
 
 
 main = console_script(_main)

@@ -1,12 +1,9 @@
-"""xrep-generate: lines of text in, their translations out."""
+"""xrep-generate: translate the lines of a text."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -14,7 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
-from xrep_cli.common import HelpFormatter, choose_device, console_script, say_if_slow
+from xrep.progress import ProgressLine
+from xrep_cli.common import (
+    HelpFormatter,
+    add_shared_options,
+    check_outputs,
+    choose_device,
+    console_script,
+    limit_kept_products,
+    say_if_slow,
+    write_summary,
+)
 
 if TYPE_CHECKING:
     from xrep.inference.generation.stream import Summary
@@ -26,28 +33,24 @@ Translate each line of a text: line i of the output is the translation of line i
   echo "Guten Tag" | xrep-generate --path nmt/best
   xrep-generate --path nmt/best --input test.de --output hyp.en --beam 5 --lenpen 1.0
   xrep-generate --path nmt/best --input test.de --output hyp.en --reference test.en       BLEU and chrF at the end
-  xrep-generate --path nmt/best --input test.de --nbest 5                  number<TAB>score<TAB>text, five for a line
+  xrep-generate --path nmt/best --input test.de --nbest 5           number<TAB>score<TAB>text, five for each line
   xrep-generate --path nmt/best --input test.de --sampling --sampling-topp 0.9 --nbest 3 --seed 1 --jsonl
   xrep-generate --path multi/best --input test.en --target-lang fr
 
-Any number of lines, in constant memory and in their order; an empty line stays empty. What is written into a pipe is
-translated as it comes. A file is written when all is translated, and not at all if something fails."""
+The text may have any number of lines; memory does not grow with it. The order of lines is kept, and an empty line stays
+empty. Lines from a pipe are translated as they arrive. An output file is written only if all lines were translated."""
 
 EPILOG = """\
---jsonl has an object a line: {"line": 1, "source": ..., "translations": [{"text", "score", "tokens", "token_scores"}]},
-"tokens" being their number, "token_scores" the log-probability of each and of the end. A score is the sum of these,
-divided by length^lenpen (gnmt: ((5 + length) / 6)^lenpen), the end counted.
+--jsonl writes an object per line: {"line": 1, "source": ..., "translations": [{"text", "score", "tokens",
+"token_scores"}]}, where "tokens" is their number and "token_scores" has the log-probability of each token and of the
+end of the sentence. The score is the sum of these, divided by length^lenpen (gnmt: ((5 + length) / 6)^lenpen), where
+the length includes the end of the sentence.
 
-A language that the model has not been trained on may be tried as a source, without --source-lang."""
+Without --source-lang, you can also try a source language on which the model was not trained."""
 
-# Option of SearchOptions -> its name on the command line, where that is another.
+# Field of SearchOptions -> its name on the command line, if that is another one.
 _NAMES = {"length_penalty": "lenpen", "length_penalty_form": "lenpen_form", "top_k": "sampling_topk",
           "top_p": "sampling_topp"}  # fmt: skip
-_SECONDS_BETWEEN_LINES = 15.0
-_WIDTH = 60
-"""Lines on stderr have at least this many characters, to cover the progress that stood there."""
-_KEPT_PRODUCTS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
-"""As in xrep-encode: batches of a long text have hundreds of sizes, and a compiled product of each would be kept."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -56,82 +59,71 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add, given = parser.add_argument, DEFAULTS
     add("--path", required=True, metavar="CHECKPOINT", help="a translation model: RUN/best")
-    add("--input", default="-", metavar="FILE", help="UTF-8 text (.gz and .xz too), one sentence a line; -: stdin")
-    add("--output", default="-", metavar="FILE", help="the translations; -: stdout")
-    add("--source-lang", metavar="CODE", help="language of the lines; need not be named")
-    add("--target-lang", metavar="CODE", help="language to translate into, where the model has several")
-    add("--beam", type=int, default=given.beam, metavar="K", help="hypotheses followed at once; 1: greedy")
-    add("--nbest", type=int, default=given.nbest, metavar="N", help="translations of each line")
-    add("--lenpen", type=float, default=given.length_penalty, metavar="A", help="above 1 longer translations win")
-    add("--lenpen-form", choices=("fairseq", "gnmt"), default=given.length_penalty_form, help="length^A, or "
-        "((5 + length) / 6)^A as in the GNMT paper")  # fmt: skip
-    add("--min-length", type=int, default=given.min_length, metavar="N", help="fewest subwords of a translation")
+    add("--input", default="-", metavar="FILE", help="UTF-8 text (also .gz and .xz), one sentence per line; - reads "
+        "standard input")  # fmt: skip
+    add("--output", default="-", metavar="FILE", help="file to write the translations to; - is standard output")
+    add("--source-lang", metavar="CODE", help="language of the lines; it need not be given")
+    add("--target-lang", metavar="CODE", help="language to translate into, if the model has several")
+    add("--beam", type=int, default=given.beam, metavar="K", help="number of hypotheses of the beam; 1: greedy search")
+    add("--nbest", type=int, default=given.nbest, metavar="N", help="number of translations of each line")
+    add("--lenpen", type=float, default=given.length_penalty, metavar="A", help="length penalty; above 1, longer "
+        "translations are preferred")  # fmt: skip
+    add("--lenpen-form", choices=("fairseq", "gnmt"), default=given.length_penalty_form, help="divide by length^A, or "
+        "by ((5 + length) / 6)^A as in the GNMT paper")  # fmt: skip
+    add("--min-length", type=int, default=given.min_length, metavar="N", help="smallest number of subwords of a "
+        "translation")  # fmt: skip
     add("--max-length-a", type=float, default=given.max_length_a, metavar="A", help="a translation of x subwords has "
-        "at most A x + B; what the model was trained on is a limit as well")  # fmt: skip
+        "at most A x + B subwords, and no more than the model was made for")  # fmt: skip
     add("--max-length-b", type=int, default=given.max_length_b, metavar="B", help="see --max-length-a")
     add("--no-repeat-ngram-size", type=int, default=given.no_repeat_ngram_size, metavar="N", help="no n-gram of this "
-        "size comes twice in a translation; 0: any may")  # fmt: skip
-    add("--sampling", action="store_true", help="draw translations instead of looking for the best")
-    add("--sampling-topk", type=int, default=given.top_k, metavar="K", help="draw among the K best subwords; 0: all")
-    add("--sampling-topp", type=float, default=given.top_p, metavar="P", help="draw among the fewest best subwords "
-        "that have probability P together")  # fmt: skip
-    add("--temperature", type=float, default=given.temperature, metavar="T", help="below 1 the likely gets likelier")
-    add("--seed", type=int, default=given.seed, metavar="N", help="of what is drawn")
-    add("--max-tokens", type=int, default=4096, metavar="N", help="subwords translated at once: lines x hypotheses x "
-        "the longest line; more is faster on a GPU")  # fmt: skip
-    add("--buffer-lines", type=int, default=4096, metavar="N", help="lines read and sorted by length at a time")
-    add("--jsonl", action="store_true", help="write JSON lines, see below")
+        "size occurs twice in a translation; 0: no limit")  # fmt: skip
+    add("--sampling", action="store_true", help="sample translations instead of searching for the best ones")
+    add("--sampling-topk", type=int, default=given.top_k, metavar="K", help="sample from the K best subwords; 0: all")
+    add("--sampling-topp", type=float, default=given.top_p, metavar="P", help="sample from the fewest best subwords "
+        "whose probabilities sum to P")  # fmt: skip
+    add("--temperature", type=float, default=given.temperature, metavar="T", help="divide the logits by T; below 1, "
+        "likely subwords become likelier")  # fmt: skip
+    add("--seed", type=int, default=given.seed, metavar="N", help="random seed of the sampling")
+    add("--max-tokens", type=int, default=4096, metavar="N", help="size of a batch: lines x hypotheses x subwords of "
+        "the longest line; larger is faster on a GPU")  # fmt: skip
+    add("--buffer-lines", type=int, default=4096, metavar="N", help="number of lines read and sorted by length at once")
+    add("--jsonl", action="store_true", help="write JSON lines, described below")
     add("--reference", nargs="+", metavar="FILE", help="reference translations: print BLEU, chrF and the line of "
-        "multi-bleu.perl (of text as it is: give it tokenised text)")  # fmt: skip
-    add("--json", metavar="FILE", help="write the scores as JSON; - prints it on stdout")
-    add("--precision", choices=("float32", "bfloat16"), default="float32", help="type the model computes in; "
-        "bfloat16 is faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16)")  # fmt: skip
-    add("--device", help="cpu, cuda or cuda:1 and so on (default: a GPU if there is one)")
-    add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the model")
+        "multi-bleu.perl (which does not tokenise: give it tokenised text)")  # fmt: skip
+    add("--json", metavar="FILE", help="write the scores as JSON; - prints them on standard output")
+    add_shared_options(parser, "--precision", "--device", "--plugin")
     return parser
 
 
 def _search_options(options: argparse.Namespace) -> SearchOptions:
-    """The options of the search.
-
-    Raises:
-        ConfigError: one of them makes no sense; it is named as on the command line.
-    """
+    """Return the options of the search; raise ConfigError if one is invalid, named as on the command line."""
     from xrep.errors import ConfigError
 
     names = {field.name: _NAMES.get(field.name, field.name) for field in fields(SearchOptions)}
-    found = SearchOptions(**{name: getattr(options, given) for name, given in names.items()})
+    search = SearchOptions(**{name: getattr(options, given) for name, given in names.items()})
     problems = []
-    for problem in found.problems():
+    for problem in search.problems():
         name, _, rest = problem.partition(" ")
         problems.append(f"--{names[name].replace('_', '-')} {rest}")
     if problems:
         raise ConfigError(problems)
-    return found
+    return search
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Say what is wrong with options and files before the model is loaded.
-
-    Raises:
-        UserError: one of them makes no sense, is missing, or references are more or fewer than lines.
-    """
+    """Raise UserError if an option or a file is invalid, before the model is loaded."""
     from xrep.errors import UserError
-    from xrep.files import check_output
     from xrep.inference.generation.stream import is_regular
     from xrep.text.readers import read_lines
 
     for name in ("max_tokens", "buffer_lines"):
         if getattr(options, name) < 1:
-            cure = "give at least 1"
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}", cure=cure)
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}", cure="give at least 1")
     if options.json and not options.reference:
         raise UserError("--json without scores to write", cure="give --reference FILE")
     if options.json == "-" and options.output == "-":
         raise UserError("--json - and the translations both go to stdout", cure="give --output FILE or --json FILE")
-    for file in (options.output, options.json):
-        if file not in (None, "-"):
-            check_output(file)
+    check_outputs(options.output, options.json)
     source = Path(options.input)
     if options.input != "-" and (source.is_file() or source.is_dir() or not source.exists()):
         next(read_lines(options.input, allow_empty=True, most_words=None), None)
@@ -150,7 +142,7 @@ def _compare(options: argparse.Namespace, lines: int, counts: Sequence[int]) -> 
 
 
 def _load(options: argparse.Namespace) -> Translator:
-    """The translator, after a look that device and languages are known."""
+    """Load the translator, and check the device and the languages."""
     from xrep.errors import UserError
     from xrep.inference.generation.translator import Translator
     from xrep.registry import import_plugin
@@ -158,8 +150,9 @@ def _load(options: argparse.Namespace) -> Translator:
 
     for plugin in options.plugin:
         import_plugin(plugin)
-    translator = Translator.load(options.path, choose_device(options.device), options.precision)
-    say_if_slow("xrep-generate", options.precision, next(translator.model.parameters()).device.type)
+    device = choose_device(options.device)
+    translator = Translator.load(options.path, device, options.precision)
+    say_if_slow("xrep-generate", options.precision, device)
     known = translator.text.source_languages
     if options.source_lang is not None and canonical(options.source_lang) not in known:
         cure = f"known: {', '.join(known)}; leave --source-lang out to try any language that its subwords can spell"
@@ -172,7 +165,8 @@ def _load(options: argparse.Namespace) -> Translator:
 
 @contextmanager
 def _writer(output: str) -> Iterator[Callable[[str], object]]:
-    """What takes text: for stdout or a device at once, for a file aside, renamed when the block ends well."""
+    """Context manager that yields a function to write text with: into a file, which appears if the block succeeds, or
+    directly to standard output or a device."""
     from xrep.files import naming, write_aside
 
     if output == "-":
@@ -192,41 +186,24 @@ def _writer(output: str) -> Iterator[Callable[[str], object]]:
 
 
 def _print_now(text: str) -> None:
-    """UTF-8, whatever the locale says, and not kept back."""
+    """Write UTF-8, whatever the locale says, without a buffer."""
     sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
 
 
-class _ProgressLine:
-    """How far the translation is, on stderr: a line that changes on a terminal, elsewhere now and then."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._terminal = sys.stderr.isatty()
-        # Beside translations that appear on the same terminal it would only disturb.
-        self._shown = options.output != "-" or (self._terminal and not sys.stdout.isatty())
-        self._said = time.monotonic()
-
-    def __call__(self, summary: Summary) -> None:
-        now = time.monotonic()
-        if not self._shown or (not self._terminal and now - self._said < _SECONDS_BETWEEN_LINES):
-            return
-        self._said = now
-        speed = f"{summary.tokens / max(summary.seconds, 1e-9):,.0f} tokens a second"
-        print(_over(f"{_lines(summary.translated)}, {speed}"), end="\r" if self._terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
+def _progress_line(options: argparse.Namespace) -> ProgressLine:
+    # Translations that appear on the same terminal would be mixed with the line.
+    terminal = sys.stderr.isatty()
+    return ProgressLine(shown=options.output != "-" or (terminal and not sys.stdout.isatty()))
 
 
-def _lines(count: int) -> str:
-    return f"{count:,} line{'s' * (count != 1)}"
-
-
-def _over(line: str) -> str:
-    """Wide enough to cover the progress line where that stays."""
-    return line.ljust(_WIDTH) if sys.stderr.isatty() else line
+def _state(summary: Summary, lines: int, empty: str = "", seconds: str = "") -> str:
+    speed = f"{summary.tokens / max(summary.seconds, 1e-9):,.0f} tokens a second"
+    return f"{lines:,} line{'s' * (lines != 1)}{empty}, {seconds}{speed}"
 
 
 def _score(options: argparse.Namespace, best: list[str]) -> dict[str, Any]:
-    """BLEU, chrF and multi-bleu.perl's line of the translations, printed where they do not come in between."""
+    """Compute and print BLEU, chrF and the line of multi-bleu.perl."""
     from xrep.metrics.translation import bleu, chrf, multi_bleu
     from xrep.text.readers import read_lines
 
@@ -247,15 +224,14 @@ def _main(argv: Sequence[str]) -> None:
     options = build_parser().parse_args(argv)
     search = _search_options(options)
     _check(options)
-    for name, value in _KEPT_PRODUCTS.items():
-        os.environ.setdefault(name, value)  # read at the first product
+    limit_kept_products()
 
-    from xrep.files import write_aside
     from xrep.inference.generation.stream import translate_stream
 
     translator = _load(options)
     if options.input == "-" and sys.stdin.isatty():
-        print("one sentence a line; Ctrl-D ends", file=sys.stderr)
+        print("type one sentence per line; Ctrl-D ends", file=sys.stderr)
+    line = _progress_line(options)
     with _writer(options.output) as write:
         done = translate_stream(
             translator,
@@ -267,19 +243,13 @@ def _main(argv: Sequence[str]) -> None:
             most_lines=options.buffer_lines,
             form="jsonl" if options.jsonl else "nbest" if options.nbest > 1 else "plain",
             keep_best=bool(options.reference),
-            warn=lambda line: print(f"warning: {line}", file=sys.stderr),
-            progress=_ProgressLine(options),
+            warn=lambda text: line.say(f"warning: {text}"),
+            progress=lambda summary: line.show(_state(summary, summary.translated)),
         )
     empty = f", {done.empty:,} of them empty" if done.empty else ""
-    speed = f"{done.tokens / max(done.seconds, 1e-9):,.0f} tokens a second"
-    print(_over(f"{_lines(done.lines)}{empty}, {done.seconds:.1f} s, {speed}"), file=sys.stderr)
+    line.say(_state(done, done.lines, empty, f"{done.seconds:.1f} s, "))
     if options.reference:
-        values = json.dumps({**_score(options, done.best), "search": asdict(search)}, indent=2) + "\n"
-        if options.json == "-":
-            print(values, end="")
-        elif options.json is not None:
-            with write_aside(options.json) as aside:
-                aside.write_text(values, encoding="utf-8")
+        write_summary({**_score(options, done.best), "search": asdict(search)}, options.json)
 
 
 main = console_script(_main)

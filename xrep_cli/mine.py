@@ -1,15 +1,20 @@
-"""xrep-mine: two texts in, pairs of lines that may translate each other out."""
+"""xrep-mine: find pairs of lines of two texts that may translate each other."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from xrep_cli.common import HelpFormatter, choose_device, console_script
+from xrep_cli.common import (
+    HelpFormatter,
+    add_shared_options,
+    check_outputs,
+    choose_device,
+    console_script,
+    write_summary,
+)
 
 DESCRIPTION = """\
 Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best first.
@@ -18,13 +23,12 @@ Find translations in two texts that are not aligned. The output has lines score<
   xrep-mine --source-vectors de.npy --target-vectors en.npy --source de.txt --target en.txt --output mined.tsv \\
       --margin ratio --neighbours 4 --threshold 1.06 --one-to-one
 
-Any number of lines: vectors stay on disk, and memory grows by some 200 bytes a sentence. Empty and repeated lines take
-no part. Without texts the output has numbers of rows, from 1. The same command goes on where a killed one stopped.
+The texts may have any number of lines: vectors stay on disk, and memory grows by about 200 bytes per sentence. Empty
+and repeated lines are left out. Without texts, the output has row numbers, counted from 1. If the command is
+interrupted, repeat it: it continues where it stopped.
 
-Many machines: encode once with xrep-encode, run the same command with --shard 1/8 .. --shard 8/8 on each, bring the
-folders mined.tsv.shard-i-of-8 together, and run it with --merge 8."""
-
-_SECONDS_BETWEEN_LINES = 15.0
+To use several machines, encode both texts once with xrep-encode, run the same command with --shard 1/8 to --shard 8/8,
+copy the folders mined.tsv.shard-i-of-8 to one machine, and run the command there with --merge 8."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,49 +36,28 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--path", metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or sentence-transformers")
     for side in ("source", "target"):
-        add(f"--{side}", metavar="FILE", help=f"the {side} text: UTF-8, gzip or not, one sentence a line")
-        add(f"--{side}-lang", metavar="CODE", help=f"language of the {side}; needed where an encoder has two towers")
-        add(f"--{side}-vectors", metavar="FILE.npy", help=f"[lines, size]: vectors of the {side}, instead of --path")
-    add("--output", required=True, metavar="FILE.tsv", help="the pairs")
-    add("--margin", choices=("absolute", "distance", "ratio"), default="ratio", help="what a score is: the cosine; "
-        "less half the sum of the two mean cosines with neighbours; or divided by it")  # fmt: skip
-    add(
-        "--neighbours", type=int, default=4, metavar="K", help="neighbours in each direction, for margin and candidates"
-    )
+        add(f"--{side}", metavar="FILE", help=f"the {side} text: UTF-8 (also .gz and .xz), one sentence per line")
+        add(f"--{side}-lang", metavar="CODE", help=f"language of the {side}; needed if the encoder has two towers")
+        add(f"--{side}-vectors", metavar="FILE.npy", help=f"the vectors of the {side}, [lines, size], to use instead "
+            "of an encoder")  # fmt: skip
+    add("--output", required=True, metavar="FILE.tsv", help="the file to write the pairs to")
+    add("--margin", choices=("absolute", "distance", "ratio"), default="ratio", help="score of a pair: its cosine; its "
+        "cosine minus the mean cosine of both sides with their neighbours; or divided by it")  # fmt: skip
+    add("--neighbours", type=int, default=4, metavar="K", help="number of neighbours in each direction, which the "
+        "margin averages and among which translations are searched")  # fmt: skip
     add("--retrieval", choices=("forward", "backward", "intersection", "max"), default="max", help="candidates: the "
-        "best target of each source, the best source of each target, both, or either")  # fmt: skip
+        "best target of each source; the best source of each target; pairs that are both; pairs that are "
+        "either")  # fmt: skip
     add("--threshold", type=float, metavar="SCORE", help="leave out pairs with a lower score")
-    add("--one-to-one", action="store_true", help="use each target once, too, for its best pair")
-    add("--index", choices=("flat", "ivf", "ivf-pq"), default="flat", help="exact, or faiss's inverted files, which "
-        "may miss neighbours and pay with millions of sentences")  # fmt: skip
-    add("--probes", type=int, default=32, metavar="N", help="cells of an inverted file searched for each sentence")
-    add("--shard", metavar="I/N", help="search with one of N parts of the source only")
-    add("--merge", type=int, metavar="N", help="join what N shards found")
-    add("--batch-tokens", type=int, default=4096, metavar="N", help="subwords that go through the encoder at once")
-    add("--device", help="cpu, cuda or cuda:1 and so on (default: a GPU if there is one)")
-    add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the encoder's model")
-    add("--json", metavar="FILE", help="write a summary as JSON; - prints it on stdout")
+    add("--one-to-one", action="store_true", help="use each target only once, in its best pair")
+    add("--index", choices=("flat", "ivf", "ivf-pq"), default="flat", help="flat is exact search; the others are "
+        "faiss's inverted files, which may miss neighbours and are faster for millions of sentences")  # fmt: skip
+    add("--probes", type=int, default=32, metavar="N", help="number of cells of an inverted file searched per sentence")
+    add("--shard", metavar="I/N", help="search only part I of N parts of the source")
+    add("--merge", type=int, metavar="N", help="merge the results of N shards")
+    add_shared_options(parser, "--batch-tokens", "--device", "--plugin")
+    add("--json", metavar="FILE", help="write a summary as JSON; - prints it on standard output")
     return parser
-
-
-class _ProgressLine:
-    """How far the search is and the time left, on stderr: a line that changes on a terminal, elsewhere now and then."""
-
-    def __init__(self) -> None:
-        self._began = self._said = time.monotonic()
-        self._first: int | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        self._first = done - 1 if self._first is None else self._first
-        if not sys.stderr.isatty() and now - self._said < _SECONDS_BETWEEN_LINES:
-            return
-        self._said = now
-        left = (now - self._began) / (done - self._first) * (total - done)
-        hours, minutes = divmod(int(left) // 60, 60)
-        line = f"search: {done:,} of {total:,} blocks, {hours}:{minutes:02d}:{int(left) % 60:02d} left"
-        end = "\r" if sys.stderr.isatty() and done < total else "\n"
-        print(line.ljust(60) if end == "\r" else line, end=end, file=sys.stderr, flush=True)
 
 
 def _shard(given: str | None) -> tuple[int, int] | None:
@@ -89,18 +72,13 @@ def _shard(given: str | None) -> tuple[int, int] | None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Say what is wrong with the options before anything is read.
-
-    Raises:
-        UserError: one of them makes no sense.
-    """
+    """Raise UserError if an option is invalid, before anything is read."""
     from xrep.errors import UserError
-    from xrep.files import check_output
 
-    for name, least in (("neighbours", 1), ("probes", 1), ("batch_tokens", 1), ("merge", 1)):
+    for name in ("neighbours", "probes", "batch_tokens", "merge"):
         value = getattr(options, name)
-        if value is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')} {value}", cure=f"give at least {least}")
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value}", cure="give at least 1")
     for side in ("source", "target"):
         if getattr(options, f"{side}_vectors") is not None:
             continue
@@ -113,9 +91,7 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError("each shard would encode the texts anew", cure=cure)
     if options.shard and options.merge:
         raise UserError("--shard and --merge", cure="merge when all shards are there")
-    for file in (options.output, options.json):
-        if file not in (None, "-"):
-            check_output(file)
+    check_outputs(options.output, options.json)
 
 
 def _main(argv: Sequence[str]) -> None:
@@ -125,7 +101,6 @@ def _main(argv: Sequence[str]) -> None:
 
     from dataclasses import asdict
 
-    from xrep.files import write_aside
     from xrep.inference.mining import MiningOptions, Text, mine
     from xrep.inference.sentence_encoder import SentenceEncoder
     from xrep.registry import import_plugin
@@ -138,23 +113,18 @@ def _main(argv: Sequence[str]) -> None:
         text, vectors = (getattr(options, name) for name in (side, f"{side}_vectors"))
         files = {"text": text and Path(text), "vectors": vectors and Path(vectors)}
         sides.append(Text(name=side, lang=getattr(options, f"{side}_lang"), **files))
+    source, target = sides
     needed = any(side.vectors is None for side in sides)
     encoder = SentenceEncoder.load(options.path, device=device) if needed else None
     names = ("margin", "neighbours", "retrieval", "threshold", "one_to_one", "index", "probes", "batch_tokens")
     mining = MiningOptions(device=device, **{name: getattr(options, name) for name in names})
     output = Path(options.output)
-    (source, target), progress = sides, _ProgressLine()
-    mined = mine(source, target, output, mining, encoder=encoder, shard=shard, merged=options.merge, progress=progress)
-    values = json.dumps(asdict(mined), indent=2, ensure_ascii=False) + "\n"
-    if options.json == "-":
-        print(values, end="")
-    elif options.json is not None:
-        with write_aside(options.json) as temporary:
-            temporary.write_text(values, encoding="utf-8")
+    mined = mine(source, target, output, mining, encoder=encoder, shard=shard, merged=options.merge, show_progress=True)
+    write_summary(asdict(mined), options.json)
     if options.json != "-":
-        what = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"
+        result = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"
         left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
-        print(f"{what}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}: {mined.path}")
+        print(f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}: {mined.path}")
 
 
 main = console_script(_main)

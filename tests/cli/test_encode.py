@@ -105,7 +105,7 @@ REFUSALS = {
     "a folder": ({"input": "."}, ".: a folder, not a file; name a file in it"),
     "an empty input": ({"input": "/dev/null"}, "/dev/null: the file is empty; give a file with text"),
     "no such folder": ({"output": "absent/v.npy"}, "absent: no such folder; make it first, or write elsewhere"),
-    "another ending": ({"output": "v.txt"}, "v.txt: the output is a .npy file; name it so"),
+    "another ending": ({"output": "v.txt"}, "v.txt: the output is a .npy file; give a name that ends in .npy"),
     "batch tokens": ({"batch_tokens": 0}, "--batch-tokens 0; give at least 1"),
     "no such device": (
         {"device": "cuda:99"},

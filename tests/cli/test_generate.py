@@ -218,7 +218,7 @@ def test_target_languages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
 def test_progress_of_long_work(
     checkpoint: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xrep_cli.generate._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("xrep.progress.SECONDS_BETWEEN_LINES", 0.0)
     assert generate(path=checkpoint, input=source, output=tmp_path / "hyp.en", max_tokens=1000) == 0
     *progress, last = (line.split(" lines, ")[0] for line in capsys.readouterr().err.splitlines())
     assert len(progress) > 3 and [*map(int, progress)] == sorted(map(int, progress)) and progress[-1] == last == "60"

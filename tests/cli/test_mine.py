@@ -194,7 +194,7 @@ def test_a_killed_run_ends_in_the_same_file(
     output = tmp_path / "mined.tsv"
     line = [sys.executable, "-c", KILLED, *arguments(**planted, output=output)]
     process = subprocess.Popen(line, env=environment(threads=torch.get_num_threads()), stdout=subprocess.DEVNULL)
-    found = tmp_path / "mined.tsv.work" / "found.npz"
+    found = tmp_path / "mined.tsv.work" / "neighbours.npz"
     while process.poll() is None and done_in(found) < 2:
         time.sleep(0.001)
     process.kill()

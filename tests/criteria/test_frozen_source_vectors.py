@@ -22,6 +22,7 @@ from xrep.data.vector_cache import token_keys
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.task import ParallelTask
+from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.training.run import train
 
 SMALL = {**SMALL_MODEL, "max_positions": 48, "dropout": 0.0, "attention_dropout": 0.0}
@@ -189,9 +190,13 @@ def test_what_is_wrong_with_a_teacher_is_one_line(text, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"take the place of a source tower, .*; use --towers shared"):
         make(text, **given)
     model, criterion = make(text, towers="shared", source_side="target", **given)
-    hashes = np.zeros((3, 2), np.uint64)
-    with pytest.raises(UserError, match=r"teacher\.txt: lacks the source sentences of 3 of 3 training pairs; add them"):
-        criterion.prepare(Mock(spec=ParallelTask, hashes=lambda: iter([hashes])))
+    for value, problem in (
+        (1, "lacks the source sentences of 3 of 3 training pairs; add them"),
+        (NO_KEY, "3 of 3 training pairs have a source sentence without words; remove these pairs"),
+    ):
+        hashes = np.full((3, 2), value, np.uint64)
+        with pytest.raises(UserError, match=rf"teacher\.txt: {problem}"):
+            criterion.prepare(Mock(spec=ParallelTask, hashes=lambda hashes=hashes: iter([hashes])))
     write_teacher(tmp_path, sentences, width=24)
     with pytest.raises(UserError, match=r"vectors of 24 numbers, the model's have 32; give --projection-size 24"):
         make(text, towers="shared", **given)
@@ -214,6 +219,14 @@ def test_what_is_wrong_with_a_teacher_is_one_line(text, tmp_path: Path) -> None:
     Path(given["teacher_vectors"]).unlink()
     with pytest.raises(UserError, match="no such file"):
         make(text, towers="shared", **given)
+
+
+def test_lines_without_words_share_no_vector(tmp_path: Path) -> None:
+    write_teacher(tmp_path, ["A dog.", "...", "!!!"])
+    teacher = TeacherVectors(tmp_path / "teacher.npy", tmp_path / "teacher.txt")
+    assert teacher.rows(sentence_hashes(["a dog"]).view(np.int64)).tolist() == [0]
+    with pytest.raises(UserError, match="1 of 2 training pairs have a source sentence without words"):
+        teacher.read(sentence_hashes(["a dog", "???"]).view(np.int64))
 
 
 def test_a_text_that_lacks_a_sentence_is_refused_before_anything_is_written(

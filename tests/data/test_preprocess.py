@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xrep.data import preprocess as preprocess_module
-from xrep.data import spool
+from xrep.data import building, spool
 from xrep.data.preprocess import PreprocessOptions, prepare, preprocess
 from xrep.data.store import DataDirectory
 from xrep.errors import UserError
@@ -177,11 +176,11 @@ def test_the_tokenizer_s_text_is_bounded_in_characters(tmp_path, monkeypatch):
         read.extend(sentences)
         return train_tokenizer(read, *arguments)
 
-    monkeypatch.setattr(preprocess_module, "train_tokenizer", train)
+    monkeypatch.setattr(building, "train_tokenizer", train)
     corpora = [tsv(tmp_path / "x.tsv", PAIRS), tsv(tmp_path / "y.tsv", [("So kurz", "As short")])]
     whole = sum(len(text) for pair in PAIRS for text in pair)
     for bound in (2 * whole, whole // 2):
-        monkeypatch.setattr(preprocess_module, "_TOKENIZER_CHARACTERS", bound)
+        monkeypatch.setattr(building, "_TOKENIZER_CHARACTERS", bound)
         read.clear()
         run(tmp_path / str(bound), {"train": corpora}, vocabulary_size=60)
         assert min(bound, whole) * 0.9 < sum(map(len, read)) < min(bound, whole) * 1.05
@@ -246,7 +245,7 @@ def test_a_destination_in_use_is_refused(tmp_path):
     splits = {"train": [tsv(tmp_path / "x.tsv", PAIRS)]}
     (tmp_path / "bin").mkdir()
     run(tmp_path, splits)  # an empty one is fine
-    with pytest.raises(UserError, match="exists and is not empty; remove it or name another"):
+    with pytest.raises(UserError, match="exists and is not empty; remove it, or choose another name"):
         run(tmp_path, splits)
     with pytest.raises(UserError, match="no training text"):
         preprocess({"train": []}, tmp_path / "other")
@@ -271,6 +270,26 @@ def test_prepare_caches_raw_text_until_it_changes(tmp_path, monkeypatch):
     assert sum(len(rows) for split in ("train", "valid") for rows in texts(changed, split).values()) == 179
     with pytest.raises(UserError, match="no such folder"):
         prepare(tmp_path / "none", options)
+
+
+def test_prepare_when_another_process_finishes_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
+    (tmp_path / "raw").mkdir()
+    tsv(tmp_path / "raw" / "deu-eng.tsv", PAIRS)
+    options, finished = PreprocessOptions(vocabulary_size=62), []
+
+    def log(line):
+        if not finished:
+            finished.append(None)
+            finished[0] = prepare(tmp_path / "raw", options, lambda line: None)
+
+    assert prepare(tmp_path / "raw", options, log) == finished[0]
+    assert DataDirectory.open(finished[0]).splits["train"] and len(os.listdir(finished[0].parent)) == 1
+    (finished[0] / "manifest.json").unlink()  # what is incomplete is built again
+    assert DataDirectory.open(prepare(tmp_path / "raw", options, log)).splits["train"]
+    options = PreprocessOptions(vocabulary_size=62, exclude=[str(tmp_path / "nowhere")])
+    with pytest.raises(UserError, match="nowhere: no such file; check the name"):
+        prepare(tmp_path / "raw", options, log)
 
 
 def test_hashes_are_those_of_evaluations(tmp_path):

@@ -116,7 +116,7 @@ def edit_manifest(folder, **changes):
         (lambda f: truncate(f, "manifest.json"), "the manifest is no JSON"),
         (lambda f: (f / "manifest.json").write_text("[]"), "is not of an xrep data directory"),
         (lambda f: edit_manifest(f, format="other"), "is not of an xrep data directory"),
-        (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 2; run xrep-preprocess again"),
+        (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 3; run xrep-preprocess again"),
         (lambda f: edit_manifest(f, splits={"train": [{"rows": 3}]}), "lacks 'languages'"),
         (lambda f: (f / "manifest.json").unlink(), "not a data directory"),
     ],

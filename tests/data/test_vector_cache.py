@@ -115,3 +115,24 @@ def test_directories_that_are_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(UserError, match="holds something else"):
         VectorCache(tmp_path / "file", WIDTH, "x")
+
+
+def test_ranks_that_open_it_at_the_same_time_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest of another rank appears after the look whether there is one."""
+    (tmp_path / "c" / ".left by a killed process").mkdir(parents=True)
+    VectorCache(tmp_path / "c", WIDTH, "x")
+    looks, exists = [], Path.exists
+
+    def stale(path: Path) -> bool:
+        looks.append(path)
+        return exists(path) and len(looks) % 2 == 0
+
+    monkeypatch.setattr(Path, "exists", stale)
+    cache = VectorCache(tmp_path / "c", WIDTH, "x")
+    assert len(looks) >= 2 and looks[0] == looks[1] == tmp_path / "c" / "cache.json"
+    looks.clear()
+    with pytest.raises(UserError, match="holds vectors of another encoder"):
+        VectorCache(tmp_path / "c", WIDTH, "y")
+    monkeypatch.undo()
+    add(cache, np.arange(5))
+    check(VectorCache(tmp_path / "c", WIDTH, "x"), np.arange(5))

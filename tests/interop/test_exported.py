@@ -159,7 +159,7 @@ def test_nothing_is_overwritten_and_nothing_stays_half_written(tmp_path: Path) -
     for taken in (tmp_path / "full", tmp_path / "full" / "file"):
         with pytest.raises(UserError) as error:
             write_huggingface(taken, encoder, max_length=20, **IDS)
-        refusal(error, taken, "something is there already; name a new directory")
+        refusal(error, taken, "exists and is not empty; remove it, or choose another name")
     assert os.listdir(tmp_path) == ["full"] and os.listdir(tmp_path / "full") == ["file"]
 
     def fail(directory: Path) -> None:

@@ -126,5 +126,5 @@ def test_a_checkpoint_of_the_encoder_alone(run: Path, tmp_path: Path, capsys: py
     encoder = SentenceEncoder.load(out, device="cpu")
     np.testing.assert_array_equal(encoder.encode(GERMAN), theirs)
     assert encoder.training_hashes == out / "training_hashes.npy"
-    with pytest.raises(UserError, match="something is there already; name a new directory"):
+    with pytest.raises(UserError, match="exists and is not empty; remove it, or choose another name"):
         export_path(out, out, "xrep")

@@ -69,5 +69,5 @@ def test_what_differs_is_named(repository: Path, tmp_path: Path) -> None:
         other = value + 1 if isinstance(value, (torch.Tensor, float, int)) else value[:-1]
         assert differences(expected, {**expected, name: other}) == [name]
         assert differences(expected, {key: kept for key, kept in expected.items() if key != name}) == [name]
-    (tmp_path / "run" / ".checkpoint-00000003.partial").mkdir()
+    (tmp_path / "run" / ".checkpoint-00000003.0a1b2c3d.partial").mkdir()
     assert differences(expected, result(tmp_path / "run")) == ["checkpoints"]

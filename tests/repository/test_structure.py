@@ -30,8 +30,10 @@ FLOORS = {
     "xrep.retrieval": 1,
     "xrep.metrics": 1,
     "xrep.files": 1,
-    "xrep.errors": 0,  # below the first floor: any room may use these two
+    "xrep.errors": 0,  # below the first floor: any room may use these
+    "xrep.hashing": 0,
     "xrep.lazy": 0,
+    "xrep.progress": 0,
 }
 # Rooms of one floor do not know each other, but for these, each in one direction.
 NEIGHBOURS = {

@@ -11,7 +11,7 @@ from xrep.errors import UserError
 from xrep.retrieval import ivf, neighbours, search
 from xrep.retrieval.ivf import IvfOptions, search_ivf
 from xrep.retrieval.neighbours import Neighbours
-from xrep.retrieval.search import Found, Side, load_found, merge, search_flat
+from xrep.retrieval.search import SearchState, Side, load_neighbours, merge, search_flat
 from xrep.retrieval.vectors import VectorFile
 
 
@@ -42,16 +42,18 @@ def make_side(tmp_path: Path) -> Callable[..., Side]:
 
 
 def run(x: Side, y: Side, path: Path, way: str, stop_after: int | None = None, k: int = 4) -> Neighbours:
-    def progress(done: int, total: int) -> None:
-        if done == stop_after and done < total:
-            raise Stopped
+    class State(SearchState):
+        def step(self, total: int) -> None:
+            super().step(total)
+            if self.done == stop_after and self.done < total:
+                raise Stopped
 
-    found = Found.begin(path, len(x), len(y), k)
+    state = State.begin(path, len(x), len(y), k)
     if way == "flat":
-        search_flat(x, y, found, progress=progress)
+        search_flat(x, y, state)
     else:
-        search_ivf(x, y, found, IvfOptions(probes=1000, quantized=way == "ivf-pq"), progress=progress)
-    return found.neighbours()
+        search_ivf(x, y, state, IvfOptions(probes=1000, quantized=way == "ivf-pq"))
+    return state.neighbours()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -89,7 +91,7 @@ def test_a_search_goes_on_where_it_stopped(
     path = tmp_path / "found.npz"
     with pytest.raises(Stopped):
         run(x, y, path, way, stop_after)
-    assert load_found(path)[1] == stop_after
+    assert load_neighbours(path)[1] == stop_after
     seen: list[tuple[int, int]] = []
     original = Side.read
     monkeypatch.setattr(Side, "read", lambda side, *rows: (seen.append((id(side), *rows)), original(side, *rows))[1])
@@ -136,7 +138,7 @@ def test_files_that_are_no_vectors(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", content)
         with pytest.raises(UserError) as caught:
             VectorFile(tmp_path / f"{name}.npy")
-        assert str(caught.value) == f"{tmp_path / name}.npy: not an array of vectors; {cure}"
+        assert str(caught.value) == f"{tmp_path / name}.npy: not an array [N, D] of floats; {cure}"
     (tmp_path / "text.npy").write_text("0.1 0.2\n")
     with pytest.raises(UserError, match="not a file of vectors"):
         VectorFile(tmp_path / "text.npy")
@@ -175,3 +177,31 @@ def test_what_was_found_by_another_search_is_refused(make_side: Callable[..., Si
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"found\.npz: a damaged file of neighbours; remove it to begin anew"):
             run(x, y, path, "flat")
+
+
+@pytest.mark.parametrize("way", ["flat", "ivf", "ivf-pq"])
+@pytest.mark.parametrize("empty", [0, 1])
+def test_a_side_without_sentences_has_no_neighbours(
+    make_side: Callable[..., Side], tmp_path: Path, way: str, empty: int
+) -> None:
+    sides = [make_side(50, seed, np.arange(0) if seed == empty else None) for seed in (0, 1)]
+    nearest = run(*sides, tmp_path / "state.npz", way)
+    assert (nearest.xy == -1).all() and (nearest.yx == -1).all()
+    with pytest.raises(ValueError, match="there are no parts to merge"):
+        merge([])
+
+
+@pytest.mark.parametrize(("size", "bytes_a_row"), [(16, 4 + 8), (15, 2 * 15 + 8)])
+def test_parts_are_sized_for_the_index_that_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, bytes_a_row: int
+) -> None:
+    """Product quantisation needs an even number of dimensions; other vectors take 16 bits for each."""
+    monkeypatch.setattr(ivf, "_PART_BYTES", 300 * bytes_a_row)
+    monkeypatch.setattr(ivf, "_QUERIES", 1000)
+    sides = []
+    for seed in (0, 1):
+        np.save(tmp_path / f"{seed}.npy", vectors(900, size, seed))
+        sides.append(Side(VectorFile(tmp_path / f"{seed}.npy"), np.arange(900)))
+    state = SearchState.begin(tmp_path / "state.npz", 900, 900, 2)
+    units = list(ivf._units(*sides, state, IvfOptions(quantized=True)))
+    assert [part for *_, part, _ in units] == 2 * [(0, 300), (300, 600), (600, 900)]

@@ -41,7 +41,7 @@ def write_large(directory: Path, small: Path, rows: int) -> Path:
     arrays = {"train.de-en.hashes": hashes}
     for language in pair["languages"]:
         arrays[f"train.de-en.{language}.offsets"] = offsets
-        arrays[f"train.de-en.{language}.tokens"] = generator.integers(5, 100, offsets[-1]).astype(pair["dtype"])
+        arrays[f"train.de-en.{language}.tokens"] = generator.integers(5, 100, offsets[-1]).astype(manifest["dtype"])
         pair["tokens"][language] = int(offsets[-1])
     pair["rows"] = rows
     for name, array in arrays.items():

@@ -329,11 +329,25 @@ def test_what_is_kept_is_found_again(make, raw: Path, tmp_path: Path, monkeypatc
     (folder,) = (tmp_path / "text").iterdir()
     tokens = folder / "train.de.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-2])
-    with pytest.raises(UserError, match=r"is damaged: train.de.tokens is not of \d+ bytes; remove it"):
+    with pytest.raises(UserError, match=r"train.de.tokens: \d+ bytes, .*; copy it again or remove its directory"):
         make()
     (folder / MANIFEST_FILE).write_text("{")
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match="the manifest is no JSON; remove its directory; it is made again"):
         make()
+
+
+def test_a_missing_file_to_exclude_is_named_before_anything_is_done(make, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
+    excluded = tmp_path / "excluded"
+    excluded.mkdir()
+    (excluded / "a.txt").write_text("nothing of this\n", encoding="utf-8")
+    make(exclude=[str(excluded)])
+    (excluded / "a.txt").unlink()
+    excluded.rmdir()
+    capsys.readouterr()
+    with pytest.raises(UserError, match="excluded: no such file; check the name"):
+        make(exclude=[str(excluded)])
+    assert capsys.readouterr().out == "" and len(list((tmp_path / "home" / "text").iterdir())) == 1
 
 
 def test_text_is_written_in_pieces(make, monkeypatch, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_what_is_fetched_is_pinned():
     assert set(fetched) == set(pinned)
     for name, wheel in pinned.items():
         project, version = wheel.requirement.split("==")
-        assert fetched[name].sha256 == wheel.sha256 and len(wheel.sha256) == 64
+        assert fetched[name].wheel == wheel and len(wheel.sha256) == 64
         assert f"/project/{project}/{version}/" in fetched[name].origin
         assert wheel.file_name == f"{project.replace('-', '_')}-{version}-py3-none-any.whl"
         module, function = fetched[name].fetch.split(":")

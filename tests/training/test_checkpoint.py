@@ -68,7 +68,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_made_anew(data_directory, run, 
 
 def test_what_a_killed_run_left_is_put_right(data_directory, run, capfd):
     """Killed while it saved: a partial checkpoint; killed after that: links that point at the checkpoint before."""
-    partial = run / ".checkpoint-00000016.partial"
+    partial = run / ".checkpoint-00000016.0a1b2c3d.partial"
     partial.mkdir()
     (partial / "model.safetensors").write_bytes(b"half")
     best = (run / "best").resolve().name

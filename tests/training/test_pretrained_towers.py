@@ -194,7 +194,7 @@ def test_export_of_two_towers_and_back(run: Path, tmp_path: Path) -> None:
         ours, theirs = encoder.model.encoders[tower].state_dict(), again.model.encoders["shared"].state_dict()
         assert list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
         np.testing.assert_array_equal(again.encode(sentences[language]), encoder.encode(sentences[language], language))
-    with pytest.raises(UserError, match="something is there already"):
+    with pytest.raises(UserError, match="exists and is not empty"):
         export(encoder, tmp_path / "out", "hf")
     assert json.loads((source / "config.json").read_text())["model_type"] == "bert"
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from xrep.hashing import mix
+
 BLOCK_SIZE = 64
 WINDOW_SIZE = 65_536
 _ROUNDS = 4
@@ -36,15 +38,8 @@ def permute(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
 def _feistel(values: np.ndarray, round_keys: np.ndarray, shift: np.uint64, mask: np.uint64) -> np.ndarray:
     left, right = values >> shift, values & mask
     for key in round_keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
+        left, right = right, left ^ (mix(right ^ key) & mask)
     return (left << shift) | right
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """Apply the finaliser of splitmix64."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def sampling_quotas(sizes: list[int], alpha: float) -> np.ndarray:

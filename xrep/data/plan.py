@@ -48,8 +48,8 @@ class TokenBudget:
         """Return the lengths, int64 [N, sides], of examples, int64 [N, 2 or more], that begin with (corpus, row)."""
         corpora = examples[:, 0]
         places = [np.flatnonzero(corpora == corpus) for corpus in np.unique(corpora)]
-        found = [self.lengths(int(corpora[place[0]]), examples[place, 1]) for place in places]
-        return np.concatenate(found)[np.argsort(np.concatenate(places))]
+        lengths = [self.lengths(int(corpora[place[0]]), examples[place, 1]) for place in places]
+        return np.concatenate(lengths)[np.argsort(np.concatenate(places))]
 
     def fill(self, lengths: np.ndarray) -> int:
         """Return how many of the first examples form a batch, at least one if any; ``lengths`` is int64 [N, sides]."""

@@ -5,38 +5,26 @@ The steps are: clean, hold out validation pairs, train the tokenizer, tokenise, 
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import shutil
-import sys
-import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from xrep.data import spool, store
+from xrep.data.building import build_cached, files_in, train_vocabulary
 from xrep.data.spool import HELD_OUT, KEPT, Filters, Spool
 from xrep.errors import UserError
-from xrep.files import sha256_of
+from xrep.files import check_new_directory, directory_aside
+from xrep.progress import Counter
 from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet, drop_reason, load_exclusion
-from xrep.text.corpora import xrep_home
 from xrep.text.readers import Bitext, discover_bitext, orient
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, save_tokenizers, tokenizer_of
-from xrep.text.tokenizer import sample_for_tokenizer, train_tokenizer
 
 _HELD_OUT_SHARE = 0.05  # maximum share of a language pair, so that a small corpus keeps most pairs for training
-# Maximum size of the text to train SentencePiece on, which needs about 20 bytes of memory per character and 90 per
-# sentence.
-_TOKENIZER_CHARACTERS, _TOKENIZER_SENTENCES = 32_000_000, 2_000_000
 _RULES_VERSION = 2  # version of the preprocessing rules; cached data of another version is built again
-_SECONDS_BETWEEN_LINES = 15.0
 
 Log = Callable[[str], None]
 
@@ -109,28 +97,15 @@ def preprocess(
     """
     options = options or PreprocessOptions()
     destination = Path(destination)
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise UserError("exists and is not empty", path=destination, cure="remove it or name another --destdir")
+    check_new_directory(destination)
     if not splits.get("train"):
         raise UserError("no training text", cure="name some, for example --bitext de-en=deu-eng.tsv")
     for bitext in [*splits.get("valid", []), *splits.get("test", [])]:
         if bitext.sample is not None:
             raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
-    given = load_tokenizers(options.tokenizers, partial=True) if options.tokenizers else {}
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.absolute().parent))
-    try:
-        work, output = temporary / "work", temporary / "output"
-        work.mkdir()
-        output.mkdir()
-        run = _Run(options, work, output, log, progress)
-        spools = run.read(splits)
-        run.choose(spools)
-        tokenizers = run.make_tokenizers(spools["train"], given)
-        manifest = run.write(spools, tokenizers)
-        os.replace(output, destination)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with directory_aside(destination) as output:
+        run = _Run(options, output, log, progress)
+        manifest = run(splits)
     return PreprocessReport(destination, run.report, manifest, run.notes)
 
 
@@ -147,40 +122,36 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
     if store.is_data_directory(path):
         return path
     splits = discover_bitext(path)
-    cached = xrep_home() / "preprocessed" / _fingerprint(splits, options)
-    if store.is_data_directory(cached):
-        return cached
-    log(f"preprocessing {path} (once; kept in {cached})")
-    try:
-        log(preprocess(splits, cached, options, log).cleaning.table())
-    except OSError:
-        if not store.is_data_directory(cached):  # otherwise another process finished first
-            raise
-    return cached
 
+    def build(folder: Path, place: Path) -> None:
+        log(f"preprocessing {path} (once; kept in {place})")
+        log(preprocess(splits, folder, options, log).cleaning.table())
 
-def _fingerprint(splits: dict[str, list[Bitext]], options: PreprocessOptions) -> str:
-    """Return a digest of the files to read (path, size, time), the options and the preprocessing rules."""
-    named = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
-    for path in [*options.tokenizers.values(), *options.exclude]:
-        named += [Path(path), *(file for file in Path(path).rglob("*") if file.is_file())]
-    files = []
-    for file in sorted(set(named)):
-        if not file.exists():
-            raise UserError("no such file", path=file, cure="check the name")
-        files.append((str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns))
+    read = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
+    read += files_in([*options.tokenizers.values(), *options.exclude])
     pairs = {split: [(b.languages, b.paths, b.columns) for b in bitexts] for split, bitexts in splits.items()}
-    facts = json.dumps([_RULES_VERSION, store.SCHEMA, files, pairs, asdict(options)])
-    return hashlib.sha256(facts.encode()).hexdigest()[:24]
+    return build_cached("preprocessed", store.PAIRS, [_RULES_VERSION, pairs, asdict(options)], read, build)
 
 
 class _Run:
     """The steps of one preprocessing run, in the order in which ``preprocess`` calls them."""
 
-    def __init__(self, options: PreprocessOptions, work: Path, output: Path, log: Log, progress: bool) -> None:
-        self.options, self.work, self.output = options, work, output
+    def __init__(self, options: PreprocessOptions, output: Path, log: Log, progress: bool) -> None:
+        self.options, self.output, self.work = options, output, output / "work"
         self.log, self.progress = log, progress
         self.report, self.notes = CleaningReport(), list[str]()
+
+    def __call__(self, splits: dict[str, list[Bitext]]) -> dict[str, Any]:
+        """Take all steps and return the manifest."""
+        given = load_tokenizers(self.options.tokenizers, partial=True) if self.options.tokenizers else {}
+        self.work.mkdir()
+        spools = self.read(splits)
+        self.choose(spools)
+        tokenizers = self.make_tokenizers(spools["train"], given)
+        facts = self.write(spools, tokenizers)
+        shutil.rmtree(self.work)
+        size = max(tokenizer.vocabulary_size for tokenizer in tokenizers.values())
+        return store.write_manifest(self.output, store.PAIRS, size, facts)
 
     def read(self, splits: dict[str, list[Bitext]]) -> dict[str, list[Spool]]:
         """Clean every corpus into a spool. Validation and test come first; training text is compared with them."""
@@ -217,7 +188,7 @@ class _Run:
         if name in self.report.counts:
             name += f" ({len(self.report.counts)})"
         corpus = Spool(name, bitext, self.work / str(len(self.report.counts)))
-        with _Progress(f"reading {name}", self.progress) as progress:
+        with Counter("pairs", f"reading {name}", shown=self.progress) as progress:
             spool.fill(corpus, filters, self.report, progress.update)
         return corpus
 
@@ -258,22 +229,20 @@ class _Run:
         lacking = [side for side in SIDES if side not in given and SHARED not in given]
         if not lacking:
             return given
-        sides = [SIDES.index(side) for side in lacking]
-        counts: Counter[str] = Counter()
-        for corpus in train:
-            for side in sides:
-                counts[corpus.bitext.languages[side]] += self.report.counts[corpus.name]["kept"]
-        of = "" if len(lacking) > 1 else f" of the {lacking[0]} side"
-        self.log(f"training a SentencePiece vocabulary{of} of {self.options.vocabulary_size:,} pieces")
-        longest = max(corpus.characters / (2 * corpus.rows) for corpus in train if corpus.rows)
-        maximum = min(int(_TOKENIZER_CHARACTERS / longest), _TOKENIZER_SENTENCES)
-        exponent = self.options.sampling_exponent
-        sentences = sample_for_tokenizer(_texts(train, sides), counts, exponent=exponent, maximum=maximum)
-        name, place = (SHARED, directory) if len(lacking) > 1 else (lacking[0], directory / lacking[0])
-        return {**given, name: train_tokenizer(sentences, self.options.vocabulary_size, place)}
+        sides, several = [SIDES.index(side) for side in lacking], len(lacking) > 1
+        name, place = (SHARED, directory) if several else (lacking[0], directory / lacking[0])
+        tokenizer = train_vocabulary(
+            lambda: _texts(train, sides),
+            self.options.vocabulary_size,
+            place,
+            self.log,
+            exponent=self.options.sampling_exponent,
+            side=None if several else lacking[0],
+        )
+        return {**given, name: tokenizer}
 
     def write(self, spools: dict[str, list[Spool]], tokenizers: Tokenizers) -> dict[str, Any]:
-        """Tokenise every split, then write the hashes of the training sentences and, last, the manifest."""
+        """Tokenise every split and write the hashes of the training sentences; return the facts for the manifest."""
         sources = {"train": (spools["train"], KEPT), "valid": (spools["valid"], KEPT), "test": (spools["test"], KEPT)}
         if not spools["valid"]:
             sources["valid"] = (spools["train"], HELD_OUT)
@@ -281,32 +250,19 @@ class _Run:
         splits: dict[str, list[dict[str, Any]]] = {}
         for split, (corpora, mark) in sources.items():
             for languages, some in _by_pair(corpora).items():
-                with _Progress(f"tokenising {split} {'-'.join(languages)}", self.progress) as progress:
+                with Counter("pairs", f"tokenising {split} {'-'.join(languages)}", shown=self.progress) as progress:
                     row = self._write_pair(split, languages, some, mark, tokenizers, training, progress)
                 if row["rows"]:
                     splits.setdefault(split, []).append(row)
         np.save(self.output / store.TRAINING_HASHES_FILE, training.to_array(), allow_pickle=False)
-        files = sorted(file for file in self.output.rglob("*") if file.is_file())
-        manifest = {
-            "format": store.FORMAT,
-            "schema": store.SCHEMA,
+        return {
             "languages": sorted({code for rows in splits.values() for row in rows for code in row["languages"]}),
             "splits": splits,
             "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
             "options": asdict(self.options),
             "corpora": [{"split": split, **asdict(corpus.bitext)} for split in spools for corpus in spools[split]],
             "cleaning": self.report.as_dict(),
-            "files": {
-                file.relative_to(self.output).as_posix(): {
-                    "bytes": file.stat().st_size,
-                    "sha256": sha256_of(file),
-                }
-                for file in files
-            },
         }
-        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-        (self.output / store.MANIFEST_FILE).write_text(text, encoding="utf-8")
-        return manifest
 
     def _write_pair(
         self,
@@ -316,7 +272,7 @@ class _Run:
         mark: int,
         tokenizers: Tokenizers,
         training: HashSet,
-        progress: _Progress,
+        progress: Counter,
     ) -> dict[str, Any]:
         stems = [store.column_stem(split, languages, language) for language in languages]
         size = max(tokenizer.vocabulary_size for tokenizer in tokenizers.values())
@@ -335,8 +291,7 @@ class _Run:
                         training.add(hashes.ravel())
                     progress.update(len(sources))
         tokens = {languages[0]: source.tokens, languages[1]: target.tokens}
-        dtype = store.token_dtype(size).str
-        return {"languages": list(languages), "rows": source.rows, "tokens": tokens, "dtype": dtype}
+        return {"languages": list(languages), "rows": source.rows, "tokens": tokens}
 
 
 def _by_pair(spools: Iterable[Spool]) -> dict[tuple[str, str], list[Spool]]:
@@ -351,25 +306,3 @@ def _texts(spools: list[Spool], sides: list[int]) -> Iterator[tuple[str, str]]:
         for sources, targets, _ in corpus.pairs(KEPT):
             for side in sides:
                 yield from ((corpus.bitext.languages[side], text) for text in (sources, targets)[side])
-
-
-class _Progress:
-    """Progress on stderr, in pairs: a bar on a terminal, otherwise one line every 15 seconds."""
-
-    def __init__(self, what: str, shown: bool) -> None:
-        self._what, self._count, self._said = what, 0, time.monotonic()
-        self._lines = shown and not sys.stderr.isatty()
-        self._bar = tqdm(desc=what, unit=" pairs", unit_scale=True, leave=False, disable=not shown or self._lines)
-
-    def update(self, pairs: int) -> None:
-        self._bar.update(pairs)
-        self._count += pairs
-        if self._lines and time.monotonic() - self._said > _SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
-            print(f"{self._what}: {self._count:,} pairs", file=sys.stderr, flush=True)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()

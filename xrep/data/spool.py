@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from xrep.hashing import scramble
 from xrep.text.cleaning import NO_KEY, CleaningReport, HashSet, pair_hashes, sentence_hash, template_hash
 from xrep.text.readers import Bitext, read_pairs
 
@@ -28,14 +29,12 @@ class Spool:
         stem: Path prefix of the files ``{stem}.text`` (``source<TAB>target`` lines), ``.hashes``, ``.templates`` and
             ``.marks``.
         rows: Number of pairs.
-        characters: Number of characters of both sides of all pairs.
     """
 
     name: str
     bitext: Bitext
     stem: Path
     rows: int = 0
-    characters: int = 0
 
     @property
     def hashes(self) -> np.ndarray:
@@ -118,7 +117,6 @@ def fill(spool: Spool, filters: Filters, report: CleaningReport, advance: Callab
             template_file.write(np.array([template_hash(target) for _, target in kept], dtype=np.uint64).tobytes())
             mark_file.write(bytes([KEPT]) * len(kept))
             spool.rows += len(kept)
-            spool.characters += sum(len(source) + len(target) for source, target in kept)
             advance(len(chunk))
 
 
@@ -213,11 +211,3 @@ def sample(spool: Spool, maximum: int, seed: int) -> int:
         priority = scramble(np.arange(block.start, block.stop, dtype=np.uint64), seed)
         marks[(marks == KEPT) & (priority > best[-1])] = DROPPED
     return kept - maximum
-
-
-def scramble(values: np.ndarray, seed: int) -> np.ndarray:
-    """Map 64-bit values to pseudo-random ones, one-to-one, by splitmix64 (Steele et al. 2014): uint64 [N] -> [N]."""
-    mixed = values + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))

@@ -1,15 +1,16 @@
-"""The data directory that ``xrep-preprocess`` writes: tokenised parallel text, read through memory maps.
+"""Directories of tokenised text, read through memory maps, and the data directory that ``xrep-preprocess`` writes.
 
-Layout of a data directory::
+Every directory of tokenised text has these files besides those of its sentences::
 
-    manifest.json                                schema version, splits, counts, options, sha256 of every file
-    tokenizer/                                   see xrep.text.sides
-    {split}.{xx}-{yy}.{lang}.tokens              uint16 or uint32, little-endian, sentences concatenated, no special ids
-    {split}.{xx}-{yy}.{lang}.offsets             int64 [n + 1], in tokens
-    {split}.{xx}-{yy}.hashes                     uint64 [n, 2], xrep.text.cleaning.sentence_hash of both sides
-    training_hashes.npy                          uint64, sorted, distinct: every training sentence of either side
+    manifest.json               format, schema version, type of the tokens, size and sha256 of every other file
+    tokenizer/                  see xrep.text.sides
+    training_hashes.npy         uint64, sorted, distinct: xrep.text.cleaning.sentence_hash of every training sentence
+    {column}.tokens             uint16 or uint32, little-endian, sentences concatenated, without special ids
+    {column}.offsets            int64 [n + 1], in tokens
 
-Sentence i of the source translates sentence i of the target. Only the files grow with the corpus, not the memory used.
+The columns of a data directory are ``{split}.{xx}-{yy}.{lang}``; sentence i of the source translates sentence i of the
+target. ``{split}.{xx}-{yy}.hashes`` has the hashes of both sides, uint64 [n, 2]. Only the files grow with the corpus,
+not the memory used.
 """
 
 from __future__ import annotations
@@ -20,19 +21,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import sha256_of
+from xrep.files import digests_of, sha256_of, write_json
 from xrep.text.sides import Tokenizers, open_tokenizers
 
-FORMAT, SCHEMA = "xrep-data", 2
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 TRAINING_HASHES_FILE = "training_hashes.npy"
-_AGAIN = "run xrep-preprocess again"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of directory: what its manifest says, and what the user can do if a directory is damaged."""
+
+    format: str
+    schema: int
+    """Version of the files and of the rules that write them."""
+    cure: str
+
+
+PAIRS = Kind("xrep-data", 3, "run xrep-preprocess again")
 
 
 class TokenColumn:
@@ -89,37 +101,38 @@ class PairSplit:
         return len(self.source)
 
 
-class DataDirectory:
-    """A data directory opened for reading.
+_Directory = TypeVar("_Directory", bound="TokenDirectory")
 
-    Attributes: ``path``, ``manifest`` (the parsed JSON), ``splits`` (``{"train": [PairSplit, ...], ...}``),
-    ``tokenizers``, ``training_hashes_path``.
+
+class TokenDirectory:
+    """A directory of tokenised text, opened for reading.
+
+    The manifest and the size of every file are checked.
+
+    Raises:
+        UserError: This is not a directory of this kind or has another schema, a file is missing or has another size
+            (for example because a copy is incomplete), or the tokenizer is not the one that made the tokens.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any], splits: dict[str, list[PairSplit]]) -> None:
-        self.path, self.manifest, self.splits = path, manifest, splits
+    kind: Kind
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.manifest = path, read_manifest(path, self.kind)
         self.training_hashes_path = path / TRAINING_HASHES_FILE
+        try:
+            self._dtype = np.dtype(self.manifest["dtype"])
+            for name, expected in self.manifest["files"].items():
+                self._check_file(name, expected["bytes"], expected["sha256"])
+            self._open_splits()
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _foreign(path, f"lacks {error}", self.kind.cure) from None
 
     @classmethod
-    def open(cls, path: str | Path) -> DataDirectory:
-        """Map the files of a data directory, after checking the manifest and the size of every file.
+    def open(cls: type[_Directory], path: str | Path) -> _Directory:
+        return cls(Path(path))
 
-        Raises:
-            UserError: This is not a data directory or has another schema, a file is missing or has another size (for
-                example because a copy is incomplete), or the tokenizer is not the one that made the tokens.
-        """
-        path = Path(path)
-        manifest = read_manifest(path)
-        try:
-            for name, expected in manifest["files"].items():
-                _check_size(path / name, expected["bytes"])
-            rows = manifest["splits"].items()
-            splits = {split: [_map_pair(path, split, pair) for pair in pairs] for split, pairs in rows}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise _foreign(path, f"lacks {error}") from None
-        directory = cls(path, manifest, splits)
-        directory._check_tokenizer()
-        return directory
+    def _open_splits(self) -> None:
+        raise NotImplementedError
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -128,14 +141,52 @@ class DataDirectory:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest that changes if any byte of the tokens, the vocabulary or the hashes changes."""
+        """Hex digest that changes if any byte of a file changes."""
         files = {name: file["sha256"] for name, file in self.manifest["files"].items()}
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
-    def _check_tokenizer(self) -> None:
-        for name, expected in self.manifest["files"].items():
-            if name.startswith(f"{TOKENIZER_DIRECTORY}/") and sha256_of(self.path / name) != expected["sha256"]:
-                raise UserError("not the tokenizer that made these tokens", path=self.path / name, cure=_AGAIN)
+    def _array(self, name: str, dtype: np.dtype | str, columns: int = 0) -> np.ndarray:
+        """Map a file: an array [n] or, with ``columns``, [n, columns]."""
+        if self.manifest["files"][name]["bytes"] == 0:
+            array = np.empty(0, dtype)  # an empty file cannot be mapped
+        else:
+            # Slicing a plain array view of the map takes an eighth of the time that slicing np.memmap takes.
+            array = np.asarray(np.memmap(self.path / name, dtype, mode="r"))
+        return array.reshape(-1, columns) if columns else array
+
+    def _column(self, stem: str) -> TokenColumn:
+        column = TokenColumn(self._array(f"{stem}.tokens", self._dtype), self._array(f"{stem}.offsets", "<i8"))
+        if not len(column.offsets) or column.offsets[0] != 0 or column.offsets[-1] != len(column.tokens):
+            raise UserError("offsets do not fit the tokens", path=self.path / f"{stem}.offsets", cure=self.kind.cure)
+        return column
+
+    def _check_file(self, name: str, expected: int, digest: str) -> None:
+        file = self.path / name
+        try:
+            size = file.stat().st_size
+        except FileNotFoundError:
+            raise UserError("missing file of a data directory", path=file, cure=self.kind.cure) from None
+        if size != expected:
+            problem = f"{size} bytes, but the manifest says {expected}"
+            raise UserError(problem, path=file, cure=f"copy it again or {self.kind.cure}")
+        if name.startswith(f"{TOKENIZER_DIRECTORY}/") and sha256_of(file) != digest:
+            raise UserError("not the tokenizer that made these tokens", path=file, cure=self.kind.cure)
+
+
+class DataDirectory(TokenDirectory):
+    """A data directory opened for reading. ``splits`` is ``{"train": [PairSplit, ...], ...}``."""
+
+    kind = PAIRS
+
+    def _open_splits(self) -> None:
+        self.splits = {
+            split: [self._pair(split, (row["languages"][0], row["languages"][1])) for row in rows]
+            for split, rows in self.manifest["splits"].items()
+        }
+
+    def _pair(self, split: str, languages: tuple[str, str]) -> PairSplit:
+        source, target = (self._column(column_stem(split, languages, language)) for language in languages)
+        return PairSplit(languages, source, target, self._array(hashes_name(split, languages), "<u8", columns=2))
 
 
 def is_data_directory(path: str | Path) -> bool:
@@ -143,19 +194,32 @@ def is_data_directory(path: str | Path) -> bool:
     return (Path(path) / MANIFEST_FILE).is_file()
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a data directory. Raises UserError if there is none or it has another schema."""
+def read_manifest(path: Path, kind: Kind) -> dict[str, Any]:
+    """Return the manifest of a directory. Raises UserError if there is none or it has another schema."""
     file = path / MANIFEST_FILE
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError("not a data directory (no manifest.json)", path=path, cure="see xrep-preprocess") from None
     except ValueError:
-        raise _foreign(path, "is no JSON") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise _foreign(path, "is not of an xrep data directory")
-    if manifest.get("schema") != SCHEMA:
-        raise UserError(f"data schema {manifest.get('schema')}, but this xrep reads {SCHEMA}", path=file, cure=_AGAIN)
+        raise _foreign(path, "is no JSON", kind.cure) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != kind.format:
+        raise _foreign(path, "is not of an xrep data directory", kind.cure)
+    if manifest.get("schema") != kind.schema:
+        problem = f"data schema {manifest.get('schema')}, but this xrep reads {kind.schema}"
+        raise UserError(problem, path=file, cure=kind.cure)
+    return manifest
+
+
+def write_manifest(directory: Path, kind: Kind, vocabulary_size: int, facts: dict[str, Any]) -> dict[str, Any]:
+    """Write the manifest of a directory, which has all other files already; return it."""
+    files = {
+        name: {"bytes": (directory / name).stat().st_size, "sha256": digest}
+        for name, digest in digests_of(directory).items()
+    }
+    dtype = token_dtype(vocabulary_size).str
+    manifest = {"format": kind.format, "schema": kind.schema, "dtype": dtype, **facts, "files": files}
+    write_json(directory / MANIFEST_FILE, manifest)
     return manifest
 
 
@@ -205,37 +269,5 @@ class ColumnWriter:
         self._offsets_file.close()
 
 
-def _map_pair(path: Path, split: str, row: dict[str, Any]) -> PairSplit:
-    languages = (row["languages"][0], row["languages"][1])
-    rows, dtype = row["rows"], np.dtype(row["dtype"])
-    columns = []
-    for language in languages:
-        stem, total = column_stem(split, languages, language), row["tokens"][language]
-        offsets = _map(path / f"{stem}.offsets", np.dtype("<i8"), (rows + 1,))
-        if offsets[0] != 0 or offsets[-1] != total:
-            raise UserError("offsets do not fit the tokens", path=path / f"{stem}.offsets", cure=_AGAIN)
-        columns.append(TokenColumn(_map(path / f"{stem}.tokens", dtype, (total,)), offsets))
-    hashes = _map(path / hashes_name(split, languages), np.dtype("<u8"), (rows, 2))
-    return PairSplit(languages, columns[0], columns[1], hashes)
-
-
-def _map(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    size = int(np.prod(shape))
-    _check_size(path, size * dtype.itemsize)
-    if size == 0:
-        return np.empty(shape, dtype)  # an empty file cannot be mapped
-    # Slicing a plain array view of the map takes an eighth of the time that slicing np.memmap takes.
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=shape))
-
-
-def _check_size(path: Path, expected: int) -> None:
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise UserError("missing file of a data directory", path=path, cure=_AGAIN) from None
-    if size != expected:
-        raise UserError(f"{size} bytes, but the manifest says {expected}", path=path, cure=f"copy it again or {_AGAIN}")
-
-
-def _foreign(path: Path, why: str) -> UserError:
-    return UserError(f"the manifest {why}", path=path / MANIFEST_FILE, cure="give a folder made by xrep-preprocess")
+def _foreign(path: Path, why: str, cure: str) -> UserError:
+    return UserError(f"the manifest {why}", path=path / MANIFEST_FILE, cure=cure)

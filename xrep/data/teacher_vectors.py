@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.text.cleaning import sentence_hashes
+from xrep.hashing import find_sorted
+from xrep.retrieval.vectors import open_vectors
+from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.readers import read_lines
 
 _LAYOUT = "give --teacher-vectors an array [N, D] of floats (.npy), a row for each line of --teacher-text"
@@ -17,7 +19,8 @@ class TeacherVectors:
     """Vectors from a file: row i of ``vectors`` belongs to line i of ``text``.
 
     Sentences are looked up by the same hash that training data stores. Lines that differ only in case or punctuation
-    therefore count as one sentence, which gets the vector of the first of these lines.
+    therefore count as one sentence, which gets the vector of the first of these lines. Sentences without words have no
+    such hash, and so no vector.
 
     Args:
         vectors: Path of a ``.npy`` file of floats [N, D], which is mapped into memory.
@@ -29,13 +32,13 @@ class TeacherVectors:
 
     def __init__(self, vectors: str | Path, text: str | Path) -> None:
         self.path, self.text = Path(vectors), Path(text)
-        self._rows = _open(self.path)
+        self._rows = open_vectors(self.path, cure=_LAYOUT)
         self.width: int = self._rows.shape[1]
-        hashes = sentence_hashes(line for _, line in read_lines(self.text)).view(np.int64)
+        hashes = sentence_hashes(line for _, line in read_lines(self.text))
         if len(hashes) != len(self._rows):
             problem = f"{len(self._rows)} vectors, but {self.text} has {len(hashes)} lines"
             raise UserError(problem, path=self.path, cure=_LAYOUT)
-        self._hashes, self._first = np.unique(hashes, return_index=True)
+        self._hashes, self._first = np.unique(hashes.view(np.int64), return_index=True)
 
     def rows(self, hashes: np.ndarray) -> np.ndarray:
         """Return the row of the vector of each sentence, int64 [N], given the sentences' hashes, int64 [N].
@@ -43,12 +46,14 @@ class TeacherVectors:
         Raises:
             UserError: A sentence has no vector.
         """
-        spots = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-        missing = int((self._hashes[spots] != hashes).sum())
-        if missing:
+        if wordless := np.count_nonzero(hashes == NO_KEY):
+            problem = f"{wordless} of {len(hashes)} training pairs have a source sentence without words"
+            raise UserError(problem, path=self.text, cure="remove these pairs; such lines cannot be told apart")
+        places = find_sorted(self._hashes, hashes)
+        if missing := np.count_nonzero(places < 0):
             problem = f"lacks the source sentences of {missing} of {len(hashes)} training pairs"
             raise UserError(problem, path=self.text, cure="add them, and their vectors")
-        return self._first[spots]
+        return self._first[places]
 
     def read(self, hashes: np.ndarray) -> np.ndarray:
         """Return the vectors of the sentences with these hashes (int64 [N]), float32 [N, D].
@@ -63,16 +68,3 @@ class TeacherVectors:
             problem = f"the vector of line {int(rows[~finite][0]) + 1} is not finite"
             raise UserError(problem, path=self.path, cure="check the system that made it")
         return vectors
-
-
-def _open(path: Path) -> np.ndarray:
-    try:
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError("no such file", path=path, cure=_LAYOUT) from None
-    except (ValueError, EOFError, OSError):
-        raise UserError("not a file of vectors", path=path, cure=_LAYOUT) from None
-    is_array = isinstance(vectors, np.ndarray) and vectors.ndim == 2 and np.issubdtype(vectors.dtype, np.floating)
-    if not is_array or not len(vectors):
-        raise UserError("not an array [N, D] of floats", path=path, cure=_LAYOUT)
-    return vectors

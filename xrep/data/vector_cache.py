@@ -15,12 +15,13 @@ machine lost power.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import itertools
 import json
+import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -28,7 +29,8 @@ from torch import Tensor
 
 from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
-from xrep.files import naming, write_aside
+from xrep.files import naming, try_lock
+from xrep.hashing import GOLDEN, find_sorted, mix
 
 FORMAT, SCHEMA = "xrep-vectors", 1
 MANIFEST = "cache.json"
@@ -56,7 +58,7 @@ class VectorCache:
     def __init__(self, directory: str | Path, width: int, fingerprint: str) -> None:
         self.directory, self.width = Path(directory), width
         self._shards: dict[int, _Shard] = {}
-        self._own: _Writer | None = None
+        self._own: int | None = None
         self._keys, self._places = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._recent: dict[int, int] = {}
         self._open({"format": FORMAT, "schema": SCHEMA, "width": width, "fingerprint": fingerprint})
@@ -95,53 +97,50 @@ class VectorCache:
         """
         if self._own is None:
             self._own = self._take()
-        first = self._own.shard.count
-        self._own.append(keys, np.ascontiguousarray(vectors, _FLOAT))
-        self._note(keys, (self._own.number << _SHARD) + first + np.arange(len(keys)))
+        shard = self._shards[self._own]
+        first = shard.count
+        shard.append(keys, np.ascontiguousarray(vectors, _FLOAT))
+        self._note(keys, (self._own << _SHARD) + first + np.arange(len(keys)))
 
     def _open(self, facts: dict[str, object]) -> None:
         path = self.directory / MANIFEST
         if not path.exists():
-            if self.directory.exists() and (not self.directory.is_dir() or any(self.directory.iterdir())):
+            with naming(self.directory), suppress(FileExistsError):
+                self.directory.mkdir(parents=True)
+            # Another process may be at this point, too, so hidden files do not count, and its manifest may appear now.
+            others = not self.directory.is_dir() or any(file.name[0] != "." for file in self.directory.iterdir())
+            if others and not path.exists():
                 problem = "holds something else than cached vectors"
                 raise UserError(problem, path=self.directory, cure="name another --cache-source directory")
-            with naming(self.directory):
-                self.directory.mkdir(parents=True, exist_ok=True)
-            with write_aside(path) as aside:
+            with naming(path), tempfile.TemporaryDirectory(prefix=".", dir=self.directory) as folder:
+                aside = Path(folder) / MANIFEST
                 aside.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+                with suppress(FileExistsError):  # the manifest of the fastest process stays
+                    os.link(aside, path)
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            stored = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
-            found = None
-        if found != facts:
+            stored = None
+        if stored != facts:
             problem = "holds vectors of another encoder, or of another version of xrep"
             cure = "name another --cache-source directory, or remove this one"
             raise UserError(problem, path=self.directory, cure=cure)
 
-    def _take(self) -> _Writer:
-        """Lock the first pair of files that no other process writes to."""
+    def _take(self) -> int:
+        """Lock the first pair of files that no other process writes to, and return its number."""
         for number in itertools.count():
-            path = self.directory / f"{number:05d}"
-            file = path.with_suffix(".index").open("ab")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.close()
-                continue
-            except OSError:
-                problem = "this file system has no locks"
-                raise UserError(problem, path=self.directory, cure="name a --cache-source on another one") from None
-            shard = self._shards.setdefault(number, _Shard(path, self.width))
-            writer = _Writer(number, shard, file)
-            self._note_new(number)
-            return writer
+            shard = self._shards.get(number) or _Shard(self.directory / f"{number:05d}", self.width)
+            if shard.take():
+                self._shards[number] = shard
+                self._note_new(number)
+                return number
         raise AssertionError
 
     def _read_others(self) -> None:
         for path in self.directory.glob("*.index"):
             self._shards.setdefault(int(path.stem), _Shard(path.with_suffix(""), self.width))
         for number in self._shards:
-            if self._own is None or number != self._own.number:
+            if number != self._own:
                 self._note_new(number)
 
     def _note_new(self, number: int) -> None:
@@ -163,8 +162,8 @@ class VectorCache:
     def _look_up(self, keys: np.ndarray) -> np.ndarray:
         places = np.full(len(keys), -1, np.int64)
         if len(self._keys):
-            spots = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-            places = np.where(self._keys[spots] == keys, self._places[spots], places)
+            spots = find_sorted(self._keys, keys)
+            places = np.where(spots >= 0, self._places[spots], -1)
         if self._recent:
             missing = np.flatnonzero(places < 0)
             places[missing] = [self._recent.get(key, -1) for key in keys[missing].tolist()]
@@ -172,7 +171,7 @@ class VectorCache:
 
 
 class _Shard:
-    """A pair of files, read through memory maps; ``path`` is their path without the suffix."""
+    """A pair of files, read through memory maps and written to by one process; ``path`` lacks their suffixes."""
 
     def __init__(self, path: Path, width: int) -> None:
         self.vectors, self.index = path.with_suffix(".vectors"), path.with_suffix(".index")
@@ -205,28 +204,33 @@ class _Shard:
             raise UserError(problem, path=self.vectors, cure=f"remove {self.vectors.parent}, to be made anew")
         return vectors
 
-
-class _Writer:
-    """Writer that appends to a pair of files; it holds their lock as long as ``index`` is open."""
-
-    def __init__(self, number: int, shard: _Shard, index: BinaryIO) -> None:
-        self.number, self.shard, self._index = number, shard, index
-        self._vectors = shard.vectors.open("ab")
-        whole = shard.whole()
-        self._vectors.truncate(whole * shard.width * _FLOAT.itemsize)
-        self._index.truncate(whole * _ENTRY.itemsize)
+    def take(self) -> bool:
+        """Lock the files for writing and cut off incomplete rows; return False if another process writes to them."""
+        self._index_file = self.index.open("ab")
+        try:
+            if not try_lock(self._index_file):
+                return False
+        except OSError:
+            cure = "name a --cache-source on another one"
+            raise UserError("this file system has no locks", path=self.index.parent, cure=cure) from None
+        self._vectors_file = self.vectors.open("ab")
+        whole = self.whole()
+        self._vectors_file.truncate(whole * self.width * _FLOAT.itemsize)
+        self._index_file.truncate(whole * _ENTRY.itemsize)
+        return True
 
     def append(self, keys: np.ndarray, vectors: np.ndarray) -> None:
+        """Write rows to the files, which ``take`` has locked."""
         entries = np.empty(len(keys), _ENTRY)
         entries["key"], entries["check"] = keys, _checksum(vectors)
         for path, file, data in (
-            (self.shard.vectors, self._vectors, vectors),
-            (self.shard.index, self._index, entries),
+            (self.vectors, self._vectors_file, vectors),
+            (self.index, self._index_file, entries),
         ):
             with naming(path):
                 file.write(data.tobytes())
                 file.flush()
-        self.shard.count += len(keys)
+        self.count += len(keys)
 
 
 def _checksum(vectors: np.ndarray) -> np.ndarray:
@@ -247,7 +251,4 @@ def token_keys(batch: TokenBatch) -> Tensor:
 @functools.lru_cache
 def _factors(count: int) -> np.ndarray:
     """Return pseudo-random numbers from splitmix64, int64 [count], which are the same on every machine."""
-    z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (z ^ (z >> np.uint64(31))).view(np.int64)
+    return mix(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)).view(np.int64)

@@ -26,7 +26,6 @@ import functools
 import hashlib
 import importlib.util
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,20 +36,14 @@ import torch.nn.functional as F
 
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import DataType, SentenceEncoder
-from xrep.text.languages import canonical
+from xrep.text.languages import canonical, count_english_words
 
 if TYPE_CHECKING:
     from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
 
 ChooseLanguage = Callable[[Sequence[str], Sequence[str]], str]
 """Function (texts, languages of the subset) -> the language of the texts."""
-# English words that are rare in all other languages. In the translations of one program into 60 languages they were 11%
-# of the English words and at most 0.1% of the words of any other language.
-_ENGLISH = frozenset(
-    "the and that this these those with from have has had are were been would could should which what when where there "
-    "their they them you your his she its because about if".split()
-)
-_ENGLISH_RATE, _OTHER_RATE, _ENOUGH_WORDS = 0.03, 0.01, 20
+_ENGLISH_SHARE, _OTHER_SHARE, _ENOUGH_WORDS = 0.03, 0.01, 20
 
 
 class MtebEncoder:
@@ -182,11 +175,10 @@ def _languages(task_metadata: Any, hf_subset: str) -> list[str]:
 
 def _is_english(texts: Sequence[str]) -> bool | None:
     """Return whether texts, all in one language, are English; None if this cannot be decided."""
-    words = [word for text in texts for word in re.findall(r"[^\W\d_]+", text.lower())]
-    rate = sum(word in _ENGLISH for word in words) / max(1, len(words))
-    if rate >= _ENGLISH_RATE:
+    english, words = count_english_words(texts)
+    if words and english >= _ENGLISH_SHARE * words:
         return True
-    return False if rate <= _OTHER_RATE and len(words) >= _ENOUGH_WORDS else None
+    return False if english <= _OTHER_SHARE * words and words >= _ENOUGH_WORDS else None
 
 
 def _unit(vectors: Any) -> torch.Tensor:

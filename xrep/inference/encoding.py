@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import hashlib
 import io
 import itertools
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from xrep.errors import UserError
-from xrep.files import naming, write_aside
+from xrep.files import naming, try_lock, write_json
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.progress import Counter
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
@@ -31,7 +30,6 @@ every run, so that a resumed run writes the same bytes as an uninterrupted one."
 CHUNK_CHARACTERS = 8_000_000
 """Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
 _HEADER_BYTES = 128
-_SECONDS_BETWEEN_LINES = 15.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,9 @@ def encode_file(
     with _Writer(target, facts, np.dtype(dtype)) as writer:
         writer.resume(lines)
         resumed = writer.lines
-        with _Progress(resumed, None if last is None else last - first, show_progress) as progress:
+        with Counter(
+            "lines", done=resumed, total=None if last is None else last - first, shown=show_progress
+        ) as progress:
             for chunk in _chunks(lines):
                 vectors = encoder.encode(chunk, lang, batch_tokens=batch_tokens, normalize=normalize)
                 writer.append(chunk, _converted(vectors, writer.dtype, file, first + writer.lines))
@@ -195,8 +195,7 @@ class _Writer:
             self._flush()
         self._count(iter(chunk))
         state = {"facts": self.facts, "lines": self.lines, "sha256": self._digest.hexdigest()}
-        with write_aside(self.journal) as aside:
-            aside.write_text(json.dumps(state), encoding="utf-8")
+        write_json(self.journal, state)
 
     def finish(self) -> None:
         """Write the header with the final number of lines, and rename the file to its final name."""
@@ -214,13 +213,10 @@ class _Writer:
 
     def _lock(self) -> None:
         """Lock the file; the lock is released when the file is closed, even if the process is killed."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            cure = "wait for it, or write elsewhere"
-            raise UserError("another process is writing this file", path=self.partial, cure=cure) from None
-        except OSError:
-            pass  # Some network file systems do not support locks.
+        with suppress(OSError):  # Some network file systems do not support locks.
+            if not try_lock(self._file):
+                cure = "wait for it, or write elsewhere"
+                raise UserError("another process is writing this file", path=self.partial, cure=cure)
 
     def _write_header(self) -> None:
         self._file.seek(0)
@@ -267,29 +263,3 @@ def _header(lines: int, size: int, dtype: np.dtype) -> bytes:
     header = buffer.getvalue()
     assert len(header) == _HEADER_BYTES
     return header
-
-
-class _Progress:
-    """Progress in lines on stderr: a bar on a terminal, otherwise a line of text every 15 seconds."""
-
-    def __init__(self, done: int, total: int | None, shown: bool) -> None:
-        self._start, self._done, self._said = done, done, time.monotonic()
-        self._began = self._said
-        self._spoken = shown and not sys.stderr.isatty()
-        bar = shown and sys.stderr.isatty()
-        self._bar = tqdm(initial=done, total=total, unit=" lines", unit_scale=True, disable=not bar)
-
-    def update(self, lines: int) -> None:
-        self._bar.update(lines)
-        self._done += lines
-        now = time.monotonic()
-        if self._spoken and now - self._said > _SECONDS_BETWEEN_LINES:
-            self._said = now
-            speed = (self._done - self._start) / (now - self._began)
-            print(f"{self._done:,} lines, {speed:,.0f} a second", file=sys.stderr, flush=True)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,15 +18,16 @@ import numpy as np
 
 import xrep
 from xrep.errors import UserError
-from xrep.files import write_aside
+from xrep.files import try_lock, write_aside, write_json
+from xrep.hashing import hash_bytes
 from xrep.inference.encoding import encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.retrieval.candidates import Candidates, Retrieval, choose, first_of_each
 from xrep.retrieval.ivf import IvfOptions, search_ivf
 from xrep.retrieval.margins import Margin, check_neighbours
 from xrep.retrieval.neighbours import Neighbours
-from xrep.retrieval.search import Found, Progress, Side, load_found, merge, search_flat
-from xrep.retrieval.vectors import VectorFile, key
+from xrep.retrieval.search import SearchState, Side, load_neighbours, merge, search_flat
+from xrep.retrieval.vectors import VectorFile
 from xrep.text.readers import read_lines
 
 Index = Literal["flat", "ivf", "ivf-pq"]
@@ -112,7 +112,7 @@ class _Lines:
                 digest.update(data + b"\n")
                 file.write(data)
                 self._starts.append(self._starts[-1] + len(data))
-                keys.append(key(data))
+                keys.append(hash_bytes(data))
         self.keys, self.sha256 = np.frombuffer(keys, dtype=np.uint64), digest.hexdigest()
         self._file = copy.open("rb")
 
@@ -141,7 +141,7 @@ def mine(
     encoder: SentenceEncoder | None = None,
     shard: tuple[int, int] | None = None,
     merged: int | None = None,
-    progress: Progress | None = None,
+    show_progress: bool = False,
 ) -> Mined:
     """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first.
 
@@ -154,7 +154,7 @@ def mine(
         shard: (i, n), with i from 1: search only the i-th of n parts of the source. The result is the folder
             ``{output}.shard-i-of-n`` and no pairs are written.
         merged: Number n of shards whose results are merged instead of searching; None searches.
-        progress: Called with the units of the search that are done and their total.
+        show_progress: Whether to show on stderr how far the search is.
 
     Raises:
         UserError: If a side is invalid, there are fewer sentences than neighbours, or there is an unfinished search or
@@ -173,15 +173,15 @@ def mine(
             facts["shard"] = list(shard)
             x = replace(x, rows=x.rows[slice(*(len(x) * (shard[0] - past) // shard[1] for past in (1, 0)))])
         if merged:
-            found = _merge_shards(output, merged, facts)
+            nearest = _merge_shards(output, merged, facts)
         else:
             _remember(work, facts)
-            found = _search(x, y, work, options, progress)
-        pairs = None if shard else _write(output, found, sides, options)
+            nearest = _search(x, y, work, options, show_progress)
+        pairs = None if shard else _write(output, nearest, sides, options)
         for opened in sides:
             if opened.lines is not None:
                 opened.lines.close()
-        _clear(work, keep=("found.npz", "facts.json") if shard else ())
+        _clear(work, keep=("neighbours.npz", "facts.json") if shard else ())
     return Mined(
         path=str(work if shard else output),
         pairs=pairs,
@@ -206,11 +206,9 @@ def _work_folder(work: Path) -> Iterator[None]:
     """Context manager that creates the folder if necessary and locks it for this process."""
     work.mkdir(exist_ok=True)
     with (work / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             cure = "wait for it, or write elsewhere"
-            raise UserError("another process is mining into this file", path=work, cure=cure) from None
+            raise UserError("another process is mining into this file", path=work, cure=cure)
         try:
             yield
         except BaseException:
@@ -273,8 +271,7 @@ def _remember(work: Path, facts: dict[str, Any]) -> None:
             problem = f"an unfinished search is there, with another {', '.join(differing)}"
             raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
         return
-    with write_aside(path) as aside:
-        aside.write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    write_json(path, facts)
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
@@ -286,22 +283,17 @@ def _read_facts(path: Path) -> dict[str, Any]:
         raise UserError("a damaged file", path=path, cure=f"remove {path.parent} to begin anew") from None
 
 
-def _search(x: Side, y: Side, work: Path, options: MiningOptions, progress: Progress | None) -> Neighbours:
-    device = options.device if options.index == "flat" else "cpu"
-    if len(x) < 1:
+def _search(x: Side, y: Side, work: Path, options: MiningOptions, show_progress: bool) -> Neighbours:
+    if not len(x):
         raise UserError("a part without sentences", cure="cut the source into fewer parts")
-    found = Found.begin(work / "found.npz", len(x), len(y), options.neighbours, device)
+    device = options.device if options.index == "flat" else "cpu"
+    state = SearchState.begin(work / "neighbours.npz", len(x), len(y), options.neighbours, device)
     if options.index == "flat":
-        search_flat(x, y, found, device=device, progress=progress)
+        search_flat(x, y, state, device=device, show_progress=show_progress)
     else:
-        search_ivf(
-            x,
-            y,
-            found,
-            IvfOptions(probes=options.probes, quantized=options.index == "ivf-pq"),
-            progress=progress,
-        )
-    return found.neighbours()
+        ivf = IvfOptions(probes=options.probes, quantized=options.index == "ivf-pq")
+        search_ivf(x, y, state, ivf, show_progress=show_progress)
+    return state.neighbours()
 
 
 def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours:
@@ -315,13 +307,13 @@ def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours
             raise UserError(f"a shard with another {', '.join(differing)}", path=folder, cure=cure)
         if (folder / "lock").exists():
             raise UserError("the search of this shard has not ended", path=folder, cure="run it to its end first")
-        parts.append(load_found(folder / "found.npz")[0])
+        parts.append(load_neighbours(folder / "neighbours.npz")[0])
     return merge(parts)
 
 
-def _write(output: Path, found: Neighbours, sides: list[_Opened], options: MiningOptions) -> int:
+def _write(output: Path, nearest: Neighbours, sides: list[_Opened], options: MiningOptions) -> int:
     """Write the pairs to ``output`` and return their number."""
-    pairs: Candidates = choose(found, options.margin, options.retrieval, one_to_one=options.one_to_one)
+    pairs: Candidates = choose(nearest, options.margin, options.retrieval, one_to_one=options.one_to_one)
     if options.threshold is not None:
         pairs = pairs.take(pairs.score >= options.threshold)
     columns = [

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +12,7 @@ import torch
 from torch import nn
 
 from xrep.errors import UserError
-from xrep.files import naming
+from xrep.files import directory_aside, naming
 from xrep.interop.pretrained import CONFIG, TYPES, tensor_names
 from xrep.interop.sentence_modules import DENSE_ACTIVATIONS, MODULES, OPTIONS, POOLING_FLAGS, PROMPTS
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
@@ -53,7 +50,8 @@ def write_huggingface(
             positions), or sentences may be longer than its positions.
         ValueError: the encoder has fewer layers than ``layers``.
     """
-    with _new_directory(directory) as aside:
+    directory = Path(directory).expanduser().resolve()
+    with naming(directory), directory_aside(directory) as aside:
         _write_encoder(aside, encoder, max_length, bos_id, eos_id, layers)
         if save_tokenizer is not None:
             save_tokenizer(aside)
@@ -101,7 +99,8 @@ def write_sentence_transformers(
     if normalize:
         chain.append(("Normalize", {}))
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-    with _new_directory(directory) as aside:
+    directory = Path(directory).expanduser().resolve()
+    with naming(directory), directory_aside(directory) as aside:
         _write_encoder(aside, encoder, max_length, bos_id, eos_id, layers)
         for number, (kind, config) in enumerate(chain, start=1):
             folder = f"{number}_{kind}"
@@ -176,23 +175,6 @@ def _config(
         "torch_dtype": "float32",
         "xrep": {"type_vocabulary_size": shape.type_vocabulary_size, "max_length": max_length},
     }
-
-
-@contextmanager
-def _new_directory(directory: str | Path) -> Iterator[Path]:
-    """Yield a folder beside ``directory``, and rename it to ``directory`` if the block raises nothing."""
-    directory = Path(directory).expanduser().resolve()
-    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
-        raise UserError("something is there already", path=directory, cure="name a new directory")
-    aside = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
-    try:
-        with naming(directory):
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            yield aside
-            os.replace(aside, directory)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:

@@ -54,7 +54,7 @@ def best_next(
     searched = logits if banned is None else logits.index_put(banned, logits.new_full((), -torch.inf))
     values, tokens = _largest(searched, min(count, logits.size(1)), apart)
     aside = torch.tensor(apart, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
-    found = _log_softmax_at(logits, torch.cat([tokens, aside], 1))
+    found = log_softmax_at(logits, torch.cat([tokens, aside], 1))
     chosen = found[:, : tokens.size(1)].masked_fill(values == -torch.inf, -torch.inf)
     return NextTokens(chosen, tokens, found[:, tokens.size(1) :])
 
@@ -88,7 +88,7 @@ def sample_next(
     place = place.clamp_(max=weights.size(1) - 1)  # it is past the last column if the weights are NaN
     token = place if tokens is None else tokens.gather(1, place)
     aside = torch.tensor(apart, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
-    found = _log_softmax_at(logits.detach(), torch.cat([token, aside], 1))
+    found = log_softmax_at(logits.detach(), torch.cat([token, aside], 1))
     return NextTokens(found[:, :1], token, found[:, 1:])
 
 
@@ -154,7 +154,7 @@ def _without(values: Tensor, tokens: Tensor, count: int, apart: Sequence[int]) -
     return values, tokens.gather(1, places)
 
 
-def _log_softmax_at(logits: Tensor, columns: Tensor) -> Tensor:
+def log_softmax_at(logits: Tensor, columns: Tensor) -> Tensor:
     """Return the log-softmax of each row at its ``columns`` [R, N]."""
     if not logits.is_cpu:
         return logits.gather(1, columns) - logits.logsumexp(1, keepdim=True)

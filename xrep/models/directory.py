@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from xrep.data.batching import TextSpec
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
-from xrep.files import naming, sha256_of
+from xrep.files import directory_aside, naming, sha256_of
 from xrep.nn.weights import save_tensors
 from xrep.registry import MODELS
 
@@ -164,19 +164,10 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
     Raises:
         OSError: The disk is full, or the directory cannot be written.
     """
-    aside = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        with naming(path):
-            aside.mkdir(parents=True)
+    with naming(path):
+        with directory_aside(path, is_current=lambda directory: False) as aside:
             _fill(aside, snapshot)
-            if path.exists():
-                shutil.rmtree(path)
-            os.replace(aside, path)
-            _flush(path.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+        _flush(path.parent)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

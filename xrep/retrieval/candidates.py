@@ -38,7 +38,7 @@ class Candidates:
         return Candidates(self.source[which], self.target[which], self.score[which])
 
 
-def choose(found: Neighbours, margin: Margin, retrieval: Retrieval, *, one_to_one: bool = False) -> Candidates:
+def choose(nearest: Neighbours, margin: Margin, retrieval: Retrieval, *, one_to_one: bool = False) -> Candidates:
     """Choose candidate pairs. Each source is in at most one of them.
 
     Args:
@@ -50,15 +50,15 @@ def choose(found: Neighbours, margin: Margin, retrieval: Retrieval, *, one_to_on
     """
     if retrieval not in RETRIEVALS:
         raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {retrieval!r}")
-    mean_x, mean_y = neighbour_means(found)
+    mean_x, mean_y = neighbour_means(nearest)
     sides = []
     if retrieval != "backward":
-        sides.append(_best(found.xy, found.xy_similarity, mean_x, mean_y, margin))
+        sides.append(_best(nearest.xy, nearest.xy_similarity, mean_x, mean_y, margin))
     if retrieval != "forward":
-        of_y, of_x, score = _best(found.yx, found.yx_similarity, mean_y, mean_x, margin)
+        of_y, of_x, score = _best(nearest.yx, nearest.yx_similarity, mean_y, mean_x, margin)
         sides.append((of_x, of_y, score))
     if retrieval == "intersection":
-        backward = np.full(len(found.yx), -1, dtype=np.int64)
+        backward = np.full(len(nearest.yx), -1, dtype=np.int64)
         backward[sides[1][1]] = sides[1][0]
         both = backward[sides[0][1]] == sides[0][0]
         sides = [tuple(column[both] for column in sides[0])]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from xrep.retrieval.neighbours import Best
-from xrep.retrieval.search import Found, Progress, Side
+from xrep.retrieval.search import SearchState, Side
 
 if TYPE_CHECKING:
     import faiss
@@ -41,40 +41,40 @@ class IvfOptions:
     """Use product quantisation: 4 bits for every 2 dimensions instead of 16 bits for each, and faster scans."""
 
 
-def search_ivf(x: Side, y: Side, found: Found, options: IvfOptions, *, progress: Progress | None = None) -> None:
+def search_ivf(x: Side, y: Side, state: SearchState, options: IvfOptions, *, show_progress: bool = False) -> None:
     """Find neighbours in both directions, one after the other.
 
     If a sentence has fewer than k neighbours, the remaining places have index -1 and similarity -inf.
 
     Args:
-        found: results of an earlier run, updated in place; units of work that it already contains are skipped.
+        state: Results of an earlier run, updated in place; units of work that it already contains are skipped.
     """
-    units = list(_units(x, y, found, options))
     index, indexed = None, None
-    for number, (queries, side, best, part, block) in enumerate(units):
-        if number < found.done:
-            continue
+    for queries, side, best, part, block in state.work(list(_units(x, y, state, options)), show_progress):
         if indexed != (side, part):
             index = None  # free its memory before the next one is built
             index, indexed = _build(side, *part, options), (side, part)
         assert index is not None
         _search(index, queries, side, best, part[0], block, options)
-        found.step(len(units))
-        if progress is not None:
-            progress(number + 1, len(units))
 
 
 _Unit = tuple[Side, Side, Best, tuple[int, int], tuple[int, int]]
 
 
-def _units(x: Side, y: Side, found: Found, options: IvfOptions) -> Iterator[_Unit]:
+def _units(x: Side, y: Side, state: SearchState, options: IvfOptions) -> Iterator[_Unit]:
     """Yield units of work: (queries, searched side, best, part of the searched side, block of queries)."""
-    for queries, side, best in ((x, y, found.xy), (y, x, found.yx)):
-        width = side.vectors.size // 4 if options.quantized else 2 * side.vectors.size
-        parts = math.ceil(len(side) * (width + 8) / _PART_BYTES)
-        for part in side.blocks(math.ceil(len(side) / parts)):
+    for queries, side, best in ((x, y, state.xy), (y, x, state.yx)):
+        size = side.vectors.size
+        row_bytes = (size // 4 if _can_be_quantized(size, len(side), options) else 2 * size) + 8
+        parts = math.ceil(len(side) * row_bytes / _PART_BYTES)
+        for part in side.blocks(math.ceil(len(side) / max(1, parts))):
             for block in queries.blocks(_QUERIES):
                 yield queries, side, best, part, block
+
+
+def _can_be_quantized(size: int, rows: int, options: IvfOptions) -> bool:
+    """Return whether product quantisation is wanted and possible; vectors of an odd size are stored in 16 bits."""
+    return options.quantized and size % 2 == 0 and rows >= 256
 
 
 def _build(side: Side, start: int, stop: int, options: IvfOptions) -> faiss.IndexIVF:
@@ -85,7 +85,7 @@ def _build(side: Side, start: int, stop: int, options: IvfOptions) -> faiss.Inde
     cells = max(1, min(_MOST_CELLS, int(4 * math.sqrt(count)), count // _TRAINING_ROWS_A_CELL))
     size = side.vectors.size
     quantizer = faiss.IndexFlatIP(size)
-    if options.quantized and size % 2 == 0 and count >= 256:
+    if _can_be_quantized(size, count, options):
         index = faiss.IndexIVFPQFastScan(quantizer, size, cells, size // 2, 4, faiss.METRIC_INNER_PRODUCT)
     else:
         kind = faiss.ScalarQuantizer.QT_fp16

@@ -46,15 +46,15 @@ def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, mar
     raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")
 
 
-def neighbour_means(found: Neighbours) -> tuple[np.ndarray, np.ndarray]:
+def neighbour_means(nearest: Neighbours) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean cosine of each row with its k neighbours: [N] for x, [M] for y.
 
     If an approximate search found fewer than k (index -1), the mean is over those found; it is 0 if there are none.
     """
-    return _mean_found(found.xy, found.xy_similarity), _mean_found(found.yx, found.yx_similarity)
+    return _mean_of_each(nearest.xy, nearest.xy_similarity), _mean_of_each(nearest.yx, nearest.yx_similarity)
 
 
-def _mean_found(index_NK: np.ndarray, similarity_NK: np.ndarray) -> np.ndarray:
+def _mean_of_each(index_NK: np.ndarray, similarity_NK: np.ndarray) -> np.ndarray:
     there_NK = index_NK >= 0
     total_N = np.where(there_NK, similarity_NK, 0).sum(axis=1)
     return (total_N / np.maximum(there_NK.sum(axis=1), 1)).astype(similarity_NK.dtype)

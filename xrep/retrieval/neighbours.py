@@ -152,5 +152,4 @@ def neighbours(x: np.ndarray, y: np.ndarray, k: int, *, device: str | torch.devi
     kept = [Best(len(side), k, accumulation_dtype(sides[0]), device) for side in sides]
     search_block(*sides, *kept, 0, 0)
     xy, yx = kept
-    found = (xy.index, xy.similarity, yx.index, yx.similarity)
-    return Neighbours(*(tensor.cpu().numpy() for tensor in found))
+    return Neighbours(*(part.cpu().numpy() for part in (xy.index, xy.similarity, yx.index, yx.similarity)))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ import torch
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.kernels.precision import operand_dtype
+from xrep.progress import Counter
 from xrep.retrieval.neighbours import TILE, Best, Neighbours, search_block
 from xrep.retrieval.vectors import VectorFile
 
@@ -24,8 +26,7 @@ _PANEL_BYTES = 1 << 25
 SAVE_SECONDS = 60.0
 """Results are saved after a unit of work if this time has passed since the last save, and after the last unit."""
 
-Progress = Callable[[int, int], None]
-"""Called with the number of finished units of work and their total number."""
+_Unit = TypeVar("_Unit")
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class Side:
 
     def blocks(self, size: int) -> Iterator[tuple[int, int]]:
         """Return (start, stop) of each block of ``size`` rows."""
-        return ((start, min(start + size, len(self))) for start in range(0, len(self), size))
+        return ((start, min(start + size, len(self))) for start in range(0, len(self), max(1, size)))
 
 
 @dataclass
-class Found:
+class SearchState:
     """The best neighbours of both sides so far and the number of finished units of work, kept in the file ``path``."""
 
     xy: Best
@@ -60,24 +61,32 @@ class Found:
     _saved: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def begin(cls, path: Path, sources: int, targets: int, k: int, device: str = "cpu") -> Found:
-        """Load what an earlier run left in ``path``, or start with nothing found.
+    def begin(cls, path: Path, sources: int, targets: int, k: int, device: str = "cpu") -> SearchState:
+        """Load what an earlier run left in ``path``, or start without neighbours.
 
         Raises:
-            UserError: the file is damaged, or belongs to a search with other numbers of sentences or neighbours.
+            UserError: The file is damaged, or belongs to a search with other numbers of sentences or neighbours.
         """
-        found = cls(Best(sources, k, torch.float32, device), Best(targets, k, torch.float32, device), path)
+        state = cls(Best(sources, k, torch.float32, device), Best(targets, k, torch.float32, device), path)
         if path.exists():
-            stored, found.done = load_found(path)
+            stored, state.done = load_neighbours(path)
             if stored.xy.shape != (sources, k) or stored.yx.shape != (targets, k):
                 raise UserError("of another search", path=path, cure="remove it to begin anew")
             for best, index, similarity in (
-                (found.xy, stored.xy, stored.xy_similarity),
-                (found.yx, stored.yx, stored.yx_similarity),
+                (state.xy, stored.xy, stored.xy_similarity),
+                (state.yx, stored.yx, stored.yx_similarity),
             ):
                 best.index.copy_(torch.from_numpy(index))
                 best.similarity.copy_(torch.from_numpy(similarity))
-        return found
+        return state
+
+    def work(self, units: Sequence[_Unit], show_progress: bool) -> Iterator[_Unit]:
+        """Yield the units of work that are not finished, and save the results from time to time."""
+        with Counter("blocks", "search", done=self.done, total=len(units), shown=show_progress) as counter:
+            for unit in units[self.done :]:
+                yield unit
+                self.step(len(units))
+                counter.update(1)
 
     def step(self, total: int) -> None:
         """Count a finished unit of work, and save the results if it is time or if this was the last of ``total``."""
@@ -86,9 +95,8 @@ class Found:
             self.save()
 
     def save(self) -> None:
-        found = self.neighbours()
         with write_aside(self.path) as aside, aside.open("wb") as file:
-            np.savez(file, done=np.int64(self.done), **vars(found))
+            np.savez(file, done=np.int64(self.done), **vars(self.neighbours()))
         self._saved = time.monotonic()
 
     def neighbours(self) -> Neighbours:
@@ -96,11 +104,11 @@ class Found:
         return Neighbours(*(part.cpu().numpy() for part in parts))
 
 
-def load_found(path: Path) -> tuple[Neighbours, int]:
-    """Load the file that ``Found`` saves: the neighbours, and the number of finished units of work.
+def load_neighbours(path: Path) -> tuple[Neighbours, int]:
+    """Load the file that ``SearchState`` saves: the neighbours, and the number of finished units of work.
 
     Raises:
-        UserError: the file is missing or damaged.
+        UserError: The file is missing or damaged.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -113,28 +121,23 @@ def load_found(path: Path) -> tuple[Neighbours, int]:
         raise UserError("a damaged file of neighbours", path=path, cure="remove it to begin anew") from None
 
 
-def search_flat(x: Side, y: Side, found: Found, *, device: str = "cpu", progress: Progress | None = None) -> None:
+def search_flat(x: Side, y: Side, state: SearchState, *, device: str = "cpu", show_progress: bool = False) -> None:
     """Find exact neighbours: for each block of x, all of y is read, and one product serves both directions.
 
     Memory: the neighbours of both sides, 12 k bytes per sentence, and about 200 MB.
 
     Args:
-        found: results of an earlier run, updated in place; units of work that it already contains are skipped.
-        device: device on which products are computed. A GPU multiplies float16 files in float16.
+        state: Results of an earlier run, updated in place; units of work that it already contains are skipped.
+        device: Device on which products are computed. A GPU multiplies float16 files in float16.
     """
     width = 4 * x.vectors.size
     units = list(x.blocks(_rows(_UNIT_BYTES, width)))
     panels = list(y.blocks(_rows(_PANEL_BYTES, width)))
-    for unit, (first, last) in enumerate(units):
-        if unit < found.done:
-            continue
+    for first, last in state.work(units, show_progress):
         x_BD = _operand(x, first, last, device)
         for start, stop in panels:
             y_CD = _operand(y, start, stop, device)
-            search_block(x_BD, y_CD, found.xy.slice(first, last), found.yx.slice(start, stop), first, start)
-        found.step(len(units))
-        if progress is not None:
-            progress(unit + 1, len(units))
+            search_block(x_BD, y_CD, state.xy.slice(first, last), state.yx.slice(start, stop), first, start)
 
 
 def _rows(size: int, width: int) -> int:
@@ -150,7 +153,13 @@ def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
 
 
 def merge(parts: list[Neighbours]) -> Neighbours:
-    """Merge the neighbours of consecutive parts of x with all of y into those of all of x with y."""
+    """Merge the neighbours of consecutive parts of x with all of y into those of all of x with y.
+
+    Raises:
+        ValueError: There are no parts.
+    """
+    if not parts:
+        raise ValueError("there are no parts to merge")
     k, targets = parts[0].yx.shape[1], len(parts[0].yx)
     best, first = Best(targets, k, torch.float32), 0
     for part in parts:

@@ -7,10 +7,12 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.hashing import hash_bytes
 from xrep.retrieval.neighbours import normalize_rows
 
 _SURVEY_BYTES = 1 << 24
@@ -29,6 +31,23 @@ class Survey:
     keys: np.ndarray
 
 
+def open_vectors(path: Path, cure: str) -> np.memmap:
+    """Map the vectors of a .npy file, floats [N, D], into memory.
+
+    Raises:
+        UserError: There is no such file, or it has something else. The message ends with ``cure``.
+    """
+    try:
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError("no such file", path=path, cure="check the name") from None
+    except (ValueError, EOFError):
+        raise UserError("not a file of vectors", path=path, cure=cure) from None
+    if not isinstance(vectors, np.memmap) or vectors.ndim != 2 or vectors.dtype.kind != "f" or not vectors.size:
+        raise UserError("not an array [N, D] of floats", path=path, cure=cure)
+    return vectors
+
+
 class VectorFile:
     """The vectors [N, D] of a .npy file.
 
@@ -41,16 +60,8 @@ class VectorFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         cure = "give a .npy file of floats [sentences, size], as xrep-encode writes it"
-        try:
-            self._rows = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except FileNotFoundError:
-            raise UserError("no such file", path=path, cure="check the name") from None
-        except (ValueError, EOFError):
-            raise UserError("not a file of vectors", path=path, cure=cure) from None
-        rows = self._rows
-        if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind != "f" or not rows.size:
-            raise UserError("not an array of vectors", path=path, cure=cure)
-        if not rows.flags.c_contiguous:
+        self._rows: Any = open_vectors(self.path, cure)
+        if not self._rows.flags.c_contiguous:
             raise UserError("the rows do not lie one after the other", path=path, cure="save it in C order")
 
     def __len__(self) -> int:
@@ -85,7 +96,7 @@ class VectorFile:
                 cure = "encode that sentence again, or leave it out here and in the text"
                 raise UserError("the vector of this row is not finite", path=self.path, line=line, cure=cure)
             digest.update(block.data)
-            keys[start : start + len(block)] = [key(row.data) for row in block]
+            keys[start : start + len(block)] = [hash_bytes(row.data) for row in block]
         return Survey(digest.hexdigest(), keys)
 
     def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -96,8 +107,3 @@ class VectorFile:
 
     def _let_go(self) -> None:
         self._rows._mmap.madvise(mmap.MADV_DONTNEED)
-
-
-def key(data: bytes | memoryview) -> int:
-    """Return 64 bits that are equal for equal bytes."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -21,11 +21,9 @@ from xrep.data.batching import TextSpec
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.files import write_aside
+from xrep.hashing import GOLDEN
 from xrep.tasks.task import Examples, Pool, Task
 from xrep.text.sides import SIDES, same_tokenizers
-
-GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio: the step of the Weyl sequence that draws parts."""
 
 
 @dataclass

@@ -16,11 +16,11 @@ from torch import Tensor
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.order import WINDOW_SIZE, ExampleOrder
 from xrep.data.plan import TokenBudget, check_budget, check_size, plan_batches, plan_by_tokens
-from xrep.data.spool import scramble
 from xrep.data.store import TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE
 from xrep.data.stream import Plan
 from xrep.data.text_store import TextOptions, TextSplit, prepare_text
 from xrep.errors import UserError
+from xrep.hashing import scramble
 from xrep.tasks.bitext import VALIDATION_BATCH_SIZE
 from xrep.tasks.task import Examples, Task
 from xrep.text.sides import SHARED, Tokenizers, load_tokenizers, open_tokenizers, same_tokenizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
 import unicodedata
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.hashing import GOLDEN, find_sorted, hash_bytes
 from xrep.text.readers import read_lines
 
 NO_KEY = 0
@@ -44,7 +44,7 @@ def sentence_key(text: str) -> str:
 def sentence_hash(text: str) -> int:
     """Return 64 bits of blake2b of the sentence key; ``NO_KEY`` if the key is empty."""
     key = sentence_key(text)
-    return int.from_bytes(hashlib.blake2b(key.encode("utf-8"), digest_size=8).digest(), "little") if key else NO_KEY
+    return hash_bytes(key.encode("utf-8")) if key else NO_KEY
 
 
 def sentence_hashes(texts: Iterable[str]) -> np.ndarray:
@@ -62,7 +62,7 @@ def template_hash(text: str) -> int:
 
 def pair_hashes(hashes: np.ndarray) -> np.ndarray:
     """Return one hash per pair of sentence hashes: uint64 [N, 2] -> [N]; ``NO_KEY`` where either side is ``NO_KEY``."""
-    mixed = hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + hashes[:, 1]  # Overflow is harmless in a hash.
+    mixed = hashes[:, 0] * np.uint64(GOLDEN) + hashes[:, 1]  # Overflow is harmless in a hash.
     return np.where((hashes == NO_KEY).any(axis=1), np.uint64(NO_KEY), mixed)
 
 
@@ -110,11 +110,10 @@ class HashSet:
     def contains(self, hashes: np.ndarray) -> np.ndarray:
         """Return whether each hash is a member: uint64 [...] -> bool [...]."""
         hashes = np.asarray(hashes, dtype=np.uint64)
-        found = np.zeros(hashes.shape, dtype=bool)
+        is_member = np.zeros(hashes.shape, dtype=bool)
         for level in self._levels:
-            if len(level):
-                found |= level[np.minimum(np.searchsorted(level, hashes), len(level) - 1)] == hashes
-        return found
+            is_member |= find_sorted(level, hashes) >= 0
+        return is_member
 
     def to_array(self) -> np.ndarray:
         """Return all members: uint64, sorted, distinct."""
@@ -150,20 +149,9 @@ class CleaningOptions:
 
 
 STEPS = (
-    "read",
-    "empty",
-    "identical",
-    "too short",
-    "too long",
-    "length ratio",
-    "excluded",
-    "in valid/test",
-    "duplicate",
-    "held out",
-    "near held out",
-    "sampled away",
-    "kept",
-)
+    "read", "empty", "identical", "too short", "too long", "length ratio", "excluded", "in valid/test", "duplicate",
+    "held out", "near held out", "sampled away", "kept",
+)  # fmt: skip
 
 
 @dataclass

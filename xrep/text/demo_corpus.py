@@ -15,18 +15,13 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from xrep.files import directory_aside, write_json
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.corpora import xrep_home
-from xrep.text.wheels import Wheel, fetch_wheel, folder_aside
+from xrep.text.corpora import find_resource, pinned_wheel, xrep_home
+from xrep.text.wheels import fetch_wheel
 
-WHEEL = "homeassistant-2024.3.3-py3-none-any.whl"
-PINNED_WHEEL = Wheel(
-    what="the demo corpus",
-    requirement="homeassistant==2024.3.3",
-    file_name=WHEEL,
-    sha256="6e1ec2c07441d63fdcfb8acd2c4bbb6f68bc97330855784d3623d10c38fe3577",
-    megabytes=35,
-)
+PINNED_WHEEL = pinned_wheel("demo")
+WHEEL = PINNED_WHEEL.file_name
 LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER's Tatoeba test)
     "de": ("de", "deu"),
     "tr": ("tr", "tur"),
@@ -69,7 +64,7 @@ def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
 
 def build_demo(wheel: Path, destination: Path) -> None:
     """Write the corpus in ``wheel`` to ``destination``, replacing an older one once the new one is complete."""
-    with folder_aside(destination, _is_current) as folder:
+    with directory_aside(destination, _is_current) as folder:
         _write(folder, split_pairs(read_wheel(wheel)))
 
 
@@ -162,15 +157,16 @@ def _write(directory: Path, splits: dict[str, dict[str, Pairs]]) -> None:
         for split in ("train", "valid"):
             _write_sides(directory / f"{split}.{language}-en", splits[split][language], (language, "en"))
         _write_sides(directory / "test" / f"tatoeba.{code}-eng", splits["test"][language], (code, "eng"))
+    known = find_resource("demo")
     description = {
         "version": _VERSION,
         "what": "interface translations of Home Assistant",
-        "source": f"https://pypi.org/project/homeassistant/2024.3.3/ ({WHEEL})",
-        "licence": "Apache-2.0",
+        "source": f"{known.origin} ({WHEEL})",
+        "licence": known.licence,
         "sha256": PINNED_WHEEL.sha256,
         "pairs": {split: {lang: len(pairs) for lang, pairs in rows.items()} for split, rows in splits.items()},
     }
-    (directory / CORPUS_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    write_json(directory / CORPUS_FILE, description)
 
 
 def _write_sides(stem: Path, pairs: Pairs, suffixes: tuple[str, str]) -> None:

@@ -91,30 +91,30 @@ def discover_nli_test(path: str | Path, split: str, language: str) -> list[NliFi
     Raises:
         UserError: If the path does not exist, there is no file of that split, or a parallel file is missing.
     """
-    found = _discover(Path(path), canonical(language), (_SPLITS[split],))[_SPLITS[split]]
-    if not found:
+    files = _discover(Path(path), canonical(language), (_SPLITS[split],))[_SPLITS[split]]
+    if not files:
         cure = "name XNLI, SNLI, MNLI or CNSD as downloaded, or another --split"
         raise UserError(f"no {split} split for natural language inference", path=path, cure=cure)
-    return found
+    return files
 
 
 def _discover(path: Path, language: str, splits: tuple[str, ...]) -> dict[str, list[NliFile]]:
     if not path.exists():
         raise UserError("no such file or folder", path=path, cure="check the name")
     if path.is_file():
-        found = _files_of([path], language, splits)
+        matches = _files_of([path], language, splits)
     else:
-        found = _files_of(sorted(path.iterdir()), language, splits)
-        folders = [] if found else [p for p in sorted(path.iterdir()) if p.is_dir() and p.name[0] not in "._"]
+        matches = _files_of(sorted(path.iterdir()), language, splits)
+        folders = [] if matches else [p for p in sorted(path.iterdir()) if p.is_dir() and p.name[0] not in "._"]
         for folder in folders:
-            found += _files_of(sorted(folder.iterdir()), language, splits)
-    return {split: [file for own, file in found if own == split] for split in splits}
+            matches += _files_of(sorted(folder.iterdir()), language, splits)
+    return {split: [file for own, file in matches if own == split] for split in splits}
 
 
 def _files_of(candidates: list[Path], language: str, splits: tuple[str, ...]) -> list[tuple[str, NliFile]]:
     """Return (split, file) for the recognised files of one folder that belong to the given splits."""
     named = {_plain_name(path): path for path in candidates if path.is_file() and not path.name.startswith(".")}
-    found = []
+    matches = []
     for name, path in named.items():
         stem, _, suffix = name.rpartition(".")
         words = [word for word in re.findall(r"[a-z]+", name.lower()) if word in _SPLITS]
@@ -123,9 +123,9 @@ def _files_of(candidates: list[Path], language: str, splits: tuple[str, ...]) ->
             paths = [path, *(named.get(f"{other}.{suffix}") for other in ("s2", "labels"))]
             if None in paths:
                 raise UserError(f"no s2.{suffix} and labels.{suffix} beside it", path=path, cure="put them there")
-            found.append((split, NliFile("parallel", tuple(filter(None, paths)), language)))
+            matches.append((split, NliFile("parallel", tuple(filter(None, paths)), language)))
         elif suffix == "csv":
-            found.append((split, NliFile("triplets", (path,), _language_of(stem, language)[0])))
+            matches.append((split, NliFile("triplets", (path,), _language_of(stem, language)[0])))
         elif (
             suffix == "jsonl"
             or suffix in ("tsv", "txt")
@@ -135,8 +135,8 @@ def _files_of(candidates: list[Path], language: str, splits: tuple[str, ...]) ->
             )
         ):
             kind = "jsonl" if suffix == "jsonl" else "table"
-            found.append((split, NliFile(kind, (path,), *_language_of(stem, language))))
-    return [(split, file) for split, file in found if split in splits]
+            matches.append((split, NliFile(kind, (path,), *_language_of(stem, language))))
+    return [(split, file) for split, file in matches if split in splits]
 
 
 def _plain_name(path: Path) -> str:

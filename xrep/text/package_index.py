@@ -100,12 +100,12 @@ def _run(command: list[str], environment: dict[str, str], say: Callable[[str], N
                 say(f"pip still works ({waited:.0f} s)")
                 continue
             lines.append(line)
-            if found := re.match(r"Downloading (?!\S+\.metadata )(?:\S*/)?(\S+ \([^)]*\))", line):
-                say(f"downloading {found[1]}")
+            if match := re.match(r"Downloading (?!\S+\.metadata )(?:\S*/)?(\S+ \([^)]*\))", line):
+                say(f"downloading {match[1]}")
             elif "Retrying (" in line:
                 say("the package index does not answer; pip tries again")
-            elif found := re.match(r"Installing collected packages: (.*)", line):
-                count = found[1].count(",") + 1
+            elif match := re.match(r"Installing collected packages: (.*)", line):
+                count = match[1].count(",") + 1
                 say(f"unpacking {count} package{'s' * (count > 1)}")
     return process.returncode, lines
 
@@ -141,13 +141,13 @@ def _failure(lines: list[str], log: Path) -> PipFailure:
     except OSError:
         text = ""
     text = "\n".join([text, *lines])
-    if found := re.search(r"\[Errno \d+\] (No space left on device|Permission denied)[^\n]*", text):
-        return PipFailure(found[1].lower(), "make room on the disk, or let pip write there,")
+    if match := re.search(r"\[Errno \d+\] (No space left on device|Permission denied)[^\n]*", text):
+        return PipFailure(match[1].lower(), "make room on the disk, or let pip write there,")
     # An index that lacks a package answers with 404, which is not an error if another index has the package.
     text = re.sub(r"[^\n]*: 404 Client Error[^\n]*", "", text)
     for pattern, meaning in _NETWORK_TROUBLE:
-        if found := re.search(pattern, text):
-            number = "".join(f" {group}" for group in found.groups() if group)
+        if match := re.search(pattern, text):
+            number = "".join(f" {group}" for group in match.groups() if group)
             return PipFailure(meaning + number, NETWORK_CURE, is_network=True)
     errors = (
         [line for line in lines if re.match("error:", line, flags=re.IGNORECASE)] or lines or ["pip gave no reason"]

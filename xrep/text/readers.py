@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
 
 from xrep.errors import UserError
-from xrep.text.languages import canonical
+from xrep.text.languages import canonical, count_english_words
 
 MAXIMUM_WORDS = 10_000
 MAXIMUM_CHARACTERS = 1_000_000
 _MAXIMUM_BYTES = 4 * MAXIMUM_CHARACTERS
-_CODE = r"[A-Za-z]{2,3}(?:[-_][A-Z][a-z]{3})?"  # de, deu, zh-Hans
-_PAIR = re.compile(rf"({_CODE})-({_CODE})")
+LANGUAGE_CODE = r"[A-Za-z]{2,3}(?:[-_][A-Z][a-z]{3})?"
+"""Pattern of a language code in file names: de, deu, zh-Hans."""
+_PAIR = re.compile(rf"({LANGUAGE_CODE})-({LANGUAGE_CODE})")
 _SPEC = re.compile(rf"{_PAIR.pattern}=(.+?)(?:@(\d+))?")
 _COLUMNS = re.compile(r"(.+):(\d+),(\d+)")
 _SPEC_CURE = "write de-en=FILE.tsv, de-en=FILE.tsv:2,1 (columns of de and en) or de-en=FILE.de,FILE.en"
@@ -35,10 +35,6 @@ _NO_LANGUAGE = frozenset(
 _LAYOUTS = (
     "expected train.de-en.de + train.de-en.en, or train.de + train.en, or train.de-en.tsv, or deu-eng.tsv "
     "(each also .gz or .xz; valid.* and test.* likewise)"
-)
-_ENGLISH = frozenset(
-    "the of to and you that it this have not with are they what my do she your his for were at be can from him her "
-    "there would when we i is".split()
 )
 
 
@@ -202,25 +198,15 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
     if bitext.columns is None or bitext.columns_given or bitext.languages[1] != "en":
         return bitext, None
     rows = list(itertools.islice(read_pairs(bitext), 1000))
-    source, target = _english_words([row[1] for row in rows]), _english_words([row[2] for row in rows])
-    if source.hits < 3 or source.rate < 0.1 or source.rate < 4 * target.rate:
+    in_source, words = count_english_words(source for _, source, _ in rows)
+    in_target, others = count_english_words(target for _, _, target in rows)
+    share = in_source / max(1, words)
+    if in_source < 3 or share < 0.03 or share < 4 * in_target / max(1, others):
         return bitext, None
     english, other = bitext.columns[0] + 1, bitext.columns[1] + 1
     turned = replace(bitext, columns=(bitext.columns[1], bitext.columns[0]))
     note = f"{bitext.paths[0]}: column {english} is English, so column {other} is read as {bitext.languages[0]}"
     return turned, note
-
-
-class _Words(NamedTuple):
-    hits: int
-    rate: float
-
-
-def _english_words(texts: list[str]) -> _Words:
-    """Count the words that are English function words and are rare in the text of all other languages."""
-    words = [word for text in texts for word in re.findall(r"[^\W\d]+", text.lower())]
-    hits = sum(word in _ENGLISH for word in words)
-    return _Words(hits, hits / max(1, len(words)))
 
 
 def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
@@ -310,7 +296,7 @@ def _pair_of(parts: list[str]) -> tuple[str, str] | None:
 
 def is_language(code: str) -> bool:
     """Return whether a part of a file name is a language code."""
-    return re.fullmatch(_CODE, code) is not None and code.lower() not in _NO_LANGUAGE
+    return re.fullmatch(LANGUAGE_CODE, code) is not None and code.lower() not in _NO_LANGUAGE
 
 
 def split_of(parts: list[str]) -> str:

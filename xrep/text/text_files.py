@@ -9,10 +9,9 @@ from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.text.languages import canonical
-from xrep.text.readers import is_language, read_lines, split_of
+from xrep.text.readers import LANGUAGE_CODE, is_language, read_lines, split_of
 
-_CODE = r"[A-Za-z]{2,3}(?:[-_][A-Z][a-z]{3})?"
-_SPEC = re.compile(rf"({_CODE})=(.+)")
+_SPEC = re.compile(rf"({LANGUAGE_CODE})=(.+)")
 _ENDINGS = (".gz", ".xz", ".txt")
 _LAYOUTS = "expected news.de, train.de or de.txt (each also .gz or .xz; valid.* likewise), or de=FILE,en=FILE instead"
 
@@ -37,23 +36,23 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
     Raises:
         UserError: If ``data`` has another form, or the folder does not exist or has no training text.
     """
-    specs = [_SPEC.fullmatch(spec) for spec in re.split(rf",(?={_CODE}=)", str(data))]
+    specs = [_SPEC.fullmatch(spec) for spec in re.split(rf",(?={LANGUAGE_CODE}=)", str(data))]
     if all(specs) and not Path(data).exists():
         return {"train": [TextFile(canonical(spec[1]), Path(spec[2])) for spec in specs if spec]}
     folder = Path(data)
     if not folder.is_dir():
         raise UserError("no such folder", path=folder, cure=f"check the name; {_LAYOUTS}")
-    found: dict[str, list[TextFile]] = {"train": [], "valid": [], "test": []}
+    splits: dict[str, list[TextFile]] = {"train": [], "valid": [], "test": []}
     for path in sorted(folder.iterdir()):
         name = path.name
         for ending in _ENDINGS:
             name = name.removesuffix(ending)
         parts = name.split(".")
         if path.is_file() and not name.startswith(".") and is_language(parts[-1]):
-            found[split_of(parts)].append(TextFile(canonical(parts[-1]), path))
-    if not found["train"]:
+            splits[split_of(parts)].append(TextFile(canonical(parts[-1]), path))
+    if not splits["train"]:
         raise UserError("no training text found", path=folder, cure=_LAYOUTS)
-    return {split: files for split, files in found.items() if files and split != "test"}
+    return {split: files for split, files in splits.items() if files and split != "test"}
 
 
 def read_sentences(file: TextFile) -> Iterator[tuple[str, bool]]:

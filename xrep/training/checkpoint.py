@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.files import naming
+from xrep.files import naming, point_link, try_lock
 from xrep.models.directory import PREFIX, Checkpoint, Snapshot, checkpoints_in, open_checkpoint, write_checkpoint
 
 LOCK = ".lock"
@@ -202,10 +201,7 @@ class Checkpoints:
         return self.directory / f"{PREFIX}{step:08d}"
 
     def _point(self, name: str, path: Path) -> None:
-        aside = self.directory / f".{name}.new"
-        aside.unlink(missing_ok=True)
-        aside.symlink_to(path.name, target_is_directory=True)
-        os.replace(aside, self.directory / name)
+        point_link(self.directory / name, path.name)
 
 
 @contextmanager
@@ -223,13 +219,12 @@ def lock(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         file = open(directory / LOCK, "a+", encoding="utf-8")
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            file.close()
-            cure = "wait for it, or choose another --save-dir"
-            raise UserError(f"{holder} is training here", path=directory, cure=cure) from None
+            if not try_lock(file, inherited=False):
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                file.close()
+                cure = "wait for it, or choose another --save-dir"
+                raise UserError(f"{holder} is training here", path=directory, cure=cure)
         except OSError as error:
             problem = f"{error.strerror}; see to it that no other process trains here"
             print(f"warning: {file.name}: cannot be locked: {problem}", file=sys.stderr)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from xrep.files import naming, write_aside
+from xrep.progress import ProgressLine
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -34,10 +34,8 @@ class Progress:
 
     def __init__(self, config: Config, directory: Path, resumed_step: int, stream: IO[str] | None = None) -> None:
         self.config = config
-        self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
-        self._last_line = 0.0
-        self._width = 0
+        self._line = ProgressLine(stream, seconds=SECONDS_BETWEEN_LINES, at_once=True)
+        self.say = self._line.say
         self._path = directory / "metrics.jsonl"
         with naming(directory):
             _drop_records_after(self._path, resumed_step)
@@ -55,22 +53,7 @@ class Progress:
 
     def line(self, text: str) -> None:
         """Show the state of training, but not more often than a person can read it."""
-        now = time.monotonic()
-        if self._terminal:
-            if now - self._last_line >= 0.2:
-                self._stream.write("\r" + text.ljust(self._width))
-                self._stream.flush()
-                self._width, self._last_line = len(text), now
-        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self.say(text)
-            self._last_line = now
-
-    def say(self, text: str) -> None:
-        """Print a line that is not overwritten."""
-        if self._terminal and self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-            self._width = 0
-        print(text, file=self._stream, flush=True)
+        self._line.show(text)
 
     def close(self) -> None:
         with naming(self._path):
@@ -91,13 +74,6 @@ class Quiet:
 
     def close(self) -> None:
         pass
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as ``h:mm:ss`` or ``m:ss``."""
-    minutes, secs = divmod(int(max(seconds, 0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
 
 
 def _drop_records_after(path: Path, step: int) -> None:

@@ -34,10 +34,11 @@ from xrep.models.directory import (
     read_saved_config,
 )
 from xrep.models.model import Model
+from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
 from xrep.training.distributed import World, alone, check_equal, missing_each_other, pick_device
-from xrep.training.progress import Progress, Quiet, duration
+from xrep.training.progress import Progress, Quiet
 from xrep.training.trainer import Trainer, TrainingState
 
 HASHES = "training_hashes.npy"

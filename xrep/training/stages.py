@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from xrep.config import RunConfig, course_directory
 from xrep.errors import UserError
-from xrep.files import naming
+from xrep.files import point_link
 from xrep.models.directory import CONFIG, MANIFEST
 
 SUMMARY = "summary.json"
@@ -64,7 +63,7 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], S], is_main
             return ended
     if is_main:
         for name in ("best", "last"):
-            _point(directory / name, Path(runs[-1].stage) / name)
+            point_link(directory / name, Path(runs[-1].stage) / name)
         _say(f"the course is finished; the model: {directory / 'best'} (last: {directory / 'last'})", is_main)
     assert ended is not None  # the last stage is never skipped
     return ended
@@ -84,15 +83,6 @@ def is_finished(run: RunConfig) -> bool:
         return steps == reached and (last / CONFIG).read_text(encoding="utf-8") == run.to_yaml()
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _point(link: Path, target: Path) -> None:
-    """Point a link at another target, atomically."""
-    aside = link.with_name(f".{link.name}.new")
-    with naming(link):
-        aside.unlink(missing_ok=True)
-        aside.symlink_to(target, target_is_directory=True)
-        os.replace(aside, link)
 
 
 def _say(text: str, is_main: bool) -> None:

@@ -18,6 +18,7 @@ from xrep.kernels.paths import triton_problem
 from xrep.models.directory import CRITERION, Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
+from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
@@ -25,7 +26,7 @@ from xrep.training.faults import Preemption, is_out_of_memory, not_finite, out_o
 from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.meters import Meters, memory_megabytes
 from xrep.training.planned import PlannedBatches
-from xrep.training.progress import Progress, Quiet, duration
+from xrep.training.progress import Progress, Quiet
 from xrep.training.random_state import random_state, restore_random_state
 from xrep.training.step import Engine, Outcome, TrainingModule
 from xrep.training.validator import Validator
@@ -319,8 +320,7 @@ class Trainer:
 
     def _line(self, rate: float) -> str:
         recent = self._recent or self._meters.means()
-        spent = self._spent
-        left = self.state.seconds * (1 - spent) / spent if spent else 0.0
+        left = self.state.seconds * (1 / self._spent - 1) if self._spent else 0.0
         parts = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
         parts += [f"{name} {recent[name]:.4g}" for name in ("loss", "accuracy") if name in recent]
         parts.append(f"lr {rate:.2e}")

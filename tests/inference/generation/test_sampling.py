@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from tests.inference.generation.toys import WORDS, ToyModel, source_key, sources_of
@@ -103,8 +104,8 @@ def test_sentences_whose_samples_have_ended_leave_the_batch() -> None:
 
 
 def test_numbers_drawn_are_uniform_and_independent() -> None:
-    numbers = torch.arange(2000) + 2**40
-    drawn = torch.stack([uniforms(seed, numbers, 5, step) for seed in (0, 1) for step in (1, 2)])
+    numbers = np.arange(2000) + 2**40
+    drawn = torch.from_numpy(np.stack([uniforms(seed, numbers, 5, step) for seed in (0, 1) for step in (1, 2)]))
     assert drawn.min() >= 0 and drawn.max() < 1 and drawn.unique().numel() > drawn.numel() - 5
     flat = drawn.flatten()
     counts = (flat * 100).long().bincount(minlength=100)

@@ -60,7 +60,7 @@ def beam_search(
     decoding = model.begin(source, languages)
     greatest = greatest_lengths(source, options, model.max_target_length)
     limits, longest = torch.tensor(greatest, device=device), max(greatest)
-    found, repeats = Hypotheses(len(source), beam, device), Repeats(options.no_repeat_ngram_size)
+    hypotheses, repeats = Hypotheses(len(source), beam, device), Repeats(options.no_repeat_ngram_size)
     scores = torch.zeros(len(source), 1, device=device)
     tokens = parents = None
     for length in range(1, longest + 1):
@@ -71,21 +71,21 @@ def beam_search(
         if length <= options.min_length:
             ended = ended.masked_fill(~last.unsqueeze(1), -torch.inf)
         values, slots, ends = _ending(scores, ended, beam)
-        found.extend(parents, tokens, chosen)
+        hypotheses.extend(parents, tokens, chosen)
         repeats.extend(parents, tokens)
         if not ends.any():
             continue
         of_eos = best.apart[:, 0].view_as(ended).gather(1, slots)
-        found.finish(ends, slots, values / options.penalty(length), of_eos, length)
-        stay = leavers((found.count == beam) | (limits <= length))
+        hypotheses.finish(ends, slots, values / options.penalty(length), of_eos, length)
+        stay = leavers((hypotheses.count == beam) | (limits <= length))
         if stay is None:
             continue
         if not len(stay):
             break
-        for part in (decoding, found, repeats):
+        for part in (decoding, hypotheses, repeats):
             part.keep(stay)
         limits, scores, parents, tokens = limits[stay], scores[stay], parents[stay], tokens[stay]
-    return found.best(options.nbest)
+    return hypotheses.best(options.nbest)
 
 
 def _step(scores: Tensor, best: NextTokens, last: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -47,27 +47,29 @@ class SearchOptions:
     def problems(self) -> list[str]:
         least = {"beam": 1, "nbest": 1, "min_length": 0, "max_length_b": 0, "no_repeat_ngram_size": 0, "top_k": 0}
         least["seed"] = 0
-        found = [f"{name} must be at least {n}, not {x}" for name, n in least.items() if (x := getattr(self, name)) < n]
+        problems = [
+            f"{name} must be at least {n}, not {x}" for name, n in least.items() if (x := getattr(self, name)) < n
+        ]
         if self.seed >= 2**63:
-            found.append(f"seed must be below 2**63, not {self.seed}")
+            problems.append(f"seed must be below 2**63, not {self.seed}")
         if self.beam >= 1 and not self.sampling and self.nbest > self.beam:
-            found.append(f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam")
+            problems.append(f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam")
         if not math.isfinite(self.length_penalty):
-            found.append(f"length_penalty must be finite, not {self.length_penalty}")
+            problems.append(f"length_penalty must be finite, not {self.length_penalty}")
         if self.length_penalty_form not in ("fairseq", "gnmt"):
-            found.append(f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}")
+            problems.append(f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}")
         if not 0 <= self.max_length_a < math.inf:
-            found.append(f"max_length_a must be at least 0, not {self.max_length_a}")
+            problems.append(f"max_length_a must be at least 0, not {self.max_length_a}")
         if self.max_length_a == 0 and self.min_length > self.max_length_b >= 0:
-            found.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
+            problems.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
         if not 0 < self.top_p <= 1:
-            found.append(f"top_p must lie in (0, 1], not {self.top_p}")
+            problems.append(f"top_p must lie in (0, 1], not {self.top_p}")
         if not 0 < self.temperature < math.inf:
-            found.append(f"temperature must be above 0, not {self.temperature}")
+            problems.append(f"temperature must be above 0, not {self.temperature}")
         for name, default in {"top_k": 0, "top_p": 1.0, "temperature": 1.0}.items():
             if not self.sampling and getattr(self, name) != default:
-                found.append(f"{name} is an option of sampling, which is off")
-        return found
+                problems.append(f"{name} is an option of sampling, which is off")
+        return problems
 
     def check(self) -> None:
         """Check the options.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from xrep.data.batching import TokenBatch
+from xrep.hashing import scramble
 from xrep.inference.generation.hypotheses import (
     Hypotheses,
     Hypothesis,
@@ -16,7 +18,7 @@ from xrep.inference.generation.hypotheses import (
     left_out,
 )
 from xrep.inference.generation.options import SearchOptions
-from xrep.kernels.next_tokens import best_next, sample_next
+from xrep.kernels.next_tokens import log_softmax_at, sample_next
 
 
 def sample(
@@ -31,8 +33,8 @@ def sample(
     device, count = source.tokens.device, options.nbest
     decoding = model.begin(source, languages)
     greatest = greatest_lengths(source, options, model.max_target_length)
-    limits, numbers = torch.tensor(greatest, device=device), numbers.to(device)
-    found, repeats = Hypotheses(len(source), count, device), Repeats(options.no_repeat_ngram_size)
+    limits, places = torch.tensor(greatest, device=device), numbers.numpy(force=True)
+    hypotheses, repeats = Hypotheses(len(source), count, device), Repeats(options.no_repeat_ngram_size)
     scores = torch.zeros(len(source), count, device=device)
     running = torch.ones(scores.shape, dtype=torch.bool, device=device)
     kept = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
@@ -41,56 +43,44 @@ def sample(
         logits = decoding.next(tokens, parents)
         logits = logits.expand(-1, count, -1).flatten(0, 1)
         apart = [eos, *special] if length <= options.min_length else special
-        given = uniforms(options.seed, numbers, count, length).flatten()
+        given = torch.from_numpy(uniforms(options.seed, places, count, length)).flatten().to(device)
         drawn = sample_next(logits, given, **kept, apart=apart, banned=repeats.banned())
         tokens, chosen = drawn.tokens.view_as(scores), drawn.log_probabilities.view_as(scores)
         last = (limits == length).unsqueeze(1)
         if last.any():
-            of_eos = best_next(logits, 1, apart=[eos]).apart.view_as(scores)
-            tokens, chosen = torch.where(last, eos, tokens), torch.where(last, of_eos, chosen)
+            ends_here = log_softmax_at(logits, torch.full_like(drawn.tokens, eos)).view_as(scores)
+            tokens, chosen = torch.where(last, eos, tokens), torch.where(last, ends_here, chosen)
         scores = scores + chosen
         slots = torch.arange(count, device=device).expand_as(tokens)
         ends = running & (tokens == eos)
         parents = slots if length > 1 else torch.zeros_like(slots)
-        found.extend(parents, tokens, chosen)
+        hypotheses.extend(parents, tokens, chosen)
         repeats.extend(parents, tokens)
         if not ends.any():
             continue
-        found.finish(ends, slots, scores / options.penalty(length), chosen, length)
+        hypotheses.finish(ends, slots, scores / options.penalty(length), chosen, length)
         running = running & ~ends
         stay = leavers(~running.any(1))
         if stay is None:
             continue
         if not len(stay):
             break
-        for part in (decoding, found, repeats):
+        for part in (decoding, hypotheses, repeats):
             part.keep(stay)
-        limits, numbers, scores, running = limits[stay], numbers[stay], scores[stay], running[stay]
-        parents, tokens = parents[stay], tokens[stay]
-    return found.best(count)
+        limits, scores, running = limits[stay], scores[stay], running[stay]
+        parents, tokens, places = parents[stay], tokens[stay], places[stay.numpy(force=True)]
+    return hypotheses.best(count)
 
 
-def uniforms(seed: int, numbers: Tensor, count: int, step: int) -> Tensor:
+def uniforms(seed: int, numbers: np.ndarray, count: int, step: int) -> np.ndarray:
     """Return float64 numbers [B, count] in [0, 1), each a function of only seed, sentence number, place and step.
 
-    The generator is counter-based: it applies rounds of SplitMix64's mixing function (Steele et al. 2014, "Fast
-    splittable pseudorandom number generators") and uses the upper 32 bits.
+    The generator is counter-based: it applies rounds of splitmix64 and uses the upper 32 bits.
+
+    Args:
+        numbers: Numbers of the sentences, int64 [B].
     """
-    places = torch.arange(count, device=numbers.device)
-    mixed = _mix(torch.full((), seed, dtype=torch.int64, device=numbers.device))
-    for number in (numbers.unsqueeze(1), places, step):
-        mixed = _mix(mixed + number)
-    return _shifted(mixed, 32).double() / 2.0**32
-
-
-def _mix(x: Tensor) -> Tensor:
-    """Map 64 bits to 64 bits, one to one; int64 overflows as unsigned numbers do."""
-    x = x - 0x61C8864680B583EB  # SplitMix64's step, the golden ratio, modulo 2**64
-    x = (x ^ _shifted(x, 30)) * -0x40A7B892E31B1A47
-    x = (x ^ _shifted(x, 27)) * -0x6B2FB644ECCEEE15
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shift to the right and fill with zeros, because int64 itself would fill with its sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    mixed = scramble(np.full((1, 1), seed, dtype=np.uint64), 0)
+    for number in (numbers.astype(np.uint64)[:, None], np.arange(count, dtype=np.uint64), np.uint64(step)):
+        mixed = scramble(mixed + number, 0)
+    return (mixed >> np.uint64(32)) / 2.0**32

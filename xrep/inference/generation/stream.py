@@ -155,15 +155,15 @@ def translate_stream(
     for lines in Chunks(path, most_lines):
         source = translator.read(lines)
         _warn_of_cuts(source, summary, path, translator.text.max_length - 2, warn)
-        found = translator.translate(source, target_language, options, max_tokens, summary.lines, count)
-        write("".join(_written(summary.lines + 1, lines, found, form)))
+        translated = translator.translate(source, target_language, options, max_tokens, summary.lines, count)
+        write("".join(_written(summary.lines + 1, lines, translated, form)))
         summary.unknown += len(source.unknown)
         if source.unknown and not summary.first_unknown:
             summary.first_unknown = summary.lines + source.unknown[0] + 1
         summary.lines += len(lines)
         summary.empty += sum(not len(tokens) for tokens in source.tokens)
         if keep_best:
-            summary.best += [best[0].text for best in found]
+            summary.best += [best[0].text for best in translated]
     if summary.cut > NAMED:
         warn(f"{path}: {summary.cut - NAMED:,} more lines were cut")
     if summary.unknown:
@@ -179,8 +179,8 @@ def _warn_of_cuts(source: Source, summary: Summary, path: str | Path, most: int,
     summary.cut += len(source.cut)
 
 
-def _written(first: int, lines: list[str], found: list[list[Translation]], form: Format) -> Iterator[str]:
-    for number, (line, translations) in enumerate(zip(lines, found, strict=True), first):
+def _written(first: int, lines: list[str], translated: list[list[Translation]], form: Format) -> Iterator[str]:
+    for number, (line, translations) in enumerate(zip(lines, translated, strict=True), first):
         if form == "jsonl":
             values = [_as_dict(translation) for translation in translations]
             yield json.dumps({"line": number, "source": line, "translations": values}, ensure_ascii=False) + "\n"

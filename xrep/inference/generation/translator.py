@@ -156,7 +156,7 @@ class Translator:
         target = self.target(target_language)
         source = sentences if isinstance(sentences, Source) else self.read(sentences)
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
-        found: list[list[Translation]] = [[NOTHING] for _ in source.tokens]
+        translated: list[list[Translation]] = [[NOTHING] for _ in source.tokens]
         with_text = [row for row, ids in enumerate(source.tokens) if len(ids)]
         several = options.nbest if options.sampling else options.beam
         most = max(1, LOGITS // (several * self.model.target_vocabulary.size))
@@ -168,6 +168,8 @@ class Translator:
             languages, numbers = torch.full((len(rows),), target, device=device), torch.tensor(rows) + first
             hypotheses = search(self.model, batch, languages, options, numbers)
             for row, best in zip(rows, hypotheses, strict=True):
-                found[row] = [Translation(tokenizer.decode(h.tokens), h.score, h.tokens, h.token_scores) for h in best]
+                translated[row] = [
+                    Translation(tokenizer.decode(h.tokens), h.score, h.tokens, h.token_scores) for h in best
+                ]
             progress(len(rows), sum(len(best[0].token_scores) for best in hypotheses))
-        return found
+        return translated
