@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from xrep.config.resolve import Resolver, RunConfig, check_names
+from xrep.config.resolve import RunConfig, check_names, resolve
 from xrep.config.sections import (
-    MIXING,
     OF_A_PART,
     SECTIONS,
     TOP_LEVEL,
@@ -65,14 +65,16 @@ def compose_course(layers: Layers, problems: list[str] | None = None) -> list[Ru
     for plugin in dict.fromkeys(plugin for _, stage in stages for plugin in plugins_of(stage)):
         import_plugin(plugin)
     _check_stages(values, command, problems)
-    resolvers = [(name, Resolver(stage)) for name, stage in stages]
-    runs = [run for name, resolver in resolvers if (run := resolver.run(name)) is not None]
-    problems += _told_once([(name, resolver.problems) for name, resolver in resolvers])
+    runs, told = [], []
+    for name, stage in stages:
+        found: list[str] = []
+        runs.append(resolve(stage, found, name))
+        told.append((name, found))
+    problems += _told_once(told)
     if problems:
         raise ConfigError(problems)
-    if runs[0].stage:
-        _place(runs)
-    return runs
+    resolved = [run for run in runs if run is not None]
+    return _placed(resolved) if resolved[0].stage else resolved
 
 
 def course_to_yaml(runs: list[RunConfig]) -> str:
@@ -91,16 +93,19 @@ def course_directory(run: RunConfig) -> Path:
     return Path(run.values["checkpoint"]["save_dir"]).parent
 
 
-def _place(runs: list[RunConfig]) -> None:
-    """Set the folder of each stage, and the checkpoint of the previous stage that it starts from."""
+def _placed(runs: list[RunConfig]) -> list[RunConfig]:
+    """Return the stages with the folder of each, and the checkpoint of the previous stage that it starts from."""
     labels = "+".join(dict.fromkeys(run.label for run in runs))
-    root = Path(runs[0].values["checkpoint"]["save_dir"] or f"runs/{labels}")
+    root = Path(runs[0].configs["checkpoint"].save_dir or f"runs/{labels}")
+    placed = []
     for number, run in enumerate(runs):
-        folder = str(root / run.stage)
-        run.values["checkpoint"]["save_dir"] = run.configs["checkpoint"].save_dir = folder
+        options = run.options
         if number and run.init is not None and run.init.split("/")[0] == PREVIOUS:
             rest = run.init.removeprefix(PREVIOUS).strip("/") or "best"
-            run.values["init"] = str(root / runs[number - 1].stage / rest)
+            options = replace(options, init=str(root / runs[number - 1].stage / rest))
+        checkpoint = replace(run.configs["checkpoint"], save_dir=str(root / run.stage))
+        placed.append(replace(run, configs={**run.configs, "checkpoint": checkpoint}, options=options))
+    return placed
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------
@@ -147,7 +152,7 @@ def _stage_over(base: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, 
     if isinstance(stage.get("parts"), list):
         replaced = set(OF_A_PART)
     elif "parts" not in stage and any(kind in stage for kind in OF_A_PART) and "parts" in base:
-        replaced = {"parts", *MIXING}
+        replaced = {"parts", "mixing"}
     return merge({k: v for k, v in base.items() if k not in replaced}, {k: v for k, v in stage.items() if k != "name"})
 
 
@@ -187,7 +192,7 @@ def _known_keys(
 ) -> dict[str, Any]:
     """Return the values of a layer that have known keys. The layer may change parts and stages that are listed in
     ``below``."""
-    top = [*SECTIONS, *TOP_LEVEL, "parts", *MIXING, *([] if is_stage else ["stages"])]
+    top = [*SECTIONS, *TOP_LEVEL, "parts", "mixing", *([] if is_stage else ["stages"])]
     known = {}
     for key, value in layer.items():
         if is_stage and key == "stages":

@@ -8,18 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xrep.config.fields import FieldSpec, convert
+from xrep.config.fields import convert, fields_of_class
 from xrep.config.sections import (
     DEFAULT_NAMES,
-    MIXING,
     OF_A_PART,
-    PART_LEVEL,
-    SECTIONS,
-    TOP_LEVEL,
+    Mixing,
+    MixtureOptions,
+    RunOptions,
     Section,
     parts_of,
     sections_of,
-    specs,
     to_yaml,
 )
 from xrep.errors import UserError
@@ -27,47 +25,6 @@ from xrep.registry import REGISTRIES, load_target, suggestion
 
 MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
 """The task and the criterion of a run with several parts, which combine those of the parts."""
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """A resolved configuration: plain nested values and the objects made from them.
-
-    With several parts, ``values`` has ``parts`` and ``mixing`` instead of ``task`` and ``criterion``. ``configs`` and
-    ``classes`` still have one task and one criterion, which are those of ``MIXTURE``.
-    """
-
-    values: dict[str, Any]
-    configs: dict[str, Any]
-    """Maps each section to the instance of its part's ``Config`` dataclass."""
-    classes: dict[str, type]
-    """Maps each section to the class of the chosen part."""
-    stage: str = ""
-    """Name of the stage in a course of training; empty for a single run."""
-
-    @property
-    def seed(self) -> int:
-        return self.values["seed"]
-
-    @property
-    def init(self) -> str | None:
-        return self.values["init"]
-
-    @property
-    def label(self) -> str:
-        """A short name for messages and folders: task and criterion, or the names of the parts."""
-        if "parts" in self.values:
-            return "+".join(part["name"] for part in self.values["parts"])
-        return f"{self.values['task']['name']}-{self.values['criterion']['name']}"
-
-    @property
-    def data(self) -> list[str]:
-        """The data that the run's tasks name."""
-        tasks = [part["task"] for part in self.values.get("parts", [self.values])]
-        return list(dict.fromkeys(task["data"] for task in tasks if task.get("data")))
-
-    def to_yaml(self) -> str:
-        return to_yaml(self.values)
 
 
 @dataclass(frozen=True)
@@ -83,141 +40,171 @@ class Part:
     proportion: float
 
 
-class Resolver:
-    """Turns the merged values of one run into a ``RunConfig``, and collects all problems.
+@dataclass(frozen=True)
+class RunConfig:
+    """A resolved configuration: the chosen parts and their options.
 
-    Attributes:
-        problems: what is wrong, one line each; if there are any, there is no ``RunConfig``.
+    A run with several parts has one task and one criterion, too, which are those of ``MIXTURE``.
     """
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.problems: list[str] = []
-        self._doubtful: set[str] = set()
-        """Keys that keep their default because no valid value was given."""
-        self._check_form(values)
-        self._sections = sections_of(values)
-        self._parts = parts_of(values)
-        self._given = values
+    configs: dict[str, Any]
+    """Maps each section to the instance of its part's ``Config`` dataclass."""
+    classes: dict[str, type]
+    """Maps each section to the class of the chosen part."""
+    names: dict[str, str]
+    """Maps each section, also those of several parts (``parts.NAME.task``), to the name of the chosen part."""
+    options: RunOptions
+    stage: str = ""
+    """Name of the stage in a course of training; empty for a single run."""
 
-    def run(self, stage: str = "") -> RunConfig | None:
-        """Return the resolved run, or None if there are problems."""
-        resolved = {section.key: self._resolve(section) for section in self._sections}
-        values: dict[str, Any] = {}
-        if "parts" in self._given:
-            values["parts"] = [self._resolve_part(part, resolved) for part in self._parts]
-            values |= self._fields("", specs("", MIXING), {k: self._given[k] for k in MIXING if k in self._given})
-            self._check_proportions(values["parts"], values["mixing"])
-        values |= {kind: resolved[kind] for kind in SECTIONS if resolved.get(kind) is not None}
-        top = {key: self._given[key] for key in TOP_LEVEL if key in self._given}
-        values |= self._fields("", specs("", TOP_LEVEL), top)
-        if not 0 <= values["seed"] < 2**63:
-            self.problems.append(f"seed must lie in [0, 2**63), not {values['seed']}")
-        classes, configs = self._instantiate({key: fields for key, fields in resolved.items() if fields is not None})
-        if self.problems:
-            return None
-        if "parts" in values:
-            self._mix(values, classes, configs)
-        return None if self.problems else RunConfig(values, configs, classes, stage)
+    @property
+    def seed(self) -> int:
+        return self.options.seed
 
-    def _check_form(self, values: Mapping[str, Any]) -> None:
-        if "parts" not in values:
-            if "mixing" in values:
-                self.problems.append("mixing is for several parts, and there are none; name them under parts")
-            return
-        single = [kind for kind in OF_A_PART if kind in values]
-        if single:
-            given = " and ".join(single)
-            self.problems.append(f"a run has either parts or one task and criterion, but {given} is given beside parts")
-        parts = values["parts"]
-        if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
-            self.problems.append("parts must be a list of {task: ..., criterion: ...}")
-        names = [part["name"] for part in parts_of(values)]
-        check_names("part", names, r"[A-Za-z_]\w*", "letters, digits and _, no digit in front", self.problems)
+    @property
+    def init(self) -> str | None:
+        return self.options.init
 
-    def _resolve(self, section: Section) -> dict[str, Any] | None:
-        """Return the values of a section, or None if its part is not known."""
-        if section.kind in DEFAULT_NAMES and section.name is None:
-            choices = ", ".join(REGISTRIES[section.kind].names())
-            how = f"--{section.kind}" if section.key == section.kind else f"{section.key}="
-            self.problems.append(f"no {section.key} chosen; name one: {how} ({choices})")
-            return None
-        try:
-            fields = self._fields(section.key, section.fields(), section.given)
-        except UserError as error:
-            where = "" if section.key == section.kind else f"{section.key}: "
-            self.problems.append(f"{where}{error}")
-            return None
-        return {"name": section.name, **fields} if section.kind in DEFAULT_NAMES else fields
+    @property
+    def label(self) -> str:
+        """A short name for messages and folders: task and criterion, or the names of the parts."""
+        if isinstance(self.options, MixtureOptions):
+            return "+".join(part.name for part in self.configs["task"].parts)
+        return f"{self.names['task']}-{self.names['criterion']}"
 
-    def _resolve_part(self, part: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-        key = f"parts.{part['name']}"
+    @property
+    def data(self) -> list[str]:
+        """The data that the run's tasks name."""
+        config = self.configs["task"]
+        tasks = [part.config for part in config.parts] if isinstance(self.options, MixtureOptions) else [config]
+        return list(dict.fromkeys(task.data for task in tasks if getattr(task, "data", None)))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All options as plain nested values, in the form of a configuration file."""
+        configs, values = dict(self.configs), {}
+        if isinstance(self.options, MixtureOptions):
+            tasks, criteria = (configs.pop(kind).parts for kind in OF_A_PART)
+            values["parts"] = [self._part_values(*pair) for pair in zip(tasks, criteria, strict=True)]
+            values["mixing"] = self.options.mixing
+        values |= {key: self._values(key, config) for key, config in configs.items()}
+        return values | dataclasses.asdict(self.options)
+
+    def _part_values(self, task: Part, criterion: Part) -> dict[str, Any]:
+        assert isinstance(self.options, MixtureOptions)
+        key = f"parts.{task.name}"
+        return {
+            "name": task.name,
+            "task": self._values(f"{key}.task", task.config),
+            "criterion": self._values(f"{key}.criterion", criterion.config),
+            "weight": task.weight,
+            "proportion": task.proportion if self.options.mixing == "proportion" else None,
+        }
+
+    def _values(self, key: str, config: Any) -> dict[str, Any]:
+        name = {"name": self.names[key]} if key in self.names else {}
+        return name | dataclasses.asdict(config)
+
+    def to_yaml(self) -> str:
+        return to_yaml(self.values)
+
+
+def resolve(values: Mapping[str, Any], problems: list[str], stage: str = "") -> RunConfig | None:
+    """Return the run that the merged values of all layers describe.
+
+    Args:
+        problems: Everything that is wrong is added here, one line each; then the result is None.
+    """
+    found = _problems_of_form(values)
+    sections = sections_of(values)
+    configs = {section.key: _configure(section, found) for section in sections}
+    if found:
+        problems += found
+        return None
+    options = configs.pop("")
+    classes = {section.key: load_target(section.target) for section in sections if section.key in configs}
+    names = {section.key: section.name for section in sections if section.name is not None}
+    if isinstance(options, MixtureOptions):
+        found = _mix([part["name"] for part in parts_of(values)], options.mixing, configs, classes)
+        problems += found
+    return None if found else RunConfig(configs, classes, names, options, stage)
+
+
+def _problems_of_form(values: Mapping[str, Any]) -> list[str]:
+    if "parts" not in values:
+        wrong = "mixing" in values
+        return ["mixing is for several parts, and there are none; name them under parts"] if wrong else []
+    problems = []
+    single = " and ".join(kind for kind in OF_A_PART if kind in values)
+    if single:
+        problems.append(f"a run has either parts or one task and criterion, but {single} is given beside parts")
+    parts = values["parts"]
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
+        problems.append("parts must be a list of {task: ..., criterion: ...}")
+    names = [part["name"] for part in parts_of(values)]
+    check_names("part", names, r"[A-Za-z_]\w*", "letters, digits and _, and do not begin with a digit", problems)
+    for key, part in ((f"parts.{part['name']}", part) for part in parts_of(values)):
         if "batch_size" in part:
-            self.problems.append(f"{key}.batch_size is short for {key}.task.batch_size; give one of them")
-        own = {k: v for k, v in part.items() if k not in ("name", "batch_size", *OF_A_PART)}
+            problems.append(f"{key}.batch_size is short for {key}.task.batch_size; give one of them")
         for kind in OF_A_PART:
             if kind in part and not isinstance(part[kind], Mapping):
-                self.problems.append(f"{key}.{kind} must hold options, not {part[kind]!r}")
-        options = self._fields(key, specs(key, PART_LEVEL), own, [*OF_A_PART, "batch_size"])
-        for name, value in options.items():
-            if value is not None and not value > 0:
-                self.problems.append(f"{key}.{name} must be above 0, not {value}")
-        return {"name": part["name"], **{kind: resolved[f"{key}.{kind}"] for kind in OF_A_PART}, **options}
+                problems.append(f"{key}.{kind} must be a mapping of options, not {part[kind]!r}")
+        if part.get("proportion") is not None and values.get("mixing", "weight") == "weight":
+            problems.append(f"{key}.proportion is given, but mixing is weight; add mixing: proportion")
+    return problems
 
-    def _check_proportions(self, parts: list[dict[str, Any]], mixing: str) -> None:
-        given = [part["name"] for part in parts if part["proportion"] is not None]
-        if given and mixing == "weight":
-            self.problems.append(f"parts.{given[0]}.proportion is given, but mixing is weight; add mixing: proportion")
 
-    def _fields(
-        self, section: str, fields: list[FieldSpec], given: Mapping[str, Any], others: list[str] | None = None
-    ) -> dict[str, Any]:
-        known = {field.name: field for field in fields}
-        for key in given:
-            if key not in known:
-                near = suggestion(str(key), [*(others or []), *known])
-                self.problems.append(f"unknown key {section}.{key}; {near}")
-        resolved = {}
-        for name, field in known.items():
-            resolved[name] = field.default
-            if name in given:
-                try:
-                    resolved[name] = convert(given[name], field.annotation)
-                except ValueError as error:
-                    self.problems.append(f"{field.key} {error}")
-                    self._doubtful.add(field.key)
-            elif field.default is dataclasses.MISSING:
-                self.problems.append(f"{field.key} has no default; give it")
-                self._doubtful.add(field.key)
-        return resolved
+def _configure(section: Section, problems: list[str]) -> Any:
+    """Return the ``Config`` of a section, made from the values given; None after adding to ``problems``."""
+    if section.kind in DEFAULT_NAMES and section.name is None:
+        known = ", ".join(REGISTRIES[section.kind].names())
+        how = f"--{section.kind}" if section.key == section.kind else f"{section.key}="
+        problems.append(f"no {section.key} chosen; name one: {how} ({known})")
+        return None
+    try:
+        cls: Any = load_target(section.options)
+        specs = {spec.name: spec for spec in fields_of_class(section.key, cls)}
+    except UserError as error:
+        problems.append(str(error) if section.key == section.kind else f"{section.key}: {error}")
+        return None
+    above = f"{section.key}." if section.key else ""
+    for name in section.given:
+        if name not in specs:
+            problems.append(f"unknown key {above}{name}; {suggestion(str(name), list(specs))}")
+    values, doubtful = {}, []
+    for name, spec in specs.items():
+        try:
+            if name in section.given:
+                values[name] = convert(section.given[name], spec.annotation)
+            elif spec.default is dataclasses.MISSING:
+                raise ValueError("has no default; give it")
+        except ValueError as error:
+            problems.append(f"{spec.key} {error}")
+            doubtful.append(name)
+    if any(specs[name].default is dataclasses.MISSING for name in doubtful):
+        return None
+    config = cls(**values)
+    # What the part refuses about a doubtful option would concern its default, not the value given.
+    refused = config.problems() if hasattr(config, "problems") else []
+    problems += [above + problem for problem in refused if not any(name in problem for name in doubtful)]
+    return config
 
-    def _instantiate(self, resolved: Mapping[str, dict[str, Any]]) -> tuple[dict[str, type], dict[str, Any]]:
-        """Build the ``Config`` of every section and add what it refuses to ``problems``, except messages about keys in
-        ``_doubtful``."""
-        classes, configs = {}, {}
-        for section in (section for section in self._sections if section.key in resolved):
-            key = section.key
-            classes[key] = load_target(section.target)
-            fields = {k: v for k, v in resolved[key].items() if k != "name"}
-            if any(value is dataclasses.MISSING for value in fields.values()):
-                continue
-            configs[key] = classes[key].Config(**fields)
-            check = getattr(configs[key], "problems", None)
-            unsure = [name.removeprefix(f"{key}.") for name in self._doubtful if name.startswith(f"{key}.")]
-            refused = [problem for problem in (check() if check else []) if not any(name in problem for name in unsure)]
-            self.problems += [f"{key}.{problem}" for problem in refused]
-        return classes, configs
 
-    def _mix(self, values: dict[str, Any], classes: dict[str, type], configs: dict[str, Any]) -> None:
-        """Replace the tasks and criteria of the parts by one task and one criterion."""
-        for kind, target in MIXTURE.items():
-            mixed = []
-            for part in values["parts"]:
-                key = f"parts.{part['name']}.{kind}"
-                share = 1.0 if part["proportion"] is None else part["proportion"]
-                mixed.append(Part(part["name"], classes.pop(key), configs.pop(key), part["weight"], share))
-            classes[kind] = load_target(target)
-            configs[kind] = classes[kind].Config(parts=mixed, mixing=values["mixing"])
-            self.problems += configs[kind].problems()
+def _mix(names: list[str], mixing: Mixing, configs: dict[str, Any], classes: dict[str, type]) -> list[str]:
+    """Replace the tasks and criteria of the parts by one task and one criterion; return what these refuse."""
+    problems = []
+    options = {name: configs.pop(f"parts.{name}") for name in names}
+    for name in names:
+        del classes[f"parts.{name}"]
+    for kind, target in MIXTURE.items():
+        mixed = []
+        for name, own in options.items():
+            key = f"parts.{name}.{kind}"
+            mixed.append(Part(name, classes.pop(key), configs.pop(key), own.weight, own.proportion or 1.0))
+        classes[kind] = load_target(target)
+        configs[kind] = classes[kind].Config(parts=mixed, mixing=mixing)
+        problems += configs[kind].problems()
+    return problems
 
 
 def check_names(kind: str, names: list[str], pattern: str, allowed: str, problems: list[str]) -> None:
@@ -225,6 +212,6 @@ def check_names(kind: str, names: list[str], pattern: str, allowed: str, problem
     name."""
     for name in dict.fromkeys(names):
         if not re.fullmatch(pattern, name):
-            problems.append(f"{name!r} is no name of a {kind}; use {allowed}")
+            problems.append(f"{name!r} cannot be the name of a {kind}; use {allowed}")
         if names.count(name) > 1:
             problems.append(f"two {kind}s are named {name!r}; rename one")

@@ -1,0 +1,114 @@
+"""Option classes read from the source text of their modules, so that ``--help`` need not wait for torch."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import functools
+import importlib.util
+import sys
+from typing import Any
+
+from xrep.registry import load_target
+
+_parse = functools.cache(ast.parse)
+
+
+def option_class(target: str) -> type:
+    """Return the dataclass that ``module:Class.Config`` names.
+
+    Importing a part imports torch, which takes seconds. As long as torch has not been imported, the returned class is
+    made from the source text instead and has the same fields but no methods. If the text does not show all fields (for
+    example because the outer class inherits its ``Config``), the class is imported.
+
+    Raises:
+        UserError: its module cannot be imported or lacks the class.
+    """
+    if "torch" not in sys.modules:
+        try:
+            return _class_from_text(*target.split(":"))
+        except (ImportError, SyntaxError, LookupError, NameError, TypeError, ValueError, AttributeError):
+            pass  # If the class is broken, the import explains why.
+    return load_target(target)
+
+
+def docstring(target: str) -> str:
+    """Return the docstring of the class ``module:Class``, without importing it; empty if it has none."""
+    try:
+        return ast.get_docstring(_class_node(*target.split(":"))) or ""
+    except (ImportError, SyntaxError, LookupError, ValueError):
+        return ""
+
+
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Return the strings under the fields that a class itself declares; empty without source text."""
+    try:
+        body = _class_node(cls.__module__, cls.__qualname__).body
+    except (ImportError, SyntaxError, LookupError, ValueError):
+        return {}
+    found = {}
+    for statement, following in zip(body, body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+            if isinstance(following.value, ast.Constant) and isinstance(following.value.value, str):
+                found[ast.unparse(statement.target)] = " ".join(following.value.value.split())
+    return found
+
+
+def _class_from_text(module: str, name: str) -> type:
+    node = _class_node(module, name)
+    bases = tuple(_class_from_text(*_origin(module, ast.unparse(base))) for base in node.bases)
+    fields: list[Any] = []
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign):
+            expressions = [statement.annotation, *([statement.value] if statement.value is not None else [])]
+            fields.append((ast.unparse(statement.target), *(_evaluate(module, each) for each in expressions)))
+    made = dataclasses.make_dataclass(node.name, fields, bases=bases, kw_only=True)
+    made.__module__, made.__qualname__ = module, name
+    return made
+
+
+def _evaluate(module: str, expression: ast.expr) -> Any:
+    names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)} - set(dir(builtins))
+    code = compile(ast.Expression(expression), module, "eval")
+    return eval(code, {name: _value(module, name) for name in names})
+
+
+def _value(module: str, name: str) -> Any:
+    """Return the value of a name that a module assigns (``Precision = Literal[...]``) or imports."""
+    module, name = _origin(module, name)
+    if module in sys.modules:
+        return getattr(sys.modules[module], name)
+    for statement in _module_node(module).body:
+        if isinstance(statement, ast.Assign) and name in map(ast.unparse, statement.targets):
+            return _evaluate(module, statement.value)
+    raise LookupError(name)
+
+
+def _origin(module: str, name: str) -> tuple[str, str]:
+    """Return the module that defines a dotted name and its name there, following ``from ... import ...``."""
+    first, _, rest = name.partition(".")
+    for statement in _module_node(module).body:
+        if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            for alias in statement.names:
+                if (alias.asname or alias.name) == first:
+                    return _origin(statement.module, f"{alias.name}.{rest}" if rest else alias.name)
+    return module, name
+
+
+def _module_node(module: str) -> ast.Module:
+    spec = importlib.util.find_spec(module)
+    loader: Any = None if spec is None else spec.loader
+    source = None if loader is None else loader.get_source(module)
+    if source is None:
+        raise LookupError(module)
+    return _parse(source)
+
+
+def _class_node(module: str, qualified_name: str) -> ast.ClassDef:
+    node: Any = _module_node(module)
+    for name in qualified_name.split("."):
+        node = next((n for n in node.body if isinstance(n, ast.ClassDef) and n.name == name), None)
+        if node is None:
+            raise LookupError(qualified_name)
+    return node
