@@ -1,4 +1,4 @@
-"""What every console script shares: one way to end, whatever goes wrong."""
+"""What all console scripts share: exit codes, error messages and the form of the help."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import argparse
 import errno
 import functools
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +17,7 @@ from xrep.errors import TrainingError, UserError
 
 
 class ConsoleScript(Protocol):
-    """An entry point: its exit code, of the arguments given or else of those in ``sys.argv``."""
+    """An entry point, which returns the exit code. Without ``argv`` it reads the arguments in ``sys.argv``."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int: ...
 
@@ -23,9 +25,9 @@ class ConsoleScript(Protocol):
 def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
     """Turn ``function(argv)`` into an entry point that returns an exit code.
 
-    ``UserError`` and file-system errors (a full disk, no permission) are one line on stderr and exit code 2;
-    ``TrainingError`` is one line and exit code 1; Ctrl-C is exit code 130; a closed pipe (``| head``) is 141. Anything
-    else is a bug and keeps its traceback.
+    ``UserError`` and file-system errors (a full disk, no permission) are printed as one line on stderr, with exit code
+    2, ``TrainingError`` with exit code 1. Ctrl-C gives exit code 130, a closed pipe (``| head``) 141. Any other
+    exception is a bug and keeps its traceback.
     """
 
     @functools.wraps(function)
@@ -49,8 +51,22 @@ def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
     return main
 
 
+@contextmanager
+def naming_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Make errors name the options of the command: replace the fields in backticks (`queue_size`) by their options.
+
+    Args:
+        options: Maps the name of a field to its option, such as ``--queue-size``. Other fields stay as they are.
+    """
+    try:
+        yield
+    except (UserError, TrainingError) as error:
+        error.args = (re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), str(error)),)
+        raise
+
+
 def choose_device(named: str | None) -> str:
-    """The device as named, else a GPU if there is one; after a look that it is there.
+    """Return the named device; without a name a GPU if there is one, otherwise the CPU.
 
     Raises:
         UserError: this machine has no such device.
@@ -61,12 +77,14 @@ def choose_device(named: str | None) -> str:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError):  # the latter where torch is built without CUDA
-        raise UserError(f"{device}: not a device of this machine", cure="give another --device, such as cpu") from None
+        raise UserError(
+            f"{device} is not a device of this machine", cure="choose another --device, such as cpu"
+        ) from None
     return device
 
 
 def say_if_slow(program: str, precision: str, device: str) -> None:
-    """Print a line on stderr if ``precision`` is no faster than float32 on ``device``, which is this processor."""
+    """Print a line on stderr if ``precision`` is not faster than float32 on ``device``."""
     from xrep.kernels.processor import SLOW_BFLOAT16, multiplies_bfloat16
 
     if precision == "bfloat16" and device == "cpu" and not multiplies_bfloat16():
@@ -74,14 +92,14 @@ def say_if_slow(program: str, precision: str, device: str) -> None:
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the examples of a description as they are and prints each default that says something."""
+    """Prints descriptions as they are, and the default of each option unless it is None, False or an empty list."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, False, []) else super()._get_help_string(action)
 
 
 def _program() -> str:
-    """Name of the command as it was typed; ``python -m xrep_cli.train`` is xrep-train."""
+    """Return the name of the command as it was typed; that of ``python -m xrep_cli.train`` is xrep-train."""
     path = Path(sys.argv[0])
     return f"xrep-{path.stem}" if path.suffix == ".py" else path.name
 

@@ -109,8 +109,8 @@ def _device(named: str | None, world_size: int) -> str | None:
     try:
         torch.empty(1, device=named or gpu)
     except (RuntimeError, AssertionError):  # the latter where torch is built without CUDA
-        cure = "give another --device, such as cpu, or start no more processes than there are GPUs"
-        raise UserError(f"{named or gpu}: not a device of this machine", cure=cure) from None
+        cure = "choose another --device, such as cpu, or start no more processes than there are GPUs"
+        raise UserError(f"{named or gpu} is not a device of this machine", cure=cure) from None
     return named or gpu
 
 

@@ -5,33 +5,32 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.resources
+import itertools
 import re
 import shutil
 import textwrap
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xrep.config import (
-    COMMAND_LINE,
+from xrep.config.course import COMMAND_LINE, stages_of
+from xrep.config.fields import FieldSpec, choices, members
+from xrep.config.sections import (
     DEFAULT_NAMES,
     SECTIONS,
     TOP_LEVEL,
-    FieldSpec,
     Section,
-    choices,
-    docstring,
     expand,
     fields_of,
-    members,
     merge,
     plugins_of,
     read_yaml,
     sections_of,
-    stages_of,
 )
+from xrep.config.source import docstring
 from xrep.registry import REGISTRIES, import_plugin, nearest
 
 SELECTORS = {section.replace("_", "-"): section for section in DEFAULT_NAMES}
@@ -73,7 +72,13 @@ class CommandLine:
 
     def spelling(self, spec: FieldSpec) -> str:
         """Return how an option is written: ``--queue-size``, or with its key if several parts have the name."""
-        return "--" + spec.name.replace("_", "-") if len(self.named(spec.name)) == 1 else f"{spec.key}="
+        return self.option_names().get(spec.name, f"{spec.key}=")
+
+    def option_names(self) -> dict[str, str]:
+        """Map the name of each field to its option (``--queue-size``), without names that several parts have."""
+        counts = Counter(spec.name for spec in self.fields)
+        names = [*DEFAULT_NAMES, *(name for name, count in counts.items() if count == 1)]
+        return {name: "--" + name.replace("_", "-") for name in names}
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
@@ -311,37 +316,30 @@ def help_text(line: CommandLine) -> str:
     out.append(_entry("--print-config", "Print the resolved configuration as YAML and stop.", width))
     if line.stages[0][0]:
         out.append(_entry("stages.NAME.KEY=VALUE", f"For one stage: {', '.join(n for n, _ in line.stages)}.", width))
-    titles = _titles(line)
-    section = None
-    for spec in line.fields:
-        if spec.section != section:
-            section = spec.section
-            for title in titles.get(section) or [f"{section or 'run'}:"]:
-                out.append("\n" + textwrap.fill(title, width, subsequent_indent="  "))
-        default = "required" if spec.default is dataclasses.MISSING else f"default: {_show(spec.default)}"
-        out.append(_entry(f"{line.spelling(spec)} {_metavar(spec.annotation)}", f"{spec.help} ({default})", width))
+    for key, specs in itertools.groupby(line.fields, lambda spec: spec.section):
+        out += ["\n" + textwrap.fill(title, width, subsequent_indent="  ") for title in _titles(line, key)]
+        for spec in specs:
+            default = "required" if spec.default is dataclasses.MISSING else f"default: {_show(spec.default)}"
+            option = f"{line.spelling(spec)} {_metavar(spec.annotation)}"
+            out.append(_entry(option, f"{spec.help} ({default})", width))
     return "\n".join(out)
 
 
-def _titles(line: CommandLine) -> dict[str, list[str]]:
-    """Section -> what is chosen there, with the stages that choose it where they differ."""
-    chosen: dict[str, dict[str, tuple[Section, list[str]]]] = {}
+def _titles(line: CommandLine, key: str) -> list[str]:
+    """Return what is chosen in a section, with the stages that choose it where they differ."""
+    stages: dict[str, list[str]] = {}
+    targets: dict[str, str] = {}
     for stage, values in line.stages:
         for section in sections_of(values):
-            if section.is_chosen:
-                name = section.name or ""
-                chosen.setdefault(section.key, {}).setdefault(name, (section, []))[1].append(stage)
-    titles: dict[str, list[str]] = {}
-    for key, named in chosen.items():
-        for section, stages in named.values():
-            where = "" if len(stages) == len(line.stages) else f" (stage {', '.join(stages)})"
-            titles.setdefault(key, []).append(_title(section, where))
+            if section.key == key and section.is_chosen:
+                stages.setdefault(section.name or "", []).append(stage)
+                targets[section.name or ""] = section.target
+    titles = []
+    for name, choosing in stages.items():
+        where = "" if len(choosing) == len(line.stages) else f" (stage {', '.join(choosing)})"
+        summary = docstring(targets[name]).partition("\n")[0]
+        titles.append(f"{key or 'run'} {name}".rstrip() + f"{where}: {summary}")
     return titles
-
-
-def _title(section: Section, where: str) -> str:
-    name = f" {section.name}" if section.name else ""
-    return f"{section.key or 'run'}{name}{where}: {docstring(section.target).partition(chr(10))[0]}"
 
 
 def _metavar(annotation: Any) -> str:

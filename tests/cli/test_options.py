@@ -83,15 +83,15 @@ def test_what_is_wrong_is_listed():
         "--lr needs a value",
         "unknown option --mommentum; did you mean '--momentum'?",
         "unknown key lr; write optimizer.lr=...",
-        "'more/': data is named twice",
+        "'more/': data is given twice",
         "unknown key model.layer; did you mean 'layers'?",
     ]
     # The options of a part that is misspelt cannot be judged; all others are.
     assert problems("data/", "--task", "bitext", "--criterion", "dual_moko", "--queue-size", "5", "--seed", "x") == [
         "unknown criterion 'dual_moko'; did you mean 'dual_moco'?",
-        "seed must be int, not 'x'",
+        "seed must be an integer, not 'x'",
     ]
-    assert problems()[0] == f"no task chosen; name one: --task ({', '.join(TASKS.names())})"
+    assert problems()[0] == f"no task is chosen; set `task` to one of {', '.join(TASKS.names())}"
 
 
 def test_a_name_of_two_parts(tmp_path, monkeypatch):

@@ -232,10 +232,9 @@ def _expand_part(part: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _named(key: str, items: list[Any]) -> list[Any]:
-    taken = {str(item["name"]) for item in items if isinstance(item, Mapping) and "name" in item}
-    for number, item in enumerate(items, 1):
-        if not isinstance(item, dict):
-            continue
+    mappings = [(number, item) for number, item in enumerate(items, 1) if isinstance(item, dict)]
+    taken = {str(item["name"]) for _, item in mappings if "name" in item}
+    for number, item in mappings:
         if "name" not in item:
             stem = str(number) if key == "stages" else _stem(item, number)
             choices = [stem, *(f"{stem}_{n}" for n in range(2, len(items) + 2))]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import sys
 from typing import Any
 
@@ -26,29 +28,23 @@ def option_class(target: str) -> type:
         UserError: its module cannot be imported or lacks the class.
     """
     if "torch" not in sys.modules:
-        try:
+        # If the class is broken, importing it tells why.
+        with contextlib.suppress(LookupError, NameError, TypeError, ValueError, AttributeError):
             return _class_from_text(*target.split(":"))
-        except (ImportError, SyntaxError, LookupError, NameError, TypeError, ValueError, AttributeError):
-            pass  # If the class is broken, the import explains why.
     return load_target(target)
 
 
 def docstring(target: str) -> str:
     """Return the docstring of the class ``module:Class``, without importing it; empty if it has none."""
-    try:
-        return ast.get_docstring(_class_node(*target.split(":"))) or ""
-    except (ImportError, SyntaxError, LookupError, ValueError):
-        return ""
+    node = _class_node(*target.split(":"))
+    return ast.get_docstring(node) or "" if node else ""
 
 
 def field_docstrings(cls: type) -> dict[str, str]:
-    """Return the strings under the fields that a class itself declares; empty without source text."""
-    try:
-        body = _class_node(cls.__module__, cls.__qualname__).body
-    except (ImportError, SyntaxError, LookupError, ValueError):
-        return {}
+    """Return the strings under the fields that a class itself declares, each on one line."""
+    node = _class_node(cls.__module__, cls.__qualname__)
     found = {}
-    for statement, following in zip(body, body[1:], strict=False):
+    for statement, following in itertools.pairwise(node.body if node else []):
         if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
             if isinstance(following.value, ast.Constant) and isinstance(following.value.value, str):
                 found[ast.unparse(statement.target)] = " ".join(following.value.value.split())
@@ -57,6 +53,8 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 def _class_from_text(module: str, name: str) -> type:
     node = _class_node(module, name)
+    if node is None:
+        raise LookupError(name)
     bases = tuple(_class_from_text(*_origin(module, ast.unparse(base))) for base in node.bases)
     fields: list[Any] = []
     for statement in node.body:
@@ -96,19 +94,21 @@ def _origin(module: str, name: str) -> tuple[str, str]:
     return module, name
 
 
-def _module_node(module: str) -> ast.Module:
-    spec = importlib.util.find_spec(module)
-    loader: Any = None if spec is None else spec.loader
-    source = None if loader is None else loader.get_source(module)
-    if source is None:
-        raise LookupError(module)
-    return _parse(source)
-
-
-def _class_node(module: str, qualified_name: str) -> ast.ClassDef:
+def _class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
     node: Any = _module_node(module)
     for name in qualified_name.split("."):
-        node = next((n for n in node.body if isinstance(n, ast.ClassDef) and n.name == name), None)
-        if node is None:
-            raise LookupError(qualified_name)
+        classes = [each for each in node.body if isinstance(each, ast.ClassDef) and each.name == name]
+        if not classes:
+            return None
+        node = classes[0]
     return node
+
+
+def _module_node(module: str) -> ast.Module:
+    """Return the syntax tree of a module; an empty one if its source text is missing or not valid Python."""
+    try:
+        spec = importlib.util.find_spec(module)
+        loader: Any = spec.loader if spec else None
+        return _parse(loader.get_source(module) or "")
+    except (ImportError, SyntaxError, AttributeError, ValueError):
+        return _parse("")
