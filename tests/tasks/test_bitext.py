@@ -195,5 +195,7 @@ def test_what_it_refuses(data_directory: Path, tmp_path: Path) -> None:
         make(data_directory, batch_size=79).check_size(8)
     with pytest.raises(UserError, match="nowhere: no such folder"):
         make(tmp_path / "nowhere")
-    config = BitextTask.Config(batch_size=0, max_length=2, sampling_alpha=1.1)
-    assert [problem.split()[0] for problem in config.problems()] == ["batch_size", "max_length", "sampling_alpha"]
+    config = BitextTask.Config(batch_size=0, max_length=2, vocab_size=0, sampling_alpha=1.1)
+    assert [problem.split()[0] for problem in config.problems()] == [
+        "batch_size", "max_length", "vocab_size", "sampling_alpha"
+    ]  # fmt: skip
