@@ -48,7 +48,7 @@ class DAP(TranslationRanking):
         their sources."""
         rtl_layers: int = 2
         """K: number of transformer layers of the head, which are copies of the last K layers of the encoder."""
-        rtl_direction: Literal["to_pivot", "from_pivot", "both"] = "to_pivot"
+        rtl_direction: Direction = "to_pivot"
         """Which side is reconstructed from the other. to_pivot: the side in the pivot language. from_pivot: the other
         side. both: one direction in half of the pairs and the other in the rest, and their means are averaged (table
         5). With from_pivot and both the head adds learnt language vectors to its input."""

@@ -14,6 +14,7 @@ from xrep.models.projection import Projection, ProjectionShape, make_projection
 from xrep.models.start import Start, find_start
 from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
+from xrep.nn.layers import Norm
 from xrep.nn.pooling import Pooling, pool
 
 SHARED, SIDES = "shared", ("source", "target")
@@ -67,16 +68,16 @@ class DualEncoder(nn.Module):
         """Dropout rate of embeddings and sublayer outputs."""
         attention_dropout: float = 0.1
         """Dropout rate of attention weights."""
-        norm: Literal["post", "pre"] = "post"
+        norm: Norm = "post"
         """Position of layer normalisation: after each sublayer (post, as in BERT) or before it (pre)."""
         max_positions: int = 512
         """Maximum length of a sentence in subwords, including special tokens."""
-        pooling: Literal["auto", "mean", "max", "cls"] = "auto"
+        pooling: Literal["auto"] | Pooling = "auto"
         """How token vectors are combined into a sentence vector; padding is ignored. auto: the pooling of the tower's
         pretrained directory if it has one, otherwise that of the other tower's directory, otherwise mean."""
-        source_pooling: Literal["auto", "mean", "max", "cls"] = "auto"
+        source_pooling: Literal["auto"] | Pooling = "auto"
         """Pooling of the source tower only. auto: the value of pooling."""
-        target_pooling: Literal["auto", "mean", "max", "cls"] = "auto"
+        target_pooling: Literal["auto"] | Pooling = "auto"
         """Pooling of the target tower only. auto: the value of pooling."""
         pooled_layer: int | None = None
         """Layer whose token vectors are pooled; 0: the embeddings; none: the last layer."""

@@ -15,7 +15,7 @@ from xrep.kernels.linear import linear
 from xrep.models.start import Start, find_start
 from xrep.nn.decoder import DecoderShape, SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.encoder import EncoderShape, TransformerEncoder, initialise
-from xrep.nn.layers import Packing, layout_of
+from xrep.nn.layers import Norm, Packing, layout_of
 from xrep.text.sides import SHARED
 
 
@@ -97,7 +97,7 @@ class Translation(nn.Module):
         """Add to the logits of each step the similarity of each word to the source sentence, which is the cosine of the
         encoder's [CLS] vector and the word's embedding, times a learned scale (HiCTL, section 3.2). Needs a shared
         vocabulary."""
-        norm: Literal["post", "pre"] = "post"
+        norm: Norm = "post"
         """Position of layer normalisation: after each sublayer (post) or before it (pre). It applies to the decoder,
         and to an encoder that is not pretrained."""
         dropout: float = 0.1

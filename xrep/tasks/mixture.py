@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from xrep.config import Part
+from xrep.config import Mixing, Part
 from xrep.data.batching import TextSpec
 from xrep.data.stream import Plan
 from xrep.errors import UserError
@@ -74,7 +74,7 @@ class MixtureTask:
     class Config:
         parts: list[Part]
         """Name, class, ``Config`` and share of the task of each part."""
-        mixing: Literal["weight", "proportion"]
+        mixing: Mixing
         """weight: each batch has all parts. proportion: each batch has one part."""
 
         def problems(self) -> list[str]:

@@ -89,7 +89,7 @@ class MonolingualTask:
         data: str
         """Text with one sentence per line and a blank line between documents: a folder of files such as news.de,
         en.txt.gz, train.fr.xz and valid.fr, or de=FILE,en=FILE."""
-        units: Literal["sentences", "adjacent", "reordered"] = "sentences"
+        units: Units = "sentences"
         """What an example is. sentences: one sentence (criterion mlm). adjacent: two neighbouring sentences of a
         document (cmlm). reordered: a sentence, and its tokens in random order in place of a translation (hictl)."""
         swap_order: bool = True

@@ -25,7 +25,7 @@ from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.meters import Meters, memory_megabytes
 from xrep.training.progress import Progress, Quiet, duration
 from xrep.training.random_state import random_state, restore_random_state
-from xrep.training.step import Engine, Outcome, TrainingModule
+from xrep.training.step import Engine, Outcome, Precision, TrainingModule
 from xrep.training.validator import Validator
 
 Group = list[tuple[Any, Plan]]
@@ -78,7 +78,7 @@ class Trainer:
         freeze: list[str] = field(default_factory=list)
         """Parts that are not trained, as patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
-        precision: Literal["float32", "bf16", "fp16"] = "float32"
+        precision: Precision = "float32"
         """Data type of matrix products; weights and optimizer stay float32. bf16: CPUs without bfloat16 products train
         in float32, which is faster there. fp16: for GPUs without bfloat16 products; the loss is scaled."""
         compile: bool = False
