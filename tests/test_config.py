@@ -234,7 +234,7 @@ def test_numbers_stay_numbers_in_saved_yaml(number, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"task: [", "not a valid configuration"), (b"- a\n- b\n", "holds no mapping of sections"),
+        (b"task: [", "not a valid configuration"), (b"- a\n- b\n", "is not a mapping of sections"),
         (b"seed: 1\nseed: 2\n", "not a valid configuration"), (b"\xff\xfe\xff", "not a valid configuration"),
         (b"a: ${nowhere}", "not a valid configuration"), (b"x: !!python/object/apply:os.getcwd []", "not a valid"),
     ],

@@ -20,6 +20,7 @@ from xrep.config.course import COMMAND_LINE, stages_of
 from xrep.config.fields import FieldSpec, choices, members
 from xrep.config.sections import (
     DEFAULT_NAMES,
+    FIXED_SECTIONS,
     SECTIONS,
     TOP_LEVEL,
     Section,
@@ -197,35 +198,30 @@ class _Reader:
         return self.values
 
     def _option(self, name: str, value: str | None) -> None:
-        key = self._key(name)
-        kind = self._annotation(key)
+        key, kind = self._find(name)
         if name in FLAGS:
             self.line.flags.add(name)
         elif kind is bool:
             self._set(key, "true" if value is None else value)
         elif value is None and self._is_flag(name):
-            self._set(self._key(name.removeprefix("no-")), "false")
+            self._set(self._find(name.removeprefix("no-"))[0], "false")
         elif kind is None and _selected_section(name) is None and name not in FILES:
-            self._refuse(name)
+            known = [*(spec.name.replace("_", "-") for spec in self.line.fields), *SELECTORS, *FILES, *FLAGS]
+            self._refuse("option", f"--{name}", [f"--{each}" for each in known])
         elif value is None:
             self.line.problems.append(f"--{name} needs a value")
         elif kind is not None and key != "plugins":
             self._set(key, value)
 
     def _assign(self, key: str, value: str) -> None:
-        """``section.option=value``; parts and plugins were read by the first look."""
-        if _selected_section(key) or key in ("plugin", "plugins"):
-            return
-        if "." in key or key in (*SECTIONS, *TOP_LEVEL, "mixing"):
+        """Read ``section.option=value``, unless it chooses a part or plugin: the first look has read these."""
+        if "." in key and not _selected_section(key) or key in (*FIXED_SECTIONS, *TOP_LEVEL, "mixing"):
             self._set(key, value)
-            return
-        keys = " or ".join(f"{spec.key}=..." for spec in self.line.named(key))
-        self._unknown(
-            f"unknown key {key}", f"write {keys}" if keys else _cure(key, [*SECTIONS, *TOP_LEVEL, *self.by_key])
-        )
+        elif not _selected_section(key) and key not in ("plugin", "plugins"):
+            self._refuse("key", key, [*SECTIONS, *TOP_LEVEL, *self.by_key])
 
     def _data(self, token: str) -> None:
-        """An argument that is no option: the data that the task reads."""
+        """Read an argument that is no option, which is the data of the task."""
         keys = [spec.key for spec in self.line.named("data")] or ["task.data"]
         if len(keys) > 1:
             written = " or ".join(f"{key}={token}" for key in keys)
@@ -235,32 +231,27 @@ class _Reader:
         else:
             self._set(keys[0], token)
 
-    def _refuse(self, name: str) -> None:
-        keys = " or ".join(f"{spec.key}=..." for spec in self.line.named(name))
-        if keys:
-            self.line.problems.append(f"--{name} is an option of several parts; write {keys}")
-            return
-        known = [*(spec.name.replace("_", "-") for spec in self.line.fields), *SELECTORS, *FILES, *FLAGS]
-        self._unknown(f"unknown option --{name}", _cure(f"--{name}", [f"--{each}" for each in known]))
+    def _refuse(self, kind: str, name: str, known: list[str]) -> None:
+        specs = self.line.named(name.removeprefix("--"))
+        cure = nearest(name, known) or "--help lists the options of the chosen parts"
+        if specs:
+            cure = "write " + " or ".join(f"{spec.key}=..." for spec in specs)
+        if len(specs) > 1:
+            self.line.problems.append(f"{name} is an option of several parts; {cure}")
+        elif self.all_chosen:  # otherwise it may be an option of a part that is misspelt, which is reported
+            self.line.problems.append(f"unknown {kind} {name}; {cure}")
 
-    def _unknown(self, problem: str, cure: str) -> None:
-        # While a part is not chosen, or misspelt, the option may be one of its own; that is reported first.
-        if self.all_chosen:
-            self.line.problems.append(f"{problem}; {cure}")
-
-    def _key(self, name: str) -> str:
-        """Return the key that an option's name stands for: that of the only option of this name, or else the name."""
+    def _find(self, name: str) -> tuple[str, Any]:
+        """Return the key and the type of the option that a name or key stands for. The type is None if there is no such
+        option, or several."""
         key = name.replace("-", "_")
-        specs = self.line.named(name)
-        return specs[0].key if key not in self.by_key and len(specs) == 1 else key
-
-    def _annotation(self, key: str) -> Any:
-        """Return the type of the option of that key, which may be that of one stage; None if there is none."""
         spec = self.by_key.get(OF_A_STAGE.sub("", key, count=1))
-        return None if spec is None else spec.annotation
+        if spec is None and len(specs := self.line.named(name)) == 1:
+            key, spec = specs[0].key, specs[0]
+        return key, spec and spec.annotation
 
     def _is_flag(self, name: str) -> bool:
-        kinds = [self._annotation(self._key(each)) for each in (name, name.removeprefix("no-"))]
+        kinds = [self._find(each)[1] for each in (name, name.removeprefix("no-"))]
         return name in FLAGS or kinds[0] is bool or kinds == [None, bool]
 
     def _get(self, key: str) -> Any:
@@ -272,14 +263,10 @@ class _Reader:
 
     def _set(self, key: str, value: str) -> None:
         path = key.split(".")
-        if typing.get_origin(self._annotation(key)) is list and (given := self._get(key)) is not None:
+        if typing.get_origin(self._find(key)[1]) is list and (given := self._get(key)) is not None:
             value = f"{given},{value}"
         if not _place(self.values, path, value):
             self.line.problems.append(f"{key}={value}: {path[0]} already has a value, which is no mapping")
-
-
-def _cure(name: str, known: list[str]) -> str:
-    return nearest(name, known) or "--help lists the options of the chosen parts"
 
 
 HELP = """\
@@ -287,23 +274,24 @@ usage: xrep-train [DATA] --task NAME --criterion NAME [options] [section.option=
 
 Train a cross-lingual sentence encoder, or a translator.
 
-  xrep-train --task bitext --criterion dual_moco                      the demo corpus and its recipe
+  xrep-train --task bitext --criterion dual_moco                      trains on the demo corpus with its recipe
   xrep-train corpus/ --task bitext --criterion dual_moco --save-dir run1 --max-steps 20000
   xrep-train corpus/ --task translation --criterion label_smoothed_cross_entropy --encoder run2/best --save-dir nmt
   xrep-train --config examples/moco_bert/en-zh.yaml optimizer.lr=2e-5
-  xrep-train ... --print-config                                       print the resolved configuration and stop
+  xrep-train ... --print-config                                       prints the resolved configuration and stops
 
-DATA is a directory made by xrep-preprocess, or of raw text: train.de-en.de and train.de-en.en, or train.de-en.tsv
-(.gz and .xz too). The same command on the same --save-dir goes on where it stopped.
-Every option has three spellings: --queue-size 1024, criterion.queue_size=1024, and criterion: {queue_size: 1024} in
-the file given by --config; the command line wins.
+DATA is a directory made by xrep-preprocess, or a directory of raw text with the files train.de-en.de and
+train.de-en.en, or train.de-en.tsv (they may end in .gz or .xz). The same command with the same --save-dir resumes a
+run that was stopped.
+Every option can be given in three ways: --queue-size 1024, criterion.queue_size=1024, or criterion: {queue_size: 1024}
+in the file given by --config. The command line overrides the file.
 
-choose parts (the options below are those of the chosen ones):
+Parts to choose (the options below are those of the chosen parts):
 """
 
 
 def help_text(line: CommandLine) -> str:
-    """Every option of the chosen parts with type, default and help."""
+    """Return the help: every option of the chosen parts with its type, default and help."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     out = [HELP]
     chosen = line.sections()
@@ -311,11 +299,15 @@ def help_text(line: CommandLine) -> str:
         known = ", ".join(REGISTRIES[kind].names())
         names = dict.fromkeys(section.name or "none yet" for section in chosen if section.kind == kind)
         out.append(_entry(f"--{option} NAME", f"{known} (chosen: {', '.join(names)})", width))
-    out.append(_entry("--config FILE", "YAML file of options; several are merged, later ones win.", width))
-    out.append(_entry("--plugin MODULE", "Import a Python module that registers further parts; repeatable.", width))
-    out.append(_entry("--print-config", "Print the resolved configuration as YAML and stop.", width))
+    general = {
+        "--config FILE": "YAML file of options. If several are given, later ones override earlier ones.",
+        "--plugin MODULE": "Import a Python module that registers further parts. Can be given several times.",
+        "--print-config": "Print the resolved configuration as YAML and stop.",
+    }
     if line.stages[0][0]:
-        out.append(_entry("stages.NAME.KEY=VALUE", f"For one stage: {', '.join(n for n, _ in line.stages)}.", width))
+        names = ", ".join(name for name, _ in line.stages)
+        general["stages.NAME.KEY=VALUE"] = f"Set an option of one stage only. The stages are {names}."
+    out += [_entry(option, text, width) for option, text in general.items()]
     for key, specs in itertools.groupby(line.fields, lambda spec: spec.section):
         out += ["\n" + textwrap.fill(title, width, subsequent_indent="  ") for title in _titles(line, key)]
         for spec in specs:

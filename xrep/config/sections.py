@@ -59,7 +59,7 @@ class RunOptions:
     seed: int = 1
     """Seed of the random initialisation, the order of the data and dropout."""
     plugins: list[str] = field(default_factory=list)
-    """Python modules that register further parts; --plugin adds one."""
+    """Python modules to import, which register further parts."""
 
     def problems(self) -> list[str]:
         return [] if 0 <= self.seed < 2**63 else [f"seed must lie in [0, 2**63), not {self.seed}"]
@@ -199,7 +199,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"not a valid configuration: {one_line(error)}", path=path) from error
     if not isinstance(values, dict):
-        raise UserError("holds no mapping of sections", path=path, cure="write for example 'task: bitext'")
+        raise UserError("is not a mapping of sections", path=path, cure="write for example 'task: bitext'")
     return expand(values)
 
 
