@@ -8,11 +8,13 @@ import yaml
 
 from tests.runs import environment
 from xrep.config import compose
-from xrep.errors import ConfigError
+from xrep.errors import ConfigError, UserError
 from xrep.registry import CRITERIA, TASKS
+from xrep_cli.common import naming_options
 from xrep_cli.options import help_text, parse
 from xrep_cli.train import main
 
+TASK_NAMES = ", ".join(TASKS.names())
 CHOSEN = ["--task", "bitext", "--criterion", "dual_moco"]
 
 
@@ -91,7 +93,7 @@ def test_what_is_wrong_is_listed():
         "unknown criterion 'dual_moko'; did you mean 'dual_moco'?",
         "seed must be an integer, not 'x'",
     ]
-    assert problems()[0] == f"no task is chosen; set `task` to one of {', '.join(TASKS.names())}"
+    assert problems()[0] == f"no task is chosen; set `task` to one of {TASK_NAMES}"
 
 
 def test_a_name_of_two_parts(tmp_path, monkeypatch):
@@ -202,3 +204,21 @@ def test_help_waits_for_no_torch(tmp_path, text):
     line = [sys.executable, "-c", code, "--config", str(tmp_path / "c.yaml"), "--help"]
     finished = subprocess.run(line, env=environment(), capture_output=True, text=True)
     assert finished.returncode == 0 and "--queue-size" in finished.stdout, finished.stderr
+
+
+def test_errors_name_the_options_of_the_command(tmp_path):
+    """The library names the field; xrep-train adds the option, but not if several parts have one of this name."""
+
+    def printed(*arguments):
+        with pytest.raises(UserError) as error, naming_options(parse(arguments).option_names()):
+            raise UserError("too many", cure="lower `queue_size` or `temperature`, or set `task` and `folds`")
+        return str(error.value)
+
+    (tmp_path / "c.yaml").write_text(PARTS)
+    assert printed(*CHOSEN) == "too many; lower --queue-size or --temperature, or set --task and `folds`"
+    assert "lower --queue-size or `temperature`, or" in printed("--config", str(tmp_path / "c.yaml"))
+
+
+def test_xrep_train_names_its_options(capsys):
+    assert main(["--criterion", "dual_moco"]) == 2
+    assert capsys.readouterr().err == f"xrep-train: error: no task is chosen; set --task to one of {TASK_NAMES}\n"

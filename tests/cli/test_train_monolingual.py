@@ -150,7 +150,7 @@ def test_single_sentences_are_not_what_is_read(criterion: str, raw: Path, tmp_pa
     error = capfd.readouterr().err.splitlines()[-1]
     read = {"nli": "labelled pairs", "nli_triplet": "triplets"}.get(criterion, "pairs of sentences")
     assert error.startswith(
-        f"xrep-train: error: the criterion reads {read}, and the task gives single sentences; choose"
+        f"xrep-train: error: the criterion reads {read}, and the task gives single sentences; set --task to "
     )
     assert not run.exists()
 
@@ -158,4 +158,4 @@ def test_single_sentences_are_not_what_is_read(criterion: str, raw: Path, tmp_pa
 def test_translations_have_no_labels(data_directory: Path, tmp_path: Path, capfd) -> None:
     given = {"criterion": "nli", "save_dir": tmp_path / "run"}
     assert main([str(data_directory), *options(**given)]) == 2
-    assert "reads labelled pairs, and the task gives pairs of sentences; choose --task nli" in capfd.readouterr().err
+    assert "reads labelled pairs, and the task gives pairs of sentences; set --task to nli" in capfd.readouterr().err

@@ -259,4 +259,4 @@ def test_what_it_refuses(data_directory: Path, tmp_path: Path, capfd) -> None:
     raw = discover_bitext(write_corpus(tmp_path / "raw", train=200))
     preprocess(raw, tmp_path / "bin", given, lambda line: None, progress=False)
     line = refusal(xrep_train(*arguments(tmp_path / "bin", tmp_path / "run", max_steps=1, direction="both")))
-    assert "vocabularies of their own, so a pair cannot be read both ways; choose --direction" in line
+    assert "vocabularies of their own, so a pair cannot be read both ways; set --direction" in line

@@ -83,7 +83,7 @@ def test_vectors_of_another_tower_are_refused(text, batches, tmp_path: Path) -> 
     criterion(model, batches[0])
     for change in ({"seed": 1}, {"source_side": "target"}):
         model, criterion = make(text, cache_source=str(tmp_path), **change)
-        with pytest.raises(UserError, match="holds vectors of another encoder.*--cache-source"):
+        with pytest.raises(UserError, match="holds vectors of another encoder.*`cache_source`"):
             criterion(model, batches[0])
     model, criterion = make(text, cache_source=str(tmp_path))
     with torch.no_grad():
@@ -177,14 +177,14 @@ def test_a_student_learns_the_vectors_of_a_file(text, make_batch, tmp_path: Path
 def test_what_is_wrong_with_a_teacher_is_one_line(text, tmp_path: Path) -> None:
     sentences = [english for _, english in sentence_pairs(10)]
     given = write_teacher(tmp_path, sentences)
-    with pytest.raises(UserError, match=r"take the place of a source tower, .*; use --towers shared"):
+    with pytest.raises(UserError, match=r"take the place of a source tower, .*; set `towers` to shared"):
         make(text, **given)
     model, criterion = make(text, towers="shared", source_side="target", **given)
     hashes = np.zeros((3, 2), np.uint64)
     with pytest.raises(UserError, match=r"teacher\.txt: lacks the source sentences of 3 of 3 training pairs; add them"):
         criterion.prepare(type("Task", (), {"hashes": lambda self: iter([hashes])})())
     write_teacher(tmp_path, sentences, width=24)
-    with pytest.raises(UserError, match=r"vectors of 24 numbers, the model's have 32; give --projection-size 24"):
+    with pytest.raises(UserError, match=r"vectors of 24 numbers, the model's have 32; set `projection_size` to 24"):
         make(text, towers="shared", **given)
     np.save(given["teacher_vectors"], np.zeros((9, 32), np.float32))
     with pytest.raises(UserError, match=r"teacher\.npy: 9 vectors, but .*teacher\.txt has 10 lines"):

@@ -348,9 +348,9 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
 @pytest.mark.parametrize(
     ("units", "monolingual", "cure"),
     [
-        ("sentences", True, "--units reordered"),
-        ("adjacent", False, "--units reordered"),
-        ("reordered", False, "--mono"),
+        ("sentences", True, "set `units` to reordered"),
+        ("adjacent", False, "set `units` to reordered"),
+        ("reordered", False, "set `monolingual` to true"),
     ],
 )
 def test_text_that_does_not_fit(text: TextSpec, units: str, monolingual: bool, cure: str) -> None:
@@ -361,7 +361,7 @@ def test_text_that_does_not_fit(text: TextSpec, units: str, monolingual: bool, c
 
 
 def test_refusals(text: TextSpec) -> None:
-    with pytest.raises(UserError, match="hictl: all languages share one encoder; use --towers shared"):
+    with pytest.raises(UserError, match="hictl: all languages share one encoder; set `towers` to shared"):
         make(text, towers="separate")
     vocabulary = dataclasses.replace(text.vocabularies["shared"], mask_id=None)
     unmasked = dataclasses.replace(text, vocabularies={"shared": vocabulary})
@@ -374,7 +374,7 @@ def test_refusals(text: TextSpec) -> None:
 def test_warnings(text: TextSpec) -> None:
     _, hictl = make(text)
     (warning,) = hictl.warnings(None)
-    assert "--temperature 1.0" in warning
+    assert "a `temperature` of 1.0" in warning
     for cure in ({"temperature": 0.05}, {"hard_negatives": False}, {"sentence_contrast": False}):
         assert make(text, **cure)[1].warnings(None) == []
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tests.criteria.nli_batches import CRITERIA, EXACT, PARTS, SMALL, make_batches, make_task, train
 from tests.criteria.test_batches import NoWaiting
 from tests.kernels.ranks import run_ranks
+from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.nli import FEATURES, Nli
 from xrep.criteria.nli_triplet import NliTriplet
 from xrep.errors import UserError
@@ -182,8 +183,11 @@ def test_other_tasks_are_refused(task, text) -> None:
     pairs.check_task(task("pairs"))
     triplets.check_task(task("triplets"))
     for criterion, form, reads in ((pairs, "triplets", "labelled pairs"), (triplets, "pairs", "triplets")):
-        with pytest.raises(UserError, match=f"the criterion reads {reads}, and the task gives .*; choose --task nli"):
+        with pytest.raises(UserError, match=f"the criterion reads {reads}, and the task gives .*; set `task` to nli"):
             criterion.check_task(task(form))
+    # Pairs of sentences come from either unit of the monolingual task that has pairs.
+    with pytest.raises(UserError, match="or to monolingual with `units` adjacent or reordered$"):
+        DualMoco(DualMoco.Config(queue_size=4), model, text).check_task(task("pairs"))
 
 
 def test_problems() -> None:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from xrep.errors import UserError
 
 WHERE = {
-    "pairs of sentences": "--task bitext, or monolingual with --units adjacent",
-    "labelled pairs": "--task nli",
-    "triplets": "--task nli with --form triplets",
+    "pairs of sentences": "`task` to bitext, or to monolingual with `units` adjacent or reordered",
+    "labelled pairs": "`task` to nli",
+    "triplets": "`task` to nli and `form` to triplets",
 }
 """The tasks that give each kind of examples that a criterion may read."""
 MODELS = {"sentence encoder": ("encode", "dual_encoder"), "translation model": ("predict", "translation")}
@@ -79,7 +79,7 @@ class Criterion(nn.Module, ABC):
         if gives is not None and self.reads and gives not in self.reads:
             cure = " or ".join(WHERE[kind] for kind in self.reads if kind in WHERE)
             raise UserError(
-                f"the criterion reads {' or '.join(self.reads)}, and the task gives {gives}", cure=f"choose {cure}"
+                f"the criterion reads {' or '.join(self.reads)}, and the task gives {gives}", cure=f"set {cure}"
             )
 
     def prepare(self, task: Any) -> None:
@@ -111,7 +111,7 @@ class Criterion(nn.Module, ABC):
         """
         raise UserError(
             "micro_batch is for objectives that compare the sentences of a batch",
-            cure="lower --batch-size and raise --update-freq",
+            cure="lower `batch_size` and raise `update_freq`",
         )
 
     def pieces(self, batch: Any) -> list[Any]:

@@ -93,7 +93,7 @@ class DAP(TranslationRanking):
         encoder = model.encoders[self._tower]
         depth = len(encoder.layers) if model.config.pooled_layer is None else model.config.pooled_layer
         if config.rtl_layers > depth:
-            raise UserError(f"dap: the encoder has {depth} layers", cure=f"lower --rtl-layers {config.rtl_layers}")
+            raise UserError(f"dap: the encoder has {depth} layers", cure=f"lower `rtl_layers` from {config.rtl_layers}")
         languages = 0 if direction == "to_pivot" else len(text.languages)
         self.head = RTLHead(encoder, config.rtl_layers, depth, languages)
 
@@ -102,7 +102,7 @@ class DAP(TranslationRanking):
         if strange:
             raise UserError(
                 f"{', '.join(strange[:3])}: no side is in the pivot language {self.config.pivot_language!r}",
-                cure="choose another --pivot-language, or train on pairs that have it",
+                cure="choose another `pivot_language`, or train on pairs that have it",
             )
         if self.config.rtl_vocabulary == "target-language":
             pivot, toward = self.config.pivot_language, self.config.rtl_direction == "to_pivot"
@@ -173,5 +173,5 @@ class DAP(TranslationRanking):
 def _only_tower(model: DualEncoder, text: TextSpec) -> str:
     towers = {model.tower(language) for language in text.languages}
     if len(towers) > 1:
-        raise UserError("dap: all languages share one encoder", cure="use --towers shared")
+        raise UserError("dap: all languages share one encoder", cure="set `towers` to shared")
     return towers.pop()

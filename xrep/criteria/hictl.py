@@ -109,7 +109,7 @@ class HiCTL(ContrastiveCriterion):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         if SHARED not in model.encoders:
-            raise UserError("hictl: all languages share one encoder", cure="use --towers shared")
+            raise UserError("hictl: all languages share one encoder", cure="set `towers` to shared")
         self.config, self._vocabulary = config, text.vocabulary(SHARED)
         shape = model.encoders[SHARED].shape
         self._limit = shape.max_positions
@@ -130,10 +130,10 @@ class HiCTL(ContrastiveCriterion):
         if units is None:  # only the task monolingual has units
             return
         if units != "reordered":
-            raise UserError(f"hictl reads pairs, not units: {units}", cure="choose --units reordered")
+            raise UserError(f"hictl reads pairs, not units: {units}", cure="set `units` to reordered")
         if not self.config.monolingual:
             problem = "hictl: of a sentence and its own words reordered each tells what is masked of the other"
-            raise UserError(problem, cure="choose --monolingual")
+            raise UserError(problem, cure="set `monolingual` to true")
 
     def sizes(self, batch: PairBatch) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -198,8 +198,8 @@ class HiCTL(ContrastiveCriterion):
         found = [] if self.language is None else list(self.language.notes)
         if self.hardness is not None and self.config.temperature > 0.5:
             found.append(
-                f"hard negatives hardly differ from plain ones at --temperature {self.config.temperature}, where p+ "
-                "stays near 1 / (2n - 1); lower it, or set --no-hard-negatives"
+                f"hard negatives hardly differ from plain ones at a `temperature` of {self.config.temperature}, where "
+                "p+ stays near 1 / (2n - 1); lower it, or set `hard_negatives` to false"
             )
         return found
 

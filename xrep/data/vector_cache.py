@@ -104,7 +104,7 @@ class VectorCache:
         if not path.exists():
             if self.directory.exists() and (not self.directory.is_dir() or any(self.directory.iterdir())):
                 problem = "holds something else than cached vectors"
-                raise UserError(problem, path=self.directory, cure="name another --cache-source directory")
+                raise UserError(problem, path=self.directory, cure="name another `cache_source` directory")
             with naming(self.directory):
                 self.directory.mkdir(parents=True, exist_ok=True)
             with write_aside(path) as aside:
@@ -115,7 +115,7 @@ class VectorCache:
             found = None
         if found != facts:
             problem = "holds vectors of another encoder, or of another version of xrep"
-            cure = "name another --cache-source directory, or remove this one"
+            cure = "name another `cache_source` directory, or remove this one"
             raise UserError(problem, path=self.directory, cure=cure)
 
     def _take(self) -> _Writer:
@@ -130,7 +130,7 @@ class VectorCache:
                 continue
             except OSError:
                 problem = "this file system has no locks"
-                raise UserError(problem, path=self.directory, cure="name a --cache-source on another one") from None
+                raise UserError(problem, path=self.directory, cure="name a `cache_source` on another one") from None
             shard = self._shards.setdefault(number, _Shard(path, self.width))
             writer = _Writer(number, shard, file)
             self._note_new(number)

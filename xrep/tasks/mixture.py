@@ -88,7 +88,7 @@ class MixtureTask:
             if not same_tokenizers(self.tasks[first].tokenizers, self.tasks[name].tokenizers):
                 raise UserError(
                     f"the parts {first} and {name} have different vocabularies",
-                    cure="preprocess the text of both with the same --tokenizer",
+                    cure="preprocess the text of both with the same `tokenizer`",
                 )
         self.tokenizers = self.tasks[first].tokenizers
         self.text = _joined([task.text for task in self.tasks.values()])

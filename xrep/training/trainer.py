@@ -108,7 +108,7 @@ class Trainer:
             if self.device == "cuda" and not torch.cuda.is_available():
                 found.append("device is cuda, but there is no GPU here")
             elif self.precision == "fp16" and pick_device(self.device) == "cpu":
-                found.append("precision fp16 is for GPUs; use --precision bf16 on a CPU")
+                found.append("precision fp16 is for GPUs; set `precision` to bf16 on a CPU")
             if self.kernels == "triton" and (triton_problem() or self.device == "cpu"):
                 found.append(f"kernels is triton, but {triton_problem() or 'device is cpu'}")
             return found
@@ -285,7 +285,7 @@ class Trainer:
         what = not_finite(self.module, forward, outcome.loss, outcome.norm, [b for b, _ in group], describe, self.world)
         problem = TrainingError(
             f"step {self.state.step + 1}: {what}; last good checkpoint: {self.checkpoints.last_good()}; "
-            "lower --lr or --clip-norm, or look at these examples"
+            "lower `lr` or `clip_norm`, or look at these examples"
         )
         self.world.stop_all(problem, 1)
 

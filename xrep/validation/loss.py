@@ -44,7 +44,7 @@ class LossValidator:
         tasks = getattr(task, "tasks", {"": task})
         self.tasks = {p: own for p, own in tasks.items() if isinstance(own, MonolingualTask) and own.has_validation}
         if not self.tasks:
-            cure = "give it files such as valid.de, or choose another --validation"
+            cure = "give it files such as valid.de, or choose another `validation`"
             raise UserError("there is no dev split of task monolingual to validate on", cure=cure)
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:

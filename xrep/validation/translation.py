@@ -75,7 +75,7 @@ class TranslationValidator:
         tasks = getattr(task, "tasks", {"": task})
         self.tasks = {part: own for part, own in tasks.items() if isinstance(own, TranslationTask)}
         if not self.tasks:
-            raise UserError("there is no task translation to validate on", cure="choose another --validation")
+            raise UserError("there is no task translation to validate on", cure="choose another `validation`")
         self.pools = {part: own.validation_pools(config.max_sentences) for part, own in self.tasks.items()}
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
