@@ -102,7 +102,7 @@ def test_a_run_without_stages_is_a_course_of_one():
     assert run == compose(layers)
     assert (run.stage, run.values["checkpoint"]["save_dir"], run.init) == ("", None, "previous/best")
     assert course_to_yaml([run]) == run.to_yaml()
-    with pytest.raises(ConfigError, match="has stages, and a single run is wanted"):
+    with pytest.raises(ConfigError, match="has stages, but a single run is needed"):
         compose([*layers, ("", {"stages": [{"name": "1"}]})])
 
 
@@ -113,13 +113,13 @@ def test_problems_of_all_stages_are_told_together_and_once(course):
         "stages.both.parts.b.weight=-2",
     )  # fmt: skip
     assert [line.partition("; known: max_steps")[0] for line in found] == [
-        "unknown option --stages.both.parts.c.weight; see --help for the options of the chosen parts",
+        "unknown option --stages.both.parts.c.weight; --help lists the options of the chosen parts",
         "command line: there is no stage 'bth'; did you mean 'both'?",
         "stages.1.init is previous, but there is no stage before it",
         "stages.fresh.checkpoint.save_dir is given, but a stage trains in SAVE_DIR/NAME; "
-        "give --save-dir for the whole course",
+        "set checkpoint.save_dir of the whole course",
         "unknown key trainer.max_step; did you mean 'max_steps'?",
-        "trainer.max_steps must be int | None, not 'many'",
+        "trainer.max_steps must be an integer or none, not 'many'",
         "stage rank: unknown key criterion.queue_size; known: temperature, margin, "
         "margin_scale, directions, mask_equal_sentences, cross_rank_negatives",
         "stage both: parts.b.weight must be above 0, not -2.0",
@@ -127,27 +127,27 @@ def test_problems_of_all_stages_are_told_together_and_once(course):
     assert problems(course, "stages.both.model=3") == [
         "stage both: unknown model '3'; known: dual_encoder, translation"
     ]
-    assert problems(course, "stages.rank=3") == ["command line: stages.rank must hold options, not '3'"]
-    assert problems(course, "trainer.max_steps=3", "trainer=4") == ["command line: trainer must hold options, not '4'"]
+    assert problems(course, "stages.rank=3") == ["command line: stages.rank must be a mapping of options, not '3'"]
+    assert problems(course, "trainer.max_steps=3", "trainer=4") == ["trainer must be a mapping of options, not '4'"]
     assert problems(course, "trainer=4", "trainer.max_steps=3") == [
-        "trainer.max_steps=3: trainer holds a value already, not options",
-        "command line: trainer must hold options, not '4'",
+        "trainer.max_steps=3: trainer already has a value, which is no mapping",
+        "trainer must be a mapping of options, not '4'",
     ]
 
 
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ("[]", "c.yaml: stages must be a list of what changes from stage to stage: [{task: ...}, ...]"),
-        ("[a]", "c.yaml: stages must be a list of what changes from stage to stage: [{task: ...}, ...]"),
-        ("{a: {seed: 1}}", "c.yaml: there is no stage 'a'; list stages in a file given by --config"),
-        ("[{name: best}]", "'best' is no name of a stage; use letters, digits and _"),
-        ("[{name: a/b}]", "'a/b' is no name of a stage; use letters, digits and _"),
+        ("[]", "c.yaml: stages must be a list of the values of each stage: [{task: ...}, ...]"),
+        ("[a]", "c.yaml: stages must be a list of the values of each stage: [{task: ...}, ...]"),
+        ("{a: {seed: 1}}", "c.yaml: there is no stage 'a'; list the stages in a configuration file"),
+        ("[{name: best}]", "'best' cannot be the name of a stage; use letters, digits and _"),
+        ("[{name: a/b}]", "'a/b' cannot be the name of a stage; use letters, digits and _"),
         ("[{name: '2'}, {}]", None),
         ("[{name: a}, {name: a}]", "two stages are named 'a'; rename one"),
-        ("[{optimiser: {}}]", "c.yaml: stages.1: unknown section 'optimiser'; did you mean 'optimizer'?"),
-        ("[{stages: []}]", "c.yaml: stages.1: a stage has no stages of its own"),
-        ("[{trainer: 5}]", "c.yaml: stages.1: trainer must hold options, not 5"),
+        ("[{optimiser: {}}]", "unknown section 'optimiser'; did you mean 'optimizer'?"),
+        ("[{stages: []}]", "c.yaml: stages.1: a stage cannot have stages"),
+        ("[{trainer: 5}]", "trainer must be a mapping of options, not 5"),
     ],
 )
 def test_what_stages_may_not_be(tmp_path, stages, message):

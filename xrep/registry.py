@@ -15,12 +15,10 @@ torchrun:
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import importlib
 import importlib.metadata
-import importlib.util
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -97,47 +95,15 @@ def load_target(target: str) -> type:
     return found
 
 
-def module_node(module: str) -> ast.Module:
-    """Return the syntax tree of a module, parsed from its source text.
-
-    Raises:
-        UserError: If the source text cannot be found or is not valid Python.
-    """
-    try:
-        spec = importlib.util.find_spec(module)
-        loader: Any = None if spec is None else spec.loader
-        source = None if loader is None else loader.get_source(module)
-        node = _parsed(source) if source is not None else None
-    except (ImportError, SyntaxError) as error:
-        problem = f"the module {module} cannot be read: {one_line(error)}"
-        raise UserError(problem, cure="mend or reinstall it") from error
-    if node is None:
-        raise UserError(f"the source text of {module} cannot be found", cure="install the package that has it")
-    return node
-
-
-def class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
-    """Return the syntax tree of a class, from the source text of its module; None if the text has no such class.
-
-    Raises:
-        UserError: As ``module_node``.
-    """
-    node: Any = module_node(module)
-    for name in qualified_name.split("."):
-        node = next((n for n in node.body if isinstance(n, ast.ClassDef) and n.name == name), None)
-        if node is None:
-            break
-    return node
-
-
-_parsed = functools.lru_cache(maxsize=None)(ast.parse)
-"""``ast.parse`` with a cache, because a module is parsed for each of its classes and each training stage."""
+def nearest(name: str, known: list[str]) -> str:
+    """Return the advice for a misspelt name, "did you mean 'dual_moco'?"; empty if no known name is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def suggestion(name: str, known: list[str]) -> str:
     """Return the advice for a misspelt name: the nearest known name, or else all known names."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)
+    return nearest(name, known) or "known: " + ", ".join(known)
 
 
 def import_plugin(module: str) -> None:

@@ -7,8 +7,10 @@ import errno
 import functools
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,9 +26,9 @@ class ConsoleScript(Protocol):
 def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
     """Turn ``function(argv)`` into an entry point that returns an exit code.
 
-    ``UserError`` and file-system errors (a full disk, no permission) are one line on stderr and exit code 2;
-    ``TrainingError`` is one line and exit code 1; Ctrl-C is exit code 130; a closed pipe (``| head``) is 141. Anything
-    else is a bug and keeps its traceback.
+    ``UserError`` and file-system errors (a full disk, no permission) are printed as one line on stderr, with exit code
+    2, ``TrainingError`` with exit code 1. Ctrl-C gives exit code 130, a closed pipe (``| head``) 141. Any other
+    exception is a bug and keeps its traceback.
     """
 
     @functools.wraps(function)
@@ -50,6 +52,20 @@ def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
     return main
 
 
+@contextmanager
+def naming_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Make errors name the options of the command: replace the fields in backticks (`queue_size`) by their options.
+
+    Args:
+        options: Maps the name of a field to its option, such as ``--queue-size``. Other fields stay as they are.
+    """
+    try:
+        yield
+    except (UserError, TrainingError) as error:
+        error.args = (re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), str(error)),)
+        raise
+
+
 def choose_device(named: str | None) -> str:
     """Return the named device, or else a GPU if there is one (one for each process of several), or else the CPU.
 
@@ -71,7 +87,7 @@ def choose_device(named: str | None) -> str:
 
 
 def say_if_slow(program: str, precision: str, device: str) -> None:
-    """Print a line on stderr if ``precision`` is no faster than float32 on ``device``, which is this processor."""
+    """Print a line on stderr if ``precision`` is not faster than float32 on ``device``."""
     from xrep.kernels.processor import SLOW_BFLOAT16, multiplies_bfloat16
 
     if precision == "bfloat16" and device == "cpu" and not multiplies_bfloat16():

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from xrep.config import FieldSpec, read_fields
+from xrep.config.fields import FieldSpec, choices, members, read_fields
+from xrep.config.source import docstring
 from xrep.errors import UserError
 from xrep.files import check_output, write_aside
-from xrep.registry import EVALUATIONS, class_node, import_plugin, load_target
+from xrep.registry import EVALUATIONS, import_plugin
 from xrep_cli.common import HelpFormatter, console_script
 
 DESCRIPTION = """\
@@ -30,7 +30,7 @@ PATH = (
     "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
     "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows."
 )
-TYPES = {"int": int, "float": float}
+METAVARS = {int: "N", float: "X"}
 
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
@@ -39,12 +39,12 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     _add_plugin(parser)
     commands = parser.add_subparsers(dest="evaluation", required=True, metavar="TEST")
     for name in EVALUATIONS.names():
-        description = _description(name).replace("%", "%%")
+        description = docstring(EVALUATIONS.target(name)).replace("%", "%%")
         summary = description.split("\n")[0].rstrip(".")
         command = commands.add_parser(name, help=summary, description=description, formatter_class=HelpFormatter)
         if name == chosen:
             command.add_argument("--path", metavar="MODEL", help=PATH)
-            specs = read_fields("", EVALUATIONS.target(name))
+            specs = read_fields("", f"{EVALUATIONS.target(name)}.Config")
             for spec in sorted(specs, key=lambda spec: spec.default is not dataclasses.MISSING):
                 _add_option(command, spec)
             command.add_argument(
@@ -59,31 +59,21 @@ def _add_plugin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plugin", metavar="MODULE", action="append", default=[], help=help_text)
 
 
-def _description(name: str) -> str:
-    """Return the docstring of an evaluation, read without importing its module if the source text has it."""
-    target = EVALUATIONS.target(name)
-    try:
-        node = class_node(*target.split(":", 1))
-        return (ast.get_docstring(node) if node is not None else load_target(target).__doc__) or ""
-    except UserError as error:  # a broken plugin must not hide the other evaluations
-        return f"({error})"
-
-
 def _add_option(parser: argparse.ArgumentParser, spec: FieldSpec) -> None:
-    kind, name = spec.annotation.replace(" | None", ""), spec.name.rpartition("_")[2].upper()
+    kind, name = members(spec.annotation)[0], spec.name.rpartition("_")[2].upper()
     options: dict[str, Any] = {"help": spec.help.replace("%", "%%")}
     if spec.default is dataclasses.MISSING:
         options["required"] = True
     else:
         options["default"] = spec.default
-    if kind == "bool":
+    if kind is bool:
         options["action"] = "store_true"
-    elif kind.startswith("Literal["):
-        options["choices"] = ast.literal_eval(f"({kind.removeprefix('Literal[')[:-1]},)")
-    elif kind == "list[str]":
+    elif choices(kind):
+        options["choices"] = choices(kind)
+    elif kind == list[str]:
         options |= {"action": "extend", "nargs": "+", "metavar": name}
     else:
-        options |= {"type": TYPES.get(kind, str), "metavar": {"int": "N", "float": "X"}.get(kind, name)}
+        options |= {"type": kind, "metavar": METAVARS.get(kind, name)}
     parser.add_argument(f"--{spec.name.replace('_', '-')}", **options)
 
 

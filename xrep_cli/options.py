@@ -1,26 +1,28 @@
-"""The command line of xrep-train: three spellings of one option; --help shows every option of the chosen parts."""
+"""The command line of xrep-train: it has the options of the chosen parts, each in three spellings."""
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
-import importlib.util
+import importlib.resources
+import itertools
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+import typing
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xrep.config import (
-    COMMAND_LINE,
+from xrep.config.course import COMMAND_LINE, stages_of
+from xrep.config.fields import FieldSpec, choices, members
+from xrep.config.sections import (
     DEFAULT_NAMES,
-    MIXING,
+    FIXED_SECTIONS,
     SECTIONS,
     TOP_LEVEL,
-    FieldSpec,
     Section,
     expand,
     fields_of,
@@ -28,24 +30,20 @@ from xrep.config import (
     plugins_of,
     read_yaml,
     sections_of,
-    stages_of,
 )
-from xrep.registry import REGISTRIES, class_node, import_plugin, suggestion
+from xrep.config.source import docstring
+from xrep.registry import REGISTRIES, import_plugin, nearest
 
 SELECTORS = {section.replace("_", "-"): section for section in DEFAULT_NAMES}
 FLAGS = ("help", "print-config")
-FILES = ("config", "plugin")
+FILES = ("config", "plugin", "plugins")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.[\w-]+)*)=(.*)", re.DOTALL)
 """``section.option=value`` (``./a=b`` and ``../a=b`` are paths)."""
 OF_A_STAGE = re.compile(r"^stages\.\w+\.")
-"""What stands before the key of an option that is given to one stage alone."""
-
-
-def demo_recipe() -> Path:
-    """The recipe that applies when no data is named."""
-    spec = importlib.util.find_spec("xrep")
-    assert spec is not None and spec.submodule_search_locations is not None
-    return Path(spec.submodule_search_locations[0]) / "recipes" / "demo.yaml"
+"""The beginning of the key of an option that is given to one stage alone."""
+DEMO_RECIPE = Path(str(importlib.resources.files("xrep"))) / "recipes" / "demo.yaml"
+"""The options of a run for which no data is named."""
+METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "STR", list[str]: "A,B,...", list[float]: "X,Y,..."}
 
 
 @dataclass
@@ -53,11 +51,11 @@ class CommandLine:
     """A parsed command line.
 
     Attributes:
-        layers: (origin, nested values), lowest first: the demo recipe or YAML files, then the command line.
+        layers: (origin, nested values), from lowest to highest: the demo recipe or YAML files, then the command line.
         stages: name and values of each stage; without stages those of the one run, whose name is empty.
         fields: every option of the chosen parts, once, whatever the number of stages that have it.
-        problems: what could not be understood, to be reported together with what the configuration finds.
-        flags: the flags given (help, print-config).
+        problems: what could not be understood; it is reported together with the problems of the configuration.
+        flags: the flags given, of FLAGS.
     """
 
     layers: list[tuple[str, dict[str, Any]]]
@@ -68,6 +66,20 @@ class CommandLine:
 
     def sections(self) -> list[Section]:
         return [section for _, values in self.stages for section in sections_of(values)]
+
+    def named(self, name: str) -> list[FieldSpec]:
+        """Return the options of a name, which several parts may have."""
+        return [spec for spec in self.fields if spec.name == name.replace("-", "_")]
+
+    def spelling(self, spec: FieldSpec) -> str:
+        """Return how an option is written: ``--queue-size``, or with its key if several parts have the name."""
+        return self.option_names().get(spec.name, f"{spec.key}=")
+
+    def option_names(self) -> dict[str, str]:
+        """Map the name of each field to its option (``--queue-size``), without names that several parts have."""
+        counts = Counter(spec.name for spec in self.fields)
+        names = [*DEFAULT_NAMES, *(name for name, count in counts.items() if count == 1)]
+        return {name: "--" + name.replace("_", "-") for name in names}
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
@@ -86,17 +98,19 @@ def parse(argv: Sequence[str]) -> CommandLine:
         merged = merge(merged, layer)
     stages = stages_of(merged, selected)
     line = CommandLine(layers, stages, _fields_once([fields_of(values) for _, values in stages]))
-    values = expand(_Reader(line).read(argv, selected))
+    values = expand(_Reader(line, selected).read(argv))
     if files["plugin"]:
         values["plugins"] = list(dict.fromkeys(plugins))
-    if not files["config"] and _wants_the_demo(line, values):
-        line.layers.append((str(demo_recipe()), read_yaml(demo_recipe())))
+    task = next(section for section in line.sections() if section.kind == "task")
+    if not files["config"] and task.name == "bitext" and not values["task"].get("data"):
+        line.layers.append((str(DEMO_RECIPE), read_yaml(DEMO_RECIPE)))
     line.layers.append((COMMAND_LINE, values))
     return line
 
 
 def _fields_once(runs: list[list[FieldSpec]]) -> list[FieldSpec]:
-    """The options of several runs, each once, section by section; the first run that has one tells its default."""
+    """Return the options of several runs, each once, section by section. The default is that of the first run that has
+    the option."""
     sections: dict[str, dict[str, FieldSpec]] = {}
     for spec in (spec for fields in runs for spec in fields):
         sections.setdefault(spec.section, {}).setdefault(spec.name, spec)
@@ -104,34 +118,48 @@ def _fields_once(runs: list[list[FieldSpec]]) -> list[FieldSpec]:
     return [spec for fields in sections.values() for spec in fields.values()]
 
 
-def _wants_the_demo(line: CommandLine, values: dict[str, Any]) -> bool:
-    task = next(section for section in line.sections() if section.kind == "task")
-    return task.name == "bitext" and not values["task"].get("data")
+def _words(argv: Sequence[str], is_flag: Callable[[str], bool]) -> Iterator[tuple[str, str, str | None]]:
+    """Yield the form ("option", "assignment" or "data"), the name and the value of each argument.
+
+    The value of an option is the text behind ``=``, or the next argument; a flag takes only ``true`` or ``false`` as
+    the next argument. Without a value it is None.
+    """
+    rest = list(argv)
+    while rest:
+        token = rest.pop(0)
+        if token.startswith("--") or token == "-h":
+            name, equals, value = ("--help" if token == "-h" else token)[2:].partition("=")
+            if equals:
+                yield "option", name, value
+            elif rest and (rest[0].lower() in ("true", "false") if is_flag(name) else not rest[0].startswith("--")):
+                yield "option", name, rest.pop(0)
+            else:
+                yield "option", name, None
+        elif (assignment := ASSIGNMENT.fullmatch(token)) and not Path(token).exists():
+            yield "assignment", assignment[1], assignment[2]
+        else:
+            yield "data", token, None
 
 
 def _first_look(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """The chosen parts, the YAML files and the plugins, which decide what other options there are."""
+    """Return the chosen parts, the YAML files and the plugins, which decide what other options there are."""
     selected: dict[str, Any] = {}
-    files: dict[str, list[str]] = {name: [] for name in FILES}
-    for position, token in enumerate(argv):
-        name, equals, value = token.removeprefix("--").partition("=")
-        name = "plugin" if name == "plugins" else name
-        if token.startswith("--") and not equals:
-            following = argv[position + 1] if position + 1 < len(argv) else ""
-            value = "" if following.startswith("--") else following
-        elif not token.startswith("--") and not (equals and (name == "plugin" or _selected_section(name))):
+    files: dict[str, list[str]] = {"config": [], "plugin": []}
+    for form, name, value in _words(argv, lambda name: name not in FILES and not _selected_section(name)):
+        if not value:
             continue
-        if name == "plugin":
-            files[name] += [module for module in value.split(",") if module]
-        elif name in FILES and value:
-            files[name].append(value)
-        elif (path := _selected_section(name)) and value:
+        if name in ("plugin", "plugins"):
+            files["plugin"] += [module for module in value.split(",") if module]
+        elif name == "config" and form == "option":
+            files["config"].append(value)
+        elif path := _selected_section(name):
             _place(selected, [*path, "name"], value)
     return selected, files
 
 
 def _selected_section(key: str) -> list[str] | None:
-    """Path of the section whose part a key chooses (``criterion``, ``parts.nli.criterion.name``); None for others."""
+    """Return the path of the section whose part a key chooses (``criterion``, ``parts.nli.criterion.name``); None for
+    other keys."""
     *above, section = key.removesuffix(".name").split(".")
     section = section.replace("-", "_")
     if section not in DEFAULT_NAMES or above and above[0] not in ("parts", "stages"):
@@ -140,7 +168,7 @@ def _selected_section(key: str) -> list[str] | None:
 
 
 def _place(values: dict[str, Any], path: Sequence[str], value: Any) -> bool:
-    """Set a nested value; False if something on its way is no mapping."""
+    """Set a nested value; return False if something on its path is not a mapping."""
     for key in path[:-1]:
         values = values.setdefault(key, {})
         if not isinstance(values, dict):
@@ -152,129 +180,93 @@ def _place(values: dict[str, Any], path: Sequence[str], value: Any) -> bool:
 class _Reader:
     """Reads the options of a command line, given the fields of the chosen parts."""
 
-    def __init__(self, line: CommandLine) -> None:
+    def __init__(self, line: CommandLine, selected: dict[str, Any]) -> None:
         self.line = line
+        self.values: dict[str, Any] = copy.deepcopy(selected)
         self.by_key = {spec.key: spec for spec in line.fields}
-        self.by_name: dict[str, list[FieldSpec]] = {}
-        for spec in line.fields:
-            self.by_name.setdefault(spec.name, []).append(spec)
         self.all_chosen = all(section.is_chosen for section in line.sections())
 
-    def read(self, argv: Sequence[str], selected: dict[str, Any]) -> dict[str, Any]:
-        self.values: dict[str, Any] = copy.deepcopy(selected)
-        self.data: str | None = None
-        rest = list(argv)
-        while rest:
-            token = rest.pop(0)
-            if token in ("-h", "--help"):
-                self.line.flags.add("help")
-            elif token.startswith("--"):
-                self._option(token[2:], rest)
-            elif (assignment := ASSIGNMENT.fullmatch(token)) and not Path(token).exists():
-                self._assign(*assignment.groups())
+    def read(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Return the values that the command line sets, as nested mappings of text."""
+        for form, name, value in _words(argv, self._is_flag):
+            if form == "option":
+                self._option(name, value)
+            elif form == "assignment":
+                self._assign(name, value or "")
             else:
-                self._data(token)
+                self._data(name)
         return self.values
 
+    def _option(self, name: str, value: str | None) -> None:
+        key, kind = self._find(name)
+        if name in FLAGS:
+            self.line.flags.add(name)
+        elif kind is bool:
+            self._set(key, "true" if value is None else value)
+        elif value is None and self._is_flag(name):
+            self._set(self._find(name.removeprefix("no-"))[0], "false")
+        elif kind is None and _selected_section(name) is None and name not in FILES:
+            known = [*(spec.name.replace("_", "-") for spec in self.line.fields), *SELECTORS, *FILES, *FLAGS]
+            self._refuse("option", f"--{name}", [f"--{each}" for each in known])
+        elif value is None:
+            self.line.problems.append(f"--{name} needs a value")
+        elif kind is not None and key != "plugins":
+            self._set(key, value)
+
+    def _assign(self, key: str, value: str) -> None:
+        """Read ``section.option=value``, unless it chooses a part or plugin: the first look has read these."""
+        if "." in key and not _selected_section(key) or key in (*FIXED_SECTIONS, *TOP_LEVEL, "mixing"):
+            self._set(key, value)
+        elif not _selected_section(key) and key not in ("plugin", "plugins"):
+            self._refuse("key", key, [*SECTIONS, *TOP_LEVEL, *self.by_key])
+
     def _data(self, token: str) -> None:
-        """An argument that is no option: what the task reads."""
-        keys = [spec.key for spec in self._named("data")] or ["task.data"]
+        """Read an argument that is no option, which is the data of the task."""
+        keys = [spec.key for spec in self.line.named("data")] or ["task.data"]
         if len(keys) > 1:
             written = " or ".join(f"{key}={token}" for key in keys)
             self.line.problems.append(f"{token!r}: several tasks read data; write {written}")
         elif self._get(keys[0]) is not None:
-            self.line.problems.append(f"{token!r}: data is named twice")
+            self.line.problems.append(f"{token!r}: data is given twice")
         else:
             self._set(keys[0], token)
 
+    def _refuse(self, kind: str, name: str, known: list[str]) -> None:
+        specs = self.line.named(name.removeprefix("--"))
+        cure = nearest(name, known) or "--help lists the options of the chosen parts"
+        if specs:
+            cure = "write " + " or ".join(f"{spec.key}=..." for spec in specs)
+        if len(specs) > 1:
+            self.line.problems.append(f"{name} is an option of several parts; {cure}")
+        elif self.all_chosen:  # otherwise it may be an option of a part that is misspelt, which is reported
+            self.line.problems.append(f"unknown {kind} {name}; {cure}")
+
+    def _find(self, name: str) -> tuple[str, Any]:
+        """Return the key and the type of the option that a name or key stands for. The type is None if there is no such
+        option, or several."""
+        key = name.replace("-", "_")
+        spec = self.by_key.get(OF_A_STAGE.sub("", key, count=1))
+        if spec is None and len(specs := self.line.named(name)) == 1:
+            key, spec = specs[0].key, specs[0]
+        return key, spec and spec.annotation
+
+    def _is_flag(self, name: str) -> bool:
+        kinds = [self._find(each)[1] for each in (name, name.removeprefix("no-"))]
+        return name in FLAGS or kinds[0] is bool or kinds == [None, bool]
+
     def _get(self, key: str) -> Any:
-        """The value that a key has so far; None if none."""
+        """Return the value that a key has so far; None if none."""
         values: Any = self.values
         for name in key.split("."):
             values = values.get(name) if isinstance(values, dict) else None
         return values
 
-    def _assign(self, key: str, value: str) -> None:
-        """``section.option=value``; parts and plugins were read by the first look."""
-        if _selected_section(key) or key in ("plugin", "plugins"):
-            return
-        if "." in key or key in (*SECTIONS, *TOP_LEVEL, *MIXING):
-            self._set(key, value)
-            return
-        keys = [spec.key for spec in self._named(key)]
-        known = [*SECTIONS, *TOP_LEVEL, *self.by_key]
-        self._unknown(f"unknown key {key}", f"write {' or '.join(keys)}=..." if keys else _nearest(key, known))
-
-    def _option(self, text: str, rest: list[str]) -> None:
-        name, equals, value = text.partition("=")
-        if name in FLAGS:
-            self.line.flags.add(name)
-            return
-        key = self._key(name)
-        kind = self._annotation(key)
-        if kind is None and name.startswith("no-") and not equals:
-            negated = self._key(name[3:])
-            if self._annotation(negated) == "bool":
-                self._set(negated, "false")
-                return
-        if kind == "bool" and not equals:
-            said = bool(rest) and rest[0].lower() in ("true", "false")
-            self._set(key, rest.pop(0) if said else "true")
-            return
-        missing = not equals and (not rest or rest[0].startswith("--"))
-        if not equals and not missing:
-            value = rest.pop(0)
-        if kind is None and _selected_section(name) is None and name not in FILES:
-            self._refuse(name)
-        elif missing:
-            self.line.problems.append(f"--{name} needs a value")
-        elif kind is not None and key != "plugins":
-            self._set(key, value)
-
-    def _refuse(self, name: str) -> None:
-        keys = [spec.key for spec in self._named(name)]
-        if keys:
-            cure = f"write {' or '.join(f'{key}=...' for key in keys)}"
-            self.line.problems.append(f"--{name} is an option of several parts; {cure}")
-            return
-        known = [option_name(spec) for spec in self.line.fields] + [f"--{s}" for s in (*SELECTORS, *FILES, *FLAGS)]
-        self._unknown(f"unknown option --{name}", _nearest(f"--{name}", known))
-
-    def _unknown(self, problem: str, cure: str) -> None:
-        # While a part is not chosen, or misspelt, the option may be one of its own; that is reported first.
-        if self.all_chosen:
-            self.line.problems.append(f"{problem}; {cure}")
-
-    def _key(self, name: str) -> str:
-        """The key that an option's name stands for: itself, or that of the only option of that name."""
-        key = name.replace("-", "_")
-        specs = self._named(name)
-        return specs[0].key if key not in self.by_key and len(specs) == 1 else key
-
-    def _annotation(self, key: str) -> str | None:
-        """Type of the option of that key, which may be that of one stage; None if there is none."""
-        spec = self.by_key.get(OF_A_STAGE.sub("", key, count=1))
-        return None if spec is None else spec.annotation
-
-    def _named(self, name: str) -> list[FieldSpec]:
-        return self.by_name.get(name.replace("-", "_"), [])
-
     def _set(self, key: str, value: str) -> None:
-        kind = self._annotation(key)
         path = key.split(".")
-        if kind is not None and kind.startswith("list[") and (given := self._get(key)) is not None:
+        if typing.get_origin(self._find(key)[1]) is list and (given := self._get(key)) is not None:
             value = f"{given},{value}"
         if not _place(self.values, path, value):
-            self.line.problems.append(f"{key}={value}: {path[0]} holds a value already, not options")
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    cure = suggestion(name, known)
-    return cure if cure.startswith("did you mean") else "see --help for the options of the chosen parts"
-
-
-def option_name(spec: FieldSpec) -> str:
-    return "--" + spec.name.replace("_", "-")
+            self.line.problems.append(f"{key}={value}: {path[0]} already has a value, which is no mapping")
 
 
 HELP = """\
@@ -282,23 +274,24 @@ usage: xrep-train [DATA] --task NAME --criterion NAME [options] [section.option=
 
 Train a cross-lingual sentence encoder, or a translator.
 
-  xrep-train --task bitext --criterion dual_moco                      the demo corpus and its recipe
+  xrep-train --task bitext --criterion dual_moco                      trains on the demo corpus with its recipe
   xrep-train corpus/ --task bitext --criterion dual_moco --save-dir run1 --max-steps 20000
   xrep-train corpus/ --task translation --criterion label_smoothed_cross_entropy --encoder run2/best --save-dir nmt
   xrep-train --config examples/moco_bert/en-zh.yaml optimizer.lr=2e-5
-  xrep-train ... --print-config                                       print the resolved configuration and stop
+  xrep-train ... --print-config                                       prints the resolved configuration and stops
 
-DATA is a directory made by xrep-preprocess, or of raw text: train.de-en.de and train.de-en.en, or train.de-en.tsv
-(.gz and .xz too). The same command on the same --save-dir goes on where it stopped.
-Every option has three spellings: --queue-size 1024, criterion.queue_size=1024, and criterion: {queue_size: 1024} in
-the file given by --config; the command line wins.
+DATA is a directory made by xrep-preprocess, or a directory of raw text with the files train.de-en.de and
+train.de-en.en, or train.de-en.tsv (they may end in .gz or .xz). The same command with the same --save-dir resumes a
+run that was stopped.
+Every option can be given in three ways: --queue-size 1024, criterion.queue_size=1024, or criterion: {queue_size: 1024}
+in the file given by --config. The command line overrides the file.
 
-choose parts (the options below are those of the chosen ones):
+Parts to choose (the options below are those of the chosen parts):
 """
 
 
 def help_text(line: CommandLine) -> str:
-    """Every option of the chosen parts with type, default and help."""
+    """Return the help: every option of the chosen parts with its type, default and help."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     out = [HELP]
     chosen = line.sections()
@@ -306,52 +299,46 @@ def help_text(line: CommandLine) -> str:
         known = ", ".join(REGISTRIES[kind].names())
         names = dict.fromkeys(section.name or "none yet" for section in chosen if section.kind == kind)
         out.append(_entry(f"--{option} NAME", f"{known} (chosen: {', '.join(names)})", width))
-    out.append(_entry("--config FILE", "YAML file of options; several are merged, later ones win.", width))
-    out.append(_entry("--plugin MODULE", "Import a Python module that registers further parts; repeatable.", width))
-    out.append(_entry("--print-config", "Print the resolved configuration as YAML and stop.", width))
+    general = {
+        "--config FILE": "YAML file of options. If several are given, later ones override earlier ones.",
+        "--plugin MODULE": "Import a Python module that registers further parts. Can be given several times.",
+        "--print-config": "Print the resolved configuration as YAML and stop.",
+    }
     if line.stages[0][0]:
-        out.append(_entry("stages.NAME.KEY=VALUE", f"For one stage: {', '.join(n for n, _ in line.stages)}.", width))
-    titles = _titles(line)
-    section = None
-    for spec in line.fields:
-        if spec.section != section:
-            section = spec.section
-            for title in titles.get(section) or [f"{section or 'run'}:"]:
-                out.append("\n" + textwrap.fill(title, width, subsequent_indent="  "))
-        shown = option_name(spec) if len([o for o in line.fields if o.name == spec.name]) == 1 else f"{spec.key}="
-        default = "required" if spec.default is dataclasses.MISSING else f"default: {_show(spec.default)}"
-        out.append(_entry(f"{shown} {_kind(spec.annotation)}", f"{spec.help} ({default})", width))
+        names = ", ".join(name for name, _ in line.stages)
+        general["stages.NAME.KEY=VALUE"] = f"Set an option of one stage only. The stages are {names}."
+    out += [_entry(option, text, width) for option, text in general.items()]
+    for key, specs in itertools.groupby(line.fields, lambda spec: spec.section):
+        out += ["\n" + textwrap.fill(title, width, subsequent_indent="  ") for title in _titles(line, key)]
+        for spec in specs:
+            default = "required" if spec.default is dataclasses.MISSING else f"default: {_show(spec.default)}"
+            option = f"{line.spelling(spec)} {_metavar(spec.annotation)}"
+            out.append(_entry(option, f"{spec.help} ({default})", width))
     return "\n".join(out)
 
 
-def _titles(line: CommandLine) -> dict[str, list[str]]:
-    """Section -> what is chosen there, with the stages that choose it where they differ."""
-    chosen: dict[str, dict[str, tuple[Section, list[str]]]] = {}
+def _titles(line: CommandLine, key: str) -> list[str]:
+    """Return what is chosen in a section, with the stages that choose it where they differ."""
+    stages: dict[str, list[str]] = {}
+    targets: dict[str, str] = {}
     for stage, values in line.stages:
         for section in sections_of(values):
-            if section.is_chosen:
-                name = section.name or ""
-                chosen.setdefault(section.key, {}).setdefault(name, (section, []))[1].append(stage)
-    titles: dict[str, list[str]] = {}
-    for key, named in chosen.items():
-        for section, stages in named.values():
-            where = "" if len(stages) == len(line.stages) else f" (stage {', '.join(stages)})"
-            titles.setdefault(key, []).append(_title(section, where))
+            if section.key == key and section.is_chosen:
+                stages.setdefault(section.name or "", []).append(stage)
+                targets[section.name or ""] = section.target
+    titles = []
+    for name, choosing in stages.items():
+        where = "" if len(choosing) == len(line.stages) else f" (stage {', '.join(choosing)})"
+        summary = docstring(targets[name]).partition("\n")[0]
+        titles.append(f"{key or 'run'} {name}".rstrip() + f"{where}: {summary}")
     return titles
 
 
-def _title(section: Section, where: str) -> str:
-    module, _, class_name = section.target.partition(":")
-    node = class_node(module, class_name)
-    summary = ((ast.get_docstring(node) if node is not None else None) or "").split("\n")[0]
-    return f"{section.key}{' ' + section.name if section.name else ''}{where}: {summary}"
-
-
-def _kind(annotation: str) -> str:
-    annotation = annotation.replace(" | None", "")
-    if annotation.startswith("Literal["):
-        return "{" + ",".join(str(v) for v in ast.literal_eval(f"({annotation[8:-1]},)")) + "}"
-    return annotation.replace("list[str]", "A,B,...").replace("list[float]", "X,Y,...").upper()
+def _metavar(annotation: Any) -> str:
+    allowed = choices(annotation)
+    if allowed:
+        return "{" + ",".join(map(str, allowed)) + "}"
+    return next((METAVARS[member] for member in members(annotation) if member in METAVARS), "VALUE")
 
 
 def _show(default: Any) -> str:

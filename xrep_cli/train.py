@@ -5,20 +5,26 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from xrep.config import RunConfig, compose_course, course_to_yaml
+from xrep.config import compose_course, course_to_yaml
 from xrep.errors import UserError
-from xrep_cli.common import console_script
-from xrep_cli.options import CommandLine, help_text, parse
+from xrep_cli.common import console_script, naming_options
+from xrep_cli.options import help_text, parse
 
 
 @console_script
 def main(argv: Sequence[str]) -> None:
-    line, runs = _read(argv)
-    if "help" in line.flags:
-        print(help_text(line))
-        return
+    if not {"-h", "--help"} & set(argv):
+        import torch  # noqa: F401 - options are then those of the imported classes, not read from their source text
+    with _one_report_per_host():
+        line = parse(argv)
+        if "help" in line.flags:
+            print(help_text(line))
+            return
+    with _one_report_per_host(), naming_options(line.option_names()):
+        runs = compose_course(line.layers, line.problems)
     if "print-config" in line.flags:
         print(course_to_yaml(runs), end="")
         return
@@ -26,30 +32,25 @@ def main(argv: Sequence[str]) -> None:
     from xrep.training.run import train
     from xrep.training.stages import train_course
 
+    with naming_options(line.option_names()):
+        with _one_report_per_host():
+            world = start(runs[0].configs["distributed"], runs[0].configs["trainer"].device)
+        try:
+            train_course(runs, functools.partial(train, world=world), world.is_main)
+        finally:
+            leave(world)
+
+
+@contextmanager
+def _one_report_per_host() -> Iterator[None]:
+    """All processes that torchrun starts find the same error in the command; let only the first on each host report
+    it."""
     try:
-        world = start(runs[0].configs["distributed"], runs[0].configs["trainer"].device)
+        yield
     except UserError:
-        _speak_once_a_host()
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            raise SystemExit(2) from None
         raise
-    try:
-        train_course(runs, functools.partial(train, world=world), world.is_main)
-    finally:
-        leave(world)
-
-
-def _read(argv: Sequence[str]) -> tuple[CommandLine, list[RunConfig]]:
-    try:
-        line = parse(argv)
-        return line, [] if "help" in line.flags else compose_course(line.layers, line.problems)
-    except UserError:
-        _speak_once_a_host()
-        raise
-
-
-def _speak_once_a_host() -> None:
-    """Processes that torchrun started all find the same fault in what was typed; the first on each host tells it."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        raise SystemExit(2)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ REFUSALS = {
     "batch tokens": ({"batch_tokens": 0}, "--batch-tokens 0; give at least 1"),
     "no such device": (
         {"device": "cuda:99"},
-        "cuda:99: not a device of this machine; give another --device, such as cpu",
+        "cuda:99 is not a device of this machine; choose another --device, such as cpu",
     ),
     "no language": ({"path": "separate"}, "a tower for each side and no language was named; known: de, en"),
     "unknown language": ({"path": "separate", "lang": "fra"}, "no tower for the language 'fr'; known: de, en"),

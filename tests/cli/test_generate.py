@@ -273,7 +273,7 @@ REFUSALS = {
     "another reference": ({"reference": "two"}, "two: 2 lines, but lines.txt has 1; give a reference for each line"),
     "scores of nothing": ({"json": "s.json"}, "--json without scores to write; give --reference FILE"),
     "both on stdout": ({"json": "-", "reference": "one"}, "--json - and the translations both go to stdout; give"),
-    "no such device": ({"device": "cuda:99"}, "cuda:99: not a device of this machine; give another --device"),
+    "no such device": ({"device": "cuda:99"}, "cuda:99 is not a device of this machine; choose another --device"),
 }
 
 

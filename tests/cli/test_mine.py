@@ -257,7 +257,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         "--shard and --merge": {"shard": "1/2", "merge": 2},
         "--neighbours 0; give at least 1": {"neighbours": 0},
         "absent.npy: no such file; check the name": {"target_vectors": "absent.npy"},
-        "cuda:99: not a device of this machine; give another --device, such as cpu": {"device": "cuda:99"},
+        "cuda:99 is not a device of this machine; choose another --device, such as cpu": {"device": "cuda:99"},
         "absent: no such folder": {"output": "absent/mined.tsv"},
         "nan.npy:18: the vector of this row is not finite": {"target_vectors": "nan.npy"},
         "x.npy: vectors of 32 numbers, but wide.npy has 33": {"target_vectors": "wide.npy", "source_vectors": "x.npy"},

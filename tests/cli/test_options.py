@@ -8,11 +8,13 @@ import yaml
 
 from tests.runs import environment
 from xrep.config import compose
-from xrep.errors import ConfigError
+from xrep.errors import ConfigError, UserError
 from xrep.registry import CRITERIA, TASKS
+from xrep_cli.common import naming_options
 from xrep_cli.options import help_text, parse
 from xrep_cli.train import main
 
+TASK_NAMES = ", ".join(TASKS.names())
 CHOSEN = ["--task", "bitext", "--criterion", "dual_moco"]
 
 
@@ -83,15 +85,15 @@ def test_what_is_wrong_is_listed():
         "--lr needs a value",
         "unknown option --mommentum; did you mean '--momentum'?",
         "unknown key lr; write optimizer.lr=...",
-        "'more/': data is named twice",
+        "'more/': data is given twice",
         "unknown key model.layer; did you mean 'layers'?",
     ]
     # The options of a part that is misspelt cannot be judged; all others are.
     assert problems("data/", "--task", "bitext", "--criterion", "dual_moko", "--queue-size", "5", "--seed", "x") == [
         "unknown criterion 'dual_moko'; did you mean 'dual_moco'?",
-        "seed must be int, not 'x'",
+        "seed must be an integer, not 'x'",
     ]
-    assert problems()[0] == f"no task chosen; name one: --task ({', '.join(TASKS.names())})"
+    assert problems()[0] == f"no task is chosen; set `task` to one of {TASK_NAMES}"
 
 
 def test_a_name_of_two_parts(tmp_path, monkeypatch):
@@ -133,6 +135,9 @@ def test_help_shows_every_option_with_type_default_and_help():
         assert name in shown and spec.help[:40] in shown, spec.key
     assert "--queue-size INT K: vectors kept of each side, which are the negatives." in shown
     assert "(default: 409600)" in shown and "--norm {post,pre}" in shown
+    assert (
+        "--pooling {auto,mean,max,cls} How" in shown and "--precision {float32,bf16,fp16} Data" in shown
+    )  # shared types
     assert "criterion dual_moco: L(x, y) + L(y, x)" in shown
     assert max(map(len, help_text(line).splitlines())) <= 120
     assert "--queue-size INT" not in help_text(parse(["--help"]))
@@ -188,7 +193,7 @@ def test_help_shows_the_parts_of_each_stage(tmp_path):
     shown = help_text(parse(["--config", str(tmp_path / "c.yaml")]))
     assert "\ncriterion dual_moco (stage 1): L(x, y)" in shown
     assert "\ncriterion translation_ranking (stage rank): " in shown
-    assert "\ntask bitext: " in shown and "For one stage: 1, rank." in shown
+    assert "\ntask bitext: " in shown and "The stages are 1, rank." in shown
     assert shown.count("\n  --temperature FLOAT") == 1
 
 
@@ -199,3 +204,21 @@ def test_help_waits_for_no_torch(tmp_path, text):
     line = [sys.executable, "-c", code, "--config", str(tmp_path / "c.yaml"), "--help"]
     finished = subprocess.run(line, env=environment(), capture_output=True, text=True)
     assert finished.returncode == 0 and "--queue-size" in finished.stdout, finished.stderr
+
+
+def test_errors_name_the_options_of_the_command(tmp_path):
+    """The library names the field; xrep-train adds the option, but not if several parts have one of this name."""
+
+    def printed(*arguments):
+        with pytest.raises(UserError) as error, naming_options(parse(arguments).option_names()):
+            raise UserError("too many", cure="lower `queue_size` or `temperature`, or set `task` and `folds`")
+        return str(error.value)
+
+    (tmp_path / "c.yaml").write_text(PARTS)
+    assert printed(*CHOSEN) == "too many; lower --queue-size or --temperature, or set --task and `folds`"
+    assert "lower --queue-size or `temperature`, or" in printed("--config", str(tmp_path / "c.yaml"))
+
+
+def test_xrep_train_names_its_options(capsys):
+    assert main(["--criterion", "dual_moco"]) == 2
+    assert capsys.readouterr().err == f"xrep-train: error: no task is chosen; set --task to one of {TASK_NAMES}\n"

@@ -154,7 +154,7 @@ def test_single_sentences_are_not_what_is_read(criterion: str, raw: Path, tmp_pa
     kinds = {"nli": "labelled pairs", "nli_triplet": "triplets", "tlm": "translations or neighbouring sentences"}
     read = kinds.get(criterion, pairs)
     assert error.startswith(
-        f"xrep-train: error: the criterion reads {read}, and the task gives single sentences; choose"
+        f"xrep-train: error: the criterion reads {read}, and the task gives single sentences; set --task to "
     )
     assert not run.exists()
 
@@ -169,7 +169,7 @@ def test_neighbouring_sentences_are_no_translations(criterion: str, raw: Path, t
     lines = capfd.readouterr().err.splitlines()
     assert lines[-1] == (
         "xrep-train: error: the criterion reads translations, and the task gives neighbouring sentences; "
-        "choose --task bitext"
+        "set --task to bitext"
     )
     assert not any("Traceback" in line for line in lines) and sum("error" in line for line in lines) == 1
     assert not run.exists()
@@ -186,4 +186,4 @@ def write_teacher(folder: Path) -> dict[str, str]:
 def test_translations_have_no_labels(data_directory: Path, tmp_path: Path, capfd) -> None:
     given = {"criterion": "nli", "save_dir": tmp_path / "run"}
     assert main([str(data_directory), *options(**given)]) == 2
-    assert "reads labelled pairs, and the task gives translations; choose --task nli" in capfd.readouterr().err
+    assert "reads labelled pairs, and the task gives translations; set --task to nli" in capfd.readouterr().err

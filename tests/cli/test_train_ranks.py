@@ -163,7 +163,7 @@ def test_what_no_rank_can_do_is_told_once(data_directory: Path, tmp_path: Path) 
     run = tmp_path / "run"
     for given, message in (
         ({"batch_size": 400}, "do not fill a batch of 400 on each of 2 ranks"),
-        ({"precision": "fp16"}, "precision fp16 is for GPUs; use --precision bf16 on a CPU"),
+        ({"precision": "fp16"}, "precision fp16 is for GPUs; set --precision to bf16 on a CPU"),
         ({"batch_sizes": 4}, "unknown option --batch-sizes"),
         ({"freeze": "encoders"}, "freeze"),
     ):

@@ -244,7 +244,7 @@ def test_what_it_refuses(data_directory: Path, tmp_path: Path, capfd) -> None:
     refusals = {
         "630 training pairs do not fill a batch of 1000000 tokens; lower --max-tokens": {"max_tokens": 1_000_000},
         "task.batch_size must be given where max_tokens is none": {"max_tokens": "none"},
-        "task.direction must be Literal['forward', 'reverse', 'both'], not 'backward'": {"direction": "backward"},
+        "task.direction must be forward, reverse or both, not 'backward'": {"direction": "backward"},
         "sentences may have": {"max_length": 90},
         "unknown option --towers": {"towers": "shared"},
         "lower --batch-size and raise --update-freq": {"micro_batch": 3},
@@ -259,4 +259,4 @@ def test_what_it_refuses(data_directory: Path, tmp_path: Path, capfd) -> None:
     raw = discover_bitext(write_corpus(tmp_path / "raw", train=200))
     preprocess(raw, tmp_path / "bin", given, lambda line: None, progress=False)
     line = refusal(xrep_train(*arguments(tmp_path / "bin", tmp_path / "run", max_steps=1, direction="both")))
-    assert "vocabularies of their own, so a pair cannot be read both ways; choose --direction" in line
+    assert "vocabularies of their own, so a pair cannot be read both ways; set --direction" in line

@@ -218,10 +218,10 @@ def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"projection_size": 8}, "sentence vectors have the width 8, token vectors 16; leave out --projection-size"),
-        ({"projection": "spaces"}, "3 projections, but the model has 15 spaces; give --projections and"),
+        ({"projection_size": 8}, "sentence vectors have the width 8, token vectors 16; leave out `projection_size`"),
+        ({"projection": "spaces"}, "3 projections, but the model has 15 spaces; give `projections` and"),
         ({"vector_embedding": "positioned", "projections": 13}, "13 vectors and 48 subwords, but 60 positions"),
-        ({"towers": "separate"}, "share one encoder; use --towers shared"),
+        ({"towers": "separate"}, "share one encoder; set `towers` to shared"),
     ],
 )
 def test_refusals(text: TextSpec, options: dict, problem: str) -> None:

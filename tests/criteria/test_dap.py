@@ -315,8 +315,8 @@ def test_a_part_of_a_mixture_is_prepared_with_its_own_task(spec: TextSpec) -> No
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"rtl_layers": 4}, "the encoder has 3 layers; lower --rtl-layers 4"),
-        ({"rtl_layers": 2, "pooled_layer": 1}, "the encoder has 1 layers; lower --rtl-layers 2"),
+        ({"rtl_layers": 4}, "the encoder has 3 layers; lower `rtl_layers` from 4"),
+        ({"rtl_layers": 2, "pooled_layer": 1}, "the encoder has 1 layers; lower `rtl_layers` from 2"),
         ({"pivot_language": "fr"}, "pivot_language 'fr' is none of the text's; choose one of: de, en, es"),
     ],
 )
@@ -327,7 +327,7 @@ def test_refusals(spec: TextSpec, options: dict, problem: str) -> None:
 
 def test_text_that_does_not_fit(text: TextSpec, spec: TextSpec) -> None:
     separate = DualEncoder(DualEncoder.Config(layers=1, **SMALL), text)
-    with pytest.raises(UserError, match="all languages share one encoder; use --towers shared"):
+    with pytest.raises(UserError, match="all languages share one encoder; set `towers` to shared"):
         DAP(DAP.Config(rtl_layers=1), separate, text)
     vocabulary = dataclasses.replace(text.vocabularies["shared"], mask_id=None)
     unmasked = dataclasses.replace(text, vocabularies={"shared": vocabulary})

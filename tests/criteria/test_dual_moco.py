@@ -186,8 +186,8 @@ def test_warning_when_the_queue_exceeds_half_of_the_corpus(text) -> None:
     enough, few = SimpleNamespace(examples=602), SimpleNamespace(examples=601)
     assert plain.warnings(enough) == masked.warnings(enough) == []
     (warning,), (other,) = plain.warnings(few), masked.warnings(few)
-    assert "queue_size 301 exceeds half of the 601 training pairs" in warning and "--mask-equal-sentences" in warning
-    assert "queue_size 301 exceeds half of the 601 training pairs" in other and "--mask-equal-sentences" not in other
+    assert "queue_size 301 exceeds half of the 601 training pairs" in warning and "`mask_equal_sentences`" in warning
+    assert "queue_size 301 exceeds half of the 601 training pairs" in other and "`mask_equal_sentences`" not in other
 
 
 def test_problems() -> None:

@@ -210,7 +210,7 @@ def test_problems(given: dict[str, Any], problem: str) -> None:
 
 
 def test_a_shared_tower_cannot_be_frozen(text) -> None:
-    with pytest.raises(UserError, match=r"this model has one for both sides; use --towers separate, or --source trai"):
+    with pytest.raises(UserError, match=r"this model has one for both sides; set `towers` to separate, or `source`"):
         make_criterion(make_model(text, towers="shared"), text)
 
 

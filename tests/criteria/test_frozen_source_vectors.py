@@ -89,7 +89,7 @@ def test_vectors_of_another_tower_are_refused(text, batches, tmp_path: Path) -> 
     loss_of(criterion, model, batches[0])
     for change in ({"seed": 1}, {"source_side": "target"}):
         model, criterion = make(text, cache_source=str(tmp_path), **change)
-        with pytest.raises(UserError, match="holds vectors of another encoder.*--cache-source"):
+        with pytest.raises(UserError, match="holds vectors of another encoder.*`cache_source`"):
             loss_of(criterion, model, batches[0])
     more_heads, _ = make(text, heads=2 * SMALL["heads"])  # the same weights compute other vectors
     criterion = FrozenSource(FrozenSource.Config(cache_source=str(tmp_path)), more_heads, text)
@@ -187,7 +187,7 @@ def test_a_student_learns_the_vectors_of_a_file(text, make_batch, tmp_path: Path
 def test_what_is_wrong_with_a_teacher_is_one_line(text, tmp_path: Path) -> None:
     sentences = [english for _, english in sentence_pairs(10)]
     given = write_teacher(tmp_path, sentences)
-    with pytest.raises(UserError, match=r"take the place of a source tower, .*; use --towers shared"):
+    with pytest.raises(UserError, match=r"take the place of a source tower, .*; set `towers` to shared"):
         make(text, **given)
     model, criterion = make(text, towers="shared", source_side="target", **given)
     for value, problem in (
@@ -198,7 +198,7 @@ def test_what_is_wrong_with_a_teacher_is_one_line(text, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"teacher\.txt: {problem}"):
             criterion.prepare(Mock(spec=ParallelTask, hashes=lambda hashes=hashes: iter([hashes])))
     write_teacher(tmp_path, sentences, width=24)
-    with pytest.raises(UserError, match=r"vectors of 24 numbers, the model's have 32; give --projection-size 24"):
+    with pytest.raises(UserError, match=r"vectors of 24 numbers, the model's have 32; set `projection_size` to 24"):
         make(text, towers="shared", **given)
     np.save(given["teacher_vectors"], np.zeros((9, 32), np.float32))
     with pytest.raises(UserError, match=r"teacher\.npy: 9 vectors, but .*teacher\.txt has 10 lines"):

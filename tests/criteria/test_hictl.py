@@ -342,9 +342,9 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
 @pytest.mark.parametrize(
     ("gives", "monolingual", "problem"),
     [
-        (Examples.SENTENCES, True, "reads translations or reordered sentences, .* gives single .*--units reordered"),
-        (Examples.NEIGHBOURS, False, "gives neighbouring sentences; choose --task bitext or .*--units reordered"),
-        (Examples.REORDERED, False, "each tells what is masked of the other; choose --monolingual"),
+        (Examples.SENTENCES, True, "reads translations or reordered sentences, .* gives single .*`units` to reordered"),
+        (Examples.NEIGHBOURS, False, "gives neighbouring sentences; set `task` to bitext or .*`units` to reordered"),
+        (Examples.REORDERED, False, "each tells what is masked of the other; set `monolingual` to true"),
     ],
 )
 def test_text_that_does_not_fit(text: TextSpec, gives: Examples, monolingual: bool, problem: str) -> None:
@@ -364,7 +364,7 @@ def check(hictl: HiCTL, gives: Examples) -> None:
 
 
 def test_refusals(text: TextSpec) -> None:
-    with pytest.raises(UserError, match="hictl: all languages share one encoder; use --towers shared"):
+    with pytest.raises(UserError, match="hictl: all languages share one encoder; set `towers` to shared"):
         make(text, towers="separate")
     vocabulary = dataclasses.replace(text.vocabularies["shared"], mask_id=None)
     unmasked = dataclasses.replace(text, vocabularies={"shared": vocabulary})
@@ -377,7 +377,7 @@ def test_refusals(text: TextSpec) -> None:
 def test_warnings(text: TextSpec) -> None:
     _, hictl = make(text)
     (warning,) = hictl.warnings(None)
-    assert "--temperature 1.0" in warning
+    assert "a `temperature` of 1.0" in warning
     for cure in ({"temperature": 0.05}, {"hard_negatives": False}, {"sentence_contrast": False}):
         assert make(text, **cure)[1].warnings(None) == []
 

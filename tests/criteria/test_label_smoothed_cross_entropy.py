@@ -197,7 +197,7 @@ def test_a_translation_model_does_not_train_sentence_vectors(data_directory: Pat
     line = refused(capfd, data_directory, *TRANSLATE, "--criterion", name, "--save-dir", tmp_path / "run")
     assert line == (
         f"the criterion {name} needs a sentence encoder, and the model translation is none; "
-        "choose --model dual_encoder or another --criterion"
+        "choose the --model dual_encoder or another --criterion"
     )
     assert not (tmp_path / "run").exists()
 
@@ -208,7 +208,7 @@ def test_nor_is_it_validated_by_them(data_directory: Path, tmp_path, capfd, name
     given += ["--sts-path", tmp_path] if name == "sts" else []
     assert refused(capfd, data_directory, *TRANSLATE, *given) == (
         f"the validation {name} needs a sentence encoder, and the model translation is none; "
-        "choose --model dual_encoder or another --validation"
+        "choose the --model dual_encoder or another --validation"
     )
 
 
@@ -217,7 +217,7 @@ def test_a_sentence_encoder_does_not_translate(data_directory: Path, tmp_path, c
     given = options(task=task, criterion="label_smoothed_cross_entropy", model="dual_encoder", max_steps=1)
     assert refused(capfd, data_directory, *given, "--save-dir", tmp_path / "run") == (
         "the criterion label_smoothed_cross_entropy needs a translation model, and the model dual_encoder is none; "
-        "choose --model translation or another --criterion"
+        "choose the --model translation or another --criterion"
     )
 
 

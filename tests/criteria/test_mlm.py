@@ -271,7 +271,7 @@ def test_options(text, tokenizer) -> None:
     for rate in (0.0, 1.0, -0.1):
         assert MLM.Config(mask_rate=rate).problems() == [f"mask_rate must lie in (0, 1), not {rate}"]
     assert MLM.Config().problems() == TLM.Config().problems() == []
-    with pytest.raises(UserError, match="tlm: all languages share one encoder; use --towers shared"):
+    with pytest.raises(UserError, match="tlm: all languages share one encoder; set `towers` to shared"):
         make_criterion(TLM, make_model(text, "separate"), text)
     blind = Vocabulary(**{**vars(text.vocabulary("shared")), "mask_id": None})
     spec = TextSpec(vocabularies={"shared": blind}, max_length=48, source_languages=["de"], target_languages=["en"])

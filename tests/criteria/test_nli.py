@@ -15,6 +15,7 @@ from tests.criteria.nli_batches import CRITERIA, EXACT, PARTS, SMALL, make_batch
 from tests.criteria.test_batches import NoWaiting
 from tests.kernels.ranks import run_ranks
 from tests.planning import loss_of, plan, sizes_of
+from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.nli import FEATURES, Nli
 from xrep.criteria.nli_triplet import NliTriplet
 from xrep.errors import UserError
@@ -184,8 +185,11 @@ def test_other_tasks_are_refused(task, text) -> None:
     pairs.check_task(task("pairs"))
     triplets.check_task(task("triplets"))
     for criterion, form, reads in ((pairs, "triplets", "labelled pairs"), (triplets, "pairs", "triplets")):
-        with pytest.raises(UserError, match=f"the criterion reads {reads}, and the task gives .*; choose --task nli"):
+        with pytest.raises(UserError, match=f"the criterion reads {reads}, and the task gives .*; set `task` to nli"):
             criterion.check_task(task(form))
+    # Pairs of sentences come from bitext and from either unit of the monolingual task that has pairs.
+    with pytest.raises(UserError, match="to bitext, or `task` to .* `units` to adjacent, or .* `units` to reordered$"):
+        DualMoco(DualMoco.Config(queue_size=4), model, text).check_task(task("pairs"))
 
 
 def test_problems() -> None:

@@ -146,9 +146,9 @@ def test_an_epoch_fills_the_batches_of_all_ranks(tmp_path: Path) -> None:
             10**12,
             1,
             None,
-            f"{EPOCH} training sentences do not fill a batch of {10**12} tokens; lower --max-tokens or give",
+            f"{EPOCH} training sentences do not fill a batch of {10**12} tokens; lower `max_tokens` or give",
         ),
-        (tokens // 2, 3, None, f"a batch of {tokens // 2} tokens on each of 3 ranks; lower --max-tokens, start fewer"),
+        (tokens // 2, 3, None, f"a batch of {tokens // 2} tokens on each of 3 ranks; lower `max_tokens`, start fewer"),
         (10**12, 5, 1000, "on each of 5 ranks"),
     ]:
         with pytest.raises(UserError, match=said):

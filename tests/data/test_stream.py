@@ -142,7 +142,7 @@ def test_a_killed_worker_is_named() -> None:
         if process.name == "data 2 of 2":
             os.kill(process.pid or 0, signal.SIGKILL)
             pid = process.pid
-    with pytest.raises(TrainingError, match=rf"data worker 2 of 2 \(process {pid}\) was killed by SIGKILL.*--data-w"):
+    with pytest.raises(TrainingError, match=rf"data worker 2 of 2 \(process {pid}\) was killed by SIGKILL.*`data_w"):
         list(itertools.islice(batches, 100))
     assert len(workers) == 2 and not any(map(is_running, workers))
 

@@ -73,7 +73,7 @@ def test_what_cannot_be_averaged(tmp_path: Path) -> None:
     write(tmp_path / "run", 1)
     write(tmp_path / "run", 2)
     with pytest.raises(
-        UserError, match=r"run: has 2 checkpoints, not 3; lower --average, or train with a larger --keep"
+        UserError, match=r"run: has 2 checkpoints, not 3; lower `average`, or train with a larger `keep"
     ):
         average_last(tmp_path / "run", 3)
     for place in (tmp_path / "run" / "checkpoint-00000001", tmp_path / "nowhere"):

@@ -130,7 +130,7 @@ def test_an_encoder_alone_has_no_files_of_training(write, tmp_path, text, tokeni
     assert {*whole.manifest["files"]} - {*alone.manifest["files"]} == {CRITERION, STATE}
     assert (alone.path / "further.txt").read_text() == "from elsewhere"
     assert alone.tensors(CRITERION) == {} != whole.tensors(CRITERION)
-    with pytest.raises(UserError, match="alone: an encoder alone, not a run to go on with; use --init"):
+    with pytest.raises(UserError, match="alone: an encoder alone, not a run to go on with; set `init`"):
         alone.training_state()
     load_model(alone)
 

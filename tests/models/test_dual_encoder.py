@@ -80,10 +80,10 @@ def test_pairs_are_encoded_like_their_sides(text, make_batch, towers: str) -> No
 
 
 def test_what_it_refuses(text) -> None:
-    with pytest.raises(UserError, match="48 subwords, the model has 47 positions; lower --max-length or raise"):
+    with pytest.raises(UserError, match="48 subwords, the model has 47 positions; lower `max_length` or raise"):
         make_model(text, max_positions=47)
     both = dataclasses.replace(text, source_languages=["de", "en"])
-    with pytest.raises(UserError, match="en: both a source and a target language; use --towers shared"):
+    with pytest.raises(UserError, match="en: both a source and a target language; set `towers` to shared"):
         make_model(both)
     make_model(both, towers="shared")
     assert DualEncoder.Config(layers=0, projection_size=0, dropout=1.0).problems() == [

@@ -87,7 +87,7 @@ def test_what_other_libraries_do_not_have(run: Path, tmp_path: Path) -> None:
         encoder.model.projections.clear()
     found = SentenceEncoder.load(plain, device="cpu").encode(ENGLISH)
     np.testing.assert_allclose(found, encoder.encode(ENGLISH), atol=1e-5)
-    with pytest.raises(UserError, match="start from it as a whole, by --init"):
+    with pytest.raises(UserError, match="start from it as a whole, by `init`"):
         find_start(str(run / "last"))
 
 

@@ -231,7 +231,7 @@ def test_starts_from_the_encoder_of_a_run(tmp_path: Path) -> None:
     for name, tensor in model.encoder.state_dict().items():
         assert torch.equal(tensor, saved[f"encoders.shared.{name}"])
     assert model.decoder.shape.hidden_size == 32 and len(model.encoder.layers) == 1 and str(path) in model.notes[0]
-    with pytest.raises(UserError, match="lower --pretrained-layers"):
+    with pytest.raises(UserError, match="lower `pretrained_layers`"):
         Translation(Translation.Config(encoder=str(path), pretrained_layers=5), text)
 
 
@@ -248,7 +248,7 @@ def test_a_checkpoint_holds_all_of_it(make_batch, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit(text) -> None:
-    with pytest.raises(UserError, match="raise --max-positions"):
+    with pytest.raises(UserError, match="raise `max_positions`"):
         make_model(text, max_positions=40)
     problems = Translation.Config(decoder_layers=0, hidden_size=30, dropout=1.0).problems()
     assert len(problems) == 2 and "decoder_layers must be at least 1" in problems[0]

@@ -114,7 +114,7 @@ def test_without_a_compiler() -> None:
         compile_layers(make_pair()[1])
     text = str(error.value)
     assert "\n" not in text and "/nowhere/g++" in text and "torch.compile does not work on cpu here" in text
-    assert text.endswith("or train without --compile")
+    assert text.endswith("or train without `compile`")
 
 
 @pytest.mark.slow

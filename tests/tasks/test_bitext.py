@@ -183,17 +183,19 @@ def test_fingerprint_and_hashes(data_directory: Path, tmp_path: Path, monkeypatc
 def test_what_it_refuses(data_directory: Path, tmp_path: Path) -> None:
     make(data_directory, batch_size=630).check_size(1)
     with pytest.raises(
-        UserError, match="630 training pairs do not fill a batch of 631; lower --batch-size or"
+        UserError, match="630 training pairs do not fill a batch of 631; lower `batch_size` or"
     ) as caught:
         make(data_directory, batch_size=631).check_size(1)
     assert str(data_directory) in str(caught.value)
     make(data_directory, batch_size=78).check_size(8)
     problem = (
-        "630 training pairs do not fill a batch of 79 on each of 8 ranks; lower --batch-size, start fewer processes"
+        "630 training pairs do not fill a batch of 79 on each of 8 ranks; lower `batch_size`, start fewer processes"
     )
     with pytest.raises(UserError, match=problem):
         make(data_directory, batch_size=79).check_size(8)
     with pytest.raises(UserError, match="nowhere: no such folder"):
         make(tmp_path / "nowhere")
-    config = BitextTask.Config(batch_size=0, max_length=2, sampling_alpha=1.1)
-    assert [problem.split()[0] for problem in config.problems()] == ["batch_size", "max_length", "sampling_alpha"]
+    config = BitextTask.Config(batch_size=0, max_length=2, vocab_size=0, sampling_alpha=1.1)
+    assert [problem.split()[0] for problem in config.problems()] == [
+        "batch_size", "max_length", "vocab_size", "sampling_alpha"
+    ]  # fmt: skip

@@ -374,11 +374,11 @@ def test_examples_are_sorted_by_all_of_their_tokens(make, units: str, specials: 
 
 def test_refused(make, tmp_path: Path) -> None:
     write(tmp_path / "train.de", [["eins"], ["zwei"]])
-    with pytest.raises(UserError, match="no document has two sentences; only a blank line ends one; or choose --units"):
+    with pytest.raises(UserError, match="no document has two sentences; only a blank line ends one; or set `units`"):
         make(data=str(tmp_path), units="adjacent")
-    with pytest.raises(UserError, match="2 training sentences do not fill a batch of 3; lower --batch-size"):
+    with pytest.raises(UserError, match="2 training sentences do not fill a batch of 3; lower `batch_size`"):
         make(data=str(tmp_path), batch_size=3).check_size(1)
-    with pytest.raises(UserError, match="no training sentence is left; check the text and --exclude"):
+    with pytest.raises(UserError, match="no training sentence is left; check the text and `exclude`"):
         make(data=str(tmp_path), exclude=[str(tmp_path / "train.de")])
     assert (
         MonolingualTask.Config(data="x").problems() == MonolingualTask.Config(data="x", max_tokens=9).problems() == []

@@ -250,7 +250,7 @@ def test_vocabularies_of_their_own(of_sides: tuple[Path, dict[str, str]], tmp_pa
         assert [kept[side].vocabulary_size for side in ("source", "target")] == sizes
     with pytest.raises(UserError, match="another vocabulary than that of the pretrained encoder"):
         make(data, direction="reverse", tokenizers={"source": paths["source"]})
-    with pytest.raises(UserError, match="vocabularies of their own, so a pair cannot be read both ways; choose --dir"):
+    with pytest.raises(UserError, match="of their own, so a pair cannot be read both ways; set `direction`"):
         make(data, direction="both")
 
 
@@ -281,11 +281,11 @@ def test_beside_bitext(data_directory: Path) -> None:
 
 def test_what_it_refuses(data_directory: Path, tmp_path: Path) -> None:
     make(data_directory, max_tokens=4000).check_size(1)
-    with pytest.raises(UserError, match="630 training pairs do not fill a batch of 100000 tokens; lower --max-tokens"):
+    with pytest.raises(UserError, match="630 training pairs do not fill a batch of 100000 tokens; lower `max_tokens`"):
         make(data_directory, max_tokens=100_000).check_size(1)
-    with pytest.raises(UserError, match="do not fill a batch of 4000 tokens on each of 8 ranks; lower --max-tokens"):
+    with pytest.raises(UserError, match="do not fill a batch of 4000 tokens on each of 8 ranks; lower `max_tokens`"):
         make(data_directory, max_tokens=4000).check_size(8)
-    with pytest.raises(UserError, match="630 training pairs do not fill a batch of 631; lower --batch-size or"):
+    with pytest.raises(UserError, match="630 training pairs do not fill a batch of 631; lower `batch_size` or"):
         make(data_directory, max_tokens=None, batch_size=631).check_size(1)
     train = {"train": discover_bitext(write_corpus(tmp_path / "raw", train=100))["train"]}
     options = PreprocessOptions(vocabulary_size=80, valid_size=0)

@@ -89,14 +89,14 @@ def test_another_configuration_is_refused(data_directory, run):
         train(compose_run(data_directory, run, max_steps=20, temperature=0.1, layers=2, seed=4, **STEADY))
     assert str(error.value) == (
         f"{run}: holds a run of another configuration: criterion.temperature 0.04 -> 0.1, model.layers 1 -> 2, "
-        "seed 1 -> 4; choose another --save-dir, or delete this one"
+        "seed 1 -> 4; choose another `save_dir`, or delete this one"
     )
     assert contents(run) == before
 
 
 def test_other_data_is_refused(other_data, run):
     before = contents(run)
-    with pytest.raises(UserError, match="was trained on other data; choose another --save-dir"):
+    with pytest.raises(UserError, match="was trained on other data; choose another `save_dir`"):
         train(compose_run(other_data, run, max_steps=20, **STEADY))
     assert contents(run) == before
 

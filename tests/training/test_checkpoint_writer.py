@@ -237,7 +237,7 @@ def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(UserError) as error, lock(directory):
             pass
         assert str(error.value).startswith(f"{directory}: process {holder.pid} on ")
-        assert str(error.value).endswith(" is training here; wait for it, or choose another --save-dir")
+        assert str(error.value).endswith(" is training here; wait for it, or choose another `save_dir`")
     finally:
         holder.kill()
         holder.wait()

@@ -82,7 +82,7 @@ def test_memory_that_runs_out(
             trainer.train()
     said = str(error.value)
     assert said.startswith("step 4: cpu: out of memory with 30 examples, tensors of (30, ")
-    assert "lower --batch-size or --max-tokens (and raise --update-freq), --micro-batch or --max-length" in said
+    assert "lower `batch_size` or `max_tokens` (and raise `update_freq`), `micro_batch` or `max_length`" in said
     assert said.endswith(f"last good checkpoint: {tmp_path / 'checkpoint-00000003'}")
 
 

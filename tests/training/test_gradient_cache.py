@@ -183,7 +183,7 @@ def test_a_run(data_directory: Path, tmp_path: Path) -> None:
 
 def test_what_is_not_for_pieces(data_directory: Path, two_terms, text, tmp_path: Path) -> None:
     run = compose_run(data_directory, tmp_path, criterion="two_terms", max_steps=1, micro_batch=8)
-    with pytest.raises(UserError, match=r"micro_batch is for objectives that compare.*--update-freq"):
+    with pytest.raises(UserError, match=r"micro_batch is for objectives that compare.*`update_freq`"):
         make_trainer(run, tmp_path)
     model = make(Setting("simcse"), text).model
     plain = Part("plain", two_terms, two_terms.Config(), 1.0, 1.0)

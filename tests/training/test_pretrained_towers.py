@@ -139,7 +139,7 @@ def test_a_run_goes_on_and_its_encoder_loads_without_the_pretrained_weights(
         ({"source_encoder": "de", "target_encoder": "nowhere/at/all"}, "nowhere/at/all"),
         ({"source_encoder": "de", "target_encoder": "en", "max_length": 64}, "64 subwords, the model has 40 positions"),
         ({"source_encoder": "de", "target_encoder": "en", "pretrained_layers": 3}, "has 2 layers, not 3"),
-        ({"source_encoder": "de", "target_encoder": "en", "pooled_layer": 3}, "has 2 layers; lower --pooled-layer 3"),
+        ({"source_encoder": "de", "target_encoder": "en", "pooled_layer": 3}, "2 layers; lower --pooled-layer from 3"),
         ({"towers": "shared", "source_encoder": "de"}, "a shared tower has --encoder"),
     ],
     ids=str,

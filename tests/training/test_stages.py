@@ -180,7 +180,7 @@ def test_a_directory_of_a_run_is_refused(course, tmp_path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").write_text("{}")
     runs = runs_of([*course, "--save-dir", str(tmp_path / "out")])
-    with pytest.raises(UserError, match="out: holds a run without stages; choose another --save-dir"):
+    with pytest.raises(UserError, match="out: holds a run without stages; choose another `save_dir`"):
         train_course(runs, Recorder())
     with pytest.raises(SystemExit) as end:
         train_course(runs, Recorder(), is_main=False)

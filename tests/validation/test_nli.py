@@ -138,7 +138,9 @@ def test_each_part_is_measured_by_its_own_criterion(make) -> None:
     with torch.no_grad():
         model.table.weight.fill_(1.0)
     assert alone(model, criterion.parts["contrast"]) == {"triplet_accuracy": 0.0}  # all one vector: no success
-    with pytest.raises(UserError, match="the criterion has no classifier; choose --criterion nli or --validation sts"):
+    with pytest.raises(
+        UserError, match="the criterion has no classifier; choose the `criterion` nli or the `validation` sts"
+    ):
         make_validator(tasks["nli"])(model, criterion.parts["contrast"])
 
 

@@ -117,7 +117,7 @@ def test_too_few_pairs_are_refused_before_training(count: int) -> None:
     sentences = _sentences(count, seed=6)
     with pytest.raises(UserError, match=f"de-en has {count} pair.*at least 2"):
         _validator(_pool(sentences, sentences, ("de", "en")))
-    with pytest.raises(UserError, match="no translations to validate on; choose --validation nli or sts"):
+    with pytest.raises(UserError, match="no translations to validate on; choose the `validation` nli or sts"):
         _validator()
 
 

@@ -181,7 +181,7 @@ def test_of_several_parts(data_directory: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_to_measure() -> None:
-    with pytest.raises(UserError, match="there are no translations to validate on; choose another --validation"):
+    with pytest.raises(UserError, match="there are no translations to validate on; choose another `validation`"):
         make_validator(SimpleNamespace(parts={"text": SimpleNamespace()}))
     wrong = TranslationValidator.Config(beam=0, max_sentences=0, lenpen=math.nan, max_length_a=-1)
     beam, lenpen, length, sentences = wrong.problems()

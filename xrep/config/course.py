@@ -6,19 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xrep.config.resolve import Resolver, RunConfig, check_names
-from xrep.config.sections import (
-    MIXING,
-    OF_A_PART,
-    SECTIONS,
-    TOP_LEVEL,
-    fields_of,
-    merge,
-    parts_of,
-    plugins_of,
-    sections_of,
-    to_yaml,
-)
+from xrep.config.resolve import RunConfig, problems_of_names, resolve
+from xrep.config.sections import OF_A_PART, fields_of, merge, parts_of, plugins_of, sections_of, to_yaml
 from xrep.errors import ConfigError
 from xrep.registry import import_plugin, suggestion
 
@@ -33,7 +22,7 @@ def compose(layers: Layers, problems: list[str] | None = None) -> RunConfig:
     """Return the run of layers that have no stages; see ``compose_course``."""
     first, *others = compose_course(layers, problems)
     if others or first.stage:
-        raise ConfigError(["this configuration has stages, and a single run is wanted; leave them out"])
+        raise ConfigError(["this configuration has stages, but a single run is needed; remove the stages"])
     return first
 
 
@@ -45,34 +34,36 @@ def compose_course(layers: Layers, problems: list[str] | None = None) -> list[Ru
     a checkpoint directory, ``previous/last``, or ``none`` for a fresh start. The top-level ``init`` is that of the
     first stage.
 
+    Args:
+        problems: Problems found earlier, which are reported together with those of the layers.
+
     Returns:
         One run per stage; without stages one run, whose ``stage`` is empty.
 
     Raises:
-        ConfigError: lists every problem of every stage: unknown sections, parts and keys (with the nearest known one),
-            values of the wrong type, values that the parts themselves refuse.
+        ConfigError: lists every problem of every stage: unknown sections, parts and keys, values of the wrong type,
+            values that the parts themselves refuse.
     """
     problems = list(problems or [])
     values: dict[str, Any] = {}
-    command: dict[str, Any] = {}
+    command: Mapping[str, Any] = {}
     for origin, layer in layers:
-        known = _known_keys(origin, layer, values, problems)
+        problems += _problems_of_items(origin, layer, values)
         if origin == COMMAND_LINE:
-            command = known
+            command = layer
         else:
-            values = merge(values, known)
+            values = merge(values, layer)
     stages = stages_of(values, command)
     for plugin in dict.fromkeys(plugin for _, stage in stages for plugin in plugins_of(stage)):
         import_plugin(plugin)
-    _check_stages(values, command, problems)
-    resolvers = [(name, Resolver(stage)) for name, stage in stages]
-    runs = [run for name, resolver in resolvers if (run := resolver.run(name)) is not None]
-    problems += _told_once([(name, resolver.problems) for name, resolver in resolvers])
+    problems += _problems_of_stages(values, command)
+    told: dict[str, list[str]] = {name: [] for name, _ in stages}
+    runs = [run for name, stage in stages if (run := resolve(stage, told[name], name)) is not None]
+    common = [problem for problem in told[stages[0][0]] if all(problem in found for found in told.values())]
+    problems += common + [f"stage {name}: {p}" for name, found in told.items() for p in found if p not in common]
     if problems:
         raise ConfigError(problems)
-    if runs[0].stage:
-        _place(runs)
-    return runs
+    return _placed(runs) if runs[0].stage else runs
 
 
 def course_to_yaml(runs: list[RunConfig]) -> str:
@@ -91,16 +82,18 @@ def course_directory(run: RunConfig) -> Path:
     return Path(run.values["checkpoint"]["save_dir"]).parent
 
 
-def _place(runs: list[RunConfig]) -> None:
-    """Set the folder of each stage, and the checkpoint of the previous stage that it starts from."""
+def _placed(runs: list[RunConfig]) -> list[RunConfig]:
+    """Return the stages with the folder of each, and the checkpoint of the previous stage that it starts from."""
     labels = "+".join(dict.fromkeys(run.label for run in runs))
     root = Path(runs[0].values["checkpoint"]["save_dir"] or f"runs/{labels}")
+    placed = []
     for number, run in enumerate(runs):
-        folder = str(root / run.stage)
-        run.values["checkpoint"]["save_dir"] = run.configs["checkpoint"].save_dir = folder
-        if number and run.init is not None and run.init.split("/")[0] == PREVIOUS:
-            rest = run.init.removeprefix(PREVIOUS).strip("/") or "best"
-            run.values["init"] = str(root / runs[number - 1].stage / rest)
+        init = run.init
+        if number and init is not None and init.split("/")[0] == PREVIOUS:
+            init = str(root / runs[number - 1].stage / (init.removeprefix(PREVIOUS).strip("/") or "best"))
+        checkpoint = {**run.values["checkpoint"], "save_dir": str(root / run.stage)}
+        placed.append(RunConfig({**run.values, "checkpoint": checkpoint, "init": init}, run.stage))
+    return placed
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------
@@ -110,25 +103,28 @@ def stages_of(values: Mapping[str, Any], command: Mapping[str, Any]) -> list[tup
     """Return the name and the merged values of each stage; without stages those of the one run, whose name is empty.
 
     Args:
-        values: merged values of all layers except the command line.
-        command: values of the command line. A stage takes each key that is one of its options, or that is an option of
+        values: Merged values of all layers except the command line.
+        command: Values of the command line. A stage takes each key that is one of its options, or that is an option of
             no stage.
     """
-    base, general = _without_stages(values), _without_stages(command)
-    stages = _listed_stages(values)
-    if not stages:
+    base, general = ({k: v for k, v in layer.items() if k != "stages"} for layer in (values, command))
+    listed = _listed_stages(values)
+    if not listed:
         return [("", merge(base, general))]
-    below = [_stage_over({**base, "init": f"{PREVIOUS}/best"} if n else base, s) for n, s in enumerate(stages)]
-    keys = [_keys_of(merge(stage, _only(general, _names_of(stage).__contains__))) for stage in below]
-    everywhere = set().union(*keys)
+    later = {**base, "init": f"{PREVIOUS}/best"}
+    stages = [_over(later if number else base, stage) for number, stage in enumerate(listed)]
+    chosen = _only(general, lambda key: key.endswith(".name"))
+    options = [_keys_of(merge(stage, chosen)) for stage in stages]
+    everywhere = set().union(*options)
     changes = command.get("stages", {})
-    found = []
-    for number, (listed, stage) in enumerate(zip(stages, below, strict=True)):
-        taken = _only(general, lambda key, own=keys[number]: key in own or key not in everywhere)
+    merged = []
+    for number, (item, stage) in enumerate(zip(listed, stages, strict=True)):
+        taken = _only(general, lambda key, own=options[number]: key in own or key not in everywhere)
         if number:
             taken.pop("init", None)
-        found.append((listed["name"], _stage_over(merge(stage, taken), changes.get(listed["name"], {}))))
-    return found
+        change = changes.get(item["name"])
+        merged.append((item["name"], _over(merge(stage, taken), change if isinstance(change, Mapping) else {})))
+    return merged
 
 
 def _listed_stages(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -136,19 +132,16 @@ def _listed_stages(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [stage for stage in stages if isinstance(stage, Mapping)] if isinstance(stages, list) else []
 
 
-def _without_stages(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != "stages"}
-
-
-def _stage_over(base: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, Any]:
+def _over(base: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the values of a stage over ``base``. The stage's own parts replace the task and criterion of ``base``; its
     own task or criterion replaces the parts of ``base``."""
-    replaced: set[str] = set()
+    replaced: tuple[str, ...] = ()
     if isinstance(stage.get("parts"), list):
-        replaced = set(OF_A_PART)
+        replaced = OF_A_PART
     elif "parts" not in stage and any(kind in stage for kind in OF_A_PART) and "parts" in base:
-        replaced = {"parts", *MIXING}
-    return merge({k: v for k, v in base.items() if k not in replaced}, {k: v for k, v in stage.items() if k != "name"})
+        replaced = ("parts", "mixing")
+    kept = {key: value for key, value in base.items() if key not in replaced}
+    return merge(kept, {key: value for key, value in stage.items() if key not in ("name", "stages")})
 
 
 def _only(values: Mapping[str, Any], keep: Callable[[str], bool], above: str = "") -> dict[str, Any]:
@@ -163,16 +156,9 @@ def _only(values: Mapping[str, Any], keep: Callable[[str], bool], above: str = "
     return kept
 
 
-def _names_of(stage: Mapping[str, Any]) -> set[str]:
-    return _with_indices({f"{section.key}.name" for section in sections_of(stage)}, stage)
-
-
 def _keys_of(stage: Mapping[str, Any]) -> set[str]:
-    return _with_indices({spec.key for spec in fields_of(stage)}, stage) | _names_of(stage)
-
-
-def _with_indices(keys: set[str], stage: Mapping[str, Any]) -> set[str]:
-    """Return the keys, with keys of parts also by index."""
+    """Return the keys of all options of a stage; those of parts also by index."""
+    keys = {spec.key for spec in fields_of(stage)} | {f"{section.key}.name" for section in sections_of(stage)}
     for number, part in enumerate(parts_of(stage)):
         start = f"parts.{part['name']}."
         keys |= {f"parts.{number}.{key.removeprefix(start)}" for key in keys if key.startswith(start)}
@@ -182,85 +168,49 @@ def _with_indices(keys: set[str], stage: Mapping[str, Any]) -> set[str]:
 # -- what may be wrong ------------------------------------------------------------------------------------------------
 
 
-def _known_keys(
-    origin: str, layer: Mapping[str, Any], below: Mapping[str, Any], problems: list[str], is_stage: bool = False
-) -> dict[str, Any]:
-    """Return the values of a layer that have known keys. The layer may change parts and stages that are listed in
-    ``below``."""
-    top = [*SECTIONS, *TOP_LEVEL, "parts", *MIXING, *([] if is_stage else ["stages"])]
-    known = {}
-    for key, value in layer.items():
-        if is_stage and key == "stages":
-            problems.append(f"{origin}: a stage has no stages of its own")
-        elif key not in top:
-            problems.append(f"{origin}: unknown section {key!r}; {suggestion(key, top)}")
-        elif key in SECTIONS and not isinstance(value, Mapping):
-            problems.append(f"{origin}: {key} must hold options, not {value!r}")
-        elif key == "parts" and isinstance(value, Mapping):
-            listed = [part["name"] for each in (below, *_listed_stages(below)) for part in parts_of(each)]
-            numbers = [str(number) for number in range(len(listed))]
-            known[key] = _named_ones(origin, "part", value, listed, numbers, problems)
-        elif key == "stages":
-            known[key] = _known_stages(origin, value, below, problems)
-        else:
-            known[key] = value
-    return known
-
-
-def _known_stages(origin: str, stages: Any, below: Mapping[str, Any], problems: list[str]) -> Any:
+def _problems_of_items(origin: str, layer: Mapping[str, Any], below: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the parts and stages of a layer, which may list them or change those of ``below``."""
+    parts = [part["name"] for values in (below, *_listed_stages(below)) for part in parts_of(values)]
+    indices = [str(number) for number in range(len(parts))]
+    problems = _problems_of_changes(f"{origin}: ", "part", layer.get("parts"), parts, indices)
+    stages = layer.get("stages", [{}])
     if isinstance(stages, Mapping):
-        listed = [stage["name"] for stage in _listed_stages(below)]
-        named = _named_ones(origin, "stage", stages, listed, [], problems)
-        return {name: _known_keys(f"{origin}: stages.{name}", s, below, problems, True) for name, s in named.items()}
-    if not isinstance(stages, list) or not stages or not all(isinstance(stage, Mapping) for stage in stages):
-        problems.append(f"{origin}: stages must be a list of what changes from stage to stage: [{{task: ...}}, ...]")
-        return []
-    return [
-        {
-            "name": stage["name"],
-            **_known_keys(f"{origin}: stages.{stage['name']}", _nameless(stage), below, problems, True),
-        }
-        for stage in stages
-    ]
+        names = [stage["name"] for stage in _listed_stages(below)]
+        problems += _problems_of_changes(f"{origin}: ", "stage", stages, names)
+    elif not isinstance(stages, list) or not stages or not all(isinstance(stage, Mapping) for stage in stages):
+        problems.append(f"{origin}: stages must be a list of the values of each stage: [{{task: ...}}, ...]")
+    changed = stages.items() if isinstance(stages, Mapping) else [(s["name"], s) for s in _listed_stages(layer)]
+    for name, stage in changed:
+        if isinstance(stage, Mapping):
+            problems += _problems_of_items(f"{origin}: stages.{name}", {"parts": stage.get("parts")}, below)
+            problems += [f"{origin}: stages.{name}: a stage cannot have stages"] if "stages" in stage else []
+    return problems
 
 
-def _nameless(stage: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in stage.items() if key != "name"}
-
-
-def _named_ones(
-    origin: str, kind: str, changes: Mapping[str, Any], listed: list[str], others: list[str], problems: list[str]
-) -> dict[str, Any]:
-    """Return the changes to parts or stages that are in ``listed`` or ``others`` (further accepted names)."""
-    known = {}
-    for name, change in changes.items():
-        if name not in [*listed, *others]:
-            cure = suggestion(name, listed) if listed else f"list {kind}s in a file given by --config"
-            problems.append(f"{origin}: there is no {kind} {name!r}; {cure}")
+def _problems_of_changes(
+    origin: str, kind: str, changes: Any, names: list[str], indices: Sequence[str] = ()
+) -> list[str]:
+    problems = []
+    for name, change in changes.items() if isinstance(changes, Mapping) else ():
+        if name not in [*names, *indices]:
+            cure = suggestion(name, names) if names else f"list the {kind}s in a configuration file"
+            problems.append(f"{origin}there is no {kind} {name!r}; {cure}")
         elif not isinstance(change, Mapping):
-            problems.append(f"{origin}: {kind}s.{name} must hold options, not {change!r}")
-        else:
-            known[name] = change
-    return known
+            problems.append(f"{origin}{kind}s.{name} must be a mapping of options, not {change!r}")
+    return problems
 
 
-def _check_stages(values: Mapping[str, Any], command: Mapping[str, Any], problems: list[str]) -> None:
+def _problems_of_stages(values: Mapping[str, Any], command: Mapping[str, Any]) -> list[str]:
     stages = _listed_stages(values)
-    check_names("stage", [s["name"] for s in stages], r"(?!(best|last)$)\w+", "letters, digits and _", problems)
+    problems = problems_of_names("stage", [s["name"] for s in stages], r"(?!(best|last)$)\w+", "letters, digits and _")
     changes = command.get("stages", {})
     for number, stage in enumerate(stages):
-        for given in (stage, changes.get(stage["name"], {})):
+        key = f"stages.{stage['name']}"
+        for given in (stage, changes.get(stage["name"])):
+            given = given if isinstance(given, Mapping) else {}
             if "save_dir" in given.get("checkpoint", {}):
-                problems.append(
-                    f"stages.{stage['name']}.checkpoint.save_dir is given, but a stage trains in SAVE_DIR/NAME; "
-                    "give --save-dir for the whole course"
-                )
+                cure = "set checkpoint.save_dir of the whole course"
+                problems.append(f"{key}.checkpoint.save_dir is given, but a stage trains in SAVE_DIR/NAME; {cure}")
             if number == 0 and str(given.get("init")).split("/")[0] == PREVIOUS:
-                problems.append(f"stages.{stage['name']}.init is {given['init']}, but there is no stage before it")
-
-
-def _told_once(found: list[tuple[str, list[str]]]) -> list[str]:
-    """Return the problems of all stages, each with the stage's name unless all stages have it."""
-    first, *others = (problems for _, problems in found)
-    common = [problem for problem in first if all(problem in problems for problems in others)]
-    return common + [f"stage {name}: {problem}" for name, told in found for problem in told if problem not in common]
+                problems.append(f"{key}.init is {given['init']}, but there is no stage before it")
+    return problems

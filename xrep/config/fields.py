@@ -1,173 +1,134 @@
-"""The options of a part: the fields of the ``Config`` dataclass in its class, and conversion of values to their types.
-
-The string under a field is its help. Fields are read from the source text without importing it, so that ``--help`` need
-not wait for torch.
-"""
+"""The options of a part, which are the fields of a dataclass, and conversion of values to their types."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
+import inspect
+import types
+import typing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from xrep.config.source import field_docstrings, option_class
 from xrep.errors import UserError
-from xrep.registry import class_node, load_target, module_node
+
+TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string", types.NoneType: "none"}
+PLURALS = {int: "integers", float: "numbers", str: "strings"}
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One option: a field of a ``Config`` dataclass as its source text gives it."""
+    """One option: a field of a dataclass."""
 
     section: str
     """Where the part is in a configuration: ``criterion``, or ``parts.NAME.criterion``; empty at the top."""
     name: str
-    annotation: str
+    annotation: Any
+    """The field's type, for example ``int | None``."""
     default: Any
-    help: str
+    """``dataclasses.MISSING`` if the option must be given."""
+    owner: type
+    """The class that declares the field."""
 
     @property
     def key(self) -> str:
         return f"{self.section}.{self.name}" if self.section else self.name
 
+    @property
+    def help(self) -> str:
+        """The string under the field, on one line."""
+        return field_docstrings(self.owner).get(self.name, "")
+
 
 def read_fields(section: str, target: str) -> list[FieldSpec]:
-    """Return the options of a part, read from its module's source text without running it.
-
-    Base classes of the ``Config`` are read in the same way if the module defines them or imports them by name. If this
-    does not find all of them (for example because a class inherits its ``Config``), the class is imported.
+    """Return the options of a dataclass, given as ``module:Class.Config``; see ``option_class``.
 
     Raises:
-        UserError: the module or its class has no readable ``Config``.
+        UserError: there is no such dataclass.
     """
-    module, _, class_name = target.partition(":")
-    read = _read(section, module, f"{class_name}.Config")
-    if read is not None:
-        return list(read.values())
-    config = getattr(load_target(target), "Config", None)
-    if not dataclasses.is_dataclass(config):
-        raise UserError(f"{target} has no nested dataclass Config", cure="every part declares its options there")
-    assert isinstance(config, type)
-    fields: dict[str, FieldSpec] = {}
-    for base in reversed(config.__mro__[:-1]):
-        node = class_node(base.__module__, base.__qualname__)
-        fields |= {spec.name: spec for spec in _fields_of(section, node)} if node is not None else {}
-    return list(fields.values())
+    return fields_of_class(section, option_class(target))
 
 
-def _read(section: str, module: str, name: str) -> dict[str, FieldSpec] | None:
-    """Return the fields of a class and its bases, in the order of a dataclass; None if the text does not show all of
-    them."""
-    node = class_node(module, name)
-    if node is None:
-        return None
-    fields: dict[str, FieldSpec] = {}
-    for base in reversed(node.bases):
-        first, _, rest = ast.unparse(base).partition(".")
-        place, named = _origin(module, first)
-        inherited = _read(section, place, f"{named}.{rest}" if rest else named)
-        if inherited is None:
-            return None
-        fields |= inherited
-    return fields | {spec.name: spec for spec in _fields_of(section, node)}
+def fields_of_class(section: str, cls: type) -> list[FieldSpec]:
+    """Return the options that are the fields of a dataclass and of its bases.
+
+    Raises:
+        UserError: the class is not a dataclass.
+    """
+    if not dataclasses.is_dataclass(cls):
+        problem = f"{cls.__module__}:{cls.__qualname__} is not a dataclass"
+        raise UserError(problem, cure="declare the options of a part in a dataclass")
+    hints = typing.get_type_hints(cls)
+    owners = {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
+    specs = []
+    for field in dataclasses.fields(cls):
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        specs.append(FieldSpec(section, field.name, hints[field.name], default, owners[field.name]))
+    return specs
 
 
-def _origin(module: str, name: str) -> tuple[str, str]:
-    """Return the module that a name comes from, and its name there."""
-    for statement in module_node(module).body:
-        if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            for alias in statement.names:
-                if (alias.asname or alias.name) == name:
-                    return statement.module, alias.name
-    return module, name
-
-
-def _fields_of(section: str, node: ast.ClassDef) -> list[FieldSpec]:
-    fields = []
-    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-            continue
-        documentation = following.value if isinstance(following, ast.Expr) else None
-        documented = documentation.value if isinstance(documentation, ast.Constant) else None
-        text = " ".join(documented.split()) if isinstance(documented, str) else ""
-        name = statement.target.id
-        try:
-            default = _default_of(statement.value)
-        except ValueError as error:
-            raise UserError(f"the default of {section}.{name} is not a literal", cure="write it out") from error
-        fields.append(FieldSpec(section, name, ast.unparse(statement.annotation), default, text))
-    return fields
-
-
-def _default_of(node: ast.expr | None) -> Any:
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("field", "dataclasses.field"):
-        for keyword in node.keywords:
-            if keyword.arg == "default":
-                return ast.literal_eval(keyword.value)
-            if keyword.arg == "default_factory":
-                if isinstance(keyword.value, ast.Lambda):
-                    return ast.literal_eval(keyword.value.body)
-                if ast.unparse(keyword.value) == "list":
-                    return []
-    return dataclasses.MISSING if node is None else ast.literal_eval(node)
-
-
-def convert(value: Any, annotation: str) -> Any:
-    """Convert ``value`` (from a YAML file, or a string from the command line) to the type that the annotation names.
+def convert(value: Any, annotation: Any) -> Any:
+    """Convert ``value`` (from a YAML file, or a string from the command line) to a type.
 
     Raises:
         ValueError: the value is not of that type.
     """
-    options = _union(annotation)
-    if "None" in options and isinstance(value, str) and value.lower() in ("none", "null"):
+    allowed = members(annotation)
+    if types.NoneType in allowed and (value is None or str(value).lower() in ("none", "null")):
         return None
-    if value is None and "None" in options:
-        return None
-    for option in options:
+    for member in allowed:
         try:
-            return _convert_one(value, option)
+            return _convert_one(value, member)
         except (ValueError, TypeError, OverflowError):
             continue
-    raise ValueError(f"must be {annotation}, not {value!r}")
+    raise ValueError(f"must be {describe(annotation)}, not {value!r}")
 
 
-def _union(annotation: str) -> list[str]:
-    node = ast.parse(annotation, mode="eval").body
-    parts = []
-    while isinstance(node, ast.BinOp):
-        parts.append(ast.unparse(node.right))
-        node = node.left
-    return [ast.unparse(node), *reversed(parts)]
+def choices(annotation: Any) -> list[Any]:
+    """Return the values that a ``Literal``, or a union with one, allows; empty for other types."""
+    literals = [member for member in members(annotation) if typing.get_origin(member) is Literal]
+    return list(dict.fromkeys(choice for literal in literals for choice in typing.get_args(literal)))
 
 
-def _convert_one(value: Any, kind: str) -> Any:
-    if kind.startswith("Literal["):
-        value = "none" if value is None else value  # YAML reads the choice none as None
-        for choice in _elements(kind):
-            if str(value) == str(ast.literal_eval(choice)):
-                return ast.literal_eval(choice)
-    elif kind.startswith("list["):
+def describe(annotation: Any) -> str:
+    """Return a type in words: "an integer or none", "weight or proportion"."""
+    allowed = [str(choice) for choice in choices(annotation)]
+    for member in members(annotation):
+        if typing.get_origin(member) is list:
+            allowed.append(f"a list of {PLURALS.get(typing.get_args(member)[0], 'values')}")
+        elif typing.get_origin(member) is not Literal:
+            allowed.append(TYPE_NAMES.get(member, str(member)))
+    return " or ".join([", ".join(allowed[:-1])] * (len(allowed) > 1) + allowed[-1:])
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """Return the types of a union; for any other type, the type alone."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def _convert_one(value: Any, kind: Any) -> Any:
+    if typing.get_origin(kind) is Literal:
+        text = "none" if value is None else str(value)  # YAML reads the choice none as None
+        named = {str(choice): choice for choice in typing.get_args(kind)}
+        if text in named:
+            return named[text]
+    elif typing.get_origin(kind) is list:
         if isinstance(value, str):
             value = [item.strip() for item in value.strip("[] ").split(",") if item.strip()]
         if isinstance(value, list | tuple):
-            return [convert(item, _elements(kind)[0]) for item in value]
-    elif kind == "bool":
+            return [convert(item, typing.get_args(kind)[0]) for item in value]
+    elif kind is bool:
         text = str(value).lower()
         if text in ("true", "yes", "on", "1", "false", "no", "off", "0"):
             return text in ("true", "yes", "on", "1")
-    elif kind == "int" and not isinstance(value, bool):
+    elif kind is int and not isinstance(value, bool):
         number = float(value) if not isinstance(value, int) else value
         if number == int(number):
             return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
-    elif kind == "float" and not isinstance(value, bool):
+    elif kind is float and not isinstance(value, bool):
         return float(value)
-    elif kind == "str" and isinstance(value, str | int | float):
+    elif kind is str and isinstance(value, str | int | float):
         return str(value)
     raise ValueError(kind)
-
-
-def _elements(kind: str) -> list[str]:
-    node = ast.parse(kind, mode="eval").body
-    assert isinstance(node, ast.Subscript)
-    inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    return [ast.unparse(element) for element in inner]

@@ -6,22 +6,11 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from xrep.config.fields import FieldSpec, convert
-from xrep.config.sections import (
-    DEFAULT_NAMES,
-    MIXING,
-    OF_A_PART,
-    PART_LEVEL,
-    SECTIONS,
-    TOP_LEVEL,
-    Section,
-    parts_of,
-    sections_of,
-    specs,
-    to_yaml,
-)
+from xrep.config.fields import convert, fields_of_class
+from xrep.config.sections import DEFAULT_NAMES, OF_A_PART, SECTIONS, TOP_LEVEL, Section, parts_of, sections_of, to_yaml
 from xrep.errors import UserError
 from xrep.registry import REGISTRIES, load_target, suggestion
 
@@ -30,20 +19,51 @@ MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """A resolved configuration: plain nested values and the objects made from them.
+class Part:
+    """The task or the criterion of one of several parts."""
 
-    With several parts, ``values`` has ``parts`` and ``mixing`` instead of ``task`` and ``criterion``. ``configs`` and
-    ``classes`` still have one task and one criterion, which are those of ``MIXTURE``.
-    """
+    name: str
+    kind: type
+    """Class of the task or criterion."""
+    config: Any
+    """Instance of the class's ``Config``."""
+    weight: float
+    proportion: float
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A resolved configuration, in which every option has a value. Its attributes follow from ``values``."""
 
     values: dict[str, Any]
-    configs: dict[str, Any]
-    """Maps each section to the instance of its part's ``Config`` dataclass."""
-    classes: dict[str, type]
-    """Maps each section to the class of the chosen part."""
+    """All options as plain nested values, in the form of a configuration file."""
     stage: str = ""
     """Name of the stage in a course of training; empty for a single run."""
+
+    @cached_property
+    def classes(self) -> dict[str, type]:
+        """Maps each section to the class of the chosen part. Several parts have the classes of ``MIXTURE``."""
+        targets = {section.key: section.target for section in sections_of(self.values) if section.key in SECTIONS}
+        return {key: load_target(target) for key, target in (targets | self._mixture).items()}
+
+    @cached_property
+    def configs(self) -> dict[str, Any]:
+        """Maps each section to the options of the chosen part, an instance of its ``Config`` dataclass."""
+        sections = {section.key: section for section in sections_of(self.values)}
+        configs = {key: load_target(section.options)(**section.given) for key, section in sections.items()}
+        made = {key: config for key, config in configs.items() if key in SECTIONS}
+        for kind in self._mixture:
+            parts = []
+            for name in (part["name"] for part in parts_of(self.values)):
+                own, key = configs[f"parts.{name}"], f"parts.{name}.{kind}"
+                part = Part(name, load_target(sections[key].target), configs[key], own.weight, own.proportion or 1.0)
+                parts.append(part)
+            made[kind] = self.classes[kind].Config(parts=parts, mixing=self.values["mixing"])
+        return made
+
+    @property
+    def _mixture(self) -> dict[str, str]:
+        return MIXTURE if "parts" in self.values else {}
 
     @property
     def seed(self) -> int:
@@ -70,161 +90,96 @@ class RunConfig:
         return to_yaml(self.values)
 
 
-@dataclass(frozen=True)
-class Part:
-    """The task or the criterion of one of several parts."""
+def resolve(given: Mapping[str, Any], problems: list[str], stage: str = "") -> RunConfig | None:
+    """Return the run that the merged values of all layers describe.
 
-    name: str
-    kind: type
-    """Class of the task or criterion."""
-    config: Any
-    """Instance of the class's ``Config``."""
-    weight: float
-    proportion: float
-
-
-class Resolver:
-    """Turns the merged values of one run into a ``RunConfig``, and collects all problems.
-
-    Attributes:
-        problems: what is wrong, one line each; if there are any, there is no ``RunConfig``.
+    Args:
+        problems: Everything that is wrong is added here, one line each; then the result is None.
     """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.problems: list[str] = []
-        self._doubtful: set[str] = set()
-        """Keys that keep their default because no valid value was given."""
-        self._check_form(values)
-        self._sections = sections_of(values)
-        self._parts = parts_of(values)
-        self._given = values
-
-    def run(self, stage: str = "") -> RunConfig | None:
-        """Return the resolved run, or None if there are problems."""
-        resolved = {section.key: self._resolve(section) for section in self._sections}
+    found = _problems_of_form(given)
+    resolved = {section.key: _resolve(section, found) for section in sections_of(given)}
+    run = None
+    if not found:
+        top = resolved.pop("")
         values: dict[str, Any] = {}
-        if "parts" in self._given:
-            values["parts"] = [self._resolve_part(part, resolved) for part in self._parts]
-            values |= self._fields("", specs("", MIXING), {k: self._given[k] for k in MIXING if k in self._given})
-            self._check_proportions(values["parts"], values["mixing"])
-        values |= {kind: resolved[kind] for kind in SECTIONS if resolved.get(kind) is not None}
-        top = {key: self._given[key] for key in TOP_LEVEL if key in self._given}
-        values |= self._fields("", specs("", TOP_LEVEL), top)
-        if not 0 <= values["seed"] < 2**63:
-            self.problems.append(f"seed must lie in [0, 2**63), not {values['seed']}")
-        classes, configs = self._instantiate({key: fields for key, fields in resolved.items() if fields is not None})
-        if self.problems:
-            return None
-        if "parts" in values:
-            self._mix(values, classes, configs)
-        return None if self.problems else RunConfig(values, configs, classes, stage)
+        if "parts" in given:
+            keys = [(part["name"], f"parts.{part['name']}") for part in parts_of(given)]
+            own = [{kind: resolved.pop(f"{key}.{kind}") for kind in OF_A_PART} | resolved.pop(key) for _, key in keys]
+            values["parts"] = [{"name": name, **options} for (name, _), options in zip(keys, own, strict=True)]
+            values["mixing"] = top["mixing"]
+        run = RunConfig(values | resolved | top, stage)
+        if "parts" in given:
+            found = run.configs["criterion"].problems()
+    problems += found
+    return None if found else run
 
-    def _check_form(self, values: Mapping[str, Any]) -> None:
-        if "parts" not in values:
-            if "mixing" in values:
-                self.problems.append("mixing is for several parts, and there are none; name them under parts")
-            return
-        single = [kind for kind in OF_A_PART if kind in values]
-        if single:
-            given = " and ".join(single)
-            self.problems.append(f"a run has either parts or one task and criterion, but {given} is given beside parts")
-        parts = values["parts"]
-        if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
-            self.problems.append("parts must be a list of {task: ..., criterion: ...}")
-        names = [part["name"] for part in parts_of(values)]
-        check_names("part", names, r"[A-Za-z_]\w*", "letters, digits and _, no digit in front", self.problems)
 
-    def _resolve(self, section: Section) -> dict[str, Any] | None:
-        """Return the values of a section, or None if its part is not known."""
-        if section.kind in DEFAULT_NAMES and section.name is None:
-            choices = ", ".join(REGISTRIES[section.kind].names())
-            how = f"--{section.kind}" if section.key == section.kind else f"{section.key}="
-            self.problems.append(f"no {section.key} chosen; name one: {how} ({choices})")
-            return None
-        try:
-            fields = self._fields(section.key, section.fields(), section.given)
-        except UserError as error:
-            where = "" if section.key == section.kind else f"{section.key}: "
-            self.problems.append(f"{where}{error}")
-            return None
-        return {"name": section.name, **fields} if section.kind in DEFAULT_NAMES else fields
-
-    def _resolve_part(self, part: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+def _problems_of_form(values: Mapping[str, Any]) -> list[str]:
+    several = "parts" in values
+    known = [*SECTIONS, *TOP_LEVEL, "parts", "mixing"]
+    problems = [f"unknown section {key!r}; {suggestion(key, known)}" for key in values if key not in known]
+    mappings = [(key, values[key]) for key in SECTIONS if key in values]
+    parts = parts_of(values) if several else []
+    mappings += [(f"parts.{part['name']}.{kind}", part[kind]) for part in parts for kind in OF_A_PART if kind in part]
+    for key, value in mappings:
+        if not isinstance(value, Mapping):
+            problems.append(f"{key} must be a mapping of options, not {value!r}")
+    if not several:
+        cure = "name several parts, or remove it"
+        return [*problems, *([f"mixing is for a run with several parts; {cure}"] if "mixing" in values else [])]
+    if single := " and ".join(kind for kind in OF_A_PART if kind in values):
+        problems.append(f"a run has either parts or one task and criterion, but {single} is given beside parts")
+    if not parts or len(parts) < len(values["parts"]):
+        problems.append("parts must be a list of {task: ..., criterion: ...}")
+    allowed = "letters, digits and _, beginning with a letter or _"
+    problems += problems_of_names("part", [part["name"] for part in parts], r"[A-Za-z_]\w*", allowed)
+    for part in parts:
         key = f"parts.{part['name']}"
         if "batch_size" in part:
-            self.problems.append(f"{key}.batch_size is short for {key}.task.batch_size; give one of them")
-        own = {k: v for k, v in part.items() if k not in ("name", "batch_size", *OF_A_PART)}
-        for kind in OF_A_PART:
-            if kind in part and not isinstance(part[kind], Mapping):
-                self.problems.append(f"{key}.{kind} must hold options, not {part[kind]!r}")
-        options = self._fields(key, specs(key, PART_LEVEL), own, [*OF_A_PART, "batch_size"])
-        for name, value in options.items():
-            if value is not None and not value > 0:
-                self.problems.append(f"{key}.{name} must be above 0, not {value}")
-        return {"name": part["name"], **{kind: resolved[f"{key}.{kind}"] for kind in OF_A_PART}, **options}
-
-    def _check_proportions(self, parts: list[dict[str, Any]], mixing: str) -> None:
-        given = [part["name"] for part in parts if part["proportion"] is not None]
-        if given and mixing == "weight":
-            self.problems.append(f"parts.{given[0]}.proportion is given, but mixing is weight; add mixing: proportion")
-
-    def _fields(
-        self, section: str, fields: list[FieldSpec], given: Mapping[str, Any], others: list[str] | None = None
-    ) -> dict[str, Any]:
-        known = {field.name: field for field in fields}
-        for key in given:
-            if key not in known:
-                near = suggestion(str(key), [*(others or []), *known])
-                self.problems.append(f"unknown key {section}.{key}; {near}")
-        resolved = {}
-        for name, field in known.items():
-            resolved[name] = field.default
-            if name in given:
-                try:
-                    resolved[name] = convert(given[name], field.annotation)
-                except ValueError as error:
-                    self.problems.append(f"{field.key} {error}")
-                    self._doubtful.add(field.key)
-            elif field.default is dataclasses.MISSING:
-                self.problems.append(f"{field.key} has no default; give it")
-                self._doubtful.add(field.key)
-        return resolved
-
-    def _instantiate(self, resolved: Mapping[str, dict[str, Any]]) -> tuple[dict[str, type], dict[str, Any]]:
-        """Build the ``Config`` of every section and add what it refuses to ``problems``, except messages about keys in
-        ``_doubtful``."""
-        classes, configs = {}, {}
-        for section in (section for section in self._sections if section.key in resolved):
-            key = section.key
-            classes[key] = load_target(section.target)
-            fields = {k: v for k, v in resolved[key].items() if k != "name"}
-            if any(value is dataclasses.MISSING for value in fields.values()):
-                continue
-            configs[key] = classes[key].Config(**fields)
-            check = getattr(configs[key], "problems", None)
-            unsure = [name.removeprefix(f"{key}.") for name in self._doubtful if name.startswith(f"{key}.")]
-            refused = [problem for problem in (check() if check else []) if not any(name in problem for name in unsure)]
-            self.problems += [f"{key}.{problem}" for problem in refused]
-        return classes, configs
-
-    def _mix(self, values: dict[str, Any], classes: dict[str, type], configs: dict[str, Any]) -> None:
-        """Replace the tasks and criteria of the parts by one task and one criterion."""
-        for kind, target in MIXTURE.items():
-            mixed = []
-            for part in values["parts"]:
-                key = f"parts.{part['name']}.{kind}"
-                share = 1.0 if part["proportion"] is None else part["proportion"]
-                mixed.append(Part(part["name"], classes.pop(key), configs.pop(key), part["weight"], share))
-            classes[kind] = load_target(target)
-            configs[kind] = classes[kind].Config(parts=mixed, mixing=values["mixing"])
-            self.problems += configs[kind].problems()
+            problems.append(f"{key}.batch_size is short for {key}.task.batch_size; give only one of them")
+        if part.get("proportion") is not None and values.get("mixing", "weight") == "weight":
+            problems.append(f"{key}.proportion is given, but mixing is weight; set mixing to proportion")
+    return problems
 
 
-def check_names(kind: str, names: list[str], pattern: str, allowed: str, problems: list[str]) -> None:
-    """Add to ``problems`` names of parts or stages that are given twice, or that cannot be used in a key or as a folder
-    name."""
-    for name in dict.fromkeys(names):
-        if not re.fullmatch(pattern, name):
-            problems.append(f"{name!r} is no name of a {kind}; use {allowed}")
-        if names.count(name) > 1:
-            problems.append(f"two {kind}s are named {name!r}; rename one")
+def problems_of_names(kind: str, names: list[str], pattern: str, allowed: str) -> list[str]:
+    """Return what is wrong with the names of parts or stages, which become parts of keys and names of folders."""
+    distinct = dict.fromkeys(names)
+    wrong = [name for name in distinct if not re.fullmatch(pattern, name)]
+    problems = [f"{name!r} cannot be the name of a {kind}; use {allowed}" for name in wrong]
+    return problems + [f"two {kind}s are named {name!r}; rename one" for name in distinct if names.count(name) > 1]
+
+
+def _resolve(section: Section, problems: list[str]) -> dict[str, Any]:
+    """Return the value of every option of a section, and add to ``problems`` what is wrong."""
+    if section.kind in DEFAULT_NAMES and section.name is None:
+        known = ", ".join(REGISTRIES[section.kind].names())
+        problems.append(f"no {section.key} is chosen; set `{section.key}` to one of {known}")
+        return {}
+    try:
+        cls: Any = load_target(section.options)
+        specs = {spec.name: spec for spec in fields_of_class(section.key, cls)}
+    except UserError as error:
+        problems.append(str(error) if section.key == section.kind else f"{section.key}: {error}")
+        return {}
+    above = f"{section.key}." if section.key else ""
+    for name in section.given:
+        if name not in specs:
+            problems.append(f"unknown key {above}{name}; {suggestion(str(name), list(specs))}")
+    values, doubtful = {}, []
+    for name, spec in specs.items():
+        values[name] = spec.default
+        try:
+            if name in section.given:
+                values[name] = convert(section.given[name], spec.annotation)
+            elif spec.default is dataclasses.MISSING:
+                raise ValueError("has no default; give it")
+        except ValueError as error:
+            problems.append(f"{spec.key} {error}")
+            doubtful.append(name)
+    if dataclasses.MISSING not in values.values():
+        config = cls(**values)
+        refused = config.problems() if hasattr(config, "problems") else []
+        # What the part refuses about a doubtful option would concern its default, not the value given.
+        problems += [above + problem for problem in refused if not any(name in problem for name in doubtful)]
+    return values if section.name is None else {"name": section.name, **values}

@@ -9,16 +9,17 @@ be given by index: ``{"0": {...}}``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from xrep.config.fields import FieldSpec, convert, read_fields
+from xrep.config.source import class_attribute
 from xrep.errors import UserError
 from xrep.registry import REGISTRIES, one_line
 
@@ -38,57 +39,72 @@ DEFAULT_NAMES: dict[str, str | None] = {
     "lr_scheduler": "cosine",
     "validation": "retrieval",
 }
-DEFAULT_MODEL = {"translation": "translation"}
-"""Default model by task name, for runs with only that task."""
-DEFAULT_VALIDATION = {"monolingual": "loss", "nli": "nli"}
-"""Default validation by task name, for runs with only that task, which have no translations to search for."""
-VALIDATION_OF_MODEL = {"translation": "translation"}
-"""Default validation by model name, for models that are not sentence encoders."""
 SECTIONS = [*DEFAULT_NAMES, *FIXED_SECTIONS]
 OF_A_PART = ("task", "criterion")
 """Sections that each of several parts has separately."""
-TOP_LEVEL: dict[str, tuple[str, Any, str]] = {
-    "init": (
-        "str | None",
-        None,
-        "Checkpoint directory to start from: the model, and every criterion tensor of the same name and shape.",
-    ),
-    "seed": ("int", 1, "Seed of initialisation, order of data and dropout."),
-    "plugins": ("list[str]", [], "Python modules that register further parts (same as --plugin)."),
-}
-MIXING: dict[str, tuple[str, Any, str]] = {
-    "mixing": (
-        "Literal['weight', 'proportion']",
-        "weight",
-        "How parts share the training. weight: each step has a batch of every part; proportion: of one of them, "
-        "drawn with probability proportional to its proportion.",
-    ),
-}
-PART_LEVEL: dict[str, tuple[str, Any, str]] = {
-    "weight": ("float", 1.0, "Factor of the part's losses."),
-    "proportion": (
-        "float | None",
-        None,
-        "With mixing proportion: the part's share of the steps, beside the proportions of the others. None: 1.",
-    ),
-}
+Mixing = Literal["weight", "proportion"]
+
+
+@dataclass(kw_only=True)
+class RunOptions:
+    """Options of the run as a whole."""
+
+    init: str | None = None
+    """Checkpoint directory to start from. The model and all criterion tensors of the same name and shape are loaded."""
+    seed: int = 1
+    """Seed of the random initialisation, the order of the data and dropout."""
+    plugins: list[str] = field(default_factory=list)
+    """Python modules to import, which register further parts."""
+
+    def problems(self) -> list[str]:
+        return [] if 0 <= self.seed < 2**63 else [f"seed must lie in [0, 2**63), not {self.seed}"]
+
+
+@dataclass(kw_only=True)
+class MixtureOptions(RunOptions):
+    """Options of the run as a whole, which has several parts."""
+
+    mixing: Mixing = "weight"
+    """How the parts share the training. weight: each step has a batch of every part. proportion: each step has a batch
+    of one part, which is drawn with a probability proportional to its proportion."""
+
+
+@dataclass(kw_only=True)
+class PartOptions:
+    """Options of one of several parts, beside those of its task and its criterion."""
+
+    weight: float = 1.0
+    """Factor by which the losses of the part are multiplied."""
+    proportion: float | None = None
+    """With mixing proportion: the share of the steps that this part gets, relative to the other parts. none: 1."""
+
+    def problems(self) -> list[str]:
+        given = {"weight": self.weight, "proportion": self.proportion}
+        return [f"{k} must be above 0, not {v}" for k, v in given.items() if v is not None and not v > 0]
+
+
+OWN_OPTIONS = {"run": RunOptions, "mixture": MixtureOptions, "part": PartOptions}
+"""Options that belong to no registered part, by kind of section."""
+TOP_LEVEL = [f.name for f in fields(RunOptions)]
+"""Keys at the top of a configuration that set an option of the run."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a run and the values given to it; ``name`` is None if none is chosen, or if the section is
-    fixed."""
+    """One section of a run and the values given to it."""
 
     key: str
-    """``criterion``, or ``parts.NAME.criterion``."""
+    """``criterion``, ``parts.NAME.criterion``, ``parts.NAME``, or empty for the options of the run as a whole."""
     kind: str
+    """``criterion``; a key of OWN_OPTIONS if the options belong to no registered part."""
     name: str | None
+    """Name of the chosen part; None if none is chosen, or if there is no choice."""
     given: dict[str, Any]
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the section's name is that of a known class."""
-        return self.kind in FIXED_SECTIONS or self.name in REGISTRIES[self.kind].names()
+        """Whether the section's class is known."""
+        return self.kind not in DEFAULT_NAMES or self.name in REGISTRIES[self.kind].names()
 
     @property
     def target(self) -> str:
@@ -97,41 +113,58 @@ class Section:
         Raises:
             UserError: there is no part of that name.
         """
+        if self.kind in OWN_OPTIONS:
+            return f"{__name__}:{OWN_OPTIONS[self.kind].__name__}"
         return FIXED_SECTIONS[self.kind] if self.name is None else REGISTRIES[self.kind].target(self.name)
 
-    def fields(self) -> list[FieldSpec]:
-        return read_fields(self.key, self.target)
+    @property
+    def options(self) -> str:
+        """The dataclass of the section's options, as ``module:Class``."""
+        return self.target if self.kind in OWN_OPTIONS else f"{self.target}.Config"
 
 
 def sections_of(values: Mapping[str, Any]) -> list[Section]:
     """Return the sections of one run; those of several parts have separate keys."""
-    found = []
-    if "parts" in values:
-        for part in parts_of(values):
-            found += [_section(f"parts.{part['name']}.{kind}", kind, part) for kind in OF_A_PART]
-    single = [kind for kind in SECTIONS if "parts" not in values or kind not in OF_A_PART]
-    return found + [_section(kind, kind, values) for kind in single]
+    parts = [(f"parts.{part['name']}", part) for part in parts_of(values)] if "parts" in values else []
+    found = [_section(f"{key}.{kind}", kind, part) for key, part in parts for kind in OF_A_PART]
+    found += [_section(kind, kind, values) for kind in SECTIONS if "parts" not in values or kind not in OF_A_PART]
+    for key, part in parts:
+        found.append(
+            Section(key, "part", None, {k: v for k, v in part.items() if k not in ("name", "batch_size", *OF_A_PART)})
+        )
+    top = [*TOP_LEVEL, *(["mixing"] if "parts" in values else [])]
+    given = {key: values[key] for key in top if key in values}
+    return [*found, Section("", "mixture" if "parts" in values else "run", None, given)]
 
 
 def _section(key: str, kind: str, values: Mapping[str, Any]) -> Section:
     given = values.get(kind)
     given = dict(given) if isinstance(given, Mapping) else {}
-    if kind in FIXED_SECTIONS:
-        return Section(key, kind, None, given)
-    name = given.pop("name", _default_name(kind, values))
+    name = given.pop("name", _default_name(kind, values)) if kind in DEFAULT_NAMES else None
     return Section(key, kind, None if name is None else str(name), given)
 
 
 def _default_name(kind: str, values: Mapping[str, Any]) -> str | None:
+    """Return the name of the part of a kind that is chosen if none is named; the task, or the model, may declare it."""
+    if kind not in ("model", "validation"):
+        return DEFAULT_NAMES[kind]
     tasks = [run.get("task") for run in (parts_of(values) if "parts" in values else [values])]
     names = {str(task.get("name")) if isinstance(task, Mapping) else "" for task in tasks}
     task = names.pop() if len(names) == 1 else ""
-    if kind == "model":
-        return DEFAULT_MODEL.get(task, DEFAULT_NAMES[kind])
+    declared = None
     if kind == "validation":
-        model = str(_section("model", "model", values).name)
-        return VALIDATION_OF_MODEL.get(model) or DEFAULT_VALIDATION.get(task, DEFAULT_NAMES[kind])
-    return DEFAULT_NAMES[kind]
+        declared = _declared("model", str(_section("model", "model", values).name), "default_validation")
+    return declared or _declared("task", task, f"default_{kind}") or DEFAULT_NAMES[kind]
+
+
+def _declared(kind: str, name: str, attribute: str) -> str | None:
+    """Return what the class of a part declares as a default; None if there is no such part or declaration."""
+    if name not in REGISTRIES[kind].names():
+        return None
+    try:
+        return class_attribute(REGISTRIES[kind].target(name), attribute)
+    except LookupError:
+        return None
 
 
 def parts_of(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -140,30 +173,17 @@ def parts_of(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
 
 
-def own_fields(values: Mapping[str, Any]) -> Iterator[FieldSpec]:
-    """Yield the options of a run that belong to no section: those of its parts, then those at the top."""
-    for part in parts_of(values):
-        yield from specs(f"parts.{part['name']}", PART_LEVEL)
-    if "parts" in values:
-        yield from specs("", MIXING)
-    yield from specs("", TOP_LEVEL)
-
-
-def specs(section: str, options: Mapping[str, tuple[str, Any, str]]) -> list[FieldSpec]:
-    return [FieldSpec(section, name, *option) for name, option in options.items()]
-
-
 def fields_of(values: Mapping[str, Any]) -> list[FieldSpec]:
     """Return every option of one run, for those sections whose class is known."""
     chosen = [section for section in sections_of(values) if section.is_chosen]
-    return [field for section in chosen for field in section.fields()] + list(own_fields(values))
+    return [spec for section in chosen for spec in read_fields(section.key, section.options)]
 
 
 def plugins_of(values: Mapping[str, Any]) -> list[str]:
     """Return the modules that a layer of values names. Anything but a list of names is reported later, when options are
     converted."""
     try:
-        return convert(values.get("plugins") or [], "list[str]")
+        return convert(values.get("plugins") or [], list[str])
     except ValueError:
         return []
 
@@ -185,7 +205,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"not a valid configuration: {one_line(error)}", path=path) from error
     if not isinstance(values, dict):
-        raise UserError("holds no mapping of sections", path=path, cure="write for example 'task: bitext'")
+        raise UserError("is not a mapping of sections", path=path, cure="write for example 'task: bitext'")
     return expand(values)
 
 
@@ -218,10 +238,9 @@ def _expand_part(part: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _named(key: str, items: list[Any]) -> list[Any]:
-    taken = {str(item["name"]) for item in items if isinstance(item, Mapping) and "name" in item}
-    for number, item in enumerate(items, 1):
-        if not isinstance(item, dict):
-            continue
+    mappings = [(number, item) for number, item in enumerate(items, 1) if isinstance(item, dict)]
+    taken = {str(item["name"]) for _, item in mappings if "name" in item}
+    for number, item in mappings:
         if "name" not in item:
             stem = str(number) if key == "stages" else _stem(item, number)
             choices = [stem, *(f"{stem}_{n}" for n in range(2, len(items) + 2))]

@@ -126,7 +126,7 @@ def _projection(model: DualEncoder, tower: str) -> nn.Module | None:
 def _only_tower(model: DualEncoder, text: TextSpec) -> str:
     towers = {model.tower(language) for language in text.languages}
     if len(towers) > 1:
-        raise UserError("cmlm: all languages share one encoder", cure="use --towers shared")
+        raise UserError("cmlm: all languages share one encoder", cure="set `towers` to shared")
     return towers.pop()
 
 
@@ -134,10 +134,10 @@ def _check(config: CMLM.Config, model: DualEncoder, tower: str, max_length: int)
     projection, shape = _projection(model, tower), model.encoders[tower].shape
     if isinstance(projection, MeanOfSpaces) and len(projection.spaces) != config.projections:
         problem = f"cmlm: {config.projections} projections, but the model has {len(projection.spaces)} spaces"
-        raise UserError(problem, cure="give --projections and --projection-spaces the same number")
+        raise UserError(problem, cure="give `projections` and `projection_spaces` the same number")
     if model.width(tower) != shape.hidden_size:
         problem = f"cmlm: sentence vectors have the width {model.width(tower)}, token vectors {shape.hidden_size}"
-        raise UserError(problem, cure="leave out --projection-size")
+        raise UserError(problem, cure="leave out `projection_size`")
     if config.vector_embedding == "positioned" and config.projections + max_length > shape.max_positions:
         problem = f"cmlm: {config.projections} vectors and {max_length} subwords, but {shape.max_positions} positions"
-        raise UserError(problem, cure="lower --max-length or --projections, or raise --max-positions")
+        raise UserError(problem, cure="lower `max_length` or `projections`, or raise `max_positions`")

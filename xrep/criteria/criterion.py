@@ -15,12 +15,12 @@ from xrep.models.model import Model, SentenceModel
 from xrep.tasks.task import Examples, Task
 
 TASKS = {
-    Examples.SENTENCES: "--task monolingual",
-    Examples.TRANSLATIONS: "--task bitext",
-    Examples.NEIGHBOURS: "--task monolingual --units adjacent",
-    Examples.REORDERED: "--task monolingual --units reordered",
-    Examples.LABELLED_PAIRS: "--task nli",
-    Examples.TRIPLETS: "--task nli --form triplets",
+    Examples.SENTENCES: "`task` to monolingual",
+    Examples.TRANSLATIONS: "`task` to bitext",
+    Examples.NEIGHBOURS: "`task` to monolingual and `units` to adjacent",
+    Examples.REORDERED: "`task` to monolingual and `units` to reordered",
+    Examples.LABELLED_PAIRS: "`task` to nli",
+    Examples.TRIPLETS: "`task` to nli and `form` to triplets",
 }
 """The task that gives each kind of examples."""
 
@@ -134,7 +134,7 @@ class Criterion(nn.Module, ABC):
         if self.reads and task.gives not in self.reads:
             kinds, tasks = [kind.value for kind in self.reads], [TASKS[kind] for kind in self.reads]
             problem = f"the criterion reads {' or '.join(kinds)}, and the task gives {task.gives.value}"
-            raise UserError(problem, cure=f"choose {' or '.join(tasks)}")
+            raise UserError(problem, cure=f"set {', or '.join(tasks)}")
 
     def prepare(self, task: Task) -> None:
         """Read from the task what the criterion needs beyond ``TextSpec``.
@@ -172,7 +172,7 @@ class Criterion(nn.Module, ABC):
         """
         raise UserError(
             "micro_batch is for objectives that compare the sentences of a batch",
-            cure="lower --batch-size and raise --update-freq",
+            cure="lower `batch_size` and raise `update_freq`",
         )
 
     def after_step(self, model: Any) -> None:

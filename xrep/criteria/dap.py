@@ -52,7 +52,7 @@ class DAP(TranslationRanking):
         their sources."""
         rtl_layers: int = 2
         """K: number of transformer layers of the head, which are copies of the last K layers of the encoder."""
-        rtl_direction: Literal["to_pivot", "from_pivot", "both"] = "to_pivot"
+        rtl_direction: Direction = "to_pivot"
         """Which side is reconstructed from the other. to_pivot: the side in the pivot language. from_pivot: the other
         side. both: one direction in half of the pairs and the other in the rest, and their means are averaged (table
         5). With from_pivot and both the head adds learnt language vectors to its input."""
@@ -97,7 +97,7 @@ class DAP(TranslationRanking):
         encoder = model.encoders[self._tower]
         depth = len(encoder.layers) if model.config.pooled_layer is None else model.config.pooled_layer
         if config.rtl_layers > depth:
-            raise UserError(f"dap: the encoder has {depth} layers", cure=f"lower --rtl-layers {config.rtl_layers}")
+            raise UserError(f"dap: the encoder has {depth} layers", cure=f"lower `rtl_layers` from {config.rtl_layers}")
         languages = 0 if direction == "to_pivot" else len(text.languages)
         self.head = RTLHead(encoder, config.rtl_layers, depth, languages)
 
@@ -107,7 +107,7 @@ class DAP(TranslationRanking):
         if strange:
             raise UserError(
                 f"{', '.join(strange[:3])}: no side is in the pivot language {self.config.pivot_language!r}",
-                cure="choose another --pivot-language, or train on pairs that have it",
+                cure="choose another `pivot_language`, or train on pairs that have it",
             )
         if self.config.rtl_vocabulary == "target-language":
             pivot, toward = self.config.pivot_language, self.config.rtl_direction == "to_pivot"
@@ -182,5 +182,5 @@ class DAP(TranslationRanking):
 def _only_tower(model: DualEncoder, text: TextSpec) -> str:
     towers = {model.tower(language) for language in text.languages}
     if len(towers) > 1:
-        raise UserError("dap: all languages share one encoder", cure="use --towers shared")
+        raise UserError("dap: all languages share one encoder", cure="set `towers` to shared")
     return towers.pop()

@@ -123,5 +123,5 @@ class DualMoco(ContrastiveCriterion):
         consequence = "queued vectors are up to an epoch old" if masked else "sentences meet themselves as negatives"
         return [
             f"queue_size {self.config.queue_size} exceeds half of the {task.examples} training pairs: "
-            f"{consequence}; lower --queue-size{'' if masked else ', or set --mask-equal-sentences'}"
+            f"{consequence}; lower `queue_size`{'' if masked else ', or set `mask_equal_sentences`'}"
         ]

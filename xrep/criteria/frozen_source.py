@@ -81,7 +81,7 @@ class FrozenSource(ContrastiveCriterion):
         teacher_vectors: str | None = None
         """Vectors of any other system, used in place of those of a source tower: a .npy file of floats [N, D] with one
         row for each line of teacher_text. The model is then only the student: set towers shared and projection_size D.
-        It learns only the target language, so choose the best checkpoint with --validation sts, not retrieval."""
+        It learns only the target language, so choose the best checkpoint with validation sts, not retrieval."""
         teacher_text: str | None = None
         """The source sentences of teacher_vectors, one per line. Every source sentence of the training text must be
         there, in any order; case and punctuation do not count."""
@@ -136,7 +136,7 @@ class FrozenSource(ContrastiveCriterion):
         if self._source == self._target:
             raise UserError(
                 "a frozen source needs a tower of its own, and this model has one for both sides",
-                cure="use --towers separate, or --source trained",
+                cure="set `towers` to separate, or `source` to trained",
             )
         names = [name.split(".") for name, _ in model.named_parameters()]
         return list(dict.fromkeys(".".join(name[:2]) for name in names if name[1] == self._source))
@@ -238,15 +238,15 @@ class FrozenSource(ContrastiveCriterion):
         found = []
         if self._projects_at_random:
             found.append(
-                f"the frozen {self._source_side} tower has a new projection, of random weights unless --init has them; "
-                f"set --projected-side {self._target_side}"
+                f"the frozen {self._source_side} tower has a new projection, of random weights unless `init` has them; "
+                f"set `projected_side` to {self._target_side}"
             )
         if 2 * self.config.queue_size <= task.examples or self.config.mask_equal_sentences:
             return found
         return [
             *found,
             f"queue_size {self.config.queue_size} exceeds half of the {task.examples} training pairs: sentences meet "
-            "themselves as negatives; lower --queue-size, or set --mask-equal-sentences",
+            "themselves as negatives; lower `queue_size`, or set `mask_equal_sentences`",
         ]
 
 
@@ -255,11 +255,11 @@ def _teacher(config: FrozenSource.Config, model: DualEncoder, is_shared: bool) -
         return None
     if not is_shared:
         problem = "teacher_vectors take the place of a source tower, and this model has one"
-        raise UserError(problem, cure="use --towers shared")
+        raise UserError(problem, cure="set `towers` to shared")
     teacher = TeacherVectors(config.teacher_vectors, config.teacher_text)
     if teacher.width != model.output_size:
         problem = f"vectors of {teacher.width} numbers, the model's have {model.output_size}"
-        raise UserError(problem, path=teacher.path, cure=f"give --projection-size {teacher.width}")
+        raise UserError(problem, path=teacher.path, cure=f"set `projection_size` to {teacher.width}")
     return teacher
 
 

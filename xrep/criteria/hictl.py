@@ -111,7 +111,7 @@ class HiCTL(ContrastiveCriterion):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
         if SHARED not in model.encoders:
-            raise UserError("hictl: all languages share one encoder", cure="use --towers shared")
+            raise UserError("hictl: all languages share one encoder", cure="set `towers` to shared")
         self.config, self._vocabulary = config, text.vocabulary(SHARED)
         shape = model.encoders[SHARED].shape
         self._limit = shape.max_positions
@@ -130,7 +130,7 @@ class HiCTL(ContrastiveCriterion):
     def prepare(self, task: Task) -> None:
         if task.gives is Examples.REORDERED and not self.config.monolingual:
             problem = "hictl: of a sentence and its own words reordered each tells what is masked of the other"
-            raise UserError(problem, cure="choose --monolingual")
+            raise UserError(problem, cure="set `monolingual` to true")
 
     def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
         sizes: dict[str, float] = {}
@@ -205,8 +205,8 @@ class HiCTL(ContrastiveCriterion):
         found = [] if self.language is None else list(self.language.notes)
         if self.hardness is not None and self.config.temperature > 0.5:
             found.append(
-                f"hard negatives hardly differ from plain ones at --temperature {self.config.temperature}, where p+ "
-                "stays near 1 / (2n - 1); lower it, or set --no-hard-negatives"
+                f"hard negatives hardly differ from plain ones at a `temperature` of {self.config.temperature}, where "
+                "p+ stays near 1 / (2n - 1); lower it, or set `hard_negatives` to false"
             )
         return found
 

@@ -25,6 +25,7 @@ from xrep.nn.weights import Weights
 from xrep.tasks.task import Task
 from xrep.text.sides import tokenizer_of
 
+HeadChoice = Literal["auto", "new"]
 HEAD_TENSORS = re.compile(r"(^|\.)(cls\.predictions|lm_head)\.")
 
 
@@ -48,9 +49,7 @@ class MaskedLanguage(nn.Module):
         UserError: a tower's vocabulary has no [MASK], or a pretrained head cannot be used.
     """
 
-    def __init__(
-        self, model: DualEncoder, text: TextSpec, *, rate: float, whole_word: bool, head: Literal["auto", "new"]
-    ) -> None:
+    def __init__(self, model: DualEncoder, text: TextSpec, *, rate: float, whole_word: bool, head: HeadChoice) -> None:
         super().__init__()
         self.rate, self.whole_word, self.head, self.notes = rate, whole_word, head, list[str]()
         self.vocabularies = {tower: text.vocabulary(tower) for tower in model.encoders}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from xrep.criteria.criterion import Criterion, Loss, Planned
-from xrep.criteria.masked_language import MaskedLanguage
+from xrep.criteria.masked_language import HeadChoice, MaskedLanguage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.models.dual_encoder import DualEncoder
@@ -46,7 +46,7 @@ class MLM(Criterion):
         whole_word: bool = False
         """Mask whole words. SentencePiece finds no word boundaries in text without spaces, so most of such text is not
         masked."""
-        language_head: Literal["auto", "new"] = "auto"
+        language_head: HeadChoice = "auto"
         """Layer between token vectors and vocabulary. auto: the head of the pretrained encoder, if its directory has
         one, or that of the run's criterion if the encoder is RUN/best of a run; otherwise a new one. new: always a new
         one. Several ``parts`` of a run with the same choice share one head, as in XLM; hictl and cmlm use auto."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xrep.config import Part
+from xrep.config import Mixing, Part
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, merged
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.criteria.masked_language import MaskedLanguage
@@ -37,7 +37,7 @@ class Multitask(ContrastiveCriterion):
     class Config:
         parts: list[Part]
         """Name, class, ``Config`` and weight of the criterion of each part."""
-        mixing: Literal["weight", "proportion"]
+        mixing: Mixing
         """weight: each batch has all parts. proportion: each batch has one part."""
 
         def problems(self) -> list[str]:

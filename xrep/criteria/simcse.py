@@ -84,7 +84,7 @@ class SimCSE(ContrastiveCriterion):
     def warnings(self, task: Task) -> list[str]:
         if self._has_dropout:
             return []
-        return ["simcse without dropout: both encodings of a sentence are the same; set --dropout 0.1"]
+        return ["simcse without dropout: both encodings of a sentence are the same; set `dropout` to 0.1"]
 
 
 def _twice(side: TokenBatch, pad_id: int) -> TokenBatch:

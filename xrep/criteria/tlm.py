@@ -51,7 +51,7 @@ class TLM(MLM):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config, model, text)
         if SHARED not in model.encoders:
-            raise UserError("tlm: all languages share one encoder", cure="use --towers shared")
+            raise UserError("tlm: all languages share one encoder", cure="set `towers` to shared")
         shape = model.encoders[SHARED].shape
         self._limit = None if config.position_reset else shape.max_positions
         self.language_embedding = None

@@ -119,7 +119,7 @@ def check_size(examples: int, what: str, batch_size: int, world_size: int, path:
         path: Where the examples are stored.
     """
     if examples < batch_size * world_size:
-        raise _too_small(examples, what, f"{batch_size}", "--batch-size", world_size, path)
+        raise _too_small(examples, what, f"{batch_size}", "`batch_size`", world_size, path)
 
 
 def check_budget(order: ExampleOrder, what: str, budget: TokenBudget, world_size: int, path: str | Path) -> None:
@@ -128,7 +128,7 @@ def check_budget(order: ExampleOrder, what: str, budget: TokenBudget, world_size
     first = next(plan_by_tokens(order, budget, None, 0, world_size, order.epoch_size + 1))
     if first.examples > order.epoch_size:
         size = f"{budget.max_tokens} tokens"
-        raise _too_small(order.epoch_size, what, size, "--max-tokens", world_size, path)
+        raise _too_small(order.epoch_size, what, size, "`max_tokens`", world_size, path)
 
 
 def _too_small(examples: int, what: str, size: str, option: str, world_size: int, path: str | Path) -> UserError:

@@ -165,7 +165,7 @@ class _Worker:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return TrainingError(
             f"data worker {self._name} (process {self._process.pid}) {how}; if memory ran out, "
-            "lower --data-workers (0: batches are made by the trainer itself); the same command goes on from the "
+            "lower `data_workers` (0: batches are made by the trainer itself); the same command goes on from the "
             "last checkpoint"
         )
 

@@ -12,7 +12,7 @@ from xrep.retrieval.vectors import open_vectors
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.readers import read_lines
 
-_LAYOUT = "give --teacher-vectors an array [N, D] of floats (.npy), a row for each line of --teacher-text"
+_LAYOUT = "`teacher_vectors` must be an array [N, D] of floats (.npy), with a row for each line of `teacher_text`"
 
 
 class TeacherVectors:

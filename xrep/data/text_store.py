@@ -135,7 +135,7 @@ class _Writer:
             splits[split] = [language for language, count in counts.items() if count]
         if not splits["train"]:
             path = self.files["train"][0].path
-            raise UserError("no training sentence is left", path=path, cure="check the text and --exclude")
+            raise UserError("no training sentence is left", path=path, cure="check the text and `exclude`")
         np.save(self.output / TRAINING_HASHES_FILE, training.to_array(), allow_pickle=False)
         facts = {"splits": splits, "options": asdict(self.options)}
         write_manifest(self.output, TEXT, tokenizer.vocabulary_size, facts)

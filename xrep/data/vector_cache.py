@@ -111,7 +111,7 @@ class VectorCache:
             others = not self.directory.is_dir() or any(file.name[0] != "." for file in self.directory.iterdir())
             if others and not path.exists():
                 problem = "holds something else than cached vectors"
-                raise UserError(problem, path=self.directory, cure="name another --cache-source directory")
+                raise UserError(problem, path=self.directory, cure="name another `cache_source` directory")
             with naming(path), tempfile.TemporaryDirectory(prefix=".", dir=self.directory) as folder:
                 aside = Path(folder) / MANIFEST
                 aside.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -123,7 +123,7 @@ class VectorCache:
             stored = None
         if stored != facts:
             problem = "holds vectors of another encoder, or of another version of xrep"
-            cure = "name another --cache-source directory, or remove this one"
+            cure = "name another `cache_source` directory, or remove this one"
             raise UserError(problem, path=self.directory, cure=cure)
 
     def _take(self) -> int:
@@ -211,7 +211,7 @@ class _Shard:
             if not try_lock(self._index_file):
                 return False
         except OSError:
-            cure = "name a --cache-source on another one"
+            cure = "name a `cache_source` on another one"
             raise UserError("this file system has no locks", path=self.index.parent, cure=cure) from None
         self._vectors_file = self.vectors.open("ab")
         whole = self.whole()

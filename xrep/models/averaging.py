@@ -22,7 +22,7 @@ def average_last(run: str | Path, count: int) -> tuple[Checkpoint, dict[str, Ten
     run = Path(run)
     paths = checkpoints_in(run)
     if len(paths) < count:
-        cure = "lower --average, or train with a larger --keep-last" if paths else "name the directory of a run"
+        cure = "lower `average`, or train with a larger `keep_last`" if paths else "name the directory of a run"
         raise UserError(f"has {len(paths)} checkpoints, not {count}", path=run, cure=cure)
     newest, *older = map(open_checkpoint, paths[: -count - 1 : -1])
     tensors = newest.tensors()

@@ -92,11 +92,12 @@ class Checkpoint:
             UserError: There is none, or it contains something other than plain data and tensors, which might be code.
         """
         if STATE not in self.manifest["files"]:
-            raise UserError("an encoder alone, not a run to go on with", path=self.path, cure="use --init")
+            problem = "an encoder alone, not a run to go on with"
+            raise UserError(problem, path=self.path, cure="set `init` to start from it")
         try:
             return torch.load(self.path / STATE, weights_only=True, map_location="cpu")
         except (pickle.UnpicklingError, RuntimeError, EOFError):
-            problem, cure = "not a training state that is safe to read", "use --init to start from the weights alone"
+            problem, cure = "not a training state that is safe to read", "set `init` to start from the weights alone"
             raise UserError(problem, path=self.path / STATE, cure=cure) from None
 
 
@@ -111,7 +112,7 @@ def read_saved_config(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError):
         values = None
     if not isinstance(values, dict):
-        raise UserError("not the configuration of a run", path=path, cure="choose another --save-dir")
+        raise UserError("not the configuration of a run", path=path, cure="choose another `save_dir`")
     return {str(key): value for key, value in values.items()}
 
 

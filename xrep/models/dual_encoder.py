@@ -15,6 +15,7 @@ from xrep.models.projection import Projection, ProjectionShape, make_projection
 from xrep.models.start import Start, find_start
 from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
+from xrep.nn.layers import Norm
 from xrep.nn.pooling import Pooling, pool
 
 SHARED, SIDES = "shared", ("source", "target")
@@ -68,16 +69,16 @@ class DualEncoder(SentenceModel):
         """Dropout rate of embeddings and sublayer outputs."""
         attention_dropout: float = 0.1
         """Dropout rate of attention weights."""
-        norm: Literal["post", "pre"] = "post"
+        norm: Norm = "post"
         """Position of layer normalisation: after each sublayer (post, as in BERT) or before it (pre)."""
         max_positions: int = 512
         """Maximum length of a sentence in subwords, including special tokens."""
-        pooling: Literal["auto", "mean", "max", "cls"] = "auto"
+        pooling: Literal["auto"] | Pooling = "auto"
         """How token vectors are combined into a sentence vector; padding is ignored. auto: the pooling of the tower's
         pretrained directory if it has one, otherwise that of the other tower's directory, otherwise mean."""
-        source_pooling: Literal["auto", "mean", "max", "cls"] = "auto"
+        source_pooling: Literal["auto"] | Pooling = "auto"
         """Pooling of the source tower only. auto: the value of pooling."""
-        target_pooling: Literal["auto", "mean", "max", "cls"] = "auto"
+        target_pooling: Literal["auto"] | Pooling = "auto"
         """Pooling of the target tower only. auto: the value of pooling."""
         pooled_layer: int | None = None
         """Layer whose token vectors are pooled; 0: the embeddings; none: the last layer."""
@@ -113,7 +114,7 @@ class DualEncoder(SentenceModel):
                 found.append(f"pooled_layer must be at least 0, not {self.pooled_layer}")
             of_sides = [side for side in SIDES if getattr(self, f"{side}_encoder")]
             if self.towers == "shared" and of_sides:
-                found.append(f"{of_sides[0]}_encoder needs towers: separate; a shared tower has --encoder")
+                found.append(f"{of_sides[0]}_encoder needs towers: separate; a shared tower has `encoder`")
             for name in ("source_pooling", "target_pooling", "projected_side"):
                 if getattr(self, name) != "auto" and self.towers == "shared":
                     found.append(f"{name} needs towers: separate")
@@ -142,9 +143,9 @@ class DualEncoder(SentenceModel):
         self.config, self._text, self.notes = config, text, list[str]()
         both = sorted(set(text.source_languages) & set(text.target_languages))
         if config.towers == "separate" and both:
-            raise UserError(f"{', '.join(both)}: both a source and a target language", cure="use --towers shared")
+            raise UserError(f"{', '.join(both)}: both a source and a target language", cure="set `towers` to shared")
         if config.towers == "shared" and SHARED not in text.vocabularies:
-            raise UserError("the sides of this text have vocabularies of their own", cure="use --towers separate")
+            raise UserError("the sides of this text have vocabularies of their own", cure="set `towers` to separate")
         fresh = architecture is None
         pretrained = {name: find_start(path) for name, path in config.pretrained().items()} if fresh else {}
         if architecture is None:
@@ -275,7 +276,7 @@ def _projections(
     if config.projection == "spaces":
         if found:
             problem = f"{', '.join(found)}: the pretrained encoder brings a projection"
-            raise UserError(problem, cure="leave out --projection spaces, or take its transformer alone")
+            raise UserError(problem, cure="leave out `projection` spaces, or take its transformer alone")
         n = config.projection_spaces
         return {name: ProjectionShape(input_size=w, output_size=w, spaces=n) for name, w in widths.items()}
     outputs = {name: found[name].output_size if name in found else width for name, width in widths.items()}
@@ -284,7 +285,7 @@ def _projections(
     side = _projected(config, pretrained)
     if side in found:
         problem = f"the {side} encoder brings a projection; the towers give vectors of {outputs}"
-        raise UserError(problem, cure="choose a --projection-size for all, or another --projected-side")
+        raise UserError(problem, cure="choose a `projection_size` for all, or another `projected_side`")
     size = next((size for name, size in outputs.items() if name != side), widths[side])
     return {**found, side: ProjectionShape(input_size=widths[side], output_size=size, activation=activation)}
 
@@ -315,7 +316,7 @@ def _check(name: str, shape: EncoderShape, vocabulary: Vocabulary, max_length: i
     if max_length > shape.max_positions:
         raise UserError(
             f"sentences may have {max_length} subwords, the model has {shape.max_positions} positions",
-            cure="lower --max-length" if config.pretrained() else "lower --max-length or raise --max-positions",
+            cure="lower `max_length`" if config.pretrained() else "lower `max_length` or raise `max_positions`",
         )
     if vocabulary.size > shape.vocabulary_size or vocabulary.pad_id != shape.pad_id:
         raise UserError(
@@ -325,7 +326,7 @@ def _check(name: str, shape: EncoderShape, vocabulary: Vocabulary, max_length: i
         )
     if config.pooled_layer is not None and config.pooled_layer > shape.layers:
         raise UserError(
-            f"the {name} tower has {shape.layers} layers", cure=f"lower --pooled-layer {config.pooled_layer}"
+            f"the {name} tower has {shape.layers} layers", cure=f"lower `pooled_layer` from {config.pooled_layer}"
         )
 
 

@@ -48,7 +48,7 @@ class Start:
             return self.shape
         if layers > self.shape.layers:
             problem = f"has {self.shape.layers} layers, not {layers}"
-            raise UserError(problem, path=self.path, cure="lower --pretrained-layers")
+            raise UserError(problem, path=self.path, cure="lower `pretrained_layers`")
         return replace(self.shape, layers=layers)
 
 
@@ -111,7 +111,7 @@ def _tower(checkpoint: Checkpoint, tower: str | None) -> Start:
     projection = architecture["projections"].get(tower)
     if projection and projection["spaces"] is not None:
         problem = "its vectors are means of projection spaces, which are not carried over"
-        raise UserError(problem, path=path, cure="start from it as a whole, by --init")
+        raise UserError(problem, path=path, cure="start from it as a whole, by `init`")
     dense = projection and DenseSpec(
         weight=tensors[f"projections.{tower}.weight"],
         bias=tensors.get(f"projections.{tower}.bias"),

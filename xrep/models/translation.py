@@ -16,7 +16,7 @@ from xrep.models.model import TranslationModel
 from xrep.models.start import Start, find_start
 from xrep.nn.decoder import DecoderShape, SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.encoder import EncoderShape, TransformerEncoder, initialise
-from xrep.nn.layers import Packing, layout_of
+from xrep.nn.layers import Norm, Packing, layout_of
 from xrep.text.sides import SHARED
 
 
@@ -98,7 +98,7 @@ class Translation(TranslationModel):
         """Add to the logits of each step the similarity of each word to the source sentence, which is the cosine of the
         encoder's [CLS] vector and the word's embedding, times a learned scale (HiCTL, section 3.2). Needs a shared
         vocabulary."""
-        norm: Literal["post", "pre"] = "post"
+        norm: Norm = "post"
         """Position of layer normalisation: after each sublayer (post) or before it (pre). It applies to the decoder,
         and to an encoder that is not pretrained."""
         dropout: float = 0.1
@@ -323,7 +323,7 @@ def _decoder_shape(config: Translation.Config, encoder: EncoderShape) -> Decoder
 def _check(config: Translation.Config, text: TextSpec, encoder: EncoderShape, decoder: DecoderShape) -> None:
     for positions, whose in ((encoder.max_positions, "encoder"), (decoder.max_positions, "decoder")):
         if text.max_length > positions:
-            cure = "lower --max-length" if whose == "encoder" and config.encoder else "raise --max-positions"
+            cure = "lower `max_length`" if whose == "encoder" and config.encoder else "raise `max_positions`"
             problem = f"sentences may have {text.max_length} subwords, the {whose} has {positions} positions"
             raise UserError(problem, cure=cure)
     vocabulary = text.vocabulary("source")
@@ -335,11 +335,11 @@ def _check(config: Translation.Config, text: TextSpec, encoder: EncoderShape, de
         raise UserError(problem, cure="use the tokenizer that belongs to the encoder")
     if decoder.hidden_size % decoder.heads:
         problem = f"the decoder's width {decoder.hidden_size} is not divisible by its {decoder.heads} heads"
-        raise UserError(problem, cure="choose another --decoder-heads")
+        raise UserError(problem, cure="choose another `decoder_heads`")
     for option in ("semantic_bias", "tie_embeddings all"):
         asked = config.semantic_bias if option == "semantic_bias" else config.tie_embeddings == "all"
         if asked and SHARED not in text.vocabularies:
             raise UserError(f"{option}: source and target have vocabularies of their own", cure="share one")
     if config.tie_embeddings == "all" and decoder.hidden_size != encoder.hidden_size:
         problem = f"tie_embeddings all: the encoder is {encoder.hidden_size} wide, the decoder {decoder.hidden_size}"
-        raise UserError(problem, cure="leave out --decoder-hidden-size, or choose --tie-embeddings decoder")
+        raise UserError(problem, cure="leave out `decoder_hidden_size`, or set `tie_embeddings` to decoder")

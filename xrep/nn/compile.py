@@ -42,5 +42,5 @@ def _try_compiler(device: torch.device) -> None:
         cause = getattr(error, "inner_exception", error)
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
         wanted = "a C++ compiler such as g++" if device.type == "cpu" else "Triton and a C compiler such as gcc"
-        cure = f"install {wanted} (with the header files of Python), or train without --compile"
+        cure = f"install {wanted} (with the header files of Python), or train without `compile`"
         raise UserError(f"torch.compile does not work on {device.type} here ({reason})", cure=cure) from None

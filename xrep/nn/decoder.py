@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from xrep.kernels.attention import attention, cached_attention
 from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import initialise
-from xrep.nn.layers import Activation, Layout, Linear, SelfAttention, feedforward
+from xrep.nn.layers import Activation, Layout, Linear, Norm, SelfAttention, feedforward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class DecoderShape:
     """Longest translation in tokens, including the end token."""
     source_size: int
     """Width of the encoder's states."""
-    norm: Literal["post", "pre"] = "post"
+    norm: Norm = "post"
     norm_epsilon: float = 1e-12
     activation: Activation = "gelu"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from xrep.data.batching import TokenBatch
 from xrep.nn.containers import ModuleList
-from xrep.nn.layers import Activation, EncoderLayer, Layout, Masking, Packing, layout_of
+from xrep.nn.layers import Activation, EncoderLayer, Layout, Masking, Norm, Packing, layout_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class EncoderShape:
     table has ``max_positions + position_offset`` rows."""
     type_vocabulary_size: int = 0
     """Number of rows in BERT's table of segment types; 0 if there is no table. A single sentence has type 0."""
-    norm: Literal["post", "pre"] = "post"
+    norm: Norm = "post"
     norm_epsilon: float = 1e-12
     activation: Activation = "gelu"
 

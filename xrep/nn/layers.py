@@ -13,6 +13,7 @@ from xrep.kernels.attention import attention
 from xrep.kernels.linear import fused_linear, linear
 
 Activation = Literal["gelu", "gelu_tanh", "relu"]
+Norm = Literal["post", "pre"]
 
 
 class Linear(nn.Linear):
@@ -136,7 +137,7 @@ class EncoderLayer(nn.Module):
         feedforward_size: int,
         dropout: float,
         attention_dropout: float,
-        norm: Literal["post", "pre"],
+        norm: Norm,
         norm_epsilon: float,
         activation: Activation,
     ) -> None:

@@ -57,7 +57,7 @@ class BitextTask(ParallelTask):
         dropped."""
 
         def problems(self) -> list[str]:
-            least = {"batch_size": 1, "max_length": 3}
+            least = {"batch_size": 1, "max_length": 3, "vocab_size": 8}
             given = {name: value for name in least if (value := getattr(self, name)) is not None}
             found = [f"{name} must be at least {least[name]}, not {x}" for name, x in given.items() if x < least[name]]
             if not 0 <= self.sampling_alpha <= 1:

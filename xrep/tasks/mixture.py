@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from xrep.config import Part
+from xrep.config import Mixing, Part
 from xrep.data.batching import TextSpec
 from xrep.data.stream import Plan
 from xrep.errors import UserError
@@ -70,7 +70,7 @@ class MixtureTask(Task):
     class Config:
         parts: list[Part]
         """Name, class, ``Config`` and share of the task of each part."""
-        mixing: Literal["weight", "proportion"]
+        mixing: Mixing
         """weight: each batch has all parts. proportion: each batch has one part."""
 
         def problems(self) -> list[str]:
@@ -84,7 +84,7 @@ class MixtureTask(Task):
             if not same_tokenizers(self._tasks[first].tokenizers, self._tasks[name].tokenizers):
                 raise UserError(
                     f"the parts {first} and {name} have different vocabularies",
-                    cure="preprocess the text of both with the same --tokenizer",
+                    cure="preprocess the text of both with the same `tokenizer`",
                 )
         self.tokenizers = self._tasks[first].tokenizers
         self.text = _joined([task.text for task in self._tasks.values()])

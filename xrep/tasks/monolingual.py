@@ -91,7 +91,7 @@ class MonolingualTask(Task):
         data: str
         """Text with one sentence per line and a blank line between documents: a folder of files such as news.de,
         en.txt.gz, train.fr.xz and valid.fr, or de=FILE,en=FILE."""
-        units: Literal["sentences", "adjacent", "reordered"] = "sentences"
+        units: Units = "sentences"
         """What an example is. sentences: one sentence (criterion mlm). adjacent: two neighbouring sentences of a
         document (cmlm). reordered: a sentence, and its tokens in random order in place of a translation (hictl)."""
         swap_order: bool = True
@@ -144,7 +144,7 @@ class MonolingualTask(Task):
         self.examples = self._train.count
         if not self.examples:
             problem = "no document has two sentences"
-            raise UserError(problem, path=config.data, cure="only a blank line ends one; or choose --units sentences")
+            raise UserError(problem, path=config.data, cure="only a blank line ends one; or set `units` to sentences")
         self.tokenizers: Tokenizers = {SHARED: self._data.tokenizer}
         languages = [split.language for split in self._data.splits["train"]]
         self.text = TextSpec(
@@ -322,7 +322,7 @@ def _swapped(first: TokenBatch, second: TokenBatch, swap: np.ndarray, pad_id: in
 
 def _given_tokenizer(config: MonolingualTask.Config, brought: Mapping[str, str]) -> Tokenizer | None:
     """Return the tokenizer of the model, or the one that the configuration names; None if one is to be trained."""
-    own, cure = None, "all languages share one encoder and one vocabulary: use --towers shared"
+    own, cure = None, "all languages share one encoder and one vocabulary: set `towers` to shared"
     if config.tokenizer is not None:
         inner = Path(config.tokenizer) / TOKENIZER_DIRECTORY
         own = open_tokenizers(inner if inner.is_dir() else Path(config.tokenizer)).get(SHARED)

@@ -242,7 +242,7 @@ def _given_tokenizers(config: NliTask.Config, brought: Mapping[str, str]) -> Tok
     theirs = load_tokenizers(brought, partial=True)
     if own is None and len(theirs) == 1 and SHARED not in theirs:
         (side,) = theirs
-        cure = "name the data directory of the bitext with --tokenizer, which has both"
+        cure = "name the data directory of the bitext with `tokenizer`, which has both"
         raise UserError(f"the pretrained encoder has a tokenizer of the {side} side alone", cure=cure)
     if own is not None and not all(same_tokenizer(tokenizer_of(own, side), theirs[side]) for side in theirs):
         raise UserError(

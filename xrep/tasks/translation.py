@@ -71,7 +71,7 @@ class TranslationTask(BitextTask):
             raise UserError(
                 "source and target have vocabularies of their own, so a pair cannot be read both ways",
                 path=self._data.path,
-                cure="choose --direction forward or reverse, or preprocess the text with one vocabulary",
+                cure="set `direction` to forward or reverse, or preprocess the text with one vocabulary",
             )
         self._budget: TokenBudget | None = None
         if config.max_tokens is not None:

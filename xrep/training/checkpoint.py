@@ -223,7 +223,7 @@ def lock(directory: Path) -> Iterator[None]:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
                 file.close()
-                cure = "wait for it, or choose another --save-dir"
+                cure = "wait for it, or choose another `save_dir`"
                 raise UserError(f"{holder} is training here", path=directory, cure=cure)
         except OSError as error:
             problem = f"{error.strerror}; see to it that no other process trains here"
@@ -249,7 +249,7 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Pa
         raise UserError(
             "holds a run of another configuration: " + ", ".join(differing),
             path=directory,
-            cure="choose another --save-dir, or delete this one",
+            cure="choose another `save_dir`, or delete this one",
         )
 
 

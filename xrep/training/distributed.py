@@ -156,7 +156,7 @@ def start(config: Distributed.Config, device: str) -> World:
         if local_rank >= torch.cuda.device_count():
             raise UserError(
                 f"rank {rank} finds {torch.cuda.device_count()} GPUs on its host, and is number {local_rank} there",
-                cure="lower --nproc-per-node, or use --device cpu",
+                cure="start fewer processes, or set `device` to cpu",
             )
         place = torch.device("cuda", local_rank)
         torch.cuda.set_device(place)

@@ -99,8 +99,8 @@ def out_of_memory(batches: list[Planned]) -> str:
     """Return the message that memory ran out on these batches: how large they are, and what to change."""
     shapes = "; ".join(_shape_of(batch.examples) for batch in batches)
     return (
-        f"out of memory with {shapes}; lower --batch-size or --max-tokens (and raise --update-freq), --micro-batch or "
-        "--max-length, or set --activation-checkpointing or --precision bf16"
+        f"out of memory with {shapes}; lower `batch_size` or `max_tokens` (and raise `update_freq`), `micro_batch` or "
+        "`max_length`, or set `activation_checkpointing`, or `precision` to bf16"
     )
 
 

@@ -94,7 +94,7 @@ def _check_model(run: RunConfig) -> None:
         needs: type[Model] | None = kind.needs
         if needs is not None and not issubclass(model, needs):
             problem = f"the {section} {name} needs a {needs.kind}, and the model {run.values['model']['name']} is none"
-            raise UserError(problem, cure=f"choose --model {needs.example} or another --{section}")
+            raise UserError(problem, cure=f"choose the `model` {needs.example} or another `{section}`")
 
 
 def _make_task(run: RunConfig) -> Task:
@@ -115,7 +115,7 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
             if is_new:
                 stack.enter_context(lock(directory))
                 if any(path.name != LOCK for path in directory.iterdir()):
-                    cure = "repeat the command to go on with it, or choose another --save-dir"
+                    cure = "repeat the command to go on with it, or choose another `save_dir`"
                     raise UserError("another run has begun here meanwhile", path=directory, cure=cure)
             _prepare_directory(directory, run, task)
             progress = Progress(run.configs["logging"], directory, latest.step if latest else 0)
@@ -160,13 +160,13 @@ def run_directory(run: RunConfig) -> Path:
 def _check_directory(directory: Path, run: RunConfig) -> None:
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     if not existing.is_dir():
-        raise UserError("is a file, not a directory", path=existing, cure="choose another --save-dir")
+        raise UserError("is a file, not a directory", path=existing, cure="choose another `save_dir`")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError("cannot be written to", path=existing, cure="choose another --save-dir")
+        raise UserError("cannot be written to", path=existing, cure="choose another `save_dir`")
     if not directory.exists() or not any(path.name != LOCK for path in directory.iterdir()):
         return
     if not (directory / CONFIG).exists():
-        raise UserError("is not empty and holds no run", path=directory, cure="choose another --save-dir")
+        raise UserError("is not empty and holds no run", path=directory, cure="choose another `save_dir`")
     check_same_run(read_saved_config(directory / CONFIG), run.values, directory)
 
 
@@ -176,14 +176,14 @@ def _saved_state(latest: Checkpoint, task: Task) -> dict[str, Any]:
         raise UserError(
             "this run was trained on other data",
             path=latest.path,
-            cure="choose another --save-dir, and --init to start from its weights",
+            cure="choose another `save_dir`, and set `init` to start from its weights",
         )
     return saved
 
 
 def _resumed(latest: Checkpoint, finished: bool) -> str:
     if finished:
-        return f"this run is finished: {latest.path}; raise --max-steps, --max-epochs or --max-minutes to go on"
+        return f"this run is finished: {latest.path}; raise `max_steps`, `max_epochs` or `max_minutes` to go on"
     return f"going on from {latest.path} (step {latest.step})"
 
 

@@ -50,7 +50,7 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], S], is_main
     if (directory / CONFIG).exists():
         if not is_main:  # the main process reports it
             raise SystemExit(2)
-        raise UserError("holds a run without stages", path=directory, cure="choose another --save-dir")
+        raise UserError("holds a run without stages", path=directory, cure="choose another `save_dir`")
     ended: S | None = None
     for number, run in enumerate(runs, 1):
         place = f"stage {run.stage} ({number} of {len(runs)}, {run.label})"

@@ -28,7 +28,7 @@ from xrep.training.meters import Meters, memory_megabytes
 from xrep.training.planned import PlannedBatches
 from xrep.training.progress import Progress, Quiet
 from xrep.training.random_state import random_state, restore_random_state
-from xrep.training.step import Engine, Outcome, TrainingModule
+from xrep.training.step import Engine, Outcome, Precision, TrainingModule
 from xrep.training.validator import Validator
 
 Group = list[tuple[Planned, Plan]]
@@ -80,7 +80,7 @@ class Trainer:
         freeze: list[str] = field(default_factory=list)
         """Parts that are not trained, as patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
-        precision: Literal["float32", "bf16", "fp16"] = "float32"
+        precision: Precision = "float32"
         """Data type of matrix products; weights and optimizer stay float32. bf16: CPUs without bfloat16 products train
         in float32, which is faster there. fp16: for GPUs without bfloat16 products; the loss is scaled."""
         compile: bool = False
@@ -110,7 +110,7 @@ class Trainer:
             if self.device == "cuda" and not torch.cuda.is_available():
                 found.append("device is cuda, but there is no GPU here")
             elif self.precision == "fp16" and pick_device(self.device) == "cpu":
-                found.append("precision fp16 is for GPUs; use --precision bf16 on a CPU")
+                found.append("precision fp16 is for GPUs; set `precision` to bf16 on a CPU")
             if self.kernels == "triton" and (triton_problem() or self.device == "cpu"):
                 found.append(f"kernels is triton, but {triton_problem() or 'device is cpu'}")
             return found
@@ -286,7 +286,7 @@ class Trainer:
         what = not_finite(self.module, forward, outcome.loss, outcome.norm, [b for b, _ in group], describe, self.world)
         problem = TrainingError(
             f"step {self.state.step + 1}: {what}; last good checkpoint: {self.checkpoints.last_good()}; "
-            "lower --lr or --clip-norm, or look at these examples"
+            "lower `lr` or `clip_norm`, or look at these examples"
         )
         self.world.stop_all(problem, 1)
 

@@ -42,7 +42,7 @@ class LossValidator(Validator):
         self.task = task
         if not task.has_validation:
             raise UserError(
-                "there is no dev split", cure="give it files such as valid.de, or choose another --validation"
+                "there is no dev split", cure="give it files such as valid.de, or choose another `validation`"
             )
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:

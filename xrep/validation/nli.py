@@ -49,7 +49,7 @@ class NliValidator(Validator):
         kinds = (Examples.LABELLED_PAIRS, Examples.TRIPLETS)
         self.tasks = {part: own for part, own in task.parts.items() if own.gives in kinds and own.has_validation}
         if not self.tasks:
-            cure = "give it a file such as snli_1.0_dev.jsonl, or choose another --validation"
+            cure = "give it a file such as snli_1.0_dev.jsonl, or choose another `validation`"
             raise UserError("there is no dev split of task nli to validate on", cure=cure)
         has_pairs = any(own.gives is Examples.LABELLED_PAIRS for own in self.tasks.values())
         self.metric = "accuracy" if has_pairs else "triplet_accuracy"
@@ -89,7 +89,7 @@ class NliValidator(Validator):
 def _classified(task: Task, model: SentenceModel, criterion: Criterion) -> Iterator[tuple[str, np.ndarray]]:
     """Yield, for each batch, a language (or pair of languages) and a bool array of its correctly classified pairs."""
     if not isinstance(criterion, Nli):
-        raise UserError("the criterion has no classifier", cure="choose --criterion nli or --validation sts")
+        raise UserError("the criterion has no classifier", cure="choose the `criterion` nli or the `validation` sts")
     device = next(model.parameters()).device
     for batch in task.validation_batches():
         classes = criterion.predict(*sentence_vectors(model, batch.to(device))).cpu()

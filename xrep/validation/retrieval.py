@@ -44,7 +44,7 @@ class RetrievalValidator(Validator):
         self.config = config
         self.pools = task.validation_pools(config.max_pool_size)
         if not self.pools:
-            raise UserError("the text has no translations to validate on", cure="choose --validation nli or sts")
+            raise UserError("the text has no translations to validate on", cure="choose the `validation` nli or sts")
         for pool in self.pools:
             pairs = sum(len(batch) for batch in pool.batches())
             if pairs < 2:

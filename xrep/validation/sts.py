@@ -50,7 +50,7 @@ class StsValidator(Validator):
         if not languages:
             problem = f"no data in the languages of the training text ({', '.join(task.text.languages)})"
             known = ", ".join(sorted({test.language for test in found}))
-            raise UserError(problem, path=config.sts_path, cure=f"it has {known}: name one with --sts-languages")
+            raise UserError(problem, path=config.sts_path, cure=f"it has {known}: name one with `sts_languages`")
         self.tests = select(found, ",".join(languages))
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:

@@ -71,7 +71,7 @@ class TranslationValidator(Validator):
         self.maximize = config.metric == "bleu"
         self.tasks = {part: own for part, own in task.parts.items() if isinstance(own, ParallelTask)}
         if not self.tasks:
-            raise UserError("there are no translations to validate on", cure="choose another --validation")
+            raise UserError("there are no translations to validate on", cure="choose another `validation`")
         self.pools = {part: own.validation_pools(config.max_sentences) for part, own in self.tasks.items()}
 
     def __call__(self, model: TranslationModel, criterion: Criterion) -> dict[str, float]:
