@@ -150,7 +150,7 @@ def test_long_sentences_are_told(data: Path, run: Path, tmp_path: Path, capsys: 
         (["--langs", "de,xx"], "set.{lang}: no file of xx; the data has de,en,es"),
         (["--langs", "en"], "set.{lang}: en is the target language; name others with --langs; the data has de,en,es"),
         (["--target-lang", "fr"], "the model does not translate into 'fr'; known: en"),
-        (["--data", "test/set.de"], "test/set.de: {lang} stands nowhere; name the one place of the language"),
+        (["--data", "test/set.de"], "test/set.de: {lang} occurs nowhere; write it once, in place of the language"),
         (["--data", "test/nothing.{lang}"], "test/nothing.{lang}: no such files; {lang} stands for the language"),
         (["--beam", "0"], "--beam must be at least 1, not 0"),
         (["--lenpen", "nan"], "--lenpen must be finite, not nan"),

@@ -190,7 +190,7 @@ def test_a_sentence_of_two_gold_pairs_stays_for_the_one_that_stays(tmp_path: Pat
 
 BAD = {
     "gold": ("d1\te1\nd1\te9\n", "de-en.dev.gold:2: unknown id 'e9'; de-en.dev.en has no such id"),
-    "de": ("d1\tHaus\n\nd1\tHof\n", "de-en.dev.de:3: the id 'd1' stands there twice; keep one of the lines"),
+    "de": ("d1\tHaus\n\nd1\tHof\n", "de-en.dev.de:3: the id 'd1' occurs twice; keep one of the lines"),
     "en": ("e1\thouse\ne2 yard\n", "de-en.dev.en:2: not of the form id<TAB>sentence; correct or remove the line"),
     "no gold": ("\n \n", "de-en.dev.gold: only empty lines; give a file with lines id<TAB>id"),
     "no en": (None, "de-en.dev.en: no such file; de-en.dev.gold needs the texts of both languages beside it"),

@@ -67,7 +67,7 @@ def _damage(folder: Path, how: str) -> None:
         ("objects", "not a file of vectors"),
         ("no array", "not a file of vectors"),
         ("tab", "sentences.tsv:3: no tab in the line"),
-        ("twice", "sentences.tsv:4: the sentence stands in line 3, too"),
+        ("twice", "sentences.tsv:4: the sentence is also in line 3"),
         ("no sentences", "sentences.tsv: no such file"),
     ],
 )

@@ -200,7 +200,7 @@ def test_tatoeba_pairs_each_language_with_english(tatoeba_folder: Path) -> None:
         ("text.{lang}", "de", "sentences of fewer than 2 languages"),
         ("text.{lang}", "all", r"text.fr:3: 2 lines, but text.(de|en) has 3; line i of one must belong"),
         ("none.{lang}", None, "no such files; {lang} stands for the language"),
-        ("{lang}/{lang}", None, "{lang} stands more than once"),
+        ("{lang}/{lang}", None, "{lang} occurs more than once"),
         ("absent", None, "absent: no such folder"),
         ("tatoeba", None, "tatoeba.deu-eng.eng: no such file"),
         ("twice.{lang}", None, "twice.deu: .*twice.de is of the same language"),

@@ -190,7 +190,7 @@ def _break(root: Path, how: str) -> None:
         ("no number", r"STS.gs.qa.txt:3: 'high' is not a score"),
         ("nan", r"STS.gs.qa.txt:3: 'nan' is not a score"),
         ("no tab", r"STS.input.qa.txt:1: 1 columns where 2 are needed"),
-        ("no year", r"semeval: whose year\?"),
+        ("no year", r"semeval: the name of the folder has no year"),
         ("columns", r"sts-test.csv:1: 6 columns where 7 are needed"),
         ("header", r"SICK_test_annotated.txt:1: no column sentence_A"),
         ("csv", r"stsb-de-test.csv:2: 4 columns, not 3"),

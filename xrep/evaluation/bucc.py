@@ -230,7 +230,7 @@ def _read_side(file: Path, language: str) -> Side:
     rows: dict[str, int] = {}
     for number, (name, sentence) in _rows(file, "id<TAB>sentence"):
         if name in rows:
-            raise UserError(f"the id {name!r} stands there twice", path=file, line=number, cure="keep one of the lines")
+            raise UserError(f"the id {name!r} occurs twice", path=file, line=number, cure="keep one of the lines")
         rows[name] = places.setdefault(sentence, len(places))
     return Side(canonical(language), list(places), rows)
 

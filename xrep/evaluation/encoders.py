@@ -234,7 +234,7 @@ def _read_rows(path: Path) -> dict[tuple[str, str], int]:
             raise UserError("no tab in the line", path=path, line=number, cure=_LAYOUT)
         key = canonical(language) if language else "", sentence
         if key in rows:
-            problem = f"the sentence stands in line {rows[key] + 1}, too"
+            problem = f"the sentence is also in line {rows[key] + 1}"
             raise UserError(problem, path=path, line=number, cure="keep one of the two, here and in the vectors")
         rows[key] = number - 1
     return rows

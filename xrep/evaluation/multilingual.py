@@ -89,8 +89,8 @@ def files_of_pattern(pattern: str) -> dict[str, Path]:
     """
     before, *others = pattern.split(_PLACE)
     if len(others) != 1:
-        problem = f"{_PLACE} stands {'more than once' if others else 'nowhere'}"
-        raise UserError(problem, path=pattern, cure="name the one place of the language")
+        problem = f"{_PLACE} occurs {'more than once' if others else 'nowhere'}"
+        raise UserError(problem, path=pattern, cure="write it once, in place of the language")
     found: dict[str, Path] = {}
     for name in sorted(glob.glob(f"{glob.escape(before)}*{glob.escape(others[0])}")):
         code = name[len(before) : len(name) - len(others[0])]

@@ -123,7 +123,11 @@ def read_semeval(folder: Path) -> TestSet:
     """
     year = _YEAR.search(folder.resolve().name)
     if not year:
-        raise UserError("whose year?", path=folder, cure="give the folder the name it was published by: STS12-en-test")
+        raise UserError(
+            "the name of the folder has no year",
+            path=folder,
+            cure="give the folder the name it was published by: STS12-en-test",
+        )
     subsets, files = [], []
     for file in sorted(folder.glob("STS.input.*.txt")):
         name = file.name.removeprefix("STS.input.").removesuffix(".txt")
