@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from xrep.criteria.criterion import Criterion, Loss
+from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.criteria.dap import DAP
 from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
@@ -111,7 +111,8 @@ def random_batches(options: argparse.Namespace, text: TextSpec) -> Iterator[Pair
         for _ in range(2):
             tokens = torch.randint(first, options.vocabulary_size, (rows, options.length), generator=generator)
             tokens[:, 0], tokens[:, -1] = text.vocabulary("shared").bos_id, text.vocabulary("shared").eos_id
-            sides.append(TokenBatch(tokens, torch.full((rows,), options.length)))
+            lengths = torch.full((rows,), options.length)
+            sides.append(TokenBatch(tokens, lengths, lengths.numpy()))
         numbers = torch.arange(rows)
         yield PairBatch(*sides, numbers.unsqueeze(1).expand(rows, 2), numbers, torch.tensor([[1, 0]]).expand(rows, 2))
 
@@ -143,6 +144,12 @@ def engine(options: argparse.Namespace, model: DualEncoder, criterion: Criterion
     return found
 
 
+def run_step(engine: Engine, batch: PairBatch) -> None:
+    """Plan a batch and train on it, always with the same random numbers in the plan."""
+    planned = engine.module.criterion.plan(batch, torch.Generator().manual_seed(0))
+    engine.run([planned], planned.sizes, lambda: None)
+
+
 def measured(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Milliseconds per pair of training steps that take turns, and how the costs compare."""
     text, batches = text_of(options)
@@ -165,7 +172,7 @@ def measured(options: argparse.Namespace) -> dict[str, dict[str, float]]:
         lengths = (batch.source.host_lengths, batch.target.host_lengths)
         for name, (one, beyond) in engines.items():
             begun = time.perf_counter()
-            one.run([batch], one.module.criterion.sizes(batch), lambda: None)
+            run_step(one, batch)
             if number >= WARM_UP:
                 times[name].append(1000 * (time.perf_counter() - begun) / len(batch))
                 done[name] += operations(options, *lengths, **beyond)
@@ -185,11 +192,12 @@ class RankingAndTLM(TranslationRanking):
         super().__init__(config, model, text)
         self.tlm = TLM(TLM.Config(mask_rate=MASKED), model, text)
 
-    def sizes(self, batch: PairBatch) -> dict[str, float]:
-        return super().sizes(batch) | self.tlm.sizes(batch)
+    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        ranking, masked = super().plan(batch, generator), self.tlm.plan(batch, generator)
+        return Planned(batch, ranking.sizes | masked.sizes, masked.details)
 
-    def forward(self, model: nn.Module, batch: PairBatch) -> Loss:
-        ranking, masked = super().forward(model, batch), self.tlm(model, batch)
+    def forward(self, model: nn.Module, planned: Planned) -> Loss:
+        ranking, masked = super().forward(model, planned), self.tlm(model, planned)
         return Loss(ranking.terms | masked.terms)
 
 

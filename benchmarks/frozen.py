@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from xrep.criteria.criterion import Planned
 from xrep.criteria.frozen_source import FrozenSource
 from xrep.data.batching import PairBatch
 from xrep.models.dual_encoder import DualEncoder
@@ -63,18 +64,18 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         step(engines["cached"], batch)
     times: dict[str, list[float]] = {}
     for number, batch in enumerate(batches):
-        moved = batch.to(engines["plain"].world.device)
+        moved = plan(engines["plain"], batch).to(engines["plain"].world.device)
         for name, run in parts(engines, batch, moved):
             begun = time.perf_counter()
             run()
-            if moved.ids.is_cuda:
+            if moved.batch.ids.is_cuda:
                 torch.cuda.synchronize()
             if number >= WARM_UP:
                 times.setdefault(name, []).append(1000 * (time.perf_counter() - begun))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def parts(engines: dict[str, Engine], batch: PairBatch, moved: PairBatch) -> Iterator[tuple[str, Callable[[], object]]]:
+def parts(engines: dict[str, Engine], batch: PairBatch, moved: Planned) -> Iterator[tuple[str, Callable[[], object]]]:
     for name, made in engines.items():
         yield name, lambda made=made: step(made, batch)
     for name, made in (("teacher", engines["plain"]), ("reading", engines["cached"])):
@@ -82,8 +83,13 @@ def parts(engines: dict[str, Engine], batch: PairBatch, moved: PairBatch) -> Ite
         yield name, torch.no_grad()(lambda criterion=criterion, model=model: criterion.constants(model, moved))
 
 
+def plan(made: Engine, batch: PairBatch) -> Planned:
+    return made.module.criterion.plan(batch, torch.Generator())
+
+
 def step(made: Engine, batch: PairBatch) -> None:
-    made.run([batch], made.module.criterion.sizes(batch), lambda: None)
+    planned = plan(made, batch)
+    made.run([planned], planned.sizes, lambda: None)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -26,12 +26,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from dap_cost import WARM_UP, engine, text_of
+from dap_cost import WARM_UP, engine, run_step, text_of
 from torch import Tensor
 
-from xrep.criteria.criterion import Loss, Term
+from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.criteria.hictl import HiCTL
-from xrep.data.batching import PairBatch
 from xrep.files import write_aside
 from xrep.kernels.pairwise import negatives
 from xrep.kernels.precision import scalar
@@ -42,7 +41,7 @@ from xrep.training.distributed import pick_device
 class Passes(HiCTL):
     """The forward passes of HiCTL and its language model."""
 
-    def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         return Loss({"sentence": Term(torch.stack([side.sum() for side in vectors]).sum())})
 
     def _add_words(self, *given: object) -> None:
@@ -52,9 +51,9 @@ class Passes(HiCTL):
 class Plain(HiCTL):
     """HiCTL with a sweep over the plain negatives."""
 
-    def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
-        tau = scalar(self.config.temperature, torch.float32, batch.ids.device)
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         x, y = (F.normalize(side.float(), dim=1) for side in vectors)
+        tau = scalar(self.config.temperature, torch.float32, x.device)
         positive = ((x * y).sum(1) / tau).repeat(2)
         pair = torch.arange(len(x), device=x.device).repeat(2)
         found = negatives(
@@ -90,8 +89,7 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
         order = list(engines)[number % 3 :] + list(engines)[: number % 3]
         for name in order:
             begun = clock(options)
-            sizes_of_terms = engines[name].module.criterion.sizes(batch)
-            engines[name].run([batch], sizes_of_terms, lambda: None)
+            run_step(engines[name], batch)
             if number >= WARM_UP:
                 times[name].append(1000 * (clock(options) - begun))
     return {name: statistics.median(values) for name, values in times.items()}

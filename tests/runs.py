@@ -15,7 +15,7 @@ import torch
 
 from tests.programs import run_program
 from xrep.config import RunConfig, compose
-from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.registry import CRITERIA
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, alone
@@ -118,10 +118,11 @@ class TwoTerms(Criterion):
         self.config = config
         TwoTerms.seen = []
 
-    def sizes(self, batch: Any) -> dict[str, float]:
-        return {"pairs": len(batch), "tokens": batch.token_count}
+    def plan(self, batch: Any, generator: torch.Generator) -> Planned:
+        return Planned(batch, {"pairs": len(batch), "tokens": batch.token_count})
 
-    def forward(self, model: Any, batch: Any) -> Loss:
+    def forward(self, model: Any, planned: Planned) -> Loss:
+        batch = planned.batch
         TwoTerms.seen.append(batch.indices.tolist())
         source, source_tokens = model.encode("shared", batch.source)
         target, target_tokens = model.encode("shared", batch.target)

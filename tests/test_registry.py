@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.registry import CRITERIA
 from xrep.criteria.translation_ranking import TranslationRanking
 
@@ -40,11 +40,12 @@ class Pull(Criterion):
         super().__init__()
         self.config = config
 
-    def sizes(self, batch):
-        return {"pull": len(batch)}
+    def plan(self, batch, generator):
+        return Planned(batch, {"pull": len(batch)})
 
-    def forward(self, model, batch):
-        source, target = (model.encode("shared", side)[0] for side in (batch.source, batch.target))
+    def forward(self, model, planned):
+        sides = planned.batch.source, planned.batch.target
+        source, target = (model.encode("shared", side)[0] for side in sides)
         return Loss({"pull": Term((source - target).square().sum(), self.config.strength)})
 
 

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.criteria.test_dap import task_of
+from tests.planning import plan
 from xrep.criteria.dap import DAP
 from xrep.kernels.paths import use_path
 from xrep.kernels.precision import default_float32_products
@@ -46,13 +47,14 @@ def test_operations_are_those_that_torch_counts(
     if words:
         batch.target.tokens.clamp_(max=words + 2)
         dap.prepare(task_of([("xx", "en")], {"en": list(range(3, words + 3))}))
+    planned = plan(dap, batch)
     counter = FlopCounterMode(display=False)
     with use_path("reference"), default_float32_products(), sdpa_kernel(SDPBackend.MATH):
         with counter:
-            dap.vectors(model, batch)
+            dap.vectors(model, planned)
         encoder = counter.get_total_flops()
         with counter:
-            dap.encode(model, batch)
+            dap.encode(model, planned)
         both = counter.get_total_flops()
     full = np.full(5, LENGTH)
     assert script.operations(options, full, full) == encoder

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of
 from xrep.criteria.hictl import HiCTL
 from xrep.data.batching import TextSpec
 from xrep.models.dual_encoder import DualEncoder
@@ -36,7 +37,7 @@ def test_plain_and_passes_lack_what_they_should(script: ModuleType, text: TextSp
         torch.manual_seed(1)
         criterion = kind(given, model, text)
         torch.manual_seed(1)
-        losses[name] = {term: value.sum for term, value in criterion(model, batch).terms.items()}
+        losses[name] = {term: value.sum for term, value in loss_of(criterion, model, batch).terms.items()}
         (gradients[name],) = torch.autograd.grad(losses[name]["sentence"], model.encoders["shared"].norm.weight)
     torch.testing.assert_close(losses["plain"], losses["expected"])
     torch.testing.assert_close(gradients["plain"], gradients["expected"], rtol=1e-3, atol=1e-3)

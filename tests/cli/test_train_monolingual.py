@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,7 +81,8 @@ lr_scheduler: constant
     assert [record["step"] for record in train] == [1, 2, 3, 4, 5, 6] and len(valid) == 3
     assert all(3 < record["loss_mlm/mlm"] < 6 and record["mlm/perplexity"] > 1 for record in train)
     for record in valid:
-        assert record["loss"] == pytest.approx((record["mlm/loss"] + record["quick_thought/loss"]) / 2)
+        terms = [record[f"loss_{name}"] for name in ("mlm/mlm", "quick_thought/translation_ranking")]
+        assert record["loss"] == pytest.approx(sum(terms))
 
 
 @pytest.mark.slow
@@ -148,14 +150,40 @@ def test_single_sentences_are_not_what_is_read(criterion: str, raw: Path, tmp_pa
     given = {"task": "monolingual", "units": "sentences", "criterion": criterion, "vocab_size": 120, "save_dir": run}
     assert main([str(raw), *options(**given)]) == 2
     error = capfd.readouterr().err.splitlines()[-1]
-    read = {"nli": "labelled pairs", "nli_triplet": "triplets"}.get(criterion, "pairs of sentences")
+    pairs = "translations or neighbouring sentences or reordered sentences"
+    kinds = {"nli": "labelled pairs", "nli_triplet": "triplets", "tlm": "translations or neighbouring sentences"}
+    read = kinds.get(criterion, pairs)
     assert error.startswith(
         f"xrep-train: error: the criterion reads {read}, and the task gives single sentences; choose"
     )
     assert not run.exists()
 
 
+@pytest.mark.parametrize("criterion", ["dap", "frozen_source"])
+def test_neighbouring_sentences_are_no_translations(criterion: str, raw: Path, tmp_path: Path, capfd) -> None:
+    """Although their batches look alike. Vectors of the first sentence of each pair would be of no use either."""
+    run = tmp_path / "run"
+    given = {"task": "monolingual", "units": "adjacent", "criterion": criterion, "vocab_size": 120, "save_dir": run}
+    given |= {"dap": {"rtl_layers": 1}, "frozen_source": write_teacher(tmp_path)}[criterion]
+    assert main([str(raw), *options(**given)]) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-1] == (
+        "xrep-train: error: the criterion reads translations, and the task gives neighbouring sentences; "
+        "choose --task bitext"
+    )
+    assert not any("Traceback" in line for line in lines) and sum("error" in line for line in lines) == 1
+    assert not run.exists()
+
+
+def write_teacher(folder: Path) -> dict[str, str]:
+    """Vectors of German sentences, as options of frozen_source."""
+    np.save(folder / "teacher.npy", np.ones((700, SMALL_MODEL["hidden_size"]), dtype=np.float32))
+    sentences = "".join(f"{german}\n" for german, _ in sentence_pairs(700))
+    (folder / "teacher.txt").write_text(sentences, encoding="utf-8")
+    return {"teacher_vectors": str(folder / "teacher.npy"), "teacher_text": str(folder / "teacher.txt")}
+
+
 def test_translations_have_no_labels(data_directory: Path, tmp_path: Path, capfd) -> None:
     given = {"criterion": "nli", "save_dir": tmp_path / "run"}
     assert main([str(data_directory), *options(**given)]) == 2
-    assert "reads labelled pairs, and the task gives pairs of sentences; choose --task nli" in capfd.readouterr().err
+    assert "reads labelled pairs, and the task gives translations; choose --task nli" in capfd.readouterr().err

@@ -89,7 +89,7 @@ def test_two_ranks_with_towers_of_their_own(nli: Path, tmp_path: Path) -> None:
 def test_refusals(nli: Path, tmp_path: Path, capfd) -> None:
     given = {"task": "nli", "vocab_size": 60, "validation": "nli"}
     assert main([str(nli), *options(**given, criterion="nli_triplet", save_dir=tmp_path / "run")]) == 2
-    assert "the task gives labelled pairs; choose --task nli with --form triplets" in capfd.readouterr().err
+    assert "the task gives labelled pairs; choose --task nli --form triplets" in capfd.readouterr().err
     write_columns(tmp_path / "german" / "train-de.tsv", nli_rows(60, "de"))
     line = options(**given, criterion="nli", cross_lingual=None, save_dir=tmp_path / "other")
     assert main([str(tmp_path / "german"), *line]) == 2

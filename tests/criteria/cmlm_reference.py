@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.criteria.dap_reference import layer, layer_norm
+from tests.planning import token_batch
 from xrep.criteria.cmlm import CMLM
+from xrep.criteria.criterion import Planned
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.models.dual_encoder import DualEncoder
@@ -87,13 +91,16 @@ class SteadyCMLM(CMLM):
         torch.manual_seed(1)
         super().__init__(config, model, text)
 
-    def mask(self, batch: PairBatch) -> Masked:
+    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        planned = super().plan(batch, generator)
         tokens, width = batch.target.tokens.clone(), batch.target.tokens.size(1)
         positions, labels = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)]
         for row, number in enumerate(batch.indices.tolist()):
-            torch.manual_seed(number)
-            alone = self.language.mask(self._tower, batch.target.rows(row, row + 1))
+            own = torch.Generator().manual_seed(number)
+            alone = self.language.mask(self._tower, batch.target.rows(row, row + 1), own)
             tokens[row, : alone.batch.tokens.size(1)] = alone.batch.tokens
             positions.append(row * width + alone.positions)
             labels.append(alone.labels)
-        return Masked(TokenBatch(tokens, batch.target.lengths), torch.cat(positions), torch.cat(labels))
+        hidden = token_batch(tokens, batch.target.lengths)
+        masked = Masked(hidden, torch.cat(positions), torch.cat(labels), planned.details.size)
+        return dataclasses.replace(planned, details=masked)

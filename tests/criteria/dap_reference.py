@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.planning import token_batch
 from xrep.criteria.dap import DAP
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.models.dual_encoder import DualEncoder
@@ -100,7 +101,7 @@ def reference(
 
 def _encode(model: DualEncoder, side: TokenBatch, row: int) -> tuple[Tensor, Tensor]:
     """Sentence vector [D] and token vectors [T, H] of one sentence."""
-    alone = TokenBatch(side.tokens[row : row + 1, : int(side.lengths[row])], side.lengths[row : row + 1])
+    alone = token_batch(side.tokens[row : row + 1, : int(side.lengths[row])], side.lengths[row : row + 1])
     sentence, tokens = model.encode("shared", alone)
     return sentence[0], tokens[0]
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tests.planning import token_batch
 from xrep.criteria.hictl import HiCTL
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.data.masking import Masked
@@ -80,7 +81,7 @@ def put_together(batch: PairBatch, pad_id: int) -> TokenBatch:
         x, y = (side.tokens[i, : side.lengths[i]] for side in (batch.source, batch.target))
         rows.append(torch.cat([x, y[1:]]))
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
-    return TokenBatch(tokens, torch.tensor([len(row) for row in rows]))
+    return token_batch(tokens, torch.tensor([len(row) for row in rows]))
 
 
 def reference(model: DualEncoder, hictl: HiCTL, batch: PairBatch, masked: Masked | None, same: Tensor) -> Expected:

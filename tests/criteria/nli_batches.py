@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.kernels.ranks import Results
 from tests.nli_data import nli_rows, write_columns
+from tests.planning import loss_of
 from xrep.criteria.nli import Nli
 from xrep.criteria.nli_triplet import NliTriplet
 from xrep.kernels.gather import current_group
@@ -52,7 +53,7 @@ def train(rank: int, world: int, form: str, model: DualEncoder, batches: list[Nl
     found: dict[str, list[torch.Tensor]] = {"loss": [], "gradient": []}
     for batch, sizes in zip(batches, PARTS[world], strict=True):
         start = sum(sizes[:rank])
-        loss = both[1](model, batch.rows(start, start + sizes[rank]))
+        loss = loss_of(both[1], model, batch.rows(start, start + sizes[rank]))
         (term,) = loss.terms.values()
         both.zero_grad()
         (term.sum / max(len(batch), 1)).backward()

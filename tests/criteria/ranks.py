@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.criteria.cmlm_reference import SteadyCMLM
 from tests.kernels.ranks import Found, Results
+from tests.planning import loss_of
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.frozen_source import FrozenSource
@@ -68,7 +69,7 @@ class Run:
             nn.ModuleList([model, criterion]).zero_grad()
             group = slice(start, start + self.accumulate)
             for batch in batches[group]:
-                loss = criterion(model, batch)
+                loss = loss_of(criterion, model, batch)
                 (term,) = loss.terms.values()
                 (term.sum / max(sum(sizes[group]), 1)).backward()
                 sums.append(term.sum.detach())

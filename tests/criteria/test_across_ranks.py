@@ -9,6 +9,7 @@ from torch import nn
 from tests.corpus import sentence_pairs
 from tests.criteria.ranks import PARTS, RUNS, check, train
 from tests.kernels.ranks import Found, Results, run_ranks
+from tests.planning import loss_of
 from xrep.data.batching import PairBatch
 from xrep.kernels.gather import current_group
 from xrep.models.dual_encoder import DualEncoder
@@ -82,7 +83,7 @@ def test_negatives_of_the_own_rank_alone(
     start = 0
     first = PARTS[len(found)][0]
     for rank, size in enumerate(first):
-        (expected,) = criterion(models["shared"], batches[0].rows(start, start + size)).terms.values()
+        (expected,) = loss_of(criterion, models["shared"], batches[0].rows(start, start + size)).terms.values()
         assert found[rank][name]["loss"][0].item() == pytest.approx(expected.sum.item(), abs=1e-10)
         start += size
     together = torch.stack([part[name]["loss"] for part in found]).sum(0)

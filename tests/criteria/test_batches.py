@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, plan, sizes_of
 from xrep.criteria.criterion import Criterion, percentage
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.frozen_source import FrozenSource
@@ -74,12 +75,12 @@ def test_a_batch_of_no_rows_is_worth_nothing(text, make_batch, name: str, kind: 
         for batch in batches:
             model.zero_grad()
             with torch.autocast("cpu", torch.bfloat16) if "bf16" in kind else nullcontext():
-                loss = criterion(model, batch)
+                loss = loss_of(criterion, model, batch)
             (term,) = loss.terms.values()
             term.sum.backward()
             criterion.after_step(model)
             assert torch.isfinite(term.sum) and term.sum.dtype == (torch.float64 if "64" in kind else torch.float32)
-            assert torch.isfinite(loss.metrics["accuracy"]) and [*criterion.sizes(batch).values()] == [len(batch)]
+            assert torch.isfinite(loss.metrics["accuracy"]) and [*sizes_of(criterion, batch).values()] == [len(batch)]
             for parameter in trained(model):
                 assert parameter.grad is not None and torch.isfinite(parameter.grad).all()
                 assert len(batch) or not parameter.grad.any()
@@ -95,10 +96,10 @@ def test_half_precision_is_near_to_float32(text, make_batch, name: str, towers: 
     other, other_criterion = copy.deepcopy(model), copy.deepcopy(criterion)
     for number, batch in enumerate(make_batches(make_batch)[:2] * 2):
         nn.ModuleList([model, other]).zero_grad()
-        exact = criterion(model, batch)
+        exact = loss_of(criterion, model, batch)
         with torch.autocast("cpu", torch.bfloat16):
             vectors = other.encode_pair(batch.source, batch.target)
-            half = other_criterion(other, batch)
+            half = loss_of(other_criterion, other, batch)
         (mine,), (theirs,) = half.terms.values(), exact.terms.values()
         mine.sum.backward()
         theirs.sum.backward()
@@ -135,10 +136,10 @@ class NoWaiting(TorchDispatchMode):
 @pytest.mark.parametrize("towers", ["shared", "separate"])
 def test_a_step_does_not_wait_for_the_device(text, make_batch, name: str, towers: str) -> None:
     model, criterion = make(text, name, towers=towers, projection_size=20)
-    batches = [batch.to("cpu") for batch in make_batches(make_batch)]
+    planned = [plan(criterion, batch).to("cpu") for batch in make_batches(make_batch)]
     with NoWaiting():
-        for batch in batches:
-            loss = criterion(model, batch)
+        for each in planned:
+            loss = criterion(model, each)
             (term,) = loss.terms.values()
             term.sum.backward()
             criterion.after_step(model)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from tests.corpus import sentence_pairs
 from tests.criteria.cmlm_reference import reference
 from tests.criteria.test_batches import NoWaiting
+from tests.planning import loss_of, plan, sizes_of, token_batch
 from tests.runs import compose_run, contents
 from xrep.criteria.cmlm import CMLM
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batching import PairBatch, TextSpec
 from xrep.data.masking import Masked, mask_counts, mask_tokens
 from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint
@@ -49,10 +50,9 @@ def make(text: TextSpec, **options: Any) -> tuple[DualEncoder, CMLM]:
     return model, cmlm
 
 
-def loss_of(cmlm: CMLM, model: nn.Module, batch: PairBatch, seed: int = 5) -> Tensor:
-    """The summed loss after this seed, by which alone tokens are masked."""
-    torch.manual_seed(seed)
-    return cmlm(model, batch).terms["cmlm"].sum
+def summed(cmlm: CMLM, model: nn.Module, batch: PairBatch, seed: int = 5) -> Tensor:
+    """The summed loss; which tokens are masked depends only on the seed."""
+    return loss_of(cmlm, model, batch, seed).terms["cmlm"].sum
 
 
 CASES = {
@@ -77,16 +77,16 @@ CASES = {
 def test_loss_and_gradient(text: TextSpec, batch: PairBatch, name: str) -> None:
     model, cmlm = make(text, **CASES[name])
     exact, exact_cmlm = copy.deepcopy(model), copy.deepcopy(cmlm)
-    torch.manual_seed(5)
-    masked = mask_tokens(batch.target, text.vocabulary("shared"), cmlm.config.mask_rate)
+    generator = torch.Generator().manual_seed(5)
+    masked = mask_tokens(batch.target, text.vocabulary("shared"), cmlm.config.mask_rate, generator)
     expected = reference(exact, exact_cmlm, batch.source, masked)
     expected.backward()
-    torch.manual_seed(5)
-    loss = cmlm(model, batch)
+    planned = plan(cmlm, batch, 5)
+    loss = cmlm(model, planned)
     (term,) = loss.terms.values()
     torch.testing.assert_close(term.sum, expected, rtol=1e-12, atol=0)
     term.sum.backward()
-    assert cmlm.sizes(batch) == {"cmlm": len(masked.labels)} and loss.rows["accuracy"] == len(masked.labels)
+    assert planned.sizes == {"cmlm": len(masked.labels)} and loss.rows["accuracy"] == len(masked.labels)
     named = [*nn.ModuleDict({"model": model, "cmlm": cmlm}).named_parameters()]
     theirs = [*exact.parameters(), *exact_cmlm.parameters()]
     for (parameter, mine), other in zip(named, theirs, strict=True):
@@ -100,17 +100,17 @@ def test_s2_knows_of_s1_by_the_vectors_alone(text: TextSpec, batch: PairBatch, m
     model, cmlm = make(text, **CASES[name])
     others = make_batch([(f"{german} {german}", english) for german, english in sentence_pairs(29)[20:]]).source
     replaced = dataclasses.replace(batch, source=others)
-    plain, vectors = loss_of(cmlm, model, batch), cmlm.vectors(model, batch.source).detach()
-    assert not torch.isclose(loss_of(cmlm, model, replaced), plain, rtol=1e-8)
+    plain, vectors = summed(cmlm, model, batch), cmlm.vectors(model, batch.source).detach()
+    assert not torch.isclose(summed(cmlm, model, replaced), plain, rtol=1e-8)
     cmlm.vectors = lambda model, sentences: vectors
-    assert torch.equal(loss_of(cmlm, model, replaced), plain)
+    assert torch.equal(summed(cmlm, model, replaced), plain)
     for space in range(vectors.size(1)):
         changed = vectors.clone()
         changed[:, space] += torch.randn_like(changed[:, space])
         cmlm.vectors = lambda model, sentences, changed=changed: changed
-        assert not torch.isclose(loss_of(cmlm, model, batch), plain, rtol=1e-8), f"nothing reads vector {space}"
+        assert not torch.isclose(summed(cmlm, model, batch), plain, rtol=1e-8), f"nothing reads vector {space}"
     cmlm.vectors = lambda model, sentences: vectors.flip(0)
-    assert not torch.isclose(loss_of(cmlm, model, batch), plain, rtol=1e-8), "pairs are mixed up"
+    assert not torch.isclose(summed(cmlm, model, batch), plain, rtol=1e-8), "pairs are mixed up"
 
 
 def test_each_vector_is_of_its_own_s1(text: TextSpec, batch: PairBatch) -> None:
@@ -119,7 +119,7 @@ def test_each_vector_is_of_its_own_s1(text: TextSpec, batch: PairBatch) -> None:
     whole = cmlm.vectors(model, batch.source)
     parts = [cmlm.vectors(model, batch.rows(*bounds).source) for bounds in ((0, 4), (4, 4), (4, 5), (5, 9))]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-12, atol=1e-12)
-    assert sum(cmlm.sizes(batch.rows(row, row + 1))["cmlm"] for row in range(9)) == cmlm.sizes(batch)["cmlm"]
+    assert sum(sizes_of(cmlm, batch.rows(row, row + 1))["cmlm"] for row in range(9)) == sizes_of(cmlm, batch)["cmlm"]
 
 
 def test_one_projection_is_the_sentence_vector(text: TextSpec, batch: PairBatch) -> None:
@@ -132,17 +132,13 @@ def test_one_projection_is_the_sentence_vector(text: TextSpec, batch: PairBatch)
     assert torch.pdist(vectors[0]).min() > 1e-3, "two spaces are one"
 
 
-def test_special_tokens_are_never_masked(text: TextSpec, batch: PairBatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, cmlm = make(text, mask_rate=1.0)
-    vocabulary, found = text.vocabulary("shared"), list[Masked]()
-
-    plain = cmlm.mask
-    monkeypatch.setattr(cmlm, "mask", lambda batch: found.append(plain(batch)) or found[-1])
-    for seed in range(20):
-        loss_of(cmlm, model, batch, seed)
+def test_special_tokens_are_never_masked(text: TextSpec, batch: PairBatch) -> None:
+    _, cmlm = make(text, mask_rate=1.0)
+    vocabulary = text.vocabulary("shared")
+    found: list[Masked] = [plan(cmlm, batch, seed).details for seed in range(20)]
     special = torch.tensor([vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id])
     for masked in found:
-        assert not torch.isin(masked.labels, special).any() and len(masked.labels) == cmlm.sizes(batch)["cmlm"]
+        assert not torch.isin(masked.labels, special).any() and len(masked.labels) == sizes_of(cmlm, batch)["cmlm"]
         kept = torch.isin(batch.target.tokens, special)
         assert torch.equal(masked.batch.tokens[kept], batch.target.tokens[kept]) and kept.any()
     shown = torch.stack([masked.batch.tokens for masked in found])
@@ -153,7 +149,7 @@ def test_how_many_tokens_are_masked(text: TextSpec) -> None:
     """Of 256 tokens 80, as in the paper."""
     vocabulary = text.vocabulary("shared")
     tokens = torch.full((1, 256), vocabulary.mask_id + 1)
-    counts = mask_counts(TokenBatch(tokens, torch.tensor([256])), vocabulary, CMLM.Config().mask_rate)
+    counts = mask_counts(token_batch(tokens, torch.tensor([256])), vocabulary, CMLM.Config().mask_rate)
     assert counts.tolist() == [80]
 
 
@@ -166,24 +162,22 @@ def test_a_batch_of_no_rows_is_worth_nothing(text: TextSpec, batch: PairBatch, n
     for part in (batch, batch.rows(3, 3), batch.rows(0, 1)):
         both.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in kind):
-            loss = cmlm(model, part)
+            loss = loss_of(cmlm, model, part)
         (term,) = loss.terms.values()
         term.sum.backward()
         assert term.sum.isfinite() and all(metric.isfinite() for metric in loss.metrics.values())
         for parameter in both.parameters():  # every rank has gradients of all, which the engine waits for
             assert parameter.grad is not None and parameter.grad.isfinite().all()
             assert len(part) or not parameter.grad.any()
-        assert (len(part) > 0) is bool(term.sum.detach() > 0) is (cmlm.sizes(part)["cmlm"] > 0)
+        assert (len(part) > 0) is bool(term.sum.detach() > 0) is (sizes_of(cmlm, part)["cmlm"] > 0)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_does_not_wait_for_the_device(text: TextSpec, batch: PairBatch, name: str) -> None:
     model, cmlm = make(text, **CASES[name])
-    moved = batch.to("cpu")
-    masked = cmlm.mask(moved)  # of what has no gradient, before all else
-    cmlm.mask = lambda batch: masked
+    planned = plan(cmlm, batch).to("cpu")
     with NoWaiting():
-        cmlm(model, moved).terms["cmlm"].sum.backward()
+        cmlm(model, planned).terms["cmlm"].sum.backward()
 
 
 @pytest.mark.slow
@@ -198,13 +192,14 @@ def test_it_learns_to_read_the_other_sentence(text: TextSpec, make_batch) -> Non
     whole, new = make_batch(pairs[:900]), make_batch(pairs[900:])
     for step in range(170):
         batch = whole.rows(32 * step % 896, 32 * step % 896 + 32)
-        loss = cmlm(model, batch).terms["cmlm"].sum / cmlm.sizes(batch)["cmlm"]
+        planned = plan(cmlm, batch, step)
+        loss = cmlm(model, planned).terms["cmlm"].sum / planned.sizes["cmlm"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     wrong = dataclasses.replace(new, source=make_batch(pairs[893:993]).source)
     with torch.no_grad():
-        assert loss_of(cmlm, model, wrong) > 1.1 * loss_of(cmlm, model, new)
+        assert summed(cmlm, model, wrong) > 1.1 * summed(cmlm, model, new)
 
 
 def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of
 from tests.training.test_pretrained_towers import pretrained
 from xrep.config import compose_course, read_yaml
 from xrep.criteria.cmlm import CMLM
@@ -108,7 +109,7 @@ def test_a_given_encoder(pretrained: dict[str, Path]) -> None:  # noqa: F811
     sentences = [np.array(ids) for ids in tokenizer.encode([german for german, _ in sentence_pairs(7)])]
     one, other = (collate(some, text.vocabulary("shared"), 40) for some in (sentences[:-1], sentences[1:]))
     batch = PairBatch(one, other, torch.zeros(6, 2).long(), torch.arange(6), torch.zeros(6, 2).long())
-    loss = cmlm(model, batch)
+    loss = loss_of(cmlm, model, batch)
     loss.terms["cmlm"].sum.backward()
     assert loss.terms["cmlm"].sum.isfinite() and model.encoders["shared"].token_embedding.weight.grad.any()
     short = dataclasses.replace(text, max_length=30)

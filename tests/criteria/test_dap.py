@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,9 +21,10 @@ from tests.corpus import sentence_pairs
 from tests.criteria.dap_reference import Chosen, reference
 from tests.criteria.test_batches import NoWaiting
 from tests.fixtures import spanish_pairs
+from tests.planning import loss_of, plan, sizes_of
 from tests.runs import compose_run, contents, environment, make_trainer
 from xrep.config import Part
-from xrep.criteria.criterion import Loss
+from xrep.criteria.criterion import Loss, Planned
 from xrep.criteria.dap import DAP
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.reconstruction import PLACE
@@ -31,6 +33,7 @@ from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
+from xrep.tasks.task import ParallelTask
 from xrep.training.run import train
 
 SMALL = {"hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "pooling": "cls"}
@@ -77,15 +80,18 @@ def shake(module: nn.Module) -> None:
         parameter.add_(0.1 * torch.randn_like(parameter))
 
 
-def task_of(pairs: list[tuple[str, str]], subwords: dict[str, list[int]] | None = None) -> SimpleNamespace:
-    return SimpleNamespace(language_pairs=pairs, subwords=lambda language: (subwords or {})[language])
+def task_of(pairs: list[tuple[str, str]], subwords: dict[str, list[int]] | None = None) -> ParallelTask:
+    """A task of translations that has these language pairs and, by language, subwords."""
+    return Mock(spec=ParallelTask, language_pairs=pairs, subwords=lambda language: (subwords or {})[language])
 
 
-def chosen_tokens(dap: DAP, batch: PairBatch, seed: int) -> Chosen:
-    """What is predicted of the batch after this seed."""
-    torch.manual_seed(seed)
-    _, predicted = dap._planner.plan(batch).split(torch.device("cpu"))
-    places, width = set(predicted[PLACE].tolist()), max(batch.source.tokens.size(1), batch.target.tokens.size(1))
+def chosen_tokens(planned: Planned) -> Chosen:
+    """The tokens of a batch that are predicted by its plan."""
+    batch: PairBatch = planned.batch
+    places, width = (
+        set(planned.details.predicted[PLACE].tolist()),
+        max(batch.source.tokens.size(1), batch.target.tokens.size(1)),
+    )
     keys = ((side, row, position) for side in (0, 1) for row in range(len(batch)) for position in range(width))
     return {(side, row, at): (side * len(batch) + row) * width + at in places for side, row, at in keys}
 
@@ -119,13 +125,13 @@ def test_loss_and_gradient(spec: TextSpec, batch: PairBatch, name: str) -> None:
         dap.prepare(task_of([("de", "en")], {n: sorted(subwords[k] - {eos}) for k, n in enumerate(("de", "en", "es"))}))
     exact, exact_dap = copy.deepcopy(model), copy.deepcopy(dap)
     restricted = subwords if dap.config.rtl_vocabulary == "target-language" else None
-    expected = reference(exact, exact_dap, batch, EN, chosen_tokens(dap, batch, 5), restricted)
+    planned = plan(dap, batch, 5)
+    expected = reference(exact, exact_dap, batch, EN, chosen_tokens(planned), restricted)
     weights = {"rtl_to_pivot": 0.5, "rtl_from_pivot": 0.5}
     wanted = sum(weights.get(name, 1.0) * loss / expected.count[name] for name, loss in expected.loss.items())
     wanted.backward()
 
-    torch.manual_seed(5)
-    loss, sizes = dap(model, batch), dap.sizes(batch)
+    loss, sizes = dap(model, planned), planned.sizes
     assert sizes == expected.count and list(loss.terms) == list(sizes)
     for term, value in loss.terms.items():
         torch.testing.assert_close(value.sum, expected.loss[term], rtol=1e-12, atol=0, msg=term)
@@ -178,8 +184,7 @@ def test_the_head_sees_x_and_never_cls(spec: TextSpec, batch: PairBatch, name: s
     spied = Spied(model)
 
     def rtl() -> Tensor:
-        torch.manual_seed(2)
-        terms = dap(spied, batch).terms
+        terms = loss_of(dap, spied, batch, seed=2).terms
         return torch.stack([terms[name].sum for name in terms if name != "translation_ranking"])
 
     plain = rtl()
@@ -200,7 +205,7 @@ def test_the_prediction_follows_the_words_of_x(spec: TextSpec, make_batch) -> No
     model, dap = make(spec)
     english = sentence_pairs(1)[0][1]
     losses = [
-        float(dap(model, make_batch([(german, english)])).terms["rtl"].sum.detach())
+        float(loss_of(dap, model, make_batch([(german, english)])).terms["rtl"].sum.detach())
         for german in (sentence_pairs(1)[0][0], "die junge Frau sucht das offene Fenster")
     ]
     assert losses[0] != pytest.approx(losses[1], rel=1e-6)
@@ -209,14 +214,15 @@ def test_the_prediction_follows_the_words_of_x(spec: TextSpec, make_batch) -> No
 @pytest.mark.parametrize("name", ["both", "half of the tokens", "from the pivot"])
 def test_parts_of_a_batch_sum_up_to_it(spec: TextSpec, batch: PairBatch, name: str) -> None:
     model, dap = make(spec, **{**CASES[name], "reconstruction_ratio": 1.0})
-    whole = dap.encode(model, batch).loss
-    parts = [batch.rows(*bounds) for bounds in ((0, 4), (4, 4), (4, 5), (5, 9))]
-    losses, sizes = [dap.encode(model, part).loss for part in parts], [dap.sizes(part) for part in parts]
+    planned = plan(dap, batch)
+    whole = dap.encode(model, planned).loss
+    parts = [plan(dap, batch.rows(*bounds)) for bounds in ((0, 4), (4, 4), (4, 5), (5, 9))]
+    losses, sizes = [dap.encode(model, part).loss for part in parts], [part.sizes for part in parts]
     for term, expected in whole.terms.items():
         torch.testing.assert_close(sum(loss.terms[term].sum for loss in losses), expected.sum, rtol=1e-12, atol=0)
-        assert sum(size[term] for size in sizes) == dap.sizes(batch)[term]
+        assert sum(size[term] for size in sizes) == planned.sizes[term]
         assert all(term in size for size in sizes) and sizes[1][term] == 0
-    for vectors, again in zip(dap.encode(model, batch).vectors, dap.vectors(model, batch), strict=True):
+    for vectors, again in zip(dap.encode(model, planned).vectors, dap.vectors(model, planned), strict=True):
         assert torch.equal(vectors, again)
 
 
@@ -230,8 +236,8 @@ def test_a_batch_of_no_rows_is_worth_nothing(spec: TextSpec, batch: PairBatch, n
     for part in (batch, batch.rows(3, 3), batch.rows(0, 1)):
         both.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in kind):
-            loss = dap(model, part)
-        objective(loss, {name: max(size, 1) for name, size in dap.sizes(part).items()}).backward()
+            loss = loss_of(dap, model, part)
+        objective(loss, {name: max(size, 1) for name, size in sizes_of(dap, part).items()}).backward()
         assert all(term.sum.isfinite() for term in loss.terms.values())
         assert all(metric.isfinite() and not metric.requires_grad for metric in loss.metrics.values())
         for parameter in both.parameters():  # every rank has gradients of all, which the engine waits for
@@ -244,10 +250,9 @@ def test_a_batch_of_no_rows_is_worth_nothing(spec: TextSpec, batch: PairBatch, n
 def test_a_step_does_not_wait_for_the_device(spec: TextSpec, batch: PairBatch, name: str) -> None:
     model, dap = make(spec, **CASES[name])
     dap.prepare(task_of([("de", "en")], dict.fromkeys(("de", "en", "es"), range(150))))
-    moved = batch.to("cpu")
+    planned = plan(dap, batch).to("cpu")
     with NoWaiting():
-        loss = dap(model, moved)
-        objective(loss, dap.sizes(moved)).backward()
+        objective(dap(model, planned), planned.sizes).backward()
 
 
 def test_cut_sentences(spec: TextSpec, batch: PairBatch, tokenizer) -> None:
@@ -256,7 +261,7 @@ def test_cut_sentences(spec: TextSpec, batch: PairBatch, tokenizer) -> None:
     sides = [[np.array(ids) for ids in tokenizer.encode(list(side))] for side in zip(*sentence_pairs(9), strict=True)]
     short = [collate(side, spec.vocabulary("shared"), 5) for side in sides]
     cut = dataclasses.replace(batch, source=short[0], target=short[1], languages=torch.tensor([[DE, EN]] * 9))
-    assert dap.sizes(cut)["rtl"] == 9 * 4 and dap(model, cut).terms["rtl"].sum.isfinite()
+    assert sizes_of(dap, cut)["rtl"] == 9 * 4 and loss_of(dap, model, cut).terms["rtl"].sum.isfinite()
 
 
 def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) -> None:
@@ -303,7 +308,7 @@ def test_a_part_of_a_mixture_is_prepared_with_its_own_task(spec: TextSpec) -> No
     model, _ = make(spec)
     part = Part("align", DAP, DAP.Config(rtl_vocabulary="target-language"), 1.0, 1.0)
     both = Multitask(Multitask.Config(parts=[part], mixing="weight"), model, spec)
-    both.prepare(SimpleNamespace(tasks={"align": task_of([("de", "en")], {"en": [9, 7]})}))
+    both.prepare(SimpleNamespace(parts={"align": task_of([("de", "en")], {"en": [9, 7]})}))
     assert both.parts["align"].get_buffer(f"subwords_{EN}").tolist() == [spec.vocabulary("shared").eos_id, 7, 9]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, sizes_of
 from xrep.criteria.dual_moco import DualMoco
 from xrep.data.batching import PairBatch
 from xrep.models.directory import load_matching
@@ -73,11 +74,11 @@ def train(model, criterion, groups) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses = []
     for group in groups:
-        size = sum(criterion.sizes(batch)["infonce"] for batch in group)
+        size = sum(sizes_of(criterion, batch)["infonce"] for batch in group)
         optimizer.zero_grad()
         total = 0.0
         for batch in group:
-            term = criterion(model, batch).terms["infonce"]
+            term = loss_of(criterion, model, batch).terms["infonce"]
             assert term.weight == 1
             (term.sum / size).backward()
             total += float(term.sum.detach()) / size
@@ -129,11 +130,11 @@ def test_what_enters_the_queues_and_when(text, make_batch) -> None:
     model, batch = make_model(text), make_batch(sentence_pairs(3))
     criterion = DualMoco(DualMoco.Config(queue_size=5, queue_dtype="bfloat16"), model, text)
     criterion.eval()
-    criterion(model, batch)
+    loss_of(criterion, model, batch)
     criterion.after_step(model)
     assert criterion.source_queue.filled == criterion.target_queue.filled == 0, "validation adds nothing"
     criterion.train()
-    criterion(model, batch)
+    loss_of(criterion, model, batch)
     assert criterion.source_queue.filled == 0
     criterion.after_step(model)
     source, target = criterion.momentum_encoder.model.encode_pair(batch.source, batch.target)
@@ -146,7 +147,7 @@ def test_what_enters_the_queues_and_when(text, make_batch) -> None:
     masking = DualMoco(DualMoco.Config(queue_size=5, queue_dtype="bfloat16", mask_equal_sentences=True), model, text)
     masking.load_state_dict(criterion.state_dict())
     with torch.no_grad():
-        results = [float(one.eval()(model, batch).terms["infonce"].sum) for one in (masking, criterion)]
+        results = [float(loss_of(one.eval(), model, batch).terms["infonce"].sum) for one in (masking, criterion)]
     assert 0 < results[0] < results[1]
 
 
@@ -156,7 +157,7 @@ def test_dropout_of_the_keys(text, make_batch, dropout: bool) -> None:
     criterion = DualMoco(DualMoco.Config(queue_size=8, momentum=1.0, momentum_dropout=dropout), model, text)
     torch.nn.ModuleList([model, criterion]).train()
     for _ in range(2):
-        criterion(model, batch)
+        loss_of(criterion, model, batch)
         criterion.after_step(model)
     keys = criterion.target_queue.vectors
     plain = copy.deepcopy(model).eval().encode_pair(batch.source, batch.target)[1]

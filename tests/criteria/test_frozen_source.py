@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, sizes_of
 from tests.runs import compose_run, make_trainer
 from xrep.criteria.frozen_source import FrozenSource
 from xrep.criteria.temperature import LearnableTemperature
@@ -84,9 +85,9 @@ def train(model, criterion, groups) -> list[float]:
     optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=RATE)
     losses = []
     for group in groups:
-        size = sum(criterion.sizes(batch)["frozen_source"] for batch in group)
+        size = sum(sizes_of(criterion, batch)["frozen_source"] for batch in group)
         optimizer.zero_grad()
-        terms = [criterion(model, batch).terms["frozen_source"] for batch in group]
+        terms = [loss_of(criterion, model, batch).terms["frozen_source"] for batch in group]
         sum(term.sum / size for term in terms).backward()
         optimizer.step()
         criterion.after_step(model)
@@ -158,11 +159,11 @@ def test_the_source_is_bit_equal_after_training_and_has_no_dropout(
     seen = []
     contrast = criterion.contrast
 
-    def look(vectors, batch):
+    def look(vectors, planned):
         with torch.no_grad():
-            exact = [still.encode(side, getattr(batch, side))[0] for side in ("target", "source")]
+            exact = [still.encode(side, getattr(planned.batch, side))[0] for side in ("target", "source")]
             seen.append([float((one - other).abs().max()) for one, other in zip(vectors, exact, strict=True)])
-        return contrast(vectors, batch)
+        return contrast(vectors, planned)
 
     criterion.contrast = look
     trainer.train()
@@ -224,10 +225,10 @@ def test_a_long_queue_of_few_pairs_is_warned_of(text) -> None:
 def test_evaluation_leaves_the_queue_alone(text, make_batch) -> None:
     model = make_model(text)
     criterion = make_criterion(model, text, queue_size=6).eval()
-    criterion(model, make_batch(sentence_pairs(4)))
+    loss_of(criterion, model, make_batch(sentence_pairs(4)))
     criterion.after_step(model)
     assert criterion.queue.filled == 0
     nn.ModuleList([model, criterion]).train()
-    criterion(model, make_batch(sentence_pairs(4)))
+    loss_of(criterion, model, make_batch(sentence_pairs(4)))
     criterion.after_step(model)
     assert criterion.queue.filled == 4

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, plan
 from tests.programs import run_on_ranks
 from tests.runs import SMALL_MODEL, compose_run, environment, make_trainer, options
 from xrep.criteria.frozen_source import FrozenSource
@@ -19,15 +21,18 @@ from xrep.data.teacher_vectors import TeacherVectors
 from xrep.data.vector_cache import token_keys
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
+from xrep.tasks.task import ParallelTask
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.training.run import train
 
 SMALL = {**SMALL_MODEL, "max_positions": 48, "dropout": 0.0, "attention_dropout": 0.0}
 
 
-def make(text, seed: int = 0, towers: str = "separate", **given: Any) -> tuple[DualEncoder, FrozenSource]:
+def make(
+    text, seed: int = 0, towers: str = "separate", heads: int = SMALL["heads"], **given: Any
+) -> tuple[DualEncoder, FrozenSource]:
     torch.manual_seed(seed)
-    model = DualEncoder(DualEncoder.Config(**{**SMALL, "towers": towers}), text)
+    model = DualEncoder(DualEncoder.Config(**{**SMALL, "towers": towers, "heads": heads}), text)
     return model, FrozenSource(FrozenSource.Config(**given), model, text)
 
 
@@ -65,13 +70,13 @@ def test_each_distinct_sentence_is_encoded_once(text, batches, tmp_path: Path, s
     told = count_encoded(model, side)
     for epoch in range(3):
         for batch in batches:
-            mine, theirs = criterion(model, batch), exact(make(text)[0], batch)
+            mine, theirs = loss_of(criterion, model, batch), loss_of(exact, make(text)[0], batch)
             terms = [loss.terms["frozen_source"].sum for loss in (mine, theirs)]
             torch.testing.assert_close(*terms, rtol=1e-5, atol=1e-6)
         assert told() == (0 if epoch else distinct)
     other, again = make(text, cache_source=str(tmp_path / "cache"), source_side=side)  # a run that starts later
     told = count_encoded(other, side)
-    again(other, batches[0])
+    loss_of(again, other, batches[0])
     assert told() == 0 and again.frozen == [f"encoders.{side}"]
 
 
@@ -81,15 +86,19 @@ def token_rows(batch) -> list[list[int]]:
 
 def test_vectors_of_another_tower_are_refused(text, batches, tmp_path: Path) -> None:
     model, criterion = make(text, cache_source=str(tmp_path))
-    criterion(model, batches[0])
+    loss_of(criterion, model, batches[0])
     for change in ({"seed": 1}, {"source_side": "target"}):
         model, criterion = make(text, cache_source=str(tmp_path), **change)
         with pytest.raises(UserError, match="holds vectors of another encoder.*--cache-source"):
-            criterion(model, batches[0])
+            loss_of(criterion, model, batches[0])
+    more_heads, _ = make(text, heads=2 * SMALL["heads"])  # the same weights compute other vectors
+    criterion = FrozenSource(FrozenSource.Config(cache_source=str(tmp_path)), more_heads, text)
+    with pytest.raises(UserError, match="holds vectors of another encoder"):
+        loss_of(criterion, more_heads, batches[0])
     model, criterion = make(text, cache_source=str(tmp_path))
     with torch.no_grad():
         model.encoders["target"].token_embedding.weight.zero_()  # it is the student's
-    criterion(model, batches[0])
+    loss_of(criterion, model, batches[0])
 
 
 def test_rows_of_the_same_tokens_have_the_same_key(make_batch) -> None:
@@ -160,7 +169,7 @@ def test_a_student_learns_the_vectors_of_a_file(text, make_batch, tmp_path: Path
     model, criterion = make(text, towers="shared", loss="mse", source_side=side, **given)
     assert criterion.frozen == ()
     batch = make_batch(pairs)
-    (source,) = criterion.constants(model, batch)
+    (source,) = criterion.constants(model, plan(criterion, batch))
     rows = [next(n for n, line in enumerate(shuffled) if line.lower() == f"{s.lower()}!") for s in taught]
     expected = torch.from_numpy(np.load(given["teacher_vectors"])[rows].astype(np.float32))
     torch.testing.assert_close(source, expected / expected.norm(dim=1, keepdim=True))
@@ -169,7 +178,7 @@ def test_a_student_learns_the_vectors_of_a_file(text, make_batch, tmp_path: Path
     losses = []
     for _ in range(60):
         optimizer.zero_grad()
-        losses.append(criterion(model, batch).terms["frozen_source"].sum)
+        losses.append(loss_of(criterion, model, batch).terms["frozen_source"].sum)
         losses[-1].backward()
         optimizer.step()
     assert float(losses[-1].detach()) < 0.3 * float(losses[0].detach()) and told() == 60 * 40
@@ -187,7 +196,7 @@ def test_what_is_wrong_with_a_teacher_is_one_line(text, tmp_path: Path) -> None:
     ):
         hashes = np.full((3, 2), value, np.uint64)
         with pytest.raises(UserError, match=rf"teacher\.txt: {problem}"):
-            criterion.prepare(type("Task", (), {"hashes": lambda self, hashes=hashes: iter([hashes])})())
+            criterion.prepare(Mock(spec=ParallelTask, hashes=lambda hashes=hashes: iter([hashes])))
     write_teacher(tmp_path, sentences, width=24)
     with pytest.raises(UserError, match=r"vectors of 24 numbers, the model's have 32; give --projection-size 24"):
         make(text, towers="shared", **given)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +16,19 @@ from torch import Tensor, nn
 from tests.corpus import sentence_pairs
 from tests.criteria.hictl_reference import put_together, reference
 from tests.criteria.test_batches import NoWaiting
-from tests.runs import compose_run, contents, environment, make_trainer
+from tests.planning import loss_of, plan, sizes_of, token_batch
+from tests.runs import compose_run, contents, make_trainer
 from xrep.config import compose, read_yaml
 from xrep.criteria import hictl as module
 from xrep.criteria.criterion import Loss
 from xrep.criteria.hictl import HiCTL, bag_of_words, special_ids
 from xrep.criteria.hictl_negatives import BATCHES, Hardness
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.masking import mask_counts
 from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
+from xrep.tasks.task import Examples
 from xrep.training.run import train
 
 SMALL = {"hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 96, "pooling": "cls"}
@@ -98,15 +99,14 @@ def test_loss_and_gradient(text: TextSpec, batch: PairBatch, name: str) -> None:
         read = batch.source
         if not hictl.config.monolingual:
             read = put_together(batch, hictl._vocabulary.pad_id)
-        torch.manual_seed(5)
-        masked = hictl.language.mask("shared", read)
+        masked = hictl.language.mask("shared", read, torch.Generator().manual_seed(5))
         rate = hictl.config.mask_rate or (0.15 if hictl.config.monolingual else 0.25)
         assert len(masked.labels) == pytest.approx(rate * int((read.lengths - 2).sum()), rel=0.15)
     expected = reference(exact, exact_hictl, batch, masked, same)
     sum(expected.losses.values()).backward()
 
-    torch.manual_seed(5)
-    loss, sizes = hictl(model, batch), hictl.sizes(batch)
+    planned = plan(hictl, batch, 5)
+    loss, sizes = hictl(model, planned), planned.sizes
     assert {*sizes} == {*loss.terms} == {*expected.losses}
     for term, value in loss.terms.items():
         torch.testing.assert_close(value.sum / sizes[term], expected.losses[term], rtol=1e-11, atol=0, msg=term)
@@ -126,7 +126,8 @@ def test_loss_and_gradient(text: TextSpec, batch: PairBatch, name: str) -> None:
 def test_sizes(text: TextSpec, batch: PairBatch) -> None:
     _, hictl = make(text)
     together = put_together(batch, hictl._vocabulary.pad_id)
-    assert hictl.sizes(batch) == {"tlm": hictl.language.count("shared", together), "sentence": 18, "word": 9}
+    masked = int(mask_counts(together, text.vocabulary("shared"), 0.25).sum())
+    assert sizes_of(hictl, batch) == {"tlm": masked, "sentence": 18, "word": 9}
 
 
 def test_p_positive_is_of_the_last_steps() -> None:
@@ -149,10 +150,10 @@ def test_p_positive_is_of_the_last_steps() -> None:
 
 def test_only_training_is_noted(text: TextSpec, batch: PairBatch) -> None:
     model, hictl = make(text)
-    hictl.eval()(model, batch)
+    loss_of(hictl.eval(), model, batch)
     hictl.after_step(model)
     assert int(hictl.hardness.steps) == 3
-    loss = hictl.train()(model, batch)
+    loss = loss_of(hictl.train(), model, batch)
     hictl.after_step(model)
     assert int(hictl.hardness.steps) == 4
     expected = torch.exp(-loss.terms["sentence"].sum.detach() / 18)
@@ -197,7 +198,7 @@ def test_special_tokens_are_neither_in_the_bag_nor_sampled(text: TextSpec, make_
         # As of a pretrained encoder whose table is longer than its vocabulary.
         small = dataclasses.replace(text, vocabularies={"shared": dataclasses.replace(vocabulary, size=140)})
         for criterion in (hictl, HiCTL(hictl.config, model, small).double()):
-            criterion(model, unknown)
+            loss_of(criterion, model, unknown)
             words, bag, sampled = seen.pop()
             together = put_together(unknown, vocabulary.pad_id).tokens
             for row in range(len(unknown)):
@@ -212,19 +213,16 @@ def test_special_tokens_are_neither_in_the_bag_nor_sampled(text: TextSpec, make_
 def test_bag_of_words_by_hand(text: TextSpec) -> None:
     vocabulary = dataclasses.replace(text.vocabulary("shared"), pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
     tokens = torch.tensor([[2, 9, 7, 9, 3, 1, 7, 3], [2, 5, 3, 3, 0, 0, 0, 0]])
-    words, bag = bag_of_words(TokenBatch(tokens, torch.tensor([8, 4])), vocabulary)
-    assert [words[row][bag[row]].tolist() for row in range(2)] == [[7, 9], [5]]
+    found = bag_of_words(token_batch(tokens, torch.tensor([8, 4])), vocabulary)
+    assert [found.words[row][found.bag[row]].tolist() for row in range(2)] == [[7, 9], [5]]
+    assert found.together.tokens.equal(tokens)
 
 
 def test_monolingual_text_is_masked_on_one_side_alone(text: TextSpec, batch: PairBatch) -> None:
     """What is masked of x cannot be read in y, which has the same words."""
     model, hictl = make(text, monolingual=True, word_contrast=False, sentence_contrast=False)
     other = dataclasses.replace(batch, target=batch.source)
-    losses = []
-    for given in (batch, other):
-        torch.manual_seed(1)
-        losses.append(hictl(model, given).terms["mlm"].sum)
-    assert torch.equal(*losses)
+    assert torch.equal(*(loss_of(hictl, model, given, seed=1).terms["mlm"].sum for given in (batch, other)))
 
 
 @pytest.mark.slow
@@ -237,8 +235,8 @@ def test_a_batch_of_no_rows_is_worth_nothing(text: TextSpec, batch: PairBatch, n
     for part in (batch, batch.rows(3, 3), batch.rows(0, 1)):
         both.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in kind):
-            loss = hictl(model, part)
-        objective(loss, {name: max(size, 1) for name, size in hictl.sizes(part).items()}).backward()
+            loss = loss_of(hictl, model, part)
+        objective(loss, {name: max(size, 1) for name, size in sizes_of(hictl, part).items()}).backward()
         hictl.after_step(model)
         assert all(term.sum.isfinite() for term in loss.terms.values())
         assert all(metric.isfinite() and not metric.requires_grad for metric in loss.metrics.values())
@@ -251,15 +249,11 @@ def test_a_batch_of_no_rows_is_worth_nothing(text: TextSpec, batch: PairBatch, n
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_but_masking_waits_for_the_device(text: TextSpec, batch: PairBatch, name: str) -> None:
+def test_a_step_does_not_wait_for_the_device(text: TextSpec, batch: PairBatch, name: str) -> None:
     model, hictl = make(text, **CASES[name])
-    moved = batch.to("cpu")
-    if hictl.language is not None:
-        masked = hictl.language.mask("shared", hictl._read_by_language_model(moved))
-        hictl.language.mask = lambda tower, read: masked
-    sizes = hictl.sizes(batch)
+    planned = plan(hictl, batch).to("cpu")
     with NoWaiting():
-        objective(hictl(model, moved), sizes).backward()
+        objective(hictl(model, planned), planned.sizes).backward()
         hictl.after_step(model)
 
 
@@ -308,10 +302,10 @@ def test_micro_batches_change_nothing(data_directory, tmp_path: Path) -> None:
 
 def test_both_passes_over_a_piece_draw_alike(text: TextSpec, batch: PairBatch) -> None:
     model, hictl = make(text, dropout=0.3)
-    states = []
+    states, planned = [], plan(hictl, batch)
     for read in (hictl.vectors, lambda *given: hictl.encode(*given).vectors):
         torch.manual_seed(2)
-        states.append(read(model, batch))
+        states.append(read(model, planned))
     assert all(torch.equal(*sides) for sides in zip(*states, strict=True))
 
 
@@ -346,18 +340,27 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("units", "monolingual", "cure"),
+    ("gives", "monolingual", "problem"),
     [
-        ("sentences", True, "--units reordered"),
-        ("adjacent", False, "--units reordered"),
-        ("reordered", False, "--mono"),
+        (Examples.SENTENCES, True, "reads translations or reordered sentences, .* gives single .*--units reordered"),
+        (Examples.NEIGHBOURS, False, "gives neighbouring sentences; choose --task bitext or .*--units reordered"),
+        (Examples.REORDERED, False, "each tells what is masked of the other; choose --monolingual"),
     ],
 )
-def test_text_that_does_not_fit(text: TextSpec, units: str, monolingual: bool, cure: str) -> None:
+def test_text_that_does_not_fit(text: TextSpec, gives: Examples, monolingual: bool, problem: str) -> None:
     _, hictl = make(text, monolingual=monolingual)
-    with pytest.raises(UserError, match=cure):
-        hictl.prepare(SimpleNamespace(config=SimpleNamespace(units=units)))
-    hictl.prepare(SimpleNamespace(config=SimpleNamespace()))
+    with pytest.raises(UserError, match=problem):
+        check(hictl, gives)
+    check(hictl, Examples.TRANSLATIONS)
+    if monolingual:
+        check(hictl, Examples.REORDERED)
+
+
+def check(hictl: HiCTL, gives: Examples) -> None:
+    """Check a task that gives examples of this kind, as is done before training."""
+    task = SimpleNamespace(gives=gives)
+    hictl.check_task(task)
+    hictl.prepare(task)
 
 
 def test_refusals(text: TextSpec) -> None:
@@ -388,11 +391,3 @@ def test_problems() -> None:
         "language_model", "temperature", "word_temperature", "mask_rate", "slack", "word_samples",
     ]  # fmt: skip
     assert HiCTL.Config().problems() == []
-
-
-def test_help_waits_for_no_torch() -> None:
-    code = "import sys; from xrep_cli.train import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    line = [sys.executable, "-c", code, "--task", "bitext", "--criterion", "hictl", "--help"]
-    finished = subprocess.run(line, env=environment(), capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    assert all(f"\n  --{name} " in finished.stdout for name in ("word-samples", "language-model", "slack"))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.corpus import sentence_pairs
 from tests.criteria.test_batches import NoWaiting
+from tests.planning import loss_of, sizes_of
 from tests.runs import SMALL_MODEL, options
 from xrep.config import compose
 from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
@@ -82,9 +83,9 @@ def test_the_formula(text, batch, path: str, smoothing: float, semantic_bias: bo
     criterion = make(model, text, label_smoothing=smoothing)
     total, nll, right = by_formula(model, batch, [0] * 9, smoothing)
     with use_path(path):
-        loss = criterion(model, batch)
+        loss = loss_of(criterion, model, batch)
         found = gradients(loss.terms["translation"].sum, model)
-    tokens = criterion.sizes(batch)["translation"]
+    tokens = sizes_of(criterion, batch)["translation"]
     assert tokens == int((batch.target.lengths - 1).sum())
     torch.testing.assert_close(loss.terms["translation"].sum, total)
     expected = {"nll": nll.item() / tokens, "accuracy": 100 * right / tokens}
@@ -98,7 +99,7 @@ def test_the_formula(text, batch, path: str, smoothing: float, semantic_bias: bo
 def test_the_smoothing_of_fairseq(text, batch) -> None:
     """(1 - ε' - ε'/(V - 1)) nll + ε'/(V - 1) Σ over all words of -log p, with ε' = ε (V - 1)/V."""
     model, epsilon = make_model(text), 0.1
-    loss = make(model, text)(model, batch)  # 0.1 is the default
+    loss = loss_of(make(model, text), model, batch)  # 0.1 is the default
     found = model.predict(batch.source, batch.target, torch.zeros(9, dtype=torch.int64))
     log_p = (found.vectors @ found.matrix.t()).log_softmax(dim=1)
     words = log_p.size(1)
@@ -118,7 +119,7 @@ def test_each_row_has_its_target_language(text, batch) -> None:
     batch.languages = torch.tensor([[4, 2 + place] for place in places])
     assert [spec.languages[i] for i in batch.languages[1].tolist()] == ["zz", "fr"]
     total, *_ = by_formula(model, batch, places, 0.1)
-    torch.testing.assert_close(criterion(model, batch).terms["translation"].sum, total)
+    torch.testing.assert_close(loss_of(criterion, model, batch).terms["translation"].sum, total)
     wrong, *_ = by_formula(model, batch, [1 - place for place in places], 0.1)
     assert not torch.isclose(total, wrong, rtol=1e-4)
 
@@ -127,16 +128,16 @@ def test_a_part_without_rows(text, batch) -> None:
     """Its gradient is 0, and there for every parameter: other ranks wait for it."""
     model = make_model(text, semantic_bias=True)
     criterion, empty = make(model, text), batch.rows(0, 0)
-    loss = criterion(model, empty)
-    assert criterion.sizes(empty) == {"translation": 0} and loss.terms["translation"].sum.item() == 0
+    loss = loss_of(criterion, model, empty)
+    assert sizes_of(criterion, empty) == {"translation": 0} and loss.terms["translation"].sum.item() == 0
     assert set(loss.rows.values()) == {0} and all(metric.item() == 0 for metric in loss.metrics.values())
     for name, gradient in gradients(loss.terms["translation"].sum, model).items():
         assert not gradient.any(), name
     parts = [batch.rows(0, 4), empty, batch.rows(4, 9)]
-    sizes = [criterion.sizes(part)["translation"] for part in parts]
-    assert sum(sizes) == criterion.sizes(batch)["translation"]
-    total = sum(criterion(model, part).terms["translation"].sum for part in parts)
-    torch.testing.assert_close(total, criterion(model, batch).terms["translation"].sum)
+    sizes = [sizes_of(criterion, part)["translation"] for part in parts]
+    assert sum(sizes) == sizes_of(criterion, batch)["translation"]
+    total = sum(loss_of(criterion, model, part).terms["translation"].sum for part in parts)
+    torch.testing.assert_close(total, loss_of(criterion, model, batch).terms["translation"].sum)
 
 
 @pytest.mark.parametrize("semantic_bias", [False, True])
@@ -146,12 +147,12 @@ def test_a_step_does_not_wait_for_the_device(text, batch, semantic_bias: bool) -
     one, even = batch.rows(2, 3), batch.rows(1, 3)
     some = [part.to("cpu") for part in (batch, one, even, batch.rows(0, 0))]
     assert not one.target.is_padded
-    criterion(model, one)  # fast products are tried out once
+    loss_of(criterion, model, one)  # fast products are tried out once
     with NoWaiting():
         for part in some:
-            loss = criterion(model, part)
+            loss = loss_of(criterion, model, part)
             found = model.predict(part.source, part.target, torch.zeros(len(part), dtype=torch.int64))
-            assert criterion.sizes(part)["translation"] == len(found.labels)
+            assert sizes_of(criterion, part)["translation"] == len(found.labels)
             loss.terms["translation"].sum.backward()
             assert not any(metric.requires_grad for metric in loss.metrics.values())
 
@@ -159,10 +160,10 @@ def test_a_step_does_not_wait_for_the_device(text, batch, semantic_bias: bool) -
 def test_half_precision_is_near_to_float32(text, batch) -> None:
     model = make_model(text, semantic_bias=True).float()
     criterion = make(model, text)
-    exact = criterion(model, batch).terms["translation"].sum
+    exact = loss_of(criterion, model, batch).terms["translation"].sum
     expected = gradients(exact, model)
     with torch.autocast("cpu", torch.bfloat16):
-        half = criterion(model, batch).terms["translation"].sum
+        half = loss_of(criterion, model, batch).terms["translation"].sum
     assert half.dtype == torch.float32 and half.item() != exact.item()
     assert half.item() == pytest.approx(exact.item(), rel=2e-2)
     for name, gradient in gradients(half, model).items():

@@ -15,6 +15,7 @@ import yaml
 from torch import Tensor, nn
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of
 from tests.programs import run_on_ranks
 from tests.runs import SMALL_MODEL, contents, environment
 from xrep.config import Part, compose
@@ -83,13 +84,11 @@ def test_the_gradient_of_a_shared_head_is_that_of_all_parts(text: TextSpec, batc
     given = MixedBatch({name: batch.parts[name] for name in ("mono", "bi")})
     separate: list[Criterion] = [kind(kind.Config(), model, text).double() for _, kind, _ in BOTH]
     state = together.parts["mono"].language.heads.state_dict()
-    torch.manual_seed(5)
-    sum(term.sum for term in together(model, given).terms.values()).backward()
-    torch.manual_seed(5)
-    losses = []
+    sum(term.sum for term in loss_of(together, model, given, seed=5).terms.values()).backward()
+    losses, generator = [], torch.Generator().manual_seed(5)
     for one, part in zip(separate, given.parts.values(), strict=True):
         one.language.heads.load_state_dict(state)
-        losses += [term.sum for term in one(model, part).terms.values()]
+        losses += [term.sum for term in one(model, one.plan(part, generator)).terms.values()]
     sum(losses).backward()
     for name, parameter in together.parts["mono"].language.heads.named_parameters():
         grads = [one.language.heads.get_parameter(name).grad for one in separate]
@@ -101,7 +100,7 @@ def test_a_step_of_one_part_trains_the_head_of_all(text: TextSpec, batch: MixedB
     """Also where the part that the head is named after has no batch."""
     model = make_model(text)
     criterion = make(model, text, BOTH, "proportion")
-    loss = criterion(model, MixedBatch({"bi": batch.parts["bi"]}))
+    loss = loss_of(criterion, model, MixedBatch({"bi": batch.parts["bi"]}))
     loss.terms["bi/tlm"].sum.backward()
     assert criterion.idle_parameters
     assert all(p.grad is not None and p.grad.any() for p in criterion.parts["mono"].parameters())
@@ -229,8 +228,8 @@ def test_heads_that_are_not_taken(
     (note,) = MLM(MLM.Config(), model, short).warnings(None)
     assert note.endswith("has a masked language head whose activation is not known; tower shared gets a new one")
     criterion = make(model.double(), short, BOTH)
-    tasks = {"mono": None, "bi": None}
-    assert len(criterion.warnings(type("Tasks", (), {"tasks": tasks}))) == 1, "of the part that has the head"
+    parts = {"mono": None, "bi": None}
+    assert len(criterion.warnings(type("Tasks", (), {"parts": parts}))) == 1, "of the part that has the head"
     none = run(sentences, data_directory, tmp_path / "none", 1, parts=[ranking(data_directory)]).directory / "best"
     (note,) = start(none, short)[1].warnings(None)
     assert note == f"{none}/shared has no masked language head; tower shared gets a new one"

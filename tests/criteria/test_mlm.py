@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, plan, sizes_of, token_batch
 from xrep.criteria.mlm import MLM
 from xrep.criteria.tlm import TLM, read_together
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, collate
@@ -114,12 +115,11 @@ def test_mlm(text, batch, towers: str) -> None:
     towers = "shared" if towers == "one side" else towers
     model = make_model(text, towers)
     criterion = make_criterion(MLM, model, text)
-    torch.manual_seed(5)
-    found = criterion(model, batch)
-    torch.manual_seed(5)
+    planned = plan(criterion, batch, 5)
+    found, generator = criterion(model, planned), torch.Generator().manual_seed(5)
     logits, labels = [], []
     for tower, own in tower_batches(batch, towers, text).items():
-        masked = mask_tokens(own, text.vocabulary(tower), 0.15)
+        masked = mask_tokens(own, text.vocabulary(tower), 0.15, generator)
         encoder = model.encoders[tower]
         embedded = [
             encoder.token_embedding(ids[:length]) + encoder.position_embedding(torch.arange(length))
@@ -127,7 +127,7 @@ def test_mlm(text, batch, towers: str) -> None:
         ]
         logits.append(find(criterion, model, tower, masked, embedded))
         labels.append(masked.labels)
-    assert criterion.sizes(batch) == {"mlm": sum(map(len, labels))} and len(labels[0]) >= 9
+    assert planned.sizes == {"mlm": sum(map(len, labels))} and len(labels[0]) >= 9
     assert_same(found, torch.cat(logits), torch.cat(labels), model, criterion, "mlm")
 
 
@@ -136,8 +136,8 @@ def test_mlm(text, batch, towers: str) -> None:
 def test_tlm(text, batch, reset: bool, languages: bool) -> None:
     model = make_model(text, max_positions=96)
     criterion = make_criterion(TLM, model, text, position_reset=reset, language_embeddings=languages)
-    torch.manual_seed(5)
-    found = criterion(model, batch)
+    planned = plan(criterion, batch, 5)
+    found = criterion(model, planned)
     encoder, vocabulary = model.encoders["shared"], text.vocabulary("shared")
     rows, positions, of_language = [], [], []
     for pair, (x, y) in enumerate(zip(batch.source.tokens, batch.target.tokens, strict=True)):
@@ -149,15 +149,14 @@ def test_tlm(text, batch, reset: bool, languages: bool) -> None:
         first, second = batch.languages[pair].tolist()
         of_language.append(torch.tensor([first] * len(x) + [second] * len(y)))
     lengths = torch.tensor([len(row) for row in rows])
-    padded = TokenBatch(nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=vocabulary.pad_id), lengths)
-    torch.manual_seed(5)
-    masked = mask_tokens(padded, vocabulary, 0.25)
+    padded = token_batch(nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=vocabulary.pad_id), lengths)
+    masked = mask_tokens(padded, vocabulary, 0.25, torch.Generator().manual_seed(5))
     embedded = []
     for ids, length, place, language in zip(masked.batch.tokens, lengths.tolist(), positions, of_language, strict=True):
         vectors = encoder.token_embedding(ids[:length]) + encoder.position_embedding(place)
         embedded.append(vectors + criterion.language_embedding(language) if languages else vectors)
     logits = find(criterion, model, "shared", masked, embedded)
-    assert criterion.sizes(batch) == {"tlm": len(masked.labels)}
+    assert planned.sizes == {"tlm": len(masked.labels)}
     assert_same(found, logits, masked.labels, model, criterion, "tlm")
 
 
@@ -170,7 +169,7 @@ def test_tlm_sees_both_sides_and_mlm_one(text, batch) -> None:
         tokens = replaced.tokens.clone()
         tokens[:, 1] = (tokens[:, 1] + 1) % vocabulary.size
         together = read_together(batch.source, batch.target, vocabulary.pad_id, None)
-        sides = {"source": other.source, "target": other.target, changed: TokenBatch(tokens, replaced.lengths)}
+        sides = {"source": other.source, "target": other.target, changed: token_batch(tokens, replaced.lengths)}
         changed_together = read_together(sides["source"], sides["target"], vocabulary.pad_id, None)
         before, after = (
             model.encoders["shared"](each.batch, positions=each.positions) for each in (together, changed_together)
@@ -210,8 +209,8 @@ def test_long_pairs_are_read(make_batch, tokenizer) -> None:
     model = make_model(text)
     for reset, width in ((False, 48), (True, 95)):
         criterion = make_criterion(TLM, model, text, position_reset=reset)
-        assert criterion.sizes(long) == {"tlm": 2 * round(0.25 * (width - 3))}
-        assert torch.isfinite(criterion(model, long).terms["tlm"].sum)
+        assert sizes_of(criterion, long) == {"tlm": 2 * round(0.25 * (width - 3))}
+        assert torch.isfinite(loss_of(criterion, model, long).terms["tlm"].sum)
 
 
 @pytest.mark.parametrize("kind", [MLM, TLM])
@@ -220,14 +219,14 @@ def test_a_part_without_rows(text, batch, kind: type[MLM]) -> None:
     model = make_model(text)
     criterion = make_criterion(kind, model, text, **({"language_embeddings": True} if kind is TLM else {}))
     empty = batch.rows(0, 0)
-    loss = criterion(model, empty)
+    loss = loss_of(criterion, model, empty)
     (name,) = loss.terms
-    assert criterion.sizes(empty) == {name: 0} and loss.terms[name].sum.item() == 0
+    assert sizes_of(criterion, empty) == {name: 0} and loss.terms[name].sum.item() == 0
     assert loss.rows == {"accuracy": 0, "perplexity": 0} and all(m.item() == 0 for m in loss.metrics.values())
     for parameter, gradient in gradients(loss.terms[name].sum, model, criterion).items():
         assert gradient is not None and not gradient.any(), parameter
-    whole, parts = criterion.sizes(batch)[name], [batch.rows(0, 4), batch.rows(4, 9)]
-    assert sum(criterion.sizes(part)[name] for part in parts) == whole
+    whole, parts = sizes_of(criterion, batch)[name], [batch.rows(0, 4), batch.rows(4, 9)]
+    assert sum(sizes_of(criterion, part)[name] for part in parts) == whole
 
 
 def test_whole_words(text, batch, tokenizer) -> None:
@@ -236,13 +235,14 @@ def test_whole_words(text, batch, tokenizer) -> None:
     criterion = make_criterion(MLM, model, text, whole_word=True, mask_rate=0.4)
     criterion.prepare(SimpleNamespace(tokenizers={"shared": tokenizer}))
     begins = torch.tensor(tokenizer.begins_word())
-    assert torch.equal(criterion.language.begins_shared, begins) and begins.any() and not begins.all()
+    assert begins.any() and not begins.all()
     one = alone(batch)
-    torch.manual_seed(3)
-    found = criterion(model, one)
-    torch.manual_seed(3)
-    masked = mask_tokens(one.sentences, text.vocabulary("shared"), 0.4, begins)
-    size = criterion.sizes(one)["mlm"]
+    planned = plan(criterion, one, 3)
+    found = criterion(model, planned)
+    masked = mask_tokens(one.sentences, text.vocabulary("shared"), 0.4, torch.Generator().manual_seed(3), begins)
+    by_plan = planned.details.by_tower["shared"]
+    assert by_plan.positions.equal(masked.positions) and by_plan.batch.tokens.equal(masked.batch.tokens)
+    size = planned.sizes["mlm"]
     assert 0 < len(masked.labels) < size
     mean = found.metrics["perplexity"].log().item()
     assert found.terms["mlm"].sum.item() / size == pytest.approx(mean, abs=1e-6)
@@ -257,9 +257,9 @@ def test_learns(text, batch) -> None:
     both = nn.ModuleList([model, criterion])
     optimizer = torch.optim.Adam(both.parameters(), lr=1e-2)
     losses = []
-    for _ in range(150):
-        loss = criterion(model, batch)
-        value = loss.terms["tlm"].sum / criterion.sizes(batch)["tlm"]
+    for step in range(150):
+        planned = plan(criterion, batch, step)
+        value = criterion(model, planned).terms["tlm"].sum / planned.sizes["tlm"]
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
@@ -294,7 +294,7 @@ def test_the_head_of_a_pretrained_encoder(tmp_path) -> None:
     model = DualEncoder(config, spec)
     criterion = MLM(MLM.Config(), model, spec)
     batch = collate([np.arange(5, 5 + n) for n in (3, 17, 9)], vocabulary, 20)
-    masked = criterion.language.mask("shared", batch)
+    masked = criterion.language.mask("shared", batch, torch.Generator().manual_seed(0))
     vectors = masked.at_positions(model.encoders["shared"](masked.batch))
     found = criterion.language("shared", model.encoders["shared"], vectors, masked.labels)
     with torch.no_grad():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, sizes_of
 from xrep.config import Part
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
@@ -52,10 +53,10 @@ def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
     moco, rank = DualMoco(MOCO, alone, text), TranslationRanking(RANK, alone, text)
     for queue_batch, rank_batch in ((first, second), (third, first)):  # the second step has a queue to look at
         batch = MixedBatch({"queue": queue_batch, "rank": rank_batch})
-        sizes = together.sizes(batch)
+        sizes = sizes_of(together, batch)
         assert sizes == {"queue/infonce": len(queue_batch), "rank/translation_ranking": len(rank_batch)}
-        loss = together(model, batch)
-        losses = [moco(alone, queue_batch), rank(alone, rank_batch)]
+        loss = loss_of(together, model, batch)
+        losses = [loss_of(moco, alone, queue_batch), loss_of(rank, alone, rank_batch)]
         expected = 2.0 * losses[0].terms["infonce"].sum / len(queue_batch)
         expected = expected + 0.25 * losses[1].terms["translation_ranking"].sum / len(rank_batch)
         mine = objective(loss, sizes)
@@ -86,13 +87,13 @@ def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     before = copy.deepcopy(criterion.state_dict())
     with torch.no_grad():
         next(model.parameters()).add_(1.0)  # a momentum update would show
-    loss = criterion(model, MixedBatch({"rank": second}))
+    loss = loss_of(criterion, model, MixedBatch({"rank": second}))
     assert list(loss.terms) == ["rank/translation_ranking"] and list(loss.metrics) == ["rank/accuracy"]
     criterion.after_step(model)
     for name, tensor in criterion.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     for batch in ({"rank": second}, {"queue": first}, {"queue": third}):
-        criterion(model, MixedBatch(batch))
+        loss_of(criterion, model, MixedBatch(batch))
     criterion.after_step(model)
     queue = criterion.parts["queue"].source_queue
     assert int(queue.filled.sum() if isinstance(queue.filled, torch.Tensor) else queue.filled) == len(first) + len(
@@ -102,14 +103,14 @@ def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     assert any(not torch.equal(after[name], before[name]) for name in before if "momentum_encoder" in name)
     # The step is over: what it saw is forgotten, and validation does not count.
     criterion.eval()
-    criterion(model, MixedBatch({"queue": first}))
+    loss_of(criterion, model, MixedBatch({"queue": first}))
     criterion.after_step(model)
     assert all(torch.equal(tensor, after[name]) for name, tensor in criterion.state_dict().items())
 
 
 def test_tensors_of_a_part_are_found_by_its_name(model, text, batches) -> None:
     criterion = multitask(model, text)
-    criterion(model, MixedBatch({"queue": batches[0]}))
+    loss_of(criterion, model, MixedBatch({"queue": batches[0]}))
     criterion.after_step(model)
     saved = criterion.state_dict()
     renamed = {name.replace("parts.queue.", "parts.other."): tensor for name, tensor in saved.items()}
@@ -127,4 +128,4 @@ def test_warnings_name_the_part(model, text) -> None:
 
 def mixture(**examples: int) -> SimpleNamespace:
     """A task of parts with so many examples."""
-    return SimpleNamespace(tasks={name: SimpleNamespace(examples=count) for name, count in examples.items()})
+    return SimpleNamespace(parts={name: SimpleNamespace(examples=count) for name, count in examples.items()})

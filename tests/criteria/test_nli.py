@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tests.criteria.nli_batches import CRITERIA, EXACT, PARTS, SMALL, make_batches, make_task, train
 from tests.criteria.test_batches import NoWaiting
 from tests.kernels.ranks import run_ranks
+from tests.planning import loss_of, plan, sizes_of
 from xrep.criteria.nli import FEATURES, Nli
 from xrep.criteria.nli_triplet import NliTriplet
 from xrep.errors import UserError
@@ -70,9 +71,9 @@ def test_classification(task, towers: str, head: str, features: tuple[str, ...],
         torch.log(row.exp()[label] / row.exp().sum()) for row, label in zip(logits, batch.labels, strict=True)
     )
     expected.backward()
-    loss = criterion(model, batch)
+    loss = loss_of(criterion, model, batch)
     loss.terms["nli"].sum.backward()
-    assert criterion.sizes(batch) == {"nli": 17}
+    assert sizes_of(criterion, batch) == {"nli": 17}
     assert float(loss.terms["nli"].sum.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
     right = (logits.argmax(1) == batch.labels).double().mean()
     assert float(loss.metrics["accuracy"]) == pytest.approx(100 * float(right))
@@ -103,13 +104,14 @@ def test_contrast(task, towers: str, masked: bool) -> None:
                 total = total + of_negative
         expected = expected - torch.log(torch.exp(anchor[i] @ positive[i] / tau) / total)
     expected.backward()
-    loss = criterion(model, batch)
+    loss = loss_of(criterion, model, batch)
     loss.terms["nli_triplet"].sum.backward()
-    assert criterion.sizes(batch) == {"nli_triplet": 7}
+    assert sizes_of(criterion, batch) == {"nli_triplet": 7}
     assert float(loss.terms["nli_triplet"].sum.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
     check_gradients(model, exact)
-    pieces = [criterion.encode(model, batch.rows(start, start + 3)).vectors for start in (0, 3, 6)]
-    again = criterion.contrast(tuple(torch.cat(parts) for parts in zip(*pieces, strict=True)), batch)
+    pieces = [criterion.encode(model, plan(criterion, batch.rows(start, start + 3))).vectors for start in (0, 3, 6)]
+    vectors = tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
+    again = criterion.contrast(vectors, plan(criterion, batch))
     torch.testing.assert_close(again.terms["nli_triplet"].sum, loss.terms["nli_triplet"].sum, rtol=1e-5, atol=1e-5)
 
 
@@ -135,7 +137,7 @@ def test_negatives_of_other_ranks_can_be_left_out(task, tmp_path: Path) -> None:
 def of_one_rank(rank: int, world: int, model: DualEncoder, batch: NliBatch) -> dict[str, dict[str, Tensor]]:
     criterion = NliTriplet(NliTriplet.Config(cross_rank_negatives=False), model, model._text)
     some = batch if world == 1 else batch.rows(5 * rank, 5 if rank == 0 else 8)
-    return {"alone": {"loss": criterion(model, some).terms["nli_triplet"].sum.detach()}}
+    return {"alone": {"loss": loss_of(criterion, model, some).terms["nli_triplet"].sum.detach()}}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -146,10 +148,10 @@ def test_no_rows_half_precision_and_no_wait_for_the_device(task, form: str, half
     both = nn.ModuleList([model, criterion]).train()
     batch = task(form).make(np.arange(9))
     for some in (batch, batch.rows(0, 0), task(form).make(np.arange(0))):
-        some = some.to("cpu")
+        planned = plan(criterion, some).to("cpu")
         both.zero_grad()
         with NoWaiting(), torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = criterion(model, some)
+            loss = criterion(model, planned)
             (term,) = loss.terms.values()
             term.sum.backward()
         assert (

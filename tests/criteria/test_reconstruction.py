@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch import Generator
 
 from xrep.criteria.reconstruction import LANGUAGE, PLACE, POSITION, SLOT, Planner, ranges
 from xrep.data.batching import PairBatch, Vocabulary, collate
 
 VOCABULARY = Vocabulary(size=99, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
 DE, EN, ES = range(3)
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -24,12 +24,14 @@ def batch() -> PairBatch:
     return PairBatch(source, target, torch.zeros(2, 2).long(), torch.tensor([7, 4]), torch.tensor([[DE, EN], [EN, ES]]))
 
 
-def read(planner: Planner, batch: PairBatch) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+def read(
+    planner: Planner, batch: PairBatch, generator: Generator | None = None
+) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
     """What stands in each row of the head's input: tokens (0 where it is filled up), whether predicted, languages."""
-    plan = planner.plan(batch)
+    plan = planner.plan(batch, generator or Generator())
     both = batch.source.followed_by(batch.target, VOCABULARY.pad_id).tokens.flatten()
     tokens = torch.zeros(3, len(batch) * plan.width, dtype=torch.int64)
-    for number, table in enumerate(plan.split(CPU)):
+    for number, table in enumerate((plan.given, plan.predicted)):
         values = (both[table[PLACE]], torch.full_like(table[PLACE], number), table[LANGUAGE])
         tokens[:, table[SLOT]] = torch.stack(values)
     return tuple(x.view(len(batch), -1).tolist() for x in tokens)
@@ -40,15 +42,15 @@ def test_to_the_pivot(batch: PairBatch) -> None:
     assert tokens == [[11, 12, 3, 21, 22, 23, 3], [3, 31, 3, 0, 0, 0, 0]]
     assert predicted == [[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0, 0]]
     assert languages == [[DE] * 3 + [EN] * 4, [ES] + [EN] * 2 + [0] * 4]
-    plan = Planner(pivot=EN, direction="to_pivot", ratio=1.0).plan(batch)
-    assert plan.lengths.tolist() == [7, 3] and plan.y[POSITION].tolist() == [1, 2, 3, 4, 1, 2]
+    plan = Planner(pivot=EN, direction="to_pivot", ratio=1.0).plan(batch, Generator())
+    assert plan.lengths.tolist() == [7, 3] and plan.predicted[POSITION].tolist() == [1, 2, 3, 4, 1, 2]
 
 
 def test_from_the_pivot(batch: PairBatch) -> None:
     tokens, predicted, _ = read(Planner(pivot=EN, direction="from_pivot", ratio=1.0), batch)
     assert tokens == [[21, 22, 23, 3, 11, 12, 3], [31, 3, 3, 0, 0, 0, 0]]
     assert predicted == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 0, 0, 0]]
-    runs = Planner(pivot=EN, direction="from_pivot", ratio=1.0).plan(batch).runs
+    runs = Planner(pivot=EN, direction="from_pivot", ratio=1.0).plan(batch, Generator()).runs
     assert [(run.from_pivot, run.language, run.start, run.stop) for run in runs] == [(True, DE, 0, 3), (True, ES, 3, 4)]
 
 
@@ -57,10 +59,11 @@ def test_both_directions(batch: PairBatch) -> None:
     planner = Planner(pivot=EN, direction="both", ratio=1.0)
     tokens, _, _ = read(planner, batch)
     assert tokens == [[3, 31, 3, 0, 0, 0, 0], [21, 22, 23, 3, 11, 12, 3]]
-    runs = planner.plan(batch).runs
-    assert [dataclasses.astuple(run) for run in runs] == [(False, EN, 0, 2), (True, DE, 2, 5)]
-    assert planner.sizes(batch) == {False: 2, True: 3}
-    assert planner.sizes(batch.rows(0, 1)) == {False: 0, True: 3} and planner.sizes(batch.rows(0, 0)) == {0: 0, 1: 0}
+    plan = planner.plan(batch, Generator())
+    assert [dataclasses.astuple(run) for run in plan.runs] == [(False, EN, 0, 2), (True, DE, 2, 5)]
+    assert plan.sizes == {False: 2, True: 3}
+    sizes = [planner.plan(batch.rows(0, rows), Generator()).sizes for rows in (1, 0)]
+    assert sizes == [{False: 0, True: 3}, {False: 0, True: 0}]
 
 
 def test_two_sides_in_the_pivot_language(batch: PairBatch) -> None:
@@ -72,11 +75,11 @@ def test_two_sides_in_the_pivot_language(batch: PairBatch) -> None:
 @pytest.mark.parametrize(("ratio", "counts"), [(0.5, [2, 1]), (0.1, [1, 1]), (0.7, [3, 1]), (0.999, [4, 2])])
 def test_a_share_of_the_tokens(batch: PairBatch, ratio: float, counts: list[int]) -> None:
     planner = Planner(pivot=EN, direction="to_pivot", ratio=ratio)
-    assert planner.sizes(batch) == {False: sum(counts)}
-    torch.manual_seed(0)
+    generator = Generator().manual_seed(0)
+    assert planner.plan(batch, generator).sizes == {False: sum(counts)}
     seen = set()
     for _ in range(60):
-        tokens, predicted, _ = read(planner, batch)
+        tokens, predicted, _ = read(planner, batch, generator)
         assert [sum(row) for row in predicted] == counts
         assert tokens == [[11, 12, 3, 21, 22, 23, 3], [3, 31, 3, 0, 0, 0, 0]], "those given stay where they were"
         assert not any(predicted[0][:3]) and not predicted[1][0], "x is given whole"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, plan, sizes_of, token_batch
 from xrep.criteria.simcse import SimCSE
 from xrep.data.batching import TokenBatch
 from xrep.models.dual_encoder import DualEncoder
@@ -37,7 +38,7 @@ def batch(make_batch):
 
 
 def twice(side: TokenBatch) -> TokenBatch:
-    return TokenBatch(torch.cat([side.tokens] * 2), torch.cat([side.lengths] * 2))
+    return token_batch(torch.cat([side.tokens] * 2), torch.cat([side.lengths] * 2))
 
 
 def plain(both: Tensor, ids: Tensor | None) -> tuple[Tensor, int]:
@@ -73,10 +74,10 @@ def test_loss_gradient_and_accuracy(text, batch, side: str, towers: str, masked:
     gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
 
     torch.manual_seed(3)
-    loss = criterion(model, batch)
+    loss = loss_of(criterion, model, batch)
     (term,) = loss.terms.values()
     term.sum.backward()
-    assert criterion.sizes(batch) == {"simcse": 7 * len(columns)}
+    assert sizes_of(criterion, batch) == {"simcse": 7 * len(columns)}
     torch.testing.assert_close(term.sum, expected, rtol=1e-10, atol=1e-10)
     assert float(loss.metrics["accuracy"]) == pytest.approx(100 * sum(f for _, f in results) / (7 * len(columns)))
     idle = 0
@@ -93,7 +94,7 @@ def test_dropout_makes_the_two_encodings(text, batch) -> None:
     for dropout, same in ((0.2, False), (0.0, True)):
         model = make_model(text, dropout, towers="shared")
         criterion = make_criterion(model, text)
-        one, other, *_ = criterion.encode(model, batch).vectors
+        one, other, *_ = criterion.encode(model, plan(criterion, batch)).vectors
         assert torch.allclose(one, other, rtol=1e-9) is same
         warnings = criterion.warnings(SimpleNamespace(examples=100))
         assert [w.startswith("simcse without dropout") for w in warnings] == [True] * same
@@ -105,7 +106,7 @@ def test_equal_sentences_matter(text, batch) -> None:
     sums = {}
     for side, masked in itertools.product(("source", "target", "both"), (False, True)):
         criterion = make_criterion(model, text, side=side, mask_equal_sentences=masked)
-        sums[side, masked] = float(criterion(model, batch).terms["simcse"].sum.detach())
+        sums[side, masked] = float(loss_of(criterion, model, batch).terms["simcse"].sum.detach())
     for masked in (False, True):
         assert sums["both", masked] == pytest.approx(sums["source", masked] + sums["target", masked], rel=1e-9)
     assert sums["source", True] < sums["source", False] and sums["target", True] < sums["target", False]
@@ -114,7 +115,7 @@ def test_equal_sentences_matter(text, batch) -> None:
 def test_a_batch_of_no_rows(text, batch) -> None:
     for side in ("source", "both"):
         model = make_model(text, towers="shared")
-        loss = make_criterion(model, text, side=side)(model, batch.rows(0, 0))
+        loss = loss_of(make_criterion(model, text, side=side), model, batch.rows(0, 0))
         loss.terms["simcse"].sum.backward()
         assert float(loss.terms["simcse"].sum.detach()) == float(loss.metrics["accuracy"]) == 0
         assert all(p.grad is not None and not p.grad.any() for p in model.parameters())

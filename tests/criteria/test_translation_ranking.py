@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of, sizes_of
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.models.dual_encoder import DualEncoder
 
@@ -65,10 +66,10 @@ def test_loss_gradient_and_accuracy(text, make_batch, towers: str, options: dict
     expected.backward()
 
     criterion = TranslationRanking(TranslationRanking.Config(temperature=TAU, **options), model, text)
-    loss = criterion(model, batch)
+    loss = loss_of(criterion, model, batch)
     term = loss.terms["translation_ranking"]
     term.sum.backward()
-    assert criterion.sizes(batch) == {"translation_ranking": 9}
+    assert sizes_of(criterion, batch) == {"translation_ranking": 9}
     assert float(term.sum.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
     if ids is not None or margin:  # else equal sentences tie
         found = sum(count for _, count in results)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.planning import token_batch
 from xrep.data.batching import TokenBatch, Vocabulary, collate
 from xrep.data.masking import mask_counts, mask_tokens
 
@@ -24,13 +25,17 @@ def batch() -> TokenBatch:
     return collate(sentences, VOCABULARY, 64)
 
 
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 @pytest.mark.parametrize("rate", [0.15, 0.25, 0.3125])
 def test_a_million_tokens(batch: TokenBatch, rate: float) -> None:
-    torch.manual_seed(0)
-    masked = mask_tokens(batch, VOCABULARY, rate)
+    masked = mask_tokens(batch, VOCABULARY, rate, seeded(0))
     before, after = batch.tokens.flatten(), masked.batch.tokens.flatten()
     real = ~torch.isin(before, torch.tensor(SPECIALS))
     assert len(masked.labels) / real.sum().item() == pytest.approx(rate, abs=0.002)
+    assert len(masked.labels) == masked.size == int(mask_counts(batch, VOCABULARY, rate).sum())
     assert masked.labels.equal(before[masked.positions]) and masked.positions.diff().gt(0).all()
     rest = torch.ones_like(before, dtype=torch.bool).index_fill(0, masked.positions, False)
     assert after[rest].equal(before[rest]) and masked.batch.lengths.equal(batch.lengths)
@@ -47,9 +52,8 @@ def test_a_million_tokens(batch: TokenBatch, rate: float) -> None:
 
 
 def test_every_place_is_as_likely(batch: TokenBatch) -> None:
-    torch.manual_seed(1)
-    some = TokenBatch(batch.tokens[:1].repeat(20_000, 1), batch.lengths[:1].repeat(20_000))
-    chosen = torch.bincount(mask_tokens(some, VOCABULARY, 0.15).positions % some.tokens.size(1))
+    some = token_batch(batch.tokens[:1].repeat(20_000, 1), batch.lengths[:1].repeat(20_000))
+    chosen = torch.bincount(mask_tokens(some, VOCABULARY, 0.15, seeded(1)).positions % some.tokens.size(1))
     real = ~torch.isin(batch.tokens[0], torch.tensor(SPECIALS))
     chosen = torch.nn.functional.pad(chosen, (0, len(real) - len(chosen)))
     share = mask_counts(some, VOCABULARY, 0.15)[0] / real.sum()
@@ -63,22 +67,22 @@ def test_counts() -> None:
     assert mask_counts(batch, VOCABULARY, 0.15).tolist() == [0, 1, 1, 2, 3, 3, 0]
     parts = [mask_counts(batch.rows(0, 3), VOCABULARY, 0.15), mask_counts(batch.rows(3, 7), VOCABULARY, 0.15)]
     assert torch.cat(parts).equal(mask_counts(batch, VOCABULARY, 0.15))
-    masked = mask_tokens(batch, VOCABULARY, 0.15)
+    masked = mask_tokens(batch, VOCABULARY, 0.15, seeded(0))
     assert torch.bincount(masked.positions // batch.tokens.size(1), minlength=7).tolist() == [0, 1, 1, 2, 3, 3, 0]
-    assert len(mask_tokens(batch.rows(0, 0), VOCABULARY, 0.15).labels) == 0
+    assert len(mask_tokens(batch.rows(0, 0), VOCABULARY, 0.15, seeded(0)).labels) == 0
 
 
 def test_vectors_of_the_chosen(batch: TokenBatch) -> None:
-    masked = mask_tokens(batch.rows(0, 9), VOCABULARY, 0.15)
+    masked = mask_tokens(batch.rows(0, 9), VOCABULARY, 0.15, seeded(0))
     states = masked.batch.tokens.unsqueeze(-1).double()
     assert masked.at_positions(states).squeeze(1).equal(states.flatten()[masked.positions])
 
 
 def test_whole_words(batch: TokenBatch) -> None:
-    torch.manual_seed(2)
-    begins = torch.rand(1000) < 0.5
+    generator = seeded(2)
+    begins = torch.rand(1000, generator=generator) < 0.5
     begins[SPECIALS] = False
-    masked = mask_tokens(batch, VOCABULARY, 0.15, begins)
+    masked = mask_tokens(batch, VOCABULARY, 0.15, generator, begins)
     chosen = torch.zeros(batch.tokens.numel(), dtype=torch.bool).index_fill(0, masked.positions, True)
     chosen = chosen.view_as(batch.tokens)
     special = torch.isin(batch.tokens, torch.tensor(SPECIALS))
@@ -86,9 +90,34 @@ def test_whole_words(batch: TokenBatch) -> None:
     assert chosen[:, 1:][inside].equal(chosen[:, :-1][inside])  # a word is hidden whole or not at all
     counts, budget = chosen.sum(dim=1), mask_counts(batch, VOCABULARY, 0.15)
     assert (counts <= budget).all() and counts.sum() > 0.97 * budget.sum()
+    assert len(masked.labels) == counts.sum() < masked.size == budget.sum()
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_masks_depend_only_on_the_generator(batch: TokenBatch, whole_words: bool) -> None:
+    """Torch's global random state neither matters nor changes."""
+    some, begins = batch.rows(0, 50), torch.arange(1000) % 2 == 0
+    found = []
+    for number, seed in ((3, 7), (4, 7), (3, 8)):
+        torch.manual_seed(number)
+        before = torch.get_rng_state()
+        found.append(mask_tokens(some, VOCABULARY, 0.25, seeded(seed), begins if whole_words else None))
+        assert torch.get_rng_state().equal(before)
+    first, again, other = found
+    assert first.positions.equal(again.positions) and first.batch.tokens.equal(again.batch.tokens)
+    assert not torch.equal(first.positions, other.positions)
+
+
+def test_where_masked_sentences_go(batch: TokenBatch) -> None:
+    """Tensors go to the device; what Python reads stays in host memory."""
+    masked = mask_tokens(batch.rows(0, 9), VOCABULARY, 0.25, seeded(0))
+    there = masked.to("meta")
+    tensors = there.positions, there.labels, there.batch.tokens, there.batch.lengths
+    assert all(tensor.is_meta for tensor in tensors) and there.size == masked.size
+    assert np.array_equal(there.batch.host_lengths, masked.batch.host_lengths)
 
 
 def test_no_mask_token(batch: TokenBatch) -> None:
     vocabulary = Vocabulary(size=1000, pad_id=7, unk_id=0, bos_id=2, eos_id=3, mask_id=None)
     with pytest.raises(ValueError, match="no .MASK."):
-        mask_tokens(batch.rows(0, 2), vocabulary, 0.15)
+        mask_tokens(batch.rows(0, 2), vocabulary, 0.15, seeded(0))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.corpus import sentence_pairs
+from tests.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.interop.pretrained import Pretrained
 from xrep.nn.encoder import TransformerEncoder
@@ -42,7 +43,7 @@ def write_tokenizer(directory: Path) -> Any:
 def as_batch(tokenizer: Any, sentences: list[str]) -> TokenBatch:
     ids = [torch.tensor(encoding.ids) for encoding in tokenizer.encode_batch(sentences)]
     padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-    return TokenBatch(padded, torch.tensor([len(i) for i in ids]))
+    return token_batch(padded, torch.tensor([len(i) for i in ids]))
 
 
 @torch.no_grad()

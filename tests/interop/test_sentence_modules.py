@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from tests.interop.sentence_models import MAXIMUM, SENTENCES, as_batch, library, our_vectors, write_tokenizer
 from tests.nn.small_models import edit_json, load, make_model, refusal
-from xrep.data.batching import TokenBatch
+from tests.planning import token_batch
 from xrep.errors import UserError
 from xrep.interop.pretrained import read_pretrained
 
@@ -219,7 +219,7 @@ def test_real_models(name: str, pooling: str | None, normalize: bool | None, lay
     assert unused == ["embeddings.position_ids", "pooler.dense.bias", "pooler.dense.weight"]
     sentences = [*SENTENCES, "我喜欢读书和音乐。", "Ein längerer Satz, der nicht aufhört. " * 5]
     encoded = AutoTokenizer.from_pretrained(directory)(sentences, padding=True, return_tensors="pt")
-    batch = TokenBatch(encoded["input_ids"], encoded["attention_mask"].sum(1))
+    batch = token_batch(encoded["input_ids"], encoded["attention_mask"].sum(1))
     model = AutoModel.from_pretrained(directory).eval()
     with torch.no_grad():
         states = model(**encoded, output_hidden_states=True).hidden_states

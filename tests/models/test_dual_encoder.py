@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.corpus import sentence_pairs
-from xrep.data.batching import TokenBatch
+from tests.planning import token_batch
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 
@@ -34,10 +34,10 @@ def test_a_vector_does_not_depend_on_the_batch(text, make_batch, pooling: str, n
         assert together.shape == (9, 20) and tokens.shape == (9, side.tokens.size(1), 32)
         torch.testing.assert_close(together.norm(dim=1), torch.ones(9))
         garbage = torch.where(side.mask, side.tokens, torch.randint_like(side.tokens, text.vocabulary("shared").size))
-        wider = TokenBatch(F.pad(garbage.flip(0), (0, 7), value=3), side.lengths.flip(0))
+        wider = token_batch(F.pad(garbage.flip(0), (0, 7), value=3), side.lengths.flip(0))
         torch.testing.assert_close(model.encode(tower, wider)[0].flip(0), together, rtol=0, atol=1e-5)
         for row, length in enumerate(side.lengths.tolist()):
-            alone = TokenBatch(side.tokens[row : row + 1, :length], side.lengths[row : row + 1])
+            alone = token_batch(side.tokens[row : row + 1, :length], side.lengths[row : row + 1])
             torch.testing.assert_close(model.encode(tower, alone)[0][0], together[row], rtol=0, atol=1e-5)
 
 

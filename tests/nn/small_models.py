@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.interop.pretrained import Pretrained, encoder_state, read_pretrained
 from xrep.nn.encoder import TransformerEncoder
@@ -57,7 +58,7 @@ def save(model: nn.Module, directory: Path) -> Path:
 def make_batch(pad_id: int) -> TokenBatch:
     lengths = torch.tensor([7, POSITIONS, 1, 12])
     generator = torch.Generator().manual_seed(4)
-    batch = TokenBatch(torch.randint(3, VOCABULARY, (4, POSITIONS), generator=generator), lengths)
+    batch = token_batch(torch.randint(3, VOCABULARY, (4, POSITIONS), generator=generator), lengths)
     batch.tokens[~batch.mask] = pad_id
     return batch
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
 from xrep.nn import compile as of_layers
@@ -55,7 +56,7 @@ def make_batches(count: int, layouts: list[str]) -> Iterator[TokenBatch]:
         shortest = {"packed": 2, "masked": width - 2, "full": width}[layout]
         lengths = [width, *(chance.randint(shortest, width) for _ in range(rows - 2)), shortest]
         tokens = torch.randint(4, SHAPE.vocabulary_size, (rows, width), generator=torch.Generator().manual_seed(number))
-        yield TokenBatch(tokens, torch.tensor(lengths))
+        yield token_batch(tokens, torch.tensor(lengths))
 
 
 @pytest.mark.slow

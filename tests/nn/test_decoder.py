@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import TokenBatch
+from tests.planning import token_batch
 from xrep.nn.decoder import DecoderShape, SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.layers import Masking, Packing
 
@@ -99,7 +99,7 @@ def test_equals_torch_and_its_gradients(norm: str) -> None:
 def test_packed_and_padded_targets_are_one(norm: str) -> None:
     decoder, (states, mask), vectors = make_decoder(norm), sources(), targets()
     lengths = torch.tensor([2, 9, 5])
-    batch = TokenBatch(torch.zeros(3, 9, dtype=torch.int64), lengths)
+    batch = token_batch(torch.zeros(3, 9, dtype=torch.int64), lengths)
     memory = remember(decoder, states, mask)
     padded = decoder(vectors, Masking(batch.mask), memory)[batch.mask]
     packing = Packing.of(batch)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.kernels.attention import SHORT
 from xrep.nn.encoder import EncoderShape, TransformerEncoder, set_activation_checkpointing
@@ -47,7 +48,7 @@ def make_encoder(shape: EncoderShape) -> TransformerEncoder:
 def make_batch() -> TokenBatch:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(2, VOCABULARY, (len(LENGTHS), 11), generator=generator)
-    batch = TokenBatch(tokens, LENGTHS)
+    batch = token_batch(tokens, LENGTHS)
     batch.tokens[~batch.mask] = PAD
     return batch
 
@@ -131,7 +132,7 @@ def test_gradient_of_a_padded_batch_is_that_of_its_sentences(norm: str, dtype: t
     packed = {name: parameter.grad.clone() for name, parameter in encoder.named_parameters()}
     encoder.zero_grad()
     for row, length in enumerate(LENGTHS.tolist()):
-        alone = TokenBatch(batch.tokens[row : row + 1, :length], LENGTHS[row : row + 1])
+        alone = token_batch(batch.tokens[row : row + 1, :length], LENGTHS[row : row + 1])
         assert not alone.is_padded
         (encoder(alone) * direction[row : row + 1, :length]).sum().backward()
     for name, parameter in encoder.named_parameters():
@@ -201,7 +202,7 @@ def kept_bytes(encoder: TransformerEncoder, batch: TokenBatch) -> tuple[torch.Te
 @pytest.mark.parametrize("half", [False, True])
 def test_activation_checkpointing(lengths: list[int], half: bool) -> None:
     encoder = make_encoder(replace(SHAPE, layers=4)).to(torch.float32 if half else torch.float64).train()
-    batch = TokenBatch(make_batch().tokens, torch.tensor(lengths))
+    batch = token_batch(make_batch().tokens, torch.tensor(lengths))
     direction = torch.randn(4, 11, HIDDEN, generator=torch.Generator().manual_seed(2))
     found = []
     for on in (False, True):
@@ -247,7 +248,7 @@ def make_inputs(lengths: list[int], dtype: torch.dtype) -> tuple[TokenBatch, dic
     """A batch, and all that can be given beside it."""
     generator = torch.Generator().manual_seed(2)
     rows = len(lengths)
-    batch = TokenBatch(make_batch().tokens[:rows], torch.tensor(lengths, dtype=torch.int64))
+    batch = token_batch(make_batch().tokens[:rows], torch.tensor(lengths, dtype=torch.int64))
     given = {
         "positions": torch.randint(0, 11, (rows, 11), generator=generator),
         "added": torch.randn(rows, 11, HIDDEN, generator=generator).to(dtype).requires_grad_(),
@@ -304,7 +305,7 @@ def test_vectors_in_front_are_computed_again_too(lengths: list[int]) -> None:
 def test_vectors_embedded_like_tokens_in_front_are_tokens() -> None:
     encoder, batch = make_encoder(replace(SHAPE, type_vocabulary_size=1, position_offset=2)), make_batch()
     front = torch.randint(2, VOCABULARY, (4, 3))
-    longer = TokenBatch(torch.cat([front, batch.tokens], dim=1), batch.lengths + 3)
+    longer = token_batch(torch.cat([front, batch.tokens], dim=1), batch.lengths + 3)
     positions = torch.arange(14)
     vectors = encoder.embed_vectors(encoder.token_embedding(front), positions[:3])
     found = encoder(batch, prefix=vectors, positions=positions[3:])

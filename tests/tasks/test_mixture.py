@@ -182,11 +182,11 @@ def test_workers_make_the_same_batches(mix) -> None:
 def test_text_pools_hashes_and_messages(mix, data_directory: Path, small_directory: Path, tmp_path: Path) -> None:
     task = mix()
     assert task.text.max_length == 128 and task.text.source_languages == ["de", "es"]
-    assert task.text.vocabularies == task.tasks["small"].text.vocabularies
+    assert task.text.vocabularies == task.parts["small"].text.vocabularies
     task.write_training_hashes(tmp_path / "hashes.npy")
     found = np.load(tmp_path / "hashes.npy", allow_pickle=False)
     own = []
-    for name, part in task.tasks.items():
+    for name, part in task.parts.items():
         part.write_training_hashes(tmp_path / f"{name}.npy")
         own.append(np.load(tmp_path / f"{name}.npy", allow_pickle=False))
     assert found.dtype == np.uint64 and bool((found[1:] > found[:-1]).all())
@@ -195,9 +195,9 @@ def test_text_pools_hashes_and_messages(mix, data_directory: Path, small_directo
     task.save_tokenizers(tmp_path / "tokenizer")
     for file in (data_directory / "tokenizer").iterdir():
         assert (tmp_path / "tokenizer" / file.name).read_bytes() == file.read_bytes()
-    assert task.fingerprint() == mix(5, 6).fingerprint() != task.tasks["large"].fingerprint()
+    assert task.fingerprint() == mix(5, 6).fingerprint() != task.parts["large"].fingerprint()
     batch = task.make(next(task.plan()).what)
-    large, small = (task.tasks[name].describe(batch.parts[name]) for name in SIZES)
+    large, small = (task.parts[name].describe(batch.parts[name]) for name in SIZES)
     assert task.describe(batch) == f"large: {large}; small: {small}"
 
 
@@ -211,6 +211,17 @@ def test_validation_pools_of_one_language_pair_are_put_together(mix, data_direct
     same = MixtureTask.Config(parts=[Part(name, BitextTask, config, 1.0, 1.0) for name in "ab"], mixing="weight")
     alone = [sum(len(batch) for batch in pool.batches()) for pool in MixtureTask(same, 1).validation_pools(40)]
     assert alone == [6, 40]
+
+
+def test_validation_batches_are_those_of_all_parts(mix, small_directory: Path) -> None:
+    """One part after the other, each batch of one part."""
+    task = mix()
+    batches = list(task.validation_batches())
+    assert task.has_validation and all(len(batch.parts) == 1 for batch in batches)
+    expected = [(name, batch) for name, part in task.parts.items() for batch in part.validation_batches()]
+    for batch, (name, own) in zip(batches, expected, strict=True):
+        assert torch.equal(batch.parts[name].target.tokens, own.target.tokens) and len(batch) == len(own)
+    assert [name for name, _ in expected] == ["large", "large", "small"]
 
 
 def test_parts_of_different_languages_tell_them_alike(data_directory: Path, tmp_path: Path, monkeypatch) -> None:
@@ -235,8 +246,8 @@ def test_parts_of_different_languages_tell_them_alike(data_directory: Path, tmp_
     for name, languages in (("french", ("fr", "en")), ("german", ("de", "en")), ("nli", ("fr", "fr"))):
         found = {tuple(task.text.languages[place] for place in row) for row in batch.parts[name].languages.tolist()}
         assert found == {languages}, name
-        assert task.tasks[name].text.languages == task.text.languages
-    assert [own.text.max_length for own in task.tasks.values()] == [8, 128, 128] and task.text.max_length == 128
+        assert task.parts[name].text.languages == task.text.languages
+    assert [own.text.max_length for own in task.parts.values()] == [8, 128, 128] and task.text.max_length == 128
     assert batch.parts["french"].source.tokens.size(1) == 8 < batch.parts["german"].source.tokens.size(1)
 
 

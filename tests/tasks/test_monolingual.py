@@ -250,7 +250,7 @@ def test_beside_bitext(make, raw: Path, data_directory: Path) -> None:
     assert isinstance(batch.parts["mono"], SentenceBatch) and len(batch) == 30
     english = set(flat(ENGLISH))
     own = batch.parts["mono"]
-    for text, place in zip(sentences(task.tasks["mono"], own.sentences), own.languages.tolist(), strict=True):
+    for text, place in zip(sentences(task.parts["mono"], own.sentences), own.languages.tolist(), strict=True):
         assert task.text.languages[place] == ("en" if text in english else "de")
 
 

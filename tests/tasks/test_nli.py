@@ -85,7 +85,7 @@ def test_an_epoch_is_the_training_text(make, raw: Path) -> None:
     assert (task.text.source_languages, task.text.target_languages, task.text.max_length) == ([], ["en"], 64)
     valid = list(task.validation_batches())
     assert Counter(example for batch in valid for example in examples(task, batch)) == Counter(nli_rows(20, seed=1))
-    assert task.validation_pools(10) == []
+    assert task.has_validation and task.validation_pools(10) == []
 
 
 def test_triplets(make, raw: Path, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_triplets(make, raw: Path, tmp_path: Path) -> None:
     assert batch.labels.tolist() == [-1] * 5 and batch.ids.shape == (5, 3)
     first = sorted(expected)[0]
     assert same.describe(batch, 1) == f"example 0: {' ||| '.join(map(repr, first))}"
-    assert list(same.validation_batches()) == []
+    assert list(same.validation_batches()) == [] and not same.has_validation
 
 
 def rows_of(batch: NliBatch, task: NliTask) -> list[tuple[str, ...]]:

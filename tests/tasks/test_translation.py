@@ -20,6 +20,7 @@ from xrep.data.stream import stream
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
+from xrep.tasks.task import Examples
 from xrep.tasks.translation import TranslationTask
 from xrep.text.cleaning import sentence_hash
 from xrep.text.readers import discover_bitext
@@ -70,7 +71,7 @@ def epoch(task: TranslationTask) -> Iterator[PairBatch]:
 def test_an_epoch_is_the_training_text(data_directory: Path, direction: str) -> None:
     task = make(data_directory, direction=direction, max_tokens=700)
     expected = wanted(direction, TRAIN, 30)
-    assert task.examples == len(expected) and task.gives == "pairs of sentences"
+    assert task.examples == len(expected) and task.gives is Examples.TRANSLATIONS
     assert Counter(translations(task, epoch(task))) == Counter(expected)
     assert (task.text.source_languages, task.text.target_languages) == {
         "forward": (["de", "es"], ["en"]),
@@ -272,7 +273,7 @@ def test_beside_bitext(data_directory: Path) -> None:
     task = MixtureTask(MixtureTask.Config(parts=parts, mixing="weight"), 1)
     plans = list(task.plan(stop=task.examples))
     assert sum(len(plan.what["nmt"]) for plan in plans) == 630
-    own = task.tasks["nmt"]
+    own = task.parts["nmt"]
     found = translations(own, (task.make(plan.what).parts["nmt"] for plan in plans))
     assert Counter(found) == Counter(wanted("reverse", TRAIN, 30))
     assert {(pool.name) for pool in task.validation_pools(9)} == {"es-en", "de-en", "en-es", "en-de"}
@@ -290,9 +291,9 @@ def test_what_it_refuses(data_directory: Path, tmp_path: Path) -> None:
     options = PreprocessOptions(vocabulary_size=80, valid_size=0)
     preprocess(train, tmp_path / "bin", options, lambda line: None, progress=False)
     task = make(tmp_path / "bin")
-    for ask in (task.validation_batches, lambda: task.validation_pools(9)):
-        with pytest.raises(UserError, match="has no split 'valid'; preprocess the text with that split"):
-            ask()
+    assert not task.has_validation and not list(task.validation_batches())
+    with pytest.raises(UserError, match="has no split 'valid'; preprocess the text with that split"):
+        task.validation_pools(9)
     config = TranslationTask.Config(batch_size=0, max_length=2, sampling_alpha=1.1, max_tokens=0)
     assert [problem.split()[0] for problem in config.problems()] == [
         "batch_size", "max_length", "sampling_alpha", "max_tokens"

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from tests.planning import plan, sizes_of
 from xrep.config import Part
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
-from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.criteria.dap import DAP
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
@@ -45,25 +46,26 @@ class Everything(ContrastiveCriterion):
         self.fixed = copy.deepcopy(model).requires_grad_(False)
         self.theta = nn.Parameter(torch.tensor(-1.5))
 
-    def sizes(self, batch: Any) -> dict[str, float]:
-        return {"pairs": len(batch), "tokens": batch.token_count}
+    def plan_rows(self, batch: Any, generator: torch.Generator) -> Planned:
+        return Planned(batch, {"pairs": len(batch), "tokens": batch.token_count})
 
-    def encode(self, model: nn.Module, batch: Any) -> Encoded:
+    def encode(self, model: nn.Module, planned: Planned) -> Encoded:
+        batch = planned.batch
         vectors = model.encode_pair(batch.source, batch.target)
         lengths = batch.source.lengths + batch.target.lengths
         guess = self.head(vectors[0] * vectors[1]).squeeze(1)
         term = Term((guess - lengths / 10).square().sum(), weight=0.3)
         return Encoded(vectors, Loss({"tokens": term}, {"guess": guess.detach().float().sum() / max(len(batch), 1)}))
 
-    def constants(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
-        return self.fixed.encode_pair(batch.source, batch.target)[:1]
+    def constants(self, model: nn.Module, planned: Planned) -> tuple[Tensor, ...]:
+        return self.fixed.encode_pair(planned.batch.source, planned.batch.target)[:1]
 
-    def contrast(self, vectors: tuple[Tensor, ...], batch: Any) -> Loss:
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         source, target, fixed = vectors
         tau = self.theta.exp()
         found = [inbatch_infonce(one, target, tau, group=current_group()) for one in (source, fixed)]
         loss = torch.stack([(each.forward + each.backward).sum() for each in found]).sum()
-        return Loss({"pairs": Term(loss)}, {"shown": loss.detach() / max(len(batch), 1)})
+        return Loss({"pairs": Term(loss)}, {"shown": loss.detach() / max(len(planned), 1)})
 
 
 class Lengths(Criterion):
@@ -73,10 +75,11 @@ class Lengths(Criterion):
         super().__init__()
         self.head = nn.Linear(model.output_size, 1)
 
-    def sizes(self, batch: Any) -> dict[str, float]:
-        return {"lengths": len(batch)}
+    def plan(self, batch: Any, generator: torch.Generator) -> Planned:
+        return Planned(batch, {"lengths": len(batch)})
 
-    def forward(self, model: nn.Module, batch: Any) -> Loss:
+    def forward(self, model: nn.Module, planned: Planned) -> Loss:
+        batch = planned.batch
         guess = self.head(model.encode_pair(batch.source, batch.target)[0]).squeeze(1)
         loss = (guess - batch.source.lengths / 10).square().sum()
         return Loss({"lengths": Term(loss)}, {"mean": loss.detach().float() / max(len(batch), 1)})
@@ -155,7 +158,7 @@ def total_sizes(module: TrainingModule, batches: list[Any]) -> dict[str, float]:
     """Of each term, over batches and ranks."""
     totals: dict[str, float] = {}
     for batch in batches:
-        for name, size in module.criterion.sizes(batch).items():
+        for name, size in sizes_of(module.criterion, batch).items():
             totals[name] = totals.get(name, 0.0) + size
     values = torch.tensor(list(totals.values()), dtype=torch.float64)
     if dist.is_initialized():
@@ -191,7 +194,8 @@ def step(setting: Setting, text: TextSpec, batches: list[Any], world: World, ste
         engine._parallel.register_comm_hook(None, hook)
     torch.manual_seed(7 + world.rank)
     for _ in range(steps):
-        outcome = engine.run(batches, total_sizes(module, batches), lambda: None)
+        planned = [plan(module.criterion, batch) for batch in batches]
+        outcome = engine.run(planned, total_sizes(module, batches), lambda: None)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     return Found(gradient_of(module), outcome, state, torch.get_rng_state(), counted.reductions)
 
@@ -234,8 +238,8 @@ def losses(setting: Setting, criterion: Any, model: nn.Module, batch: Any) -> It
     def context() -> AbstractContextManager[Any]:
         return torch.autocast("cpu", torch.bfloat16, enabled=setting.precision == "bf16")
 
-    trained, constants = [], []
-    for piece in criterion.pieces(batch):
+    planned, trained, constants = plan(criterion, batch), [], []
+    for piece in planned.pieces or [planned]:
         with context():
             before = torch.get_rng_state()
             encoded = criterion.encode(model, piece)
@@ -247,7 +251,7 @@ def losses(setting: Setting, criterion: Any, model: nn.Module, batch: Any) -> It
                 constants.append(criterion.constants(model, piece))
     vectors = [torch.cat(column) for some in (trained, constants) for column in zip(*some, strict=True)]
     with context():
-        yield criterion.contrast(tuple(vectors), batch)
+        yield criterion.contrast(tuple(vectors), planned)
 
 
 class Held:

@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.planning import token_batch
 from tests.runs import TwoTerms, compose_run, make_trainer
+from xrep.criteria.criterion import Planned
 from xrep.errors import TrainingError
 from xrep.models.directory import open_checkpoint
+from xrep.tasks.mixture import MixedBatch
+from xrep.tasks.nli import NliBatch
+from xrep.training.faults import out_of_memory
 from xrep.training.trainer import Trainer
 
 STEADY = {"criterion": "two_terms", "lr_scheduler": "constant"}
@@ -65,10 +70,10 @@ def test_memory_that_runs_out(
     """The allocator's own words: more memory than any machine has is asked for."""
     forward = two_terms.forward
 
-    def greedy(self: TwoTerms, model: Any, batch: Any) -> Any:
+    def greedy(self: TwoTerms, model: Any, planned: Planned) -> Any:
         if len(two_terms.seen) == 3:
             torch.empty(2**55)
-        return forward(self, model, batch)
+        return forward(self, model, planned)
 
     monkeypatch.setattr(two_terms, "forward", greedy)
     trainer = trainer_of(data_directory, tmp_path, max_steps=9, save_every=1)
@@ -81,6 +86,15 @@ def test_memory_that_runs_out(
     assert said.endswith(f"last good checkpoint: {tmp_path / 'checkpoint-00000003'}")
 
 
+def test_memory_that_runs_out_names_all_token_matrices() -> None:
+    """Of inference data, too, whose batches have a tuple of sides, and of batches of several parts."""
+    sides = [token_batch(torch.ones(3, width, dtype=torch.int64), torch.full((3,), width)) for width in (5, 9)]
+    facts = (torch.zeros(shape, dtype=torch.int64) for shape in ((3, 2), 3, (3, 2), 3, (3, 2)))
+    batch = NliBatch((sides[0], sides[1]), *facts)
+    said = out_of_memory([Planned(batch, {}), Planned(MixedBatch({"nli": batch}), {})])
+    assert said.startswith("out of memory with " + "; ".join(["3 examples, tensors of (3, 9), (3, 5), (3, 2)"] * 2))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_preempted_run_saves_and_goes_on(
     data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
@@ -89,10 +103,10 @@ def test_a_preempted_run_saves_and_goes_on(
     once.train()
     forward = two_terms.forward
 
-    def interrupted(self: TwoTerms, model: Any, batch: Any) -> Any:
+    def interrupted(self: TwoTerms, model: Any, planned: Planned) -> Any:
         if len(two_terms.seen) == 3:
             os.kill(os.getpid(), number)
-        return forward(self, model, batch)
+        return forward(self, model, planned)
 
     monkeypatch.setattr(two_terms, "forward", interrupted)
     stopped = trainer_of(data_directory, tmp_path / "twice", max_steps=6)

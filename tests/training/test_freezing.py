@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of
 from tests.runs import compose_run
-from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import UserError
@@ -37,11 +38,11 @@ class Classifier(Criterion):
         self.head = nn.Sequential(nn.Linear(model.output_size, 2), nn.Dropout(0.5))
         self.momentum_encoder = MomentumEncoder(model, 0.9, dropout=True)
 
-    def sizes(self, batch) -> dict[str, float]:
-        return {"pairs": len(batch)}
+    def plan(self, batch, generator: torch.Generator) -> Planned:
+        return Planned(batch, {"pairs": len(batch)})
 
-    def forward(self, model: DualEncoder, batch) -> Loss:
-        source, target = model.encode_pair(batch.source, batch.target)
+    def forward(self, model: DualEncoder, planned: Planned) -> Loss:
+        source, target = model.encode_pair(planned.batch.source, planned.batch.target)
         return Loss({"pairs": Term(self.head(source - target).square().sum())})
 
 
@@ -54,7 +55,7 @@ class Whole(nn.Module):
 
     def step(self, optimizer: torch.optim.Optimizer, batch) -> None:
         optimizer.zero_grad(set_to_none=True)
-        loss = self.criterion(self.model, batch)
+        loss = loss_of(self.criterion, self.model, batch)
         sum(term.sum / len(batch) for term in loss.terms.values()).backward()
         optimizer.step()
         self.criterion.after_step(self.model)

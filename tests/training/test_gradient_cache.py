@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.corpus import sentence_pairs
 from tests.kernels.ranks import run_ranks
+from tests.planning import plan
 from tests.runs import compose_run, make_trainer
 from tests.training.cache_job import KINDS, Held, Setting, batches_of, expected, make, step, total_sizes, world_of
 from xrep.config import Part
@@ -78,7 +79,8 @@ def test_gradient_of_pieces_equals_that_of_one_graph(text, batches, kind: str, o
 def test_forward_in_pieces_is_forward(text, batches) -> None:
     for kind in KINDS:
         (batch,) = batches_of(kind, batches)[:1]
-        whole, pieces = (make(Setting(kind, rows=rows), text)(batch) for rows in (None, 3))
+        modules = [make(Setting(kind, rows=rows), text) for rows in (None, 3)]
+        whole, pieces = (module(plan(module.criterion, batch)) for module in modules)
         assert whole.terms.keys() == pieces.terms.keys() and whole.metrics.keys() == pieces.metrics.keys()
         for name, term in whole.terms.items():
             torch.testing.assert_close(term.sum, pieces.terms[name].sum, rtol=1e-10, atol=1e-10)
@@ -145,11 +147,11 @@ def test_keys_are_encoded_once_and_in_pieces(text, batches) -> None:
     rows: dict[str, list[int]] = {"queries": [], "keys": []}
     for name, model in (("queries", module.model), ("keys", module.criterion.momentum_encoder.model)):
         model.encoders["shared"].register_forward_hook(lambda _, given, __, name=name: rows[name].append(len(given[0])))
-    pieces = module.criterion.pieces(batches[0])
-    cache = GradientCache(module.criterion, module.model, pieces, torch.device("cpu"), torch.enable_grad)
-    loss = cache.contrast(batches[0])
+    planned = plan(module.criterion, batches[0])
+    cache = GradientCache(module.criterion, module.model, planned.pieces, torch.device("cpu"), torch.enable_grad)
+    loss = cache.contrast(planned)
     cache.differentiate(loss.terms["infonce"].sum)
-    for number, piece in enumerate(pieces):
+    for number, piece in enumerate(planned.pieces):
         encoded, own = module(piece, cache.encode(number))
         cache.backward(number, encoded, own, torch.zeros(()))
     assert rows == {"queries": [6, 6, 4] * 2, "keys": [6, 6, 4]}, "both sides, 3, 3 and 2 pairs"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.corpus import sentence_pairs
+from tests.planning import loss_of
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
@@ -276,7 +277,7 @@ def test_adaptive_optimizers_learn(text, make_batch, name: str, lr: float) -> No
     losses = []
     for _ in range(40):
         optimizer.zero_grad(set_to_none=True)
-        loss = sum(term.sum for term in criterion(model, batch).terms.values()) / len(batch)
+        loss = sum(term.sum for term in loss_of(criterion, model, batch).terms.values()) / len(batch)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))

@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 
+from tests.planning import token_batch
 from tests.runs import xrep_train
 from tests.training.test_pretrained_towers import arguments, pretrained, raw
-from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -123,7 +123,7 @@ def test_export_without_the_projection(first: Path, tmp_path: Path) -> None:
         for row, sentence in enumerate(ids):
             vocabulary = encoder.text.vocabulary("source")
             tokens = torch.tensor([[vocabulary.bos_id, *sentence, vocabulary.eos_id]])
-            batch = TokenBatch(tokens, torch.tensor([tokens.size(1)]))
+            batch = token_batch(tokens, torch.tensor([tokens.size(1)]))
             with torch.no_grad():
                 states = encoder.model.encode("source", batch)[1][0]
             vector = states[0] if "pooling" in changes else states.mean(0)

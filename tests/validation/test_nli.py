@@ -18,6 +18,7 @@ from xrep.criteria.nli_triplet import NliTriplet
 from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
 from xrep.tasks.nli import NliTask
+from xrep.tasks.task import Examples
 from xrep.text.nli_readers import LABELS
 from xrep.validation.nli import NliValidator
 
@@ -53,6 +54,7 @@ def make(tmp_path: Path):
     return made
 
 
+BITEXT = SimpleNamespace(gives=Examples.TRANSLATIONS, has_validation=True)
 HEAD = {"head": "mlp", "head_size": 16, "head_dropout": 0.5}
 
 
@@ -114,7 +116,7 @@ def test_each_part_is_measured_by_its_own_criterion(make) -> None:
     tasks = {
         "nli": make("pairs", {"dev.tsv": rows}),
         "contrast": make("triplets", {"dev.csv": triplets}, form="triplets"),
-        "bitext": SimpleNamespace(),
+        "bitext": BITEXT,
         "undivided": make("undivided", {}),
     }
     model = Bag(70)
@@ -126,7 +128,7 @@ def test_each_part_is_measured_by_its_own_criterion(make) -> None:
     for triplet in triplets:
         a, p, n = (vector(model, tasks["contrast"], sentence) for sentence in triplet)
         won.append(bool(torch.cosine_similarity(a, p, dim=0) > torch.cosine_similarity(a, n, dim=0)))
-    validate = make_validator(SimpleNamespace(tasks=tasks))
+    validate = make_validator(SimpleNamespace(parts=tasks))
     expected = {"accuracy": 100 * sum(right) / len(right), "triplet_accuracy": 100 * sum(won) / len(won)}
     assert validate(model, criterion) == pytest.approx(expected) and validate.metric == "accuracy"
     assert 0 < sum(won) < len(won) and 0 < sum(right) < len(right)
@@ -141,6 +143,6 @@ def test_each_part_is_measured_by_its_own_criterion(make) -> None:
 
 
 def test_nothing_to_ask(make) -> None:
-    for task in (make("none", {}), SimpleNamespace(tasks={"bitext": SimpleNamespace()})):
+    for task in (make("none", {}), SimpleNamespace(parts={"bitext": BITEXT})):
         with pytest.raises(UserError, match="there is no dev split of task nli to validate on; give it a file such as"):
             make_validator(task)

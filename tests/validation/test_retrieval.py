@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, collate
 from xrep.errors import UserError
-from xrep.tasks.bitext import Pool
+from xrep.tasks.task import Pool
 from xrep.validation.retrieval import RetrievalValidator
 
 VOCABULARY = Vocabulary(size=60, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)

@@ -16,6 +16,7 @@ from sacrebleu.metrics import BLEU
 
 from tests.corpus import sentence_pairs
 from tests.fixtures import data_directory, spanish_pairs
+from tests.planning import loss_of, sizes_of
 from xrep.config import Part
 from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
 from xrep.criteria.multitask import Multitask
@@ -52,7 +53,7 @@ def learn(model: Translation, criterion: LabelSmoothedCrossEntropy, batches: Seq
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(batches))
     for batch in batches:
-        loss = criterion(model, batch).terms["translation"].sum / criterion.sizes(batch)["translation"]
+        loss = loss_of(criterion, model, batch).terms["translation"].sum / sizes_of(criterion, batch)["translation"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -128,7 +129,7 @@ def test_losses_of_the_whole_split(
     with evaluating(model, criterion):
         for batch in task.validation_batches():
             for row in range(len(batch)):
-                loss, size = criterion(model, batch.rows(row, row + 1)), float(batch.target.lengths[row] - 1)
+                loss, size = loss_of(criterion, model, batch.rows(row, row + 1)), float(batch.target.lengths[row] - 1)
                 total += float(loss.terms["translation"].sum)
                 nll, tokens = nll + float(loss.metrics["nll"]) * size, tokens + size
     assert found["loss"] == pytest.approx(total / tokens, rel=1e-5)
@@ -174,14 +175,14 @@ def test_of_several_parts(data_directory: Path, tmp_path: Path) -> None:
     assert found["bleu"] == pytest.approx(np.mean([found[name] for name in names]))
     assert found["loss"] == pytest.approx((found["out/loss"] + found["in/loss"]) / 2)
     assert found["out/loss"] == pytest.approx(found["out/nll"]) and abs(found["in/loss"] - found["in/nll"]) > 1e-4
-    spanish = one_by_one(model, task.tasks["out"], [english for _, english in VALID["es"][:5]], "es", beam=1)
+    spanish = one_by_one(model, task.parts["out"], [english for _, english in VALID["es"][:5]], "es", beam=1)
     assert found["out/bleu_en-es"] == pytest.approx(score(spanish, [es for es, _ in VALID["es"][:5]]))
     assert task.text.target_languages == ["de", "en", "es"]  # places are those of all parts
 
 
 def test_nothing_to_measure() -> None:
-    with pytest.raises(UserError, match="there is no task translation to validate on; choose another --validation"):
-        make_validator(SimpleNamespace(tasks={"bitext": SimpleNamespace()}))
+    with pytest.raises(UserError, match="there are no translations to validate on; choose another --validation"):
+        make_validator(SimpleNamespace(parts={"text": SimpleNamespace()}))
     wrong = TranslationValidator.Config(beam=0, max_sentences=0, lenpen=math.nan, max_length_a=-1)
     beam, lenpen, length, sentences = wrong.problems()
     assert beam == "beam must be at least 1, not 0" and lenpen == "lenpen must be finite, not nan"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from xrep.criteria.criterion import Criterion, Loss
+from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
@@ -18,6 +18,7 @@ from xrep.models.projection import MeanOfSpaces
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.layers import Linear
 from xrep.nn.projection_spaces import ProjectionSpaces
+from xrep.tasks.task import Examples, Task
 
 
 class CMLM(Criterion):
@@ -45,7 +46,8 @@ class CMLM(Criterion):
             vectors; the model has a different number of projection spaces; there are too few positions.
     """
 
-    reads = ("pairs of sentences",)
+    reads = (Examples.TRANSLATIONS, Examples.NEIGHBOURS)
+    needs = DualEncoder
 
     @dataclass(kw_only=True)
     class Config:
@@ -78,27 +80,24 @@ class CMLM(Criterion):
         self.spaces = ProjectionSpaces(hidden_size, config.projections) if own else None
         self.skip = Linear(config.projections * hidden_size, hidden_size, bias=False) if config.skip else None
 
-    def sizes(self, batch: PairBatch) -> dict[str, float]:
-        return {"cmlm": self.language.count(self._tower, batch.target)}
+    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        masked = self.language.mask(self._tower, batch.target, generator)
+        return Planned(batch, {"cmlm": masked.size}, masked)
 
-    def forward(self, model: DualEncoder, batch: PairBatch) -> Loss:
-        masked = self.mask(batch)
-        vectors = self.vectors(model, batch.source)
+    def forward(self, model: DualEncoder, planned: Planned) -> Loss:
+        masked: Masked = planned.details
+        vectors = self.vectors(model, planned.batch.source)
         encoder = model.encoders[self._tower]
         hidden = masked.at_positions(encoder(masked.batch, **self._in_front(encoder, vectors, masked.batch)))
         if self.skip is not None:
             # A linear layer on the concatenation of both, whose part on ``hidden`` is the head's own first layer.
             rows = masked.positions // masked.batch.tokens.size(1)
             hidden = hidden + self.skip(vectors.flatten(1)).index_select(0, rows)
-        found = self.language(self._tower, encoder, hidden, masked.labels)
-        return self.language.loss("cmlm", [found], [(self._tower, batch.target)])
+        result = self.language(self._tower, encoder, hidden, masked.labels)
+        return self.language.loss("cmlm", [result], [masked])
 
-    def warnings(self, task: Any) -> list[str]:
+    def warnings(self, task: Task) -> list[str]:
         return self.language.notes
-
-    def mask(self, batch: PairBatch) -> Masked:
-        """Return s2 with some tokens masked."""
-        return self.language.mask(self._tower, batch.target)
 
     def vectors(self, model: DualEncoder, sentences: TokenBatch) -> Tensor:
         """Return P(v) of sentences, [B, N, H]."""

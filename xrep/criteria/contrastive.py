@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 
 
 @dataclass
@@ -29,52 +29,60 @@ class Encoded:
 class ContrastiveCriterion(Criterion):
     """An objective in two parts, so that a batch can be encoded in pieces if its activations do not fit into memory.
 
-    ``encode`` sees some rows of a batch (a slice that ``batch.rows`` gives), ``contrast`` the vectors of all of them.
+    ``encode`` sees some rows of a batch (a piece of the plan), ``contrast`` the vectors of all of them.
     """
 
     @abstractmethod
-    def encode(self, model: Any, batch: Any) -> Encoded:
+    def plan_rows(self, batch: Any, generator: torch.Generator) -> Planned:
+        """Return the plan of some rows of a batch, which are encoded together (see ``Criterion.plan``)."""
+
+    @abstractmethod
+    def encode(self, model: Any, planned: Planned) -> Encoded:
         """Return the trained vectors that are compared. Rows must not depend on each other, nor on other ranks."""
 
     @abstractmethod
-    def contrast(self, vectors: tuple[Tensor, ...], batch: Any) -> Loss:
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         """Return the terms that compare rows. Called once per batch; it may exchange tensors between ranks.
 
         Args:
             vectors: the vectors of ``encode``, then those of ``constants``.
+            planned: the whole batch. It has ``details`` only if it has no pieces.
         """
 
-    def constants(self, model: Any, batch: Any) -> tuple[Tensor, ...]:
+    def constants(self, model: Any, planned: Planned) -> tuple[Tensor, ...]:
         """Return further vectors that are compared and get no gradient (such as those of a momentum encoder). They are
         computed once for each row."""
         return ()
 
-    def vectors(self, model: Any, batch: Any) -> tuple[Tensor, ...]:
+    def vectors(self, model: Any, planned: Planned) -> tuple[Tensor, ...]:
         """Return only the vectors of ``encode``.
 
         Override this if the loss of ``encode`` is expensive: the vectors are computed twice, the loss once. It must
         begin as ``encode`` does, so that both draw the same random numbers in the same order.
         """
-        return self.encode(model, batch).vectors
+        return self.encode(model, planned).vectors
 
     def set_micro_batch(self, rows: int) -> None:
         self.micro_batch = rows
 
-    def pieces(self, batch: Any) -> list[Any]:
+    def plan(self, batch: Any, generator: torch.Generator) -> Planned:
         rows = self.micro_batch
         if rows is None or len(batch) <= rows:
-            return [batch]
-        return [batch.rows(start, start + rows) for start in range(0, len(batch), rows)]
+            return self.plan_rows(batch, generator)
+        starts = range(0, len(batch), rows)
+        pieces = [self.plan_rows(batch.rows(start, start + rows), generator) for start in starts]
+        sizes = {name: sum(piece.sizes[name] for piece in pieces) for name in pieces[0].sizes}
+        return Planned(batch, sizes, pieces=pieces)
 
-    def forward(self, model: Any, batch: Any) -> Loss:
-        pieces, encoded, constants = self.pieces(batch), [], []
+    def forward(self, model: Any, planned: Planned) -> Loss:
+        pieces, encoded, constants = planned.pieces or [planned], [], []
         for piece in pieces:
             encoded.append(self.encode(model, piece))
             with torch.no_grad():
                 constants.append(self.constants(model, piece))
         vectors = joined(each.vectors for each in encoded) + joined(constants)
-        losses = [self.contrast(vectors, batch), *(each.loss for each in encoded)]
-        return merged(losses, [len(batch), *map(len, pieces)])
+        losses = [self.contrast(vectors, planned), *(each.loss for each in encoded)]
+        return merged(losses, [len(planned), *map(len, pieces)])
 
 
 def joined(pieces: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from xrep.errors import UserError
+from xrep.models.model import Model, SentenceModel
+from xrep.tasks.task import Examples, Task
 
-WHERE = {
-    "pairs of sentences": "--task bitext, or monolingual with --units adjacent",
-    "labelled pairs": "--task nli",
-    "triplets": "--task nli with --form triplets",
+TASKS = {
+    Examples.SENTENCES: "--task monolingual",
+    Examples.TRANSLATIONS: "--task bitext",
+    Examples.NEIGHBOURS: "--task monolingual --units adjacent",
+    Examples.REORDERED: "--task monolingual --units reordered",
+    Examples.LABELLED_PAIRS: "--task nli",
+    Examples.TRIPLETS: "--task nli --form triplets",
 }
-"""The tasks that give each kind of examples that a criterion may read."""
-MODELS = {"sentence encoder": ("encode", "dual_encoder"), "translation model": ("predict", "translation")}
-"""For each kind of model: the method that identifies it, and the ``--model`` that is of this kind."""
+"""The task that gives each kind of examples."""
 
 
 @dataclass
 class Term:
-    """One loss term: ``sum`` is a scalar with gradient, summed over the items that ``Criterion.sizes`` counts."""
+    """One loss term: ``sum`` is a scalar with gradient, summed over the items that ``Planned.sizes`` counts."""
 
     sum: Tensor
     weight: float = 1.0
@@ -33,7 +37,10 @@ class Term:
 class Loss:
     """The loss terms and metrics of one batch.
 
-    The objective is Σ weight · sum / size over the terms; sizes are first added up over micro-batches and ranks.
+    The objective of an optimizer step is Σ weight · sum / size over the terms, where ``sum`` and size are added up over
+    all batches of the step and over all ranks. Each size is known before the first forward pass, because the gradient
+    of the first batch is already divided by the sizes of all of them. So the gradient does not depend on how the
+    examples of a step are divided among ranks and batches.
 
     Attributes:
         metrics: further numbers to log, each a mean over the batch (0 for an empty one). They are scalar tensors
@@ -46,6 +53,53 @@ class Loss:
     rows: dict[str, int] = field(default_factory=dict)
 
 
+class Details(Protocol):
+    """What a criterion derives from a batch in addition to the batch itself: a dataclass of tensors and arrays."""
+
+    def to(self, device: torch.device | str) -> Any: ...
+
+    def pin_memory(self) -> Any: ...
+
+
+@dataclass
+class Planned:
+    """A batch and everything that a criterion derives from it before the forward pass.
+
+    Attributes:
+        batch: the batch, as the task made it.
+        sizes: how many items each term sums over in this batch (pairs, masked tokens).
+        details: what ``forward`` needs beside the batch, such as masked tokens; None: nothing.
+        pieces: consecutive rows of the batch that are encoded one piece at a time; empty: all rows at once.
+    """
+
+    batch: Any
+    sizes: dict[str, float]
+    details: Any = None
+    pieces: Sequence[Planned] = ()
+
+    @property
+    def examples(self) -> Any:
+        """The batch as the task made it, for messages."""
+        return self.batch
+
+    @property
+    def token_count(self) -> int:
+        return self.batch.token_count
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def to(self, device: torch.device | str) -> Planned:
+        details = None if self.details is None else self.details.to(device)
+        pieces = [piece.to(device) for piece in self.pieces]
+        return replace(self, batch=self.batch.to(device), details=details, pieces=pieces)
+
+    def pin_memory(self) -> Planned:
+        details = None if self.details is None else self.details.pin_memory()
+        pieces = [piece.pin_memory() for piece in self.pieces]
+        return replace(self, batch=self.batch.pin_memory(), details=details, pieces=pieces)
+
+
 def percentage(correct: Tensor) -> Tensor:
     """Return the share of True in a bool tensor, in percent; 0 if the tensor is empty."""
     return 100 * correct.float().sum() / max(correct.numel(), 1)
@@ -55,34 +109,34 @@ class Criterion(nn.Module, ABC):
     """A training objective, with the modules that only training needs (momentum encoders, queues, heads).
 
     It is built as ``Criterion(config, model, text)``. It must not keep the model as a submodule: the trainer wraps both
-    side by side. With several ranks, each rank has a part of the batch, which may be empty. Every rank calls
-    ``forward`` and ``after_step``, so both may exchange tensors (``xrep.kernels.gather``).
+    side by side. Every batch is planned once (``plan``), wherever batches are made, and the plan is what ``forward``
+    reads. With several ranks, each rank has a part of the batch, which may be empty. Every rank calls ``forward`` and
+    ``after_step``, so both may exchange tensors (``xrep.kernels.gather``). How losses and gradients are scaled is
+    described in ``Loss``.
 
     Attributes:
         idle_parameters: whether a step may leave trained parameters without a gradient. The engine that averages
             gradients over ranks then has to look for such parameters.
         frozen: patterns, as for ``--freeze``, of the parameters that the objective itself keeps unchanged.
-        reads: kinds of examples that it can read, as named by the ``gives`` of tasks; empty: any kind.
-        needs: kind of model that it trains, a key of ``MODELS``; None: any kind.
+        reads: kinds of examples that it can read; empty: any kind.
+        needs: kind of model that it trains; None: any kind.
         micro_batch: number of rows of a batch that are encoded at a time (``set_micro_batch``); None: all rows.
     """
 
     idle_parameters: bool = False
     micro_batch: int | None = None
     frozen: Sequence[str] = ()
-    reads: Sequence[str] = ()
-    needs: str | None = "sentence encoder"
+    reads: Sequence[Examples] = ()
+    needs: type[Model] | None = SentenceModel
 
-    def check_task(self, task: Any) -> None:
-        """Raise UserError if this criterion cannot read the kind of examples that the task gives (its ``gives``)."""
-        gives = getattr(task, "gives", None)
-        if gives is not None and self.reads and gives not in self.reads:
-            cure = " or ".join(WHERE[kind] for kind in self.reads if kind in WHERE)
-            raise UserError(
-                f"the criterion reads {' or '.join(self.reads)}, and the task gives {gives}", cure=f"choose {cure}"
-            )
+    def check_task(self, task: Task) -> None:
+        """Raise UserError if this criterion cannot read the kind of examples that the task gives."""
+        if self.reads and task.gives not in self.reads:
+            kinds, tasks = [kind.value for kind in self.reads], [TASKS[kind] for kind in self.reads]
+            problem = f"the criterion reads {' or '.join(kinds)}, and the task gives {task.gives.value}"
+            raise UserError(problem, cure=f"choose {' or '.join(tasks)}")
 
-    def prepare(self, task: Any) -> None:
+    def prepare(self, task: Task) -> None:
         """Read from the task what the criterion needs beyond ``TextSpec``.
 
         This is called once before training, and before tensors are loaded.
@@ -92,19 +146,26 @@ class Criterion(nn.Module, ABC):
         """
 
     @abstractmethod
-    def sizes(self, batch: Any) -> dict[str, float]:
-        """Return how many items each term sums over in this batch (pairs, masked tokens).
+    def plan(self, batch: Any, generator: torch.Generator) -> Planned:
+        """Return what is derived from a batch: the sizes of its terms, and what ``forward`` needs beside the batch.
 
-        The sizes must follow from the batch alone, before the forward pass, because the gradients of the first
-        micro-batch of a step are already divided by the sizes of all of them.
+        It is called where batches are made, which may be a worker process without a GPU. So it must not touch the
+        weights, and it takes random numbers only from ``generator``.
+
+        Args:
+            batch: a batch of the task, in host memory.
         """
 
     @abstractmethod
-    def forward(self, model: Any, batch: Any) -> Loss:
+    def forward(self, model: Any, planned: Planned) -> Loss:
         """Return the loss of one batch, with gradient for the model and for the criterion's own parameters."""
 
+    def of_part(self, name: str) -> Criterion:
+        """Return the criterion of one part of a task; it is this one, unless the parts have criteria of their own."""
+        return self
+
     def set_micro_batch(self, rows: int) -> None:
-        """Let ``pieces`` cut batches into pieces of ``rows`` rows, whose activations need not be held together.
+        """Let ``plan`` cut batches into pieces of ``rows`` rows, whose activations need not be held together.
 
         Raises:
             UserError: the criterion does not compare the rows of a batch (it is not a ``ContrastiveCriterion``).
@@ -114,13 +175,9 @@ class Criterion(nn.Module, ABC):
             cure="lower --batch-size and raise --update-freq",
         )
 
-    def pieces(self, batch: Any) -> list[Any]:
-        """Return the batch cut into the pieces that are encoded one at a time."""
-        return [batch]
-
     def after_step(self, model: Any) -> None:
         """Update the criterion's own state (momentum encoders, queues). Called once after each optimizer step."""
 
-    def warnings(self, task: Any) -> list[str]:
+    def warnings(self, task: Task) -> list[str]:
         """Return warnings to show before training on this task, which has ``task.examples`` examples per epoch."""
         return []

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from xrep.criteria.contrastive import Encoded
-from xrep.criteria.criterion import Loss, Term, percentage
-from xrep.criteria.reconstruction import LANGUAGE, PLACE, POSITION, SLOT, Direction, Planner, Run, on_device
+from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.criteria.reconstruction import LANGUAGE, PLACE, POSITION, SLOT, Direction, Planner, Reconstruction, Run
 from xrep.criteria.rtl_head import RTLHead
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
@@ -19,6 +19,7 @@ from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import TransformerEncoder
+from xrep.tasks.task import Examples, ParallelTask, Task
 
 
 class DAP(TranslationRanking):
@@ -40,6 +41,9 @@ class DAP(TranslationRanking):
         UserError: the languages have separate towers, there is no [MASK], the pivot language is unknown, or the head is
             deeper than the encoder.
     """
+
+    reads = (Examples.TRANSLATIONS,)
+    needs = DualEncoder
 
     @dataclass(kw_only=True)
     class Config(TranslationRanking.Config):
@@ -97,7 +101,8 @@ class DAP(TranslationRanking):
         languages = 0 if direction == "to_pivot" else len(text.languages)
         self.head = RTLHead(encoder, config.rtl_layers, depth, languages)
 
-    def prepare(self, task: Any) -> None:
+    def prepare(self, task: Task) -> None:
+        assert isinstance(task, ParallelTask)
         strange = ["-".join(pair) for pair in task.language_pairs if self.config.pivot_language not in pair]
         if strange:
             raise UserError(
@@ -110,15 +115,18 @@ class DAP(TranslationRanking):
                 ids = np.union1d(task.subwords(self._languages[place]), [self._vocabulary.eos_id])
                 self.register_buffer(f"subwords_{place}", torch.from_numpy(ids.astype(np.int64)), persistent=False)
 
-    def sizes(self, batch: PairBatch) -> dict[str, float]:
-        return super().sizes(batch) | {self._term(away): size for away, size in self._planner.sizes(batch).items()}
+    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        planned = super().plan_rows(batch, generator)
+        planned.details = self._planner.plan(batch, generator)
+        planned.sizes |= {self._term(away): size for away, size in planned.details.sizes.items()}
+        return planned
 
-    def vectors(self, model: DualEncoder, batch: PairBatch) -> tuple[Tensor, ...]:
-        return self._read(model, batch)[0]
+    def vectors(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
+        return self._read(model, planned.batch)[0]
 
-    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
-        vectors, states, tokens = self._read(model, batch)
-        return Encoded(vectors, self._reconstruct(model.encoders[self._tower], batch, states, tokens))
+    def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
+        vectors, states, tokens = self._read(model, planned.batch)
+        return Encoded(vectors, self._reconstruct(model.encoders[self._tower], planned.details, states, tokens))
 
     def _read(self, model: DualEncoder, batch: PairBatch) -> tuple[tuple[Tensor, Tensor], Tensor, TokenBatch]:
         """Return sentence vectors of both sides, and token vectors [2 B, T, H] and tokens, sources before targets."""
@@ -126,10 +134,11 @@ class DAP(TranslationRanking):
         sentences, states = model.encode(self._tower, both)
         return (sentences[: len(batch)], sentences[len(batch) :]), states, both
 
-    def _reconstruct(self, encoder: TransformerEncoder, batch: PairBatch, states: Tensor, tokens: TokenBatch) -> Loss:
+    def _reconstruct(
+        self, encoder: TransformerEncoder, plan: Reconstruction, states: Tensor, tokens: TokenBatch
+    ) -> Loss:
         """Return L_RTL of the pairs, as sums over the predicted tokens of each direction."""
-        plan, device = self._planner.plan(batch), states.device
-        given, predicted = plan.split(device)
+        given, predicted = plan.given, plan.predicted
         assert self._vocabulary.mask_id is not None
         mask = torch.full_like(predicted[PLACE], self._vocabulary.mask_id)
         hidden = self.head(
@@ -137,7 +146,7 @@ class DAP(TranslationRanking):
             encoder.embed(mask, predicted[POSITION] if self.config.mask_positions == "target" else None),
             torch.cat([given[LANGUAGE], predicted[LANGUAGE]]),
             torch.cat([given[SLOT], predicted[SLOT]]),
-            on_device(plan.lengths, device),
+            plan.lengths,
             plan.width,
         )
         targets = tokens.tokens.flatten().index_select(0, predicted[PLACE])

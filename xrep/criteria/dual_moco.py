@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from xrep.criteria.batch_keys import among_batch, gathered
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
-from xrep.criteria.criterion import Loss, Term, percentage
+from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
-from xrep.models.dual_encoder import DualEncoder
+from xrep.models.model import SentenceModel
 from xrep.nn.momentum import MomentumEncoder
 from xrep.nn.queue import Queue
+from xrep.tasks.task import PAIRS, Task
 
 
 class DualMoco(ContrastiveCriterion):
@@ -29,7 +30,7 @@ class DualMoco(ContrastiveCriterion):
     Without queues (the smallest size in figure 2) the negatives are the other keys of the batch.
     """
 
-    reads = ("pairs of sentences",)
+    reads = PAIRS
 
     @dataclass(kw_only=True)
     class Config:
@@ -58,7 +59,7 @@ class DualMoco(ContrastiveCriterion):
                 found.append(f"momentum must lie in [0, 1], not {self.momentum}")
             return found
 
-    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
@@ -68,16 +69,19 @@ class DualMoco(ContrastiveCriterion):
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Keys of each batch since the last step, both sides concatenated [B, 2 D], and their ids."""
 
-    def sizes(self, batch: PairBatch) -> dict[str, float]:
-        return {"infonce": len(batch)}
+    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        return Planned(batch, {"infonce": len(batch)})
 
-    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
+    def encode(self, model: SentenceModel, planned: Planned) -> Encoded:
+        batch = planned.batch
         return Encoded(model.encode_pair(batch.source, batch.target))
 
-    def constants(self, model: DualEncoder, batch: PairBatch) -> tuple[Tensor, ...]:
+    def constants(self, model: SentenceModel, planned: Planned) -> tuple[Tensor, ...]:
+        batch = planned.batch
         return self.momentum_encoder.model.encode_pair(batch.source, batch.target)
 
-    def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
+        batch = planned.batch
         source_query, target_query, source_key, target_key = vectors
         if self.training and self.source_queue is not None:
             keys = torch.cat([source_key, target_key], dim=1).to(self.source_queue.vectors.dtype)
@@ -103,7 +107,7 @@ class DualMoco(ContrastiveCriterion):
             queue_ids=masked[1],
         )
 
-    def after_step(self, model: DualEncoder) -> None:
+    def after_step(self, model: SentenceModel) -> None:
         self.momentum_encoder.update(model)
         for keys, ids in self._keys:
             keys, ids, _ = gathered(keys, ids)
@@ -112,7 +116,7 @@ class DualMoco(ContrastiveCriterion):
                 queue.enqueue(vectors, ids)
         self._keys.clear()
 
-    def warnings(self, task: Any) -> list[str]:
+    def warnings(self, task: Task) -> list[str]:
         if 2 * self.config.queue_size <= task.examples:
             return []
         masked = self.config.mask_equal_sentences

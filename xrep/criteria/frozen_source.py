@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from xrep.criteria.batch_keys import among_batch
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
-from xrep.criteria.criterion import Loss, Term, percentage
+from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.temperature import LARGEST, SMALLEST, LearnableTemperature
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.teacher_vectors import TeacherVectors
@@ -26,6 +26,7 @@ from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.queue import Queue
+from xrep.tasks.task import Examples, ParallelTask, Task
 
 TERM = "frozen_source"
 SIDES = ("source", "target")
@@ -51,7 +52,8 @@ class FrozenSource(ContrastiveCriterion):
             has another width.
     """
 
-    reads = ("pairs of sentences",)
+    reads = (Examples.TRANSLATIONS,)
+    needs = DualEncoder
 
     @dataclass(kw_only=True)
     class Config:
@@ -139,24 +141,28 @@ class FrozenSource(ContrastiveCriterion):
         names = [name.split(".") for name, _ in model.named_parameters()]
         return list(dict.fromkeys(".".join(name[:2]) for name in names if name[1] == self._source))
 
-    def prepare(self, task: Any) -> None:
+    def prepare(self, task: Task) -> None:
         if self._teacher is not None:
+            assert isinstance(task, ParallelTask)
             for hashes in task.hashes():
                 self._teacher.rows(hashes[:, SIDES.index(self._source_side)].view(np.int64))
 
-    def sizes(self, batch: PairBatch) -> dict[str, float]:
-        return {TERM: len(batch)}
+    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        return Planned(batch, {TERM: len(batch)})
 
-    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
+    def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
+        batch = planned.batch
         if self.config.source == "trained":
             vectors: dict[str, Tensor] = dict(zip(SIDES, model.encode_pair(batch.source, batch.target), strict=True))
             return Encoded((vectors[self._target_side], vectors[self._source_side]))
         return Encoded((model.encode(self._target, getattr(batch, self._target_side))[0],))
 
-    def constants(self, model: DualEncoder, batch: PairBatch) -> tuple[Tensor, ...]:
+    def constants(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
+        batch = planned.batch
         return () if self.config.source == "trained" else (self._taught(model, batch),)
 
-    def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
+        batch = planned.batch
         target, source = vectors
         if self.config.loss == "mse":
             return Loss({TERM: Term((target - source).square().sum())})
@@ -222,15 +228,13 @@ class FrozenSource(ContrastiveCriterion):
         missing = np.flatnonzero(places < 0)
         if len(missing):
             rows = missing[np.unique(keys[missing], return_index=True)[1]]
-            chosen, lengths = torch.from_numpy(rows).to(device), batch.host_lengths[rows]
-            some = TokenBatch(batch.tokens[chosen, : lengths.max()], batch.lengths[chosen])
-            some.real_tokens, some.host_lengths = int(lengths.sum()), lengths
+            some = batch.select(rows)
             with torch.autocast(device.type, enabled=False):  # vectors have the same precision in all runs
                 self._cache.add(keys[rows], model.encode(self._source, some)[0].float().numpy(force=True))
             places = self._cache.find(keys)
         return torch.from_numpy(self._cache.read(places)).to(device)
 
-    def warnings(self, task: Any) -> list[str]:
+    def warnings(self, task: Task) -> list[str]:
         found = []
         if self._projects_at_random:
             found.append(
@@ -262,9 +266,9 @@ def _teacher(config: FrozenSource.Config, model: DualEncoder, is_shared: bool) -
 def _fingerprint(model: DualEncoder, tower: str, frozen: Sequence[str]) -> str:
     """Return a hash of the weights and settings by which the frozen tower makes a vector of token ids. (The tokenizer
     is left out, as it only makes the ids.)"""
-    config = model.config
-    facts = [model.pooling[tower], config.pooled_layer, config.normalize]
-    digest = hashlib.sha256(json.dumps(facts).encode())
+    config, architecture = model.config, model.architecture()
+    of_tower = {section: values.get(tower) for section, values in architecture.items()}
+    digest = hashlib.sha256(json.dumps([of_tower, config.pooled_layer, config.normalize], sort_keys=True).encode())
     for name, tensor in model.state_dict().items():
         if any(name.startswith(f"{part}.") for part in frozen):
             digest.update(f"{name} {list(tensor.shape)}".encode())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
-from xrep.criteria.criterion import Loss, Term, percentage
+from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.hictl_negatives import Hardness
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.criteria.tlm import read_together
@@ -20,6 +20,7 @@ from xrep.kernels.gather import current_group
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.word_infonce import word_infonce
 from xrep.models.dual_encoder import DualEncoder
+from xrep.tasks.task import Examples, Task
 from xrep.text.sides import SHARED
 
 MASK_RATES = {"tlm": 0.25, "mlm": 0.15}
@@ -51,7 +52,8 @@ class HiCTL(ContrastiveCriterion):
         UserError: the languages have separate towers, or there is no [MASK].
     """
 
-    reads = ("pairs of sentences",)
+    reads = (Examples.TRANSLATIONS, Examples.REORDERED)
+    needs = DualEncoder
 
     @dataclass(kw_only=True)
     class Config:
@@ -125,52 +127,57 @@ class HiCTL(ContrastiveCriterion):
             self.register_buffer("special", torch.tensor(special), persistent=False)
         self.idle_parameters = len(model.projections) > 0 and not config.sentence_contrast
 
-    def prepare(self, task: Any) -> None:
-        units = getattr(task.config, "units", None)
-        if units is None:  # only the task monolingual has units
-            return
-        if units != "reordered":
-            raise UserError(f"hictl reads pairs, not units: {units}", cure="choose --units reordered")
-        if not self.config.monolingual:
+    def prepare(self, task: Task) -> None:
+        if task.gives is Examples.REORDERED and not self.config.monolingual:
             problem = "hictl: of a sentence and its own words reordered each tells what is masked of the other"
             raise UserError(problem, cure="choose --monolingual")
 
-    def sizes(self, batch: PairBatch) -> dict[str, float]:
-        found: dict[str, float] = {}
+    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        sizes: dict[str, float] = {}
+        masked = words = together = None
+        if self.config.word_contrast or (self.language is not None and not self.config.monolingual):
+            together = read_together(batch.source, batch.target, self._vocabulary.pad_id, self._limit).batch
         if self.language is not None:
-            found[self._objective] = self.language.count(SHARED, self._read_by_language_model(batch))
+            masked = self.language.mask(
+                SHARED, batch.source if self.config.monolingual or together is None else together, generator
+            )
+            sizes[self._objective] = masked.size
         if self.config.sentence_contrast:
-            found["sentence"] = 2 * len(batch)
+            sizes["sentence"] = 2 * len(batch)
         if self.config.word_contrast:
-            found["word"] = len(batch)
-        return found
+            assert together is not None
+            words = bag_of_words(together, self._vocabulary)
+            sizes["word"] = len(batch)
+        return Planned(batch, sizes, ReadTogether(masked, words))
 
-    def vectors(self, model: DualEncoder, batch: PairBatch) -> tuple[Tensor, ...]:
-        return self._begin(model, batch)[1]
+    def vectors(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
+        batch = planned.batch
+        return model.encode_pair(batch.source, batch.target) if self.config.sentence_contrast else ()
 
-    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
-        masked, vectors = self._begin(model, batch)
+    def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
+        vectors = self.vectors(model, planned)
         loss, encoder, first = Loss({}), model.encoders[SHARED], None
+        masked: Masked | None = planned.details.masked
         if masked is not None:
             assert self.language is not None
             states = encoder(masked.batch)
             first = states[:, 0]
-            found = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
-            loss.terms[self._objective] = Term(found.loss)
-            loss.metrics["masked_accuracy"] = percentage(found.correct)
+            result = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
+            loss.terms[self._objective] = Term(result.loss)
+            loss.metrics["masked_accuracy"] = percentage(result.correct)
             loss.rows["masked_accuracy"] = len(masked.labels)
-        if self.config.word_contrast:
-            together = self._together(batch)
+        words: Words | None = planned.details.words
+        if words is not None:
             if masked is None or self.config.monolingual or self.config.word_query == "unmasked":
-                first = encoder(together)[:, 0]
+                first = encoder(words.together)[:, 0]
             assert first is not None
-            self._add_words(loss, first, encoder.token_embedding.weight, together)
+            self._add_words(loss, first, encoder.token_embedding.weight, words)
         return Encoded(vectors, loss)
 
-    def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         if not self.config.sentence_contrast:
             return Loss({})
-        config, hardness = self.config, self.hardness
+        config, hardness, batch = self.config, self.hardness, planned.batch
         source, target = vectors
         result = hard_infonce(
             source,
@@ -194,7 +201,7 @@ class HiCTL(ContrastiveCriterion):
         if self.hardness is not None:
             self.hardness.update()
 
-    def warnings(self, task: Any) -> list[str]:
+    def warnings(self, task: Task) -> list[str]:
         found = [] if self.language is None else list(self.language.notes)
         if self.hardness is not None and self.config.temperature > 0.5:
             found.append(
@@ -203,36 +210,56 @@ class HiCTL(ContrastiveCriterion):
             )
         return found
 
-    def _begin(self, model: DualEncoder, batch: PairBatch) -> tuple[Masked | None, tuple[Tensor, ...]]:
-        """Return the masked batch of the language model, if there is one, and the sentence vectors. Masking waits for
-        the device, so it comes first."""
-        masked = None
-        if self.language is not None:
-            masked = self.language.mask(SHARED, self._read_by_language_model(batch))
-        return masked, model.encode_pair(batch.source, batch.target) if self.config.sentence_contrast else ()
-
-    def _read_by_language_model(self, batch: PairBatch) -> TokenBatch:
-        return batch.source if self.config.monolingual else self._together(batch)
-
-    def _together(self, batch: PairBatch) -> TokenBatch:
-        """Return x and y of each pair as one sequence."""
-        return read_together(batch.source, batch.target, self._vocabulary.pad_id, self._limit).batch
-
-    def _add_words(self, loss: Loss, query: Tensor, embedding: Tensor, together: TokenBatch) -> None:
-        """Add L_W of the pairs in ``together`` to ``loss``."""
-        words, bag = bag_of_words(together, self._vocabulary)
-        found = word_infonce(
+    def _add_words(self, loss: Loss, query: Tensor, embedding: Tensor, words: Words) -> None:
+        """Add L_W to ``loss``."""
+        result = word_infonce(
             query,
             embedding,
-            words,
-            bag,
+            words.words,
+            words.bag,
             self.config.word_temperature,
             special=self.get_buffer("special"),
             samples=self.config.word_samples,
         )
-        loss.terms["word"] = Term(found.loss.sum())
-        share = found.correct.sum(1) / bag.sum(1).clamp(min=1)
-        loss.metrics["word_accuracy"] = 100 * share.sum() / max(len(words), 1)
+        loss.terms["word"] = Term(result.loss.sum())
+        share = result.correct.sum(1) / words.bag.sum(1).clamp(min=1)
+        loss.metrics["word_accuracy"] = 100 * share.sum() / max(len(words.words), 1)
+
+
+@dataclass
+class Words:
+    """Pairs of sentences, each as one sequence, with their subwords.
+
+    Attributes:
+        together: [CLS] x [SEP] y [SEP] in each row.
+        words: int64 [B, T], the subwords of each row, sorted.
+        bag: bool [B, T], which of them count: each distinct one once, special tokens never.
+    """
+
+    together: TokenBatch
+    words: Tensor
+    bag: Tensor
+
+    def to(self, device: torch.device | str) -> Words:
+        words, bag = (tensor.to(device, non_blocking=True) for tensor in (self.words, self.bag))
+        return Words(self.together.to(device), words, bag)
+
+    def pin_memory(self) -> Words:
+        return Words(self.together.pin_memory(), self.words.pin_memory(), self.bag.pin_memory())
+
+
+@dataclass
+class ReadTogether:
+    """What HiCTL reads of pairs as one sequence: the masked one of L_LM and the one of L_W, if there are any."""
+
+    masked: Masked | None
+    words: Words | None
+
+    def to(self, device: torch.device | str) -> ReadTogether:
+        return ReadTogether(self.masked and self.masked.to(device), self.words and self.words.to(device))
+
+    def pin_memory(self) -> ReadTogether:
+        return ReadTogether(self.masked and self.masked.pin_memory(), self.words and self.words.pin_memory())
 
 
 def special_ids(vocabulary: Vocabulary) -> list[int]:
@@ -241,10 +268,9 @@ def special_ids(vocabulary: Vocabulary) -> list[int]:
     return sorted({special for special in ids if special is not None})
 
 
-def bag_of_words(batch: TokenBatch, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
-    """Return the subwords of each row, int64 [B, T], and which of them count, bool [B, T]: each distinct one once,
-    special tokens never."""
+def bag_of_words(batch: TokenBatch, vocabulary: Vocabulary) -> Words:
+    """Return sentences with their subwords."""
     words = batch.tokens.masked_fill(~maskable(batch, vocabulary), vocabulary.pad_id).sort(dim=1).values
     again = torch.zeros_like(words, dtype=torch.bool)
     again[:, 1:] = words[:, 1:] == words[:, :-1]
-    return words, ~again & (words != vocabulary.pad_id)
+    return Words(batch, words, ~again & (words != vocabulary.pad_id))

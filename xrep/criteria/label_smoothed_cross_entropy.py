@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from xrep.criteria.criterion import Criterion, Loss, Term, percentage
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.criteria.reconstruction import on_device
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
-from xrep.models.translation import Translation
+from xrep.models.model import TranslationModel
+from xrep.tasks.task import Examples
 
 
 class LabelSmoothedCrossEntropy(Criterion):
@@ -22,8 +24,8 @@ class LabelSmoothedCrossEntropy(Criterion):
     have the largest logit).
     """
 
-    reads = ("pairs of sentences",)
-    needs = "translation model"
+    reads = (Examples.TRANSLATIONS,)
+    needs = TranslationModel
 
     @dataclass(kw_only=True)
     class Config:
@@ -36,17 +38,18 @@ class LabelSmoothedCrossEntropy(Criterion):
             smoothing = self.label_smoothing
             return [] if 0 <= smoothing < 1 else [f"label_smoothing must lie in [0, 1), not {smoothing}"]
 
-    def __init__(self, config: Config, model: Translation, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: TranslationModel, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         known = {language: place for place, language in enumerate(model.target_languages)}
         self._targets = np.array([known.get(language, -1) for language in text.languages], dtype=np.int64)
         """Maps places in ``TextSpec.languages`` to places in the model's target languages; -1: never a target."""
 
-    def sizes(self, batch: PairBatch) -> dict[str, float]:
-        return {"translation": batch.target.real_tokens - len(batch)}
+    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        return Planned(batch, {"translation": batch.target.real_tokens - len(batch)})
 
-    def forward(self, model: Translation, batch: PairBatch) -> Loss:
+    def forward(self, model: TranslationModel, planned: Planned) -> Loss:
+        batch = planned.batch
         languages = self._targets[batch.languages[:, 1].numpy()]
         found = model.predict(batch.source, batch.target, on_device(languages, batch.target.tokens.device))
         result = linear_cross_entropy(

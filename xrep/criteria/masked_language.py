@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batching import TextSpec, TokenBatch
-from xrep.data.masking import Masked, mask_counts, mask_tokens
+from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
 from xrep.interop.pretrained import CONFIG, masked_language_head, read_pretrained
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
@@ -22,6 +22,7 @@ from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.weights import Weights
+from xrep.tasks.task import Task
 from xrep.text.sides import tokenizer_of
 
 HEAD_TENSORS = re.compile(r"(^|\.)(cls\.predictions|lm_head)\.")
@@ -57,6 +58,7 @@ class MaskedLanguage(nn.Module):
             if vocabulary.mask_id is None:
                 problem = f"the tokenizer of the tower {tower} has no [MASK]"
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
+        self._begins: dict[str, Tensor] = {}
         pretrained = model.config.pretrained() if head == "auto" else {}
         self.heads = ModuleDict({t: self._head(t, model.encoders[t], pretrained.get(t)) for t in model.encoders})
 
@@ -84,46 +86,38 @@ class MaskedLanguage(nn.Module):
         object.__setattr__(self, "heads", other.heads)  # an assignment would register them as a submodule
         self.notes.clear()
 
-    def prepare(self, task: Any) -> None:
+    def prepare(self, task: Task) -> None:
         """Learn from the task's tokenizers which subwords begin a word, if whole words are masked."""
         for tower, vocabulary in self.vocabularies.items() if self.whole_word else ():
             begins = torch.tensor(tokenizer_of(task.tokenizers, tower).begins_word())
-            size = vocabulary.size
-            self.register_buffer(f"begins_{tower}", begins[:size], persistent=False)
+            self._begins[tower] = begins[: vocabulary.size]
 
-    def count(self, tower: str, batch: TokenBatch) -> int:
-        """Return how many tokens are chosen, or at most that many for whole words. Best called on a batch that is not
-        on a GPU."""
-        return int(mask_counts(batch, self.vocabularies[tower], self.rate).sum())
-
-    def mask(self, tower: str, batch: TokenBatch) -> Masked:
-        """Mask tokens. On a GPU this waits for all earlier work, so it should come first in a step."""
-        begins = self.get_buffer(f"begins_{tower}") if self.whole_word else None
-        return mask_tokens(batch, self.vocabularies[tower], self.rate, begins)
+    def mask(self, tower: str, batch: TokenBatch, generator: torch.Generator) -> Masked:
+        """Mask tokens of sentences in host memory."""
+        begins = self._begins[tower] if self.whole_word else None
+        return mask_tokens(batch, self.vocabularies[tower], self.rate, generator, begins)
 
     def forward(self, tower: str, encoder: TransformerEncoder, vectors: Tensor, labels: Tensor) -> CrossEntropy:
         """Return the cross-entropy of predicting ``labels``, int64 [M], from vectors of the masked tokens, [M, H]."""
         head = self.heads[tower]
         return linear_cross_entropy(head(vectors), encoder.token_embedding.weight, labels, bias=head.bias)
 
-    def loss(self, name: str, found: list[CrossEntropy], batches: list[tuple[str, TokenBatch]]) -> Loss:
+    def loss(self, name: str, results: list[CrossEntropy], masked: list[Masked]) -> Loss:
         """Return one term, and its metrics, for the predictions of several batches.
 
         Metrics are ``accuracy`` (percentage of masked tokens) and ``perplexity`` (e to the power of their mean loss).
 
         Args:
-            batches: tower and batch (before masking) of each prediction; the size of the term is the sum of their
-                ``count``.
+            masked: the masked batch of each prediction; the size of the term is the sum of their sizes.
         """
-        sums = torch.stack([each.loss for each in found]).sum()
-        correct, nll = torch.cat([each.correct for each in found]), torch.cat([each.nll for each in found])
-        masked = len(nll)
+        sums = torch.stack([each.loss for each in results]).sum()
+        correct, nll = torch.cat([each.correct for each in results]), torch.cat([each.nll for each in results])
+        count = len(nll)
         if self.whole_word:  # fewer tokens may be masked than the sum is divided by
-            told = [mask_counts(batch, self.vocabularies[tower], self.rate).sum() for tower, batch in batches]
-            sums = sums * torch.stack(told).sum() / max(masked, 1)
-        perplexity = (nll.sum() / max(masked, 1)).exp() * (masked > 0)
+            sums = sums * sum(each.size for each in masked) / max(count, 1)
+        perplexity = (nll.sum() / max(count, 1)).exp() * (count > 0)
         metrics = {"accuracy": percentage(correct), "perplexity": perplexity}
-        return Loss({name: Term(sums)}, metrics, dict.fromkeys(metrics, masked))
+        return Loss({name: Term(sums)}, metrics, dict.fromkeys(metrics, count))
 
 
 def heads_of_run(path: Path, tower: str) -> list[dict[str, Tensor]]:

@@ -5,11 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from xrep.criteria.criterion import Criterion, Loss
+import torch
+
+from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.masking import Masked
 from xrep.models.dual_encoder import DualEncoder
+from xrep.tasks.task import Task
 from xrep.text.sides import SHARED, SIDES
+
+
+@dataclass
+class MaskedTowers:
+    """The masked sentences of each tower."""
+
+    by_tower: dict[str, Masked]
+
+    def to(self, device: torch.device | str) -> MaskedTowers:
+        return MaskedTowers({tower: masked.to(device) for tower, masked in self.by_tower.items()})
+
+    def pin_memory(self) -> MaskedTowers:
+        return MaskedTowers({tower: masked.pin_memory() for tower, masked in self.by_tower.items()})
 
 
 class MLM(Criterion):
@@ -18,6 +35,8 @@ class MLM(Criterion):
     Batches may have single sentences (task ``monolingual``) or pairs, each side of which is read separately. Tokens are
     masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
     """
+
+    needs = DualEncoder
 
     @dataclass(kw_only=True)
     class Config:
@@ -44,30 +63,30 @@ class MLM(Criterion):
         )
         self.idle_parameters = len(model.projections) > 0
 
-    def prepare(self, task: Any) -> None:
+    def prepare(self, task: Task) -> None:
         self.language.prepare(task)
 
-    def sizes(self, batch: Any) -> dict[str, float]:
-        return {"mlm": sum(self.language.count(*each) for each in self._read(batch))}
+    def plan(self, batch: Any, generator: torch.Generator) -> Planned:
+        masked = {tower: self.language.mask(tower, side, generator) for tower, side in self._read(batch).items()}
+        return Planned(batch, {"mlm": sum(each.size for each in masked.values())}, MaskedTowers(masked))
 
-    def forward(self, model: DualEncoder, batch: Any) -> Loss:
-        read = self._read(batch)
-        masked = [self.language.mask(*each) for each in read]
-        found = []
-        for (tower, _), each in zip(read, masked, strict=True):
+    def forward(self, model: DualEncoder, planned: Planned) -> Loss:
+        masked: dict[str, Masked] = planned.details.by_tower
+        results = []
+        for tower, each in masked.items():
             encoder = model.encoders[tower]
-            found.append(self.language(tower, encoder, each.at_positions(encoder(each.batch)), each.labels))
-        return self.language.loss("mlm", found, read)
+            results.append(self.language(tower, encoder, each.at_positions(encoder(each.batch)), each.labels))
+        return self.language.loss("mlm", results, list(masked.values()))
 
-    def warnings(self, task: Any) -> list[str]:
+    def warnings(self, task: Task) -> list[str]:
         return self.language.notes
 
-    def _read(self, batch: Any) -> list[tuple[str, TokenBatch]]:
+    def _read(self, batch: Any) -> dict[str, TokenBatch]:
         """Return what each tower reads; a shared tower reads all sentences at once."""
         sides = (batch.source, batch.target) if isinstance(batch, PairBatch) else batch.sides
         if SHARED not in self.language.heads:
-            return list(zip(SIDES, sides, strict=True))
+            return dict(zip(SIDES, sides, strict=True))
         first, *others = sides
         for other in others:
             first = first.followed_by(other, self._text.vocabulary(SHARED).pad_id)
-        return [(SHARED, first)]
+        return {SHARED: first}

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from xrep.config import Part
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, merged
-from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.nn.containers import ModuleDict
 from xrep.tasks.mixture import MixedBatch
+from xrep.tasks.task import Task
 
 
 class Multitask(ContrastiveCriterion):
@@ -56,31 +58,19 @@ class Multitask(ContrastiveCriterion):
         """Number of vector tensors that ``encode`` gives for each part that compares rows."""
         self._constant: dict[str, int] = {}
 
-    def check_task(self, task: Any) -> None:
-        for part, own in self.parts.items():
+    def check_task(self, task: Task) -> None:
+        for part, criterion in self.parts.items():
             try:
-                own.check_task(task.tasks[part])
+                criterion.check_task(task.parts[part])
             except UserError as error:
                 raise UserError(f"part {part}: {error}") from None
 
-    def prepare(self, task: Any) -> None:
-        for part, own in self.parts.items():
-            own.prepare(task.tasks[part])
+    def prepare(self, task: Task) -> None:
+        for part, criterion in self.parts.items():
+            criterion.prepare(task.parts[part])
 
-    def sizes(self, batch: MixedBatch) -> dict[str, float]:
-        return {
-            f"{part}/{name}": size
-            for part, own in batch.parts.items()
-            for name, size in self.parts[part].sizes(own).items()
-        }
-
-    def _contrastive(self, batch: MixedBatch) -> dict[str, tuple[ContrastiveCriterion, Any]]:
-        """Return the parts of a batch whose criteria compare rows."""
-        return {
-            part: (criterion, own)
-            for part, own in batch.parts.items()
-            if isinstance(criterion := self.parts[part], ContrastiveCriterion)
-        }
+    def of_part(self, name: str) -> Criterion:
+        return self.parts[name]
 
     def set_micro_batch(self, rows: int) -> None:
         contrastive = [part for part in self.parts.values() if isinstance(part, ContrastiveCriterion)]
@@ -90,20 +80,34 @@ class Multitask(ContrastiveCriterion):
             part.set_micro_batch(rows)
         self.micro_batch = rows
 
-    def pieces(self, batch: MixedBatch) -> list[MixedBatch]:
+    def plan(self, batch: MixedBatch, generator: torch.Generator) -> Planned:
+        parts = {part: self.parts[part].plan(rows, generator) for part, rows in batch.parts.items()}
         if self.micro_batch is None:
-            return [batch]
+            return _joined(parts)
+        whole = _joined({part: replace(own, pieces=()) for part, own in parts.items()})
         # A piece has rows of only one part that compares them: ``vectors`` draws fewer random numbers than ``encode``.
-        cut = {part: criterion.pieces(own) for part, (criterion, own) in self._contrastive(batch).items()}
-        none = {part: pieces[0].rows(0, 0) for part, pieces in cut.items()}
-        found = [MixedBatch(none | {part: piece}) for part, pieces in cut.items() for piece in pieces]
-        whole = {part: own for part, own in batch.parts.items() if part not in cut}
-        return [*found, MixedBatch(none | whole)] if whole else found
+        compared = self._contrastive(whole)
+        none = {part: self.parts[part].plan(batch.parts[part].rows(0, 0), generator) for part in compared}
+        pieces = [_joined(none | {p: piece}) for p in compared for piece in parts[p].pieces or [parts[p]]]
+        others = {part: own for part, own in parts.items() if part not in compared}
+        whole.pieces = [*pieces, _joined(none | others)] if others else pieces
+        return whole
 
-    def encode(self, model: Any, batch: MixedBatch) -> Encoded:
+    def plan_rows(self, batch: MixedBatch, generator: torch.Generator) -> Planned:
+        return self.plan(batch, generator)
+
+    def _contrastive(self, planned: Planned) -> dict[str, tuple[ContrastiveCriterion, Planned]]:
+        """Return the parts of a batch whose criteria compare rows."""
+        return {
+            part: (criterion, own)
+            for part, own in planned.batch.parts.items()
+            if isinstance(criterion := self.parts[part], ContrastiveCriterion)
+        }
+
+    def encode(self, model: Any, planned: Planned) -> Encoded:
         vectors: list[Tensor] = []
         losses: list[Loss] = []
-        for part, own in batch.parts.items():
+        for part, own in planned.batch.parts.items():
             criterion = self.parts[part]
             if isinstance(criterion, ContrastiveCriterion):
                 encoded = criterion.encode(model, own)
@@ -114,20 +118,20 @@ class Multitask(ContrastiveCriterion):
                 losses.append(self._named(part, criterion(model, own), len(own)))
         return Encoded(tuple(vectors), merged(losses, [0] * len(losses)))
 
-    def vectors(self, model: Any, batch: MixedBatch) -> tuple[Tensor, ...]:
-        found = {p: criterion.vectors(model, own) for p, (criterion, own) in self._contrastive(batch).items()}
-        self._trained |= {part: len(vectors) for part, vectors in found.items()}
-        return tuple(vector for vectors in found.values() for vector in vectors)
+    def vectors(self, model: Any, planned: Planned) -> tuple[Tensor, ...]:
+        by_part = {p: criterion.vectors(model, own) for p, (criterion, own) in self._contrastive(planned).items()}
+        self._trained |= {part: len(vectors) for part, vectors in by_part.items()}
+        return tuple(chain.from_iterable(by_part.values()))
 
-    def constants(self, model: Any, batch: MixedBatch) -> tuple[Tensor, ...]:
-        found = {p: criterion.constants(model, own) for p, (criterion, own) in self._contrastive(batch).items()}
-        self._constant |= {part: len(vectors) for part, vectors in found.items()}
-        return tuple(vector for vectors in found.values() for vector in vectors)
+    def constants(self, model: Any, planned: Planned) -> tuple[Tensor, ...]:
+        by_part = {p: criterion.constants(model, own) for p, (criterion, own) in self._contrastive(planned).items()}
+        self._constant |= {part: len(vectors) for part, vectors in by_part.items()}
+        return tuple(chain.from_iterable(by_part.values()))
 
-    def contrast(self, vectors: tuple[Tensor, ...], batch: MixedBatch) -> Loss:
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         if self.training:
-            self._seen |= dict.fromkeys(batch.parts)
-        parts = self._contrastive(batch)
+            self._seen |= dict.fromkeys(planned.batch.parts)
+        parts = self._contrastive(planned)
         trained, constants = iter(vectors), iter(vectors[sum(self._trained[part] for part in parts) :])
         losses = []
         for part, (criterion, own) in parts.items():
@@ -149,9 +153,22 @@ class Multitask(ContrastiveCriterion):
             self.parts[part].after_step(model)
         self._seen.clear()
 
-    def warnings(self, task: Any) -> list[str]:
-        found = {part: own.warnings(task.tasks[part]) for part, own in self.parts.items()}
-        return [f"{part}: {text}" for part, texts in found.items() for text in texts]
+    def warnings(self, task: Task) -> list[str]:
+        by_part = {part: own.warnings(task.parts[part]) for part, own in self.parts.items()}
+        return [f"{part}: {text}" for part, texts in by_part.items() for text in texts]
+
+
+class PlannedParts(Planned):
+    """A planned ``MixedBatch``, in which each part is planned."""
+
+    @property
+    def examples(self) -> MixedBatch:
+        return MixedBatch({part: own.examples for part, own in self.batch.parts.items()})
+
+
+def _joined(parts: dict[str, Planned]) -> Planned:
+    sizes = {f"{part}/{name}": size for part, own in parts.items() for name, size in own.sizes.items()}
+    return PlannedParts(MixedBatch(parts), sizes)
 
 
 def _share_heads(parts: Iterable[nn.Module]) -> None:

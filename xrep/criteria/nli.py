@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.criteria.criterion import Criterion, Loss, Term, percentage
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.data.batching import TextSpec
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
-from xrep.models.dual_encoder import DualEncoder
+from xrep.models.model import SentenceModel
 from xrep.nn.layers import Linear
 from xrep.tasks.nli import NliBatch
+from xrep.tasks.task import Examples
 from xrep.text.nli_readers import LABELS
 
 FEATURES = ("premise", "hypothesis", "difference", "product")
@@ -28,7 +29,7 @@ class Nli(Criterion):
     Here it reads the same four features, and ``features`` chooses among them (sentence-BERT uses the first three).
     """
 
-    reads = ("labelled pairs",)
+    reads = (Examples.LABELLED_PAIRS,)
 
     @dataclass(kw_only=True)
     class Config:
@@ -54,7 +55,7 @@ class Nli(Criterion):
                 found.append(f"head_dropout must lie in [0, 1), not {self.head_dropout}")
             return found
 
-    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         width = len(config.features) * model.output_size
@@ -64,10 +65,11 @@ class Nli(Criterion):
             width = config.head_size
         self.output = Linear(width, len(LABELS))
 
-    def sizes(self, batch: NliBatch) -> dict[str, float]:
-        return {"nli": len(batch)}
+    def plan(self, batch: NliBatch, generator: torch.Generator) -> Planned:
+        return Planned(batch, {"nli": len(batch)})
 
-    def forward(self, model: DualEncoder, batch: NliBatch) -> Loss:
+    def forward(self, model: SentenceModel, planned: Planned) -> Loss:
+        batch = planned.batch
         hidden = self.hidden(self.features(*sentence_vectors(model, batch)))
         result = linear_cross_entropy(hidden, self.output.weight, batch.labels, bias=self.output.bias)
         return Loss({"nli": Term(result.loss)}, {"accuracy": percentage(result.correct)})
@@ -89,7 +91,7 @@ class Nli(Criterion):
         return torch.cat([each[name] for name in self.config.features], dim=1)
 
 
-def sentence_vectors(model: Any, batch: NliBatch) -> tuple[Tensor, ...]:
+def sentence_vectors(model: SentenceModel, batch: NliBatch) -> tuple[Tensor, ...]:
     """Return the vectors [B, D] of each column of a batch; every tower reads its sentences in one pass."""
     vectors = torch.cat(model.encode_pair(*batch.sides))
     return tuple(vectors.index_select(0, places) for places in batch.places.unbind(1))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
-from xrep.criteria.criterion import Loss, Term, percentage
+from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.nli import sentence_vectors
 from xrep.data.batching import TextSpec
 from xrep.kernels.gather import current_group
 from xrep.kernels.triplet_infonce import triplet_infonce
-from xrep.models.dual_encoder import DualEncoder
+from xrep.models.model import SentenceModel
 from xrep.tasks.nli import NliBatch
+from xrep.tasks.task import Examples
 
 
 class NliTriplet(ContrastiveCriterion):
@@ -22,7 +24,7 @@ class NliTriplet(ContrastiveCriterion):
     This is equation 5 of Gao et al., 2021; frozen_source uses it for fine-tuning (section 4.2.3).
     """
 
-    reads = ("triplets",)
+    reads = (Examples.TRIPLETS,)
 
     @dataclass(kw_only=True)
     class Config:
@@ -40,17 +42,19 @@ class NliTriplet(ContrastiveCriterion):
             values = {name: getattr(self, name) for name in ("temperature", "hard_negative_weight")}
             return [f"{name} must be above 0, not {value}" for name, value in values.items() if not value > 0]
 
-    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__()
         self.config = config
 
-    def sizes(self, batch: NliBatch) -> dict[str, float]:
-        return {"nli_triplet": len(batch)}
+    def plan_rows(self, batch: NliBatch, generator: torch.Generator) -> Planned:
+        return Planned(batch, {"nli_triplet": len(batch)})
 
-    def encode(self, model: DualEncoder, batch: NliBatch) -> Encoded:
+    def encode(self, model: SentenceModel, planned: Planned) -> Encoded:
+        batch = planned.batch
         return Encoded(sentence_vectors(model, batch))
 
-    def contrast(self, vectors: tuple[Tensor, ...], batch: NliBatch) -> Loss:
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
+        batch = planned.batch
         config = self.config
         anchor, positive, negative = vectors
         result = triplet_infonce(

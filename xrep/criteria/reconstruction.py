@@ -5,7 +5,7 @@ Plans are made with numpy from lengths and languages that are on the CPU, so tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -36,44 +36,37 @@ class Reconstruction:
     """Which tokens of B pairs are read and predicted; [CLS] is never among them.
 
     Attributes:
-        x, y: int64 [4, N] and [4, M], tables of tokens, pair by pair.
+        given: int64 [4, N], table of the tokens whose vectors are given: all of x, and the tokens of y that are not
+            predicted.
+        predicted: int64 [4, M], table of the predicted tokens.
         lengths: int64 [B], number of tokens in each row of the head's input.
         width: the largest of these lengths.
-        x_lengths, y_lengths: int64 [B], number of tokens of each x and of each y.
-        predicted: int64 [B], number of tokens of each y that are predicted.
         runs: the runs of predicted tokens, in order.
     """
 
-    x: np.ndarray
-    y: np.ndarray
-    x_lengths: np.ndarray
-    y_lengths: np.ndarray
-    predicted: np.ndarray
+    given: Tensor
+    predicted: Tensor
+    lengths: Tensor
+    width: int
     runs: list[Run]
 
     @property
-    def lengths(self) -> np.ndarray:
-        return self.x_lengths + self.y_lengths
+    def sizes(self) -> dict[bool, int]:
+        """Number of predicted tokens by direction (True: predicted from the pivot language)."""
+        sizes: dict[bool, int] = {}
+        for run in self.runs:
+            sizes[run.from_pivot] = sizes.get(run.from_pivot, 0) + run.stop - run.start
+        return sizes
 
-    @property
-    def width(self) -> int:
-        return int(self.lengths.max(initial=1))
+    def to(self, device: torch.device | str) -> Reconstruction:
+        tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors().items()}
+        return replace(self, **tensors)
 
-    def split(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return tables of the tokens whose vectors are given, and of those that are predicted.
+    def pin_memory(self) -> Reconstruction:
+        return replace(self, **{name: tensor.pin_memory() for name, tensor in self._tensors().items()})
 
-        The given ones are x and the tokens of y that are not predicted. Which tokens of y are predicted is drawn by
-        torch's default generator of the device, whose state is part of a checkpoint.
-        """
-        x, y = on_device(self.x, device), on_device(self.y, device)
-        if (self.predicted == self.y_lengths).all():
-            return x, y
-        rows = on_device(np.repeat(np.arange(len(self.y_lengths)), self.y_lengths), device)
-        shuffled = y[:, (rows + torch.rand(len(rows), dtype=torch.float64, device=device)).argsort()]
-        starts = np.cumsum(self.y_lengths) - self.y_lengths
-        given = ranges(starts + self.predicted, self.y_lengths - self.predicted)
-        predicted = ranges(starts, self.predicted)
-        return torch.cat([x, shuffled[:, on_device(given, device)]], dim=1), shuffled[:, on_device(predicted, device)]
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"given": self.given, "predicted": self.predicted, "lengths": self.lengths}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,16 +85,12 @@ class Planner:
     direction: Direction
     ratio: float
 
-    def sizes(self, batch: PairBatch) -> dict[bool, int]:
-        """Return the number of predicted tokens by direction (True: predicted from the pivot language)."""
-        found: dict[bool, int] = {}
-        for run in self.plan(batch).runs:
-            found[run.from_pivot] = found.get(run.from_pivot, 0) + run.stop - run.start
-        return found
+    def plan(self, batch: PairBatch, generator: torch.Generator) -> Reconstruction:
+        """Plan the reconstruction of a batch, sorted by direction and language of y.
 
-    def plan(self, batch: PairBatch) -> Reconstruction:
-        """Plan the reconstruction of a batch, sorted by direction and language of y. A slice of a batch gets its part
-        of the batch's plan."""
+        Args:
+            generator: draws which tokens of y are predicted, if not all of them are.
+        """
         width, own = max(batch.source.tokens.size(1), batch.target.tokens.size(1)), np.arange(len(batch))
         languages = batch.languages.numpy()
         lengths = np.stack([batch.source.host_lengths, batch.target.host_lengths], axis=1) - 1  # [CLS] is left out
@@ -112,11 +101,16 @@ class Planner:
         (x, x_lengths), (y, y_lengths) = (
             self._tokens(side, order, width, lengths[order, side], languages[order, side]) for side in (1 - of_y, of_y)
         )
-        starts = own * int((x_lengths + y_lengths).max(initial=1))
+        lengths = x_lengths + y_lengths
+        head_width = int(lengths.max(initial=1))
+        starts = own * head_width
         x[SLOT], y[SLOT] = ranges(starts, x_lengths), ranges(starts + x_lengths, y_lengths)
-        predicted = np.minimum(np.maximum(np.rint(self.ratio * y_lengths).astype(np.int64), 1), y_lengths)
-        runs = self._runs(np.repeat(away, predicted), np.repeat(languages[order, of_y], predicted))
-        return Reconstruction(x=x, y=y, x_lengths=x_lengths, y_lengths=y_lengths, predicted=predicted, runs=runs)
+        count = np.minimum(np.maximum(np.rint(self.ratio * y_lengths).astype(np.int64), 1), y_lengths)
+        runs = self._runs(np.repeat(away, count), np.repeat(languages[order, of_y], count))
+        if (count < y_lengths).any():
+            x, y = _drawn(x, y, y_lengths, count, generator)
+        given, predicted, row_lengths = (torch.from_numpy(np.ascontiguousarray(each)) for each in (x, y, lengths))
+        return Reconstruction(given=given, predicted=predicted, lengths=row_lengths, width=head_width, runs=runs)
 
     @staticmethod
     def _tokens(
@@ -131,15 +125,26 @@ class Planner:
 
     def _runs(self, away: np.ndarray, languages: np.ndarray) -> list[Run]:
         """Return the runs of tokens sorted by direction and language. A direction without tokens has one empty run."""
-        found = []
+        runs = []
         for direction in {"to_pivot": (False,), "from_pivot": (True,), "both": (False, True)}[self.direction]:
             start, stop = np.searchsorted(away, [direction, direction + 1])
             changes = start + 1 + np.flatnonzero(np.diff(languages[start:stop]))
             bounds = [int(start), *changes.tolist(), int(stop)]
             for first, last in zip(bounds, bounds[1:], strict=False):
                 language = int(languages[first]) if first < last else self.pivot
-                found.append(Run(from_pivot=direction, language=language, start=first, stop=last))
-        return found
+                runs.append(Run(from_pivot=direction, language=language, start=first, stop=last))
+        return runs
+
+
+def _drawn(
+    x: np.ndarray, y: np.ndarray, y_lengths: np.ndarray, count: np.ndarray, generator: torch.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw ``count`` tokens of each y; return tables of the given tokens and of the predicted ones."""
+    rows = np.repeat(np.arange(len(y_lengths)), y_lengths)
+    keys = torch.rand(len(rows), dtype=torch.float64, generator=generator).numpy()
+    shuffled, starts = y[:, (rows + keys).argsort(kind="stable")], np.cumsum(y_lengths) - y_lengths
+    given = shuffled[:, ranges(starts + count, y_lengths - count)]
+    return np.concatenate([x, given], axis=1), shuffled[:, ranges(starts, count)]
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

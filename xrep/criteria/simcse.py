@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
-from xrep.criteria.criterion import Loss, Term, percentage
+from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
-from xrep.models.dual_encoder import DualEncoder
+from xrep.models.model import SentenceModel
 from xrep.nn.layers import SelfAttention
+from xrep.tasks.task import PAIRS, Task
 
 SIDES = ("source", "target")
 
@@ -29,7 +30,7 @@ class SimCSE(ContrastiveCriterion):
     which could be their translations. The objective is the mean over the sentences of both.
     """
 
-    reads = ("pairs of sentences",)
+    reads = PAIRS
 
     @dataclass(kw_only=True)
     class Config:
@@ -46,7 +47,7 @@ class SimCSE(ContrastiveCriterion):
         def problems(self) -> list[str]:
             return [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]
 
-    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__()
         self.config = config
         self._columns = [number for number, side in enumerate(SIDES) if config.side in (side, "both")]
@@ -56,10 +57,11 @@ class SimCSE(ContrastiveCriterion):
         self.idle_parameters = len(self._columns) == 1 and len(set(self._towers)) == 2
         self._has_dropout = any(_dropout(part) > 0 for part in model.modules())
 
-    def sizes(self, batch: PairBatch) -> dict[str, float]:
-        return {"simcse": len(self._columns) * len(batch)}
+    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        return Planned(batch, {"simcse": len(self._columns) * len(batch)})
 
-    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
+    def encode(self, model: SentenceModel, planned: Planned) -> Encoded:
+        batch = planned.batch
         # One pass makes both encodings, because dropout is drawn for each row.
         twice = [_twice((batch.source, batch.target)[column], self._pad_ids[column]) for column in self._columns]
         if self.config.side == "both":
@@ -68,7 +70,8 @@ class SimCSE(ContrastiveCriterion):
             vectors = (model.encode(self._towers[self._columns[0]], *twice)[0],)
         return Encoded(tuple(half for both in vectors for half in both.unflatten(0, (2, len(batch)))))
 
-    def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
+        batch = planned.batch
         group = current_group() if self.config.cross_rank_negatives else None
         losses, correct = [], []
         for column, one, other in zip(self._columns, vectors[::2], vectors[1::2], strict=True):
@@ -78,7 +81,7 @@ class SimCSE(ContrastiveCriterion):
             correct.append(result.forward_correct)
         return Loss({"simcse": Term(torch.stack(losses).sum())}, {"accuracy": percentage(torch.cat(correct))})
 
-    def warnings(self, task: Any) -> list[str]:
+    def warnings(self, task: Task) -> list[str]:
         if self._has_dropout:
             return []
         return ["simcse without dropout: both encodings of a sentence are the same; set --dropout 0.1"]

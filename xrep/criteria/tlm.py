@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from xrep.criteria.criterion import Loss
+from xrep.criteria.criterion import Loss, Planned
 from xrep.criteria.mlm import MLM
 from xrep.criteria.reconstruction import on_device
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.masking import Masked
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
+from xrep.tasks.task import Examples
 from xrep.text.sides import SHARED
 
 LANGUAGE_STD = 0.02
@@ -30,7 +32,7 @@ class TLM(MLM):
         UserError: the languages have separate towers, or anything that ``MLM`` raises.
     """
 
-    reads = ("pairs of sentences",)
+    reads = (Examples.TRANSLATIONS, Examples.NEIGHBOURS)
 
     @dataclass(kw_only=True)
     class Config(MLM.Config):
@@ -57,24 +59,41 @@ class TLM(MLM):
             self.language_embedding = nn.Embedding(len(text.languages), shape.hidden_size)
             nn.init.normal_(self.language_embedding.weight, std=LANGUAGE_STD)
 
-    def sizes(self, batch: PairBatch) -> dict[str, float]:
-        return {"tlm": self.language.count(SHARED, self._together(batch).batch)}
+    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        pad_id = self._text.vocabulary(SHARED).pad_id
+        together = read_together(batch.source, batch.target, pad_id, self._limit)
+        masked = self.language.mask(SHARED, together.batch, generator)
+        return Planned(batch, {"tlm": masked.size}, MaskedPairs(masked, together.second, together.positions))
 
-    def forward(self, model: DualEncoder, batch: PairBatch) -> Loss:
-        together, encoder = self._together(batch), model.encoders[SHARED]
-        masked = self.language.mask(SHARED, together.batch)
-        states = encoder(masked.batch, positions=together.positions, added=self._languages(batch, together))
-        found = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
-        return self.language.loss("tlm", [found], [(SHARED, together.batch)])
+    def forward(self, model: DualEncoder, planned: Planned) -> Loss:
+        pairs: MaskedPairs = planned.details
+        masked, encoder = pairs.masked, model.encoders[SHARED]
+        added = self._languages(planned.batch, pairs.second)
+        states = encoder(masked.batch, positions=pairs.positions, added=added)
+        result = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
+        return self.language.loss("tlm", [result], [masked])
 
-    def _together(self, batch: PairBatch) -> Together:
-        return read_together(batch.source, batch.target, self._text.vocabulary(SHARED).pad_id, self._limit)
-
-    def _languages(self, batch: PairBatch, together: Together) -> Tensor | None:
+    def _languages(self, batch: PairBatch, second: Tensor) -> Tensor | None:
         if self.language_embedding is None:
             return None
-        vectors = self.language_embedding(on_device(batch.languages.numpy(), together.second.device))
-        return torch.where(together.second.unsqueeze(-1), vectors[:, 1:], vectors[:, :1])
+        vectors = self.language_embedding(on_device(batch.languages.numpy(), second.device))
+        return torch.where(second.unsqueeze(-1), vectors[:, 1:], vectors[:, :1])
+
+
+@dataclass
+class MaskedPairs:
+    """Masked pairs of sentences, each pair as one sequence; the tensors are those of ``Together``."""
+
+    masked: Masked
+    second: Tensor
+    positions: Tensor
+
+    def to(self, device: torch.device | str) -> MaskedPairs:
+        second, positions = (tensor.to(device, non_blocking=True) for tensor in (self.second, self.positions))
+        return MaskedPairs(self.masked.to(device), second, positions)
+
+    def pin_memory(self) -> MaskedPairs:
+        return MaskedPairs(self.masked.pin_memory(), self.second.pin_memory(), self.positions.pin_memory())
 
 
 @dataclass(frozen=True)
@@ -93,26 +112,23 @@ class Together:
 
 
 def read_together(first: TokenBatch, second: TokenBatch, pad_id: int, limit: int | None) -> Together:
-    """Append the rows of ``second``, without their [CLS], to those of ``first``.
+    """Append the rows of ``second``, without their [CLS], to those of ``first``; both are in host memory.
 
     Args:
         limit: maximum length of both together. Of two long sentences each keeps half of it; of a long and a short one,
             the long one keeps what the short one leaves. A sentence that is cut keeps its [SEP]. None: nothing is cut,
             and positions restart in the second sentence.
     """
-    host = _kept(torch.from_numpy(first.host_lengths), torch.from_numpy(second.host_lengths), limit)
-    lengths = (host[0] + host[1]).numpy()
-    of_x, of_y = _kept(first.lengths, second.lengths, limit)
-    place = torch.arange(int(lengths.max(initial=2)), device=of_x.device)
-    of_x, of_y = of_x.unsqueeze(1), of_y.unsqueeze(1)
+    of_x, of_y = (kept.unsqueeze(1) for kept in _kept(first.lengths, second.lengths, limit))
+    lengths = (of_x + of_y).squeeze(1)
+    place = torch.arange(int(lengths.max()) if len(lengths) else 2)
     in_y, total = place >= of_x, of_x + of_y
     # A sentence that is cut still ends with its own last token.
     at_x = torch.where(place < of_x - 1, place, first.lengths.unsqueeze(1) - 1)
     at_y = torch.where(place < total - 1, place - of_x + 1, second.lengths.unsqueeze(1) - 1).clamp(min=0)
     tokens = torch.where(in_y, second.tokens.gather(1, at_y), first.tokens.gather(1, at_x))
     absent = place >= total
-    batch = TokenBatch(tokens.masked_fill(absent, pad_id), total.squeeze(1))
-    batch.real_tokens, batch.host_lengths = int(lengths.sum()), lengths
+    batch = TokenBatch(tokens.masked_fill(absent, pad_id), lengths, lengths.numpy())
     positions = torch.where(in_y, place - of_x + 1, place) if limit is None else place.expand_as(absent)
     return Together(batch, in_y & ~absent, positions.masked_fill(absent, 0))
 

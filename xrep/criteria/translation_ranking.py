@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
-from xrep.criteria.criterion import Loss, Term, percentage
+from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
-from xrep.models.dual_encoder import DualEncoder
+from xrep.models.model import SentenceModel
+from xrep.tasks.task import PAIRS
 
 
 class TranslationRanking(ContrastiveCriterion):
@@ -26,7 +27,7 @@ class TranslationRanking(ContrastiveCriterion):
     (equation 5: only from source to target).
     """
 
-    reads = ("pairs of sentences",)
+    reads = PAIRS
 
     @dataclass(kw_only=True)
     class Config:
@@ -50,17 +51,19 @@ class TranslationRanking(ContrastiveCriterion):
             found = [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]
             return found + ([] if self.margin >= 0 else [f"margin must be at least 0, not {self.margin}"])
 
-    def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
+    def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__()
         self.config = config
 
-    def sizes(self, batch: PairBatch) -> dict[str, float]:
-        return {"translation_ranking": len(batch)}
+    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        return Planned(batch, {"translation_ranking": len(batch)})
 
-    def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
+    def encode(self, model: Any, planned: Planned) -> Encoded:
+        batch = planned.batch
         return Encoded(model.encode_pair(batch.source, batch.target))
 
-    def contrast(self, vectors: tuple[Tensor, ...], batch: PairBatch) -> Loss:
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
+        batch = planned.batch
         config = self.config
         source, target = vectors
         result = inbatch_infonce(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -60,17 +59,48 @@ class TextSpec:
         return cls(**{**values, "vocabularies": sides})
 
 
+class Batch(Protocol):
+    """A batch of examples, as every task makes them: a dataclass of tensors with these methods."""
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return the batch on a device. What Python reads (indices, languages, host lengths) stays in host memory."""
+        ...
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in page-locked memory, from which copies to a GPU do not block."""
+        ...
+
+    @property
+    def token_count(self) -> int:
+        """Number of tokens without padding."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        ...
+
+
+class RowBatch(Batch, Protocol):
+    """A batch whose examples can be taken apart."""
+
+    def rows(self, start: int, stop: int) -> RowBatch:
+        """Return the examples ``start`` to ``stop``, with no more padding than they need."""
+        ...
+
+
 @dataclass
 class TokenBatch:
     """A padded batch of sentences of one side.
 
     Attributes:
         tokens: int64 [B, T], special tokens included, padded at the end.
-        lengths: int64 [B], number of real tokens of each row.
+        lengths: int64 [B], number of real tokens of each row, on the device of the tokens.
+        host_lengths: int64 [B], the same numbers in host memory, so that no size has to be read from a GPU.
     """
 
     tokens: torch.Tensor
     lengths: torch.Tensor
+    host_lengths: np.ndarray
 
     @property
     def mask(self) -> torch.Tensor:
@@ -78,46 +108,40 @@ class TokenBatch:
         positions = torch.arange(self.tokens.size(1), device=self.tokens.device)
         return positions < self.lengths.unsqueeze(1)
 
-    @cached_property
+    @property
     def real_tokens(self) -> int:
-        """Σ lengths. ``to`` and ``pin_memory`` copy it, because computing it on a GPU would wait for queued work."""
-        return int(self.lengths.sum())
-
-    @cached_property
-    def host_lengths(self) -> np.ndarray:
-        """``lengths`` as an array in host memory, for use in Python. ``to`` and ``pin_memory`` copy it, too."""
-        return self.lengths.numpy(force=True)
+        """Σ lengths."""
+        return int(self.host_lengths.sum())
 
     @property
     def is_padded(self) -> bool:
         return self.real_tokens < self.tokens.numel()
 
     def to(self, device: torch.device | str) -> TokenBatch:
-        return self._moved(self.tokens.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True))
+        tokens, lengths = (tensor.to(device, non_blocking=True) for tensor in (self.tokens, self.lengths))
+        return TokenBatch(tokens, lengths, self.host_lengths)
 
     def pin_memory(self) -> TokenBatch:
-        return self._moved(self.tokens.pin_memory(), self.lengths.pin_memory())
-
-    def _moved(self, tokens: torch.Tensor, lengths: torch.Tensor) -> TokenBatch:
-        moved = TokenBatch(tokens, lengths)
-        moved.real_tokens, moved.host_lengths = self.real_tokens, self.host_lengths
-        return moved
+        return TokenBatch(self.tokens.pin_memory(), self.lengths.pin_memory(), self.host_lengths)
 
     def followed_by(self, other: TokenBatch, pad_id: int) -> TokenBatch:
         """Return one batch with the rows of this batch, followed by the rows of ``other``."""
         width = max(self.tokens.size(1), other.tokens.size(1))
         sides = [F.pad(b.tokens, (0, width - b.tokens.size(1)), value=pad_id) for b in (self, other)]
-        both = TokenBatch(torch.cat(sides), torch.cat([self.lengths, other.lengths]))
-        both.real_tokens = self.real_tokens + other.real_tokens
-        return both
+        lengths = torch.cat([self.lengths, other.lengths])
+        return TokenBatch(torch.cat(sides), lengths, np.concatenate([self.host_lengths, other.host_lengths]))
 
     def rows(self, start: int, stop: int) -> TokenBatch:
         """Return the sentences ``start`` to ``stop``, with no more padding than the longest of them needs."""
         lengths = self.host_lengths[start:stop]
         width = int(lengths.max()) if len(lengths) else self.tokens.size(1)
-        some = TokenBatch(self.tokens[start:stop, :width], self.lengths[start:stop])
-        some.real_tokens, some.host_lengths = int(lengths.sum()), lengths
-        return some
+        return TokenBatch(self.tokens[start:stop, :width], self.lengths[start:stop], lengths)
+
+    def select(self, rows: np.ndarray) -> TokenBatch:
+        """Return the sentences of some rows, int64 [N], with no more padding than the longest of them needs."""
+        lengths, chosen = self.host_lengths[rows], torch.from_numpy(rows).to(self.tokens.device)
+        width = int(lengths.max()) if len(lengths) else self.tokens.size(1)
+        return TokenBatch(self.tokens[chosen, :width], self.lengths[chosen], lengths)
 
     def __len__(self) -> int:
         return self.tokens.size(0)
@@ -187,7 +211,7 @@ def pad(ids: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> TokenBa
     tokens[:, 0] = vocabulary.bos_id
     tokens[:, 1:][np.arange(tokens.shape[1] - 1) < lengths[:, None]] = ids
     tokens[np.arange(len(lengths)), lengths + 1] = vocabulary.eos_id
-    return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths + 2))
+    return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths + 2), lengths + 2)
 
 
 def batches_of(

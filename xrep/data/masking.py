@@ -21,11 +21,20 @@ class Masked:
         batch: The batch with hidden tokens, which the encoder reads.
         positions: int64 [M], positions of the chosen tokens in the flattened batch [B * T], in increasing order.
         labels: int64 [M], the original tokens at these positions.
+        size: Number of tokens to choose (``mask_counts``). It is M, or more if whole words are chosen.
     """
 
     batch: TokenBatch
     positions: Tensor
     labels: Tensor
+    size: int
+
+    def to(self, device: torch.device | str) -> Masked:
+        positions, labels = (tensor.to(device, non_blocking=True) for tensor in (self.positions, self.labels))
+        return Masked(self.batch.to(device), positions, labels, self.size)
+
+    def pin_memory(self) -> Masked:
+        return Masked(self.batch.pin_memory(), self.positions.pin_memory(), self.labels.pin_memory(), self.size)
 
     def at_positions(self, tokens: Tensor) -> Tensor:
         """Return the vectors of the chosen tokens: [B, T, H] -> [M, H]."""
@@ -35,8 +44,7 @@ class Masked:
 def mask_counts(batch: TokenBatch, vocabulary: Vocabulary, rate: float) -> Tensor:
     """Return how many tokens of each row are chosen, int64 [B].
 
-    This is ``rate`` times the number of maskable tokens, rounded, but at least one if the row has any. It depends only
-    on the batch, so that a criterion knows the size of its loss before it draws random numbers.
+    This is ``rate`` times the number of maskable tokens, rounded, but at least one if the row has any.
     """
     counts = maskable(batch, vocabulary).sum(dim=1)
     return (counts * rate).round().long().clamp(min=1).minimum(counts)
@@ -52,13 +60,19 @@ def maskable(batch: TokenBatch, vocabulary: Vocabulary) -> Tensor:
     return mask
 
 
-def mask_tokens(batch: TokenBatch, vocabulary: Vocabulary, rate: float, begins_word: Tensor | None = None) -> Masked:
+def mask_tokens(
+    batch: TokenBatch,
+    vocabulary: Vocabulary,
+    rate: float,
+    generator: torch.Generator,
+    begins_word: Tensor | None = None,
+) -> Masked:
     """Choose ``mask_counts`` tokens of each row; replace 80% by [MASK], 10% by a random subword and keep 10%.
 
-    Random numbers come from torch's default generator of the batch's device, whose state is part of a checkpoint.
-
     Args:
+        batch: Sentences in host memory.
         rate: Share of the maskable tokens of each row to choose.
+        generator: Source of the random numbers.
         begins_word: bool [vocabulary.size], whether each subword begins a word. If given, whole words are chosen in
             random order, skipping those that no longer fit into the row's count, so fewer tokens may be chosen than
             ``mask_counts`` says. If None, tokens are chosen independently of words.
@@ -70,18 +84,16 @@ def mask_tokens(batch: TokenBatch, vocabulary: Vocabulary, rate: float, begins_w
         raise ValueError("the vocabulary has no [MASK]")
     allowed, counts = maskable(batch, vocabulary), mask_counts(batch, vocabulary, rate)
     if begins_word is None:
-        chosen = _ranks(torch.rand(allowed.shape, device=allowed.device), allowed) < counts.unsqueeze(1)
+        chosen = _ranks(torch.rand(allowed.shape, generator=generator), allowed) < counts.unsqueeze(1)
     else:
-        chosen = _whole_words(begins_word[batch.tokens] | ~allowed, allowed, counts)
+        chosen = _whole_words(begins_word[batch.tokens] | ~allowed, allowed, counts, generator)
     positions = (chosen & allowed).flatten().nonzero().squeeze(1)
     labels = batch.tokens.flatten().index_select(0, positions)
-    fate = torch.rand(labels.shape, device=labels.device)
-    shown = torch.where(fate < MASKED + REPLACED, _random_subwords(labels, vocabulary), labels)
+    fate = torch.rand(labels.shape, generator=generator)
+    shown = torch.where(fate < MASKED + REPLACED, _random_subwords(labels, vocabulary, generator), labels)
     shown = torch.where(fate < MASKED, vocabulary.mask_id, shown)
     tokens = batch.tokens.flatten().index_copy(0, positions, shown).view_as(batch.tokens)
-    hidden = TokenBatch(tokens, batch.lengths)
-    hidden.real_tokens = batch.real_tokens
-    return Masked(hidden, positions, labels)
+    return Masked(TokenBatch(tokens, batch.lengths, batch.host_lengths), positions, labels, int(counts.sum()))
 
 
 def _ranks(keys: Tensor, allowed: Tensor) -> Tensor:
@@ -89,13 +101,13 @@ def _ranks(keys: Tensor, allowed: Tensor) -> Tensor:
     return keys.masked_fill(~allowed, 2.0).argsort(dim=1).argsort(dim=1)
 
 
-def _whole_words(begins: Tensor, allowed: Tensor, counts: Tensor) -> Tensor:
+def _whole_words(begins: Tensor, allowed: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
     """Return the tokens of words that are drawn in random order if they still fit into ``counts``, bool [B, T]."""
     word = begins.long().cumsum(dim=1)
     words = allowed.size(1) + 1
-    sizes = torch.zeros(len(word), words, dtype=torch.int64, device=word.device)
+    sizes = torch.zeros(len(word), words, dtype=torch.int64)
     sizes.scatter_add_(1, word, allowed.long())
-    order = torch.rand(sizes.shape, device=word.device).masked_fill(sizes == 0, 2.0).argsort(dim=1)
+    order = torch.rand(sizes.shape, generator=generator).masked_fill(sizes == 0, 2.0).argsort(dim=1)
     taken, left = torch.zeros_like(sizes, dtype=torch.bool), counts.clone()
     for place in range(words):
         some = order[:, place : place + 1]
@@ -106,12 +118,12 @@ def _whole_words(begins: Tensor, allowed: Tensor, counts: Tensor) -> Tensor:
     return taken.gather(1, word)
 
 
-def _random_subwords(like: Tensor, vocabulary: Vocabulary) -> Tensor:
+def _random_subwords(like: Tensor, vocabulary: Vocabulary, generator: torch.Generator) -> Tensor:
     """Draw subwords uniformly from those that are not special."""
     specials = sorted(
         {vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id} - {None}
     )
-    drawn = torch.randint(vocabulary.size - len(specials), like.shape, device=like.device)
+    drawn = torch.randint(vocabulary.size - len(specials), like.shape, generator=generator)
     for special in specials:  # in increasing order, so that each step skips one special id
         drawn = drawn + (drawn >= special)
     return drawn

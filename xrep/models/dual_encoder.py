@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import UserError
+from xrep.models.model import SentenceModel
 from xrep.models.projection import Projection, ProjectionShape, make_projection
 from xrep.models.start import Start, find_start
 from xrep.nn.containers import ModuleDict
@@ -19,7 +20,7 @@ from xrep.nn.pooling import Pooling, pool
 SHARED, SIDES = "shared", ("source", "target")
 
 
-class DualEncoder(nn.Module):
+class DualEncoder(SentenceModel):
     """Sentence encoder: transformer tower(s), pooling, optional projection, and L2 normalisation.
 
     With ``towers: separate`` all source languages share the tower ``source`` and all target languages share the tower

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import UserError
 from xrep.kernels.linear import linear
+from xrep.models.model import TranslationModel
 from xrep.models.start import Start, find_start
 from xrep.nn.decoder import DecoderShape, SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.encoder import EncoderShape, TransformerEncoder, initialise
@@ -38,7 +39,7 @@ class Predictions:
     sentences: Tensor | None = None
 
 
-class Translation(nn.Module):
+class Translation(TranslationModel):
     """Transformer encoder and decoder (Vaswani et al. 2017); the encoder may start from a pretrained one.
 
     The first input of the decoder is a vector of the target language instead of bos, so that one model can translate
@@ -213,8 +214,7 @@ class Translation(nn.Module):
             languages: Numbers of the target languages, int64 [B].
         """
         states = self._encode(source)
-        inputs = TokenBatch(target.tokens[:, :-1], target.lengths - 1)
-        inputs.real_tokens, inputs.host_lengths = target.real_tokens - len(target), target.host_lengths - 1
+        inputs = TokenBatch(target.tokens[:, :-1], target.lengths - 1, target.host_lengths - 1)
         vectors = F.embedding(inputs.tokens, self._words, self.target_vocabulary.pad_id)
         first = self.language_embedding(languages).unsqueeze(1)
         vectors = torch.cat([first.to(vectors.dtype), vectors[:, 1:]], dim=1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -19,8 +20,9 @@ from xrep.data.preprocess import PreprocessOptions, prepare
 from xrep.data.store import DataDirectory, PairSplit
 from xrep.data.stream import Plan
 from xrep.errors import UserError
+from xrep.tasks.task import ParallelTask, Pool
 from xrep.text.corpora import get_demo
-from xrep.text.sides import Tokenizers, load_tokenizers, same_tokenizers, save_tokenizers, tokenizer_of
+from xrep.text.sides import Tokenizers, load_tokenizers, same_tokenizers, tokenizer_of
 
 T = TypeVar("T")
 VALIDATION_BATCH_SIZE = 128
@@ -28,34 +30,12 @@ SCANNED_TOKENS = 1 << 24
 """Number of tokens held in memory at a time when all training text is read."""
 
 
-@dataclass(frozen=True)
-class Pool:
-    """Pairs of one language pair among which translations are searched for; batches are sorted by length."""
-
-    name: str
-    source_language: str
-    target_language: str
-    batches: Callable[[], Iterator[PairBatch]]
-    """``PairBatch.indices`` is the row of each pair in the pool."""
-
-
-class BitextTask:
+class BitextTask(ParallelTask):
     """Pairs of sentences in one or several language pairs, read from a data directory or from raw text.
-
-    Args:
-        tokenizers: folders of the tokenizers that come with the model, by side (``shared``, or ``source`` and
-            ``target``); empty if the text has its own.
-
-    Attributes:
-        text: what the model needs to know about the text.
-        tokenizers: loaded tokenizers, by side.
-        examples: number of training pairs in one epoch.
 
     Raises:
         UserError: the data is missing or damaged, or has other tokenizers.
     """
-
-    gives = "pairs of sentences"
 
     @dataclass(kw_only=True)
     class Config:
@@ -95,27 +75,19 @@ class BitextTask:
 
     @property
     def examples_per_batch(self) -> int | Fraction:
-        """Number of examples per batch on one rank."""
         return self.config.batch_size
 
     def check_size(self, world_size: int) -> None:
-        """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
         check_size(self.examples, "pairs", self.config.batch_size, world_size, self._data.path)
 
     def write_training_hashes(self, path: Path) -> None:
-        """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
         shutil.copyfile(self._data.training_hashes_path, path)
-
-    def save_tokenizers(self, directory: Path) -> None:
-        save_tokenizers(self.tokenizers, directory)
 
     @property
     def language_pairs(self) -> list[tuple[str, str]]:
-        """The languages (source, target) of each language pair that is trained."""
         return [pair.languages for pair in self._train]
 
     def subwords(self, language: str) -> np.ndarray:
-        """Return the sorted ids that occur in the training text of a language. This reads all of the text once."""
         columns = [
             column
             for pair in self._train
@@ -129,27 +101,20 @@ class BitextTask:
         return np.flatnonzero(seen)
 
     def hashes(self) -> Iterator[np.ndarray]:
-        """Return the hashes of the training sentences of each corpus, source and target: uint64 [n, 2]; see
-        ``PairBatch.ids``."""
         return (pair.hashes for pair in self._train)
 
     def fingerprint(self) -> str:
-        """Return a string that changes when the tokens, their order or the vocabulary change. It identifies the data of
-        a checkpoint."""
         return self._data.fingerprint
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """Return the training batches of one rank: see ``xrep.data.plan.plan_batches``."""
         return plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
 
     def make(self, what: np.ndarray) -> PairBatch:
-        """Return the batch of ``Plan.what``."""
         return self._batch(self._train, what)
 
     def describe(self, batch: PairBatch, limit: int = 3) -> str:
-        """Return the first pairs of a training batch as text, for messages."""
         starts = np.cumsum([0, *(len(pair) for pair in self._train)])
         lines = []
         for index in batch.indices[:limit].tolist():
@@ -161,13 +126,25 @@ class BitextTask:
         return "; ".join(lines) or "no examples"
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        """Return pools of the first ``max_pool_size`` pairs of each language pair of the split ``valid``."""
         pools = []
         for pair in self._pairs("valid"):
             rows = np.arange(min(len(pair), max_pool_size))
             rows = rows[np.argsort(_pair_lengths(pair, rows), kind="stable")]
             pools.append(Pool(pair.name, *pair.languages, lambda pair=pair, rows=rows: self._pool_batches(pair, rows)))
         return pools
+
+    @property
+    def has_validation(self) -> bool:
+        return any(len(pair) for pair in self._data.splits.get("valid", []))
+
+    def validation_batches(self) -> Iterator[PairBatch]:
+        pools = self.validation_pools(sys.maxsize) if self.has_validation else []
+        return (batch for pool in pools for batch in pool.batches())
+
+    def references(self, batch: PairBatch) -> list[str]:
+        tokenizer = tokenizer_of(self.tokenizers, "target")
+        rows = zip(batch.target.tokens.tolist(), batch.target.host_lengths.tolist(), strict=True)
+        return [tokenizer.decode(ids[1 : length - 1]) for ids, length in rows]
 
     def _pool_batches(self, pair: PairSplit, rows: np.ndarray) -> Iterator[PairBatch]:
         for start in range(0, len(rows), VALIDATION_BATCH_SIZE):
@@ -211,8 +188,7 @@ class BitextTask:
 
     def _side(self, name: str, gathered: list[tuple[np.ndarray, np.ndarray]], order: np.ndarray) -> TokenBatch:
         ids, lengths = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
-        batch = pad(ids, lengths, self.text.vocabulary(name))
-        return TokenBatch(batch.tokens[order], batch.lengths[order])
+        return pad(ids, lengths, self.text.vocabulary(name)).select(order)
 
 
 def _open(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirectory:

@@ -22,10 +22,8 @@ from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.hashing import GOLDEN
-from xrep.tasks.bitext import Pool
+from xrep.tasks.task import Examples, Pool, Task
 from xrep.text.sides import SIDES, same_tokenizers
-
-"""2**64 divided by the golden ratio: the step of the Weyl sequence that draws parts."""
 
 
 @dataclass
@@ -48,7 +46,7 @@ class MixedBatch:
         return sum(len(batch) for batch in self.parts.values())
 
 
-class MixtureTask:
+class MixtureTask(Task):
     """The tasks of several parts, which read text of one vocabulary, as one task.
 
     With mixing ``weight``, each batch contains a batch of every part. With ``proportion`` it contains a batch of one
@@ -61,10 +59,8 @@ class MixtureTask:
     its own epochs. ``examples`` counts what all parts consume until then. ``stop`` counts in the same way, and cuts the
     last batch of the part that takes longest so that this part ends exactly.
 
-    Attributes:
-        tasks: the tasks of the parts, by name.
-        examples: number of training examples of all parts in one epoch.
-        text: languages of all parts, and the largest of their lengths. The parts' own specs get these languages, too.
+    ``text`` has the languages of all parts and the largest of their lengths. The parts' own specs get these languages,
+    too.
 
     Raises:
         UserError: two parts have different vocabularies, or anything that the parts' own tasks raise.
@@ -82,47 +78,59 @@ class MixtureTask:
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
-        self.tasks = {part.name: part.kind(part.config, seed, tokenizers) for part in config.parts}
-        first, *others = self.tasks
+        self._tasks = {part.name: part.kind(part.config, seed, tokenizers) for part in config.parts}
+        first, *others = self._tasks
         for name in others:
-            if not same_tokenizers(self.tasks[first].tokenizers, self.tasks[name].tokenizers):
+            if not same_tokenizers(self._tasks[first].tokenizers, self._tasks[name].tokenizers):
                 raise UserError(
                     f"the parts {first} and {name} have different vocabularies",
                     cure="preprocess the text of both with the same --tokenizer",
                 )
-        self.tokenizers = self.tasks[first].tokenizers
-        self.text = _joined([task.text for task in self.tasks.values()])
-        for task in self.tasks.values():  # languages then have the places that models and criteria use
+        self.tokenizers = self._tasks[first].tokenizers
+        self.text = _joined([task.text for task in self._tasks.values()])
+        for task in self._tasks.values():  # languages then have the places that models and criteria use
             joined = {f"{side}_languages": getattr(self.text, f"{side}_languages") for side in SIDES}
             task.text = replace(task.text, **joined)
         by_proportion = config.mixing == "proportion"
         shares = {p.name: Fraction(p.proportion if by_proportion else 1).limit_denominator(10**6) for p in config.parts}
-        rates = {name: shares[name] * task.examples_per_batch for name, task in self.tasks.items()}
+        rates = {name: shares[name] * task.examples_per_batch for name, task in self._tasks.items()}
         # The longest part has the most steps per epoch; rates omit a factor that all parts share.
-        self._longest = max(self.tasks, key=lambda name: self.tasks[name].examples / rates[name])
-        steps = self.tasks[self._longest].examples / rates[self._longest]
+        self._longest = max(self._tasks, key=lambda name: self._tasks[name].examples / rates[name])
+        steps = self._tasks[self._longest].examples / rates[self._longest]
         self.examples = sum(round(steps * rate) for rate in rates.values())
         total = sum(shares.values())
+        self._examples_per_batch = sum(rates.values(), Fraction(0)) / (total if by_proportion else 1)
         self._borders = [int(sum(list(shares.values())[: n + 1]) / total * 2**64) for n in range(len(shares))]
         self._start = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
 
+    @property
+    def gives(self) -> Examples:
+        return Examples.MIXTURE
+
+    @property
+    def parts(self) -> Mapping[str, Task]:
+        return self._tasks
+
+    @property
+    def examples_per_batch(self) -> Fraction:
+        return self._examples_per_batch
+
     def check_size(self, world_size: int) -> None:
-        """Raise UserError if an epoch of one part is smaller than one batch on each of ``world_size`` ranks."""
-        for name, task in self.tasks.items():
+        for name, task in self._tasks.items():
             with _naming(name):
                 task.check_size(world_size)
 
     def drawn(self, step: int) -> list[str]:
         """Return the parts in batch number ``step``, counted from 0 at the start of training."""
         if self.config.mixing == "weight":
-            return list(self.tasks)
+            return list(self._tasks)
         number = (self._start + step * GOLDEN) % 2**64
-        return [next(name for name, border in zip(self.tasks, self._borders, strict=True) if number < border)]
+        return [next(name for name, border in zip(self._tasks, self._borders, strict=True) if number < border)]
 
     def plan(
         self, cursor: dict[str, Any] | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """Return the training batches of one rank, without end or up to example ``stop``, counted over all parts.
+        """Return the plans of the training batches of one rank. ``stop`` counts the examples of all parts.
 
         ``Plan.what`` has, by part, what its task makes a batch of. ``Plan.cursor`` has the cursors and the examples of
         the parts, and the number of batches so far.
@@ -131,10 +139,10 @@ class MixtureTask:
         step, cursors, seen = cursor["step"], dict(cursor["parts"]), dict(cursor["examples"])
         longest = self._longest
         # The end of a whole number of epochs is exact, because stop is then a multiple of ``examples``.
-        end = None if stop is None else math.ceil(Fraction(stop) * self.tasks[longest].examples / self.examples)
+        end = None if stop is None else math.ceil(Fraction(stop) * self._tasks[longest].examples / self.examples)
         plans = {
             name: task.plan(cursors.get(name), rank, world_size, end if name == longest else None)
-            for name, task in self.tasks.items()
+            for name, task in self._tasks.items()
         }
         while end is None or seen.get(longest, 0) < end:
             what = {}
@@ -148,26 +156,19 @@ class MixtureTask:
             yield Plan(what, {"step": step, "parts": dict(cursors), "examples": dict(seen)}, examples)
 
     def make(self, what: Mapping[str, Any]) -> MixedBatch:
-        """Return the batch of ``Plan.what``."""
-        return MixedBatch({name: self.tasks[name].make(each) for name, each in what.items()})
+        return MixedBatch({name: self._tasks[name].make(each) for name, each in what.items()})
 
     def describe(self, batch: MixedBatch, limit: int = 3) -> str:
-        """Return the first examples of each part of a batch as text, for messages."""
-        return "; ".join(f"{name}: {self.tasks[name].describe(each, limit)}" for name, each in batch.parts.items())
+        return "; ".join(f"{name}: {self._tasks[name].describe(each, limit)}" for name, each in batch.parts.items())
 
     def fingerprint(self) -> str:
-        """Return a string that changes with the data of any part."""
-        prints = {name: task.fingerprint() for name, task in self.tasks.items()}
+        prints = {name: task.fingerprint() for name, task in self._tasks.items()}
         return hashlib.sha256(json.dumps(prints, sort_keys=True).encode()).hexdigest()
 
-    def save_tokenizers(self, directory: Path) -> None:
-        self.tasks[self._longest].save_tokenizers(directory)
-
     def write_training_hashes(self, path: Path) -> None:
-        """Write the sorted hashes of the training sentences of all parts (uint64 ``.npy``) to ``path``."""
         union = np.zeros(0, dtype=np.uint64)
         with tempfile.TemporaryDirectory() as folder:
-            for task in self.tasks.values():
+            for task in self._tasks.values():
                 task.write_training_hashes(Path(folder) / "hashes.npy")
                 union = np.union1d(union, np.load(Path(folder) / "hashes.npy", allow_pickle=False))
         with write_aside(path) as aside, open(aside, "wb") as file:
@@ -176,10 +177,19 @@ class MixtureTask:
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
         """Return the pools of all parts. Pools of one language pair are joined, and equal data counts once."""
         pools: dict[tuple[str, str], list[Pool]] = {}
-        for task in {task.fingerprint(): task for task in self.tasks.values()}.values():
+        for task in {task.fingerprint(): task for task in self._tasks.values()}.values():
             for pool in task.validation_pools(max_pool_size):
                 pools.setdefault((pool.source_language, pool.target_language), []).append(pool)
         return [replace(some[0], batches=_one_after_another(some)) for some in pools.values()]
+
+    @property
+    def has_validation(self) -> bool:
+        return any(task.has_validation for task in self._tasks.values())
+
+    def validation_batches(self) -> Iterator[MixedBatch]:
+        """Return the batches of the dev splits, each with one part."""
+        for name, task in self._tasks.items():
+            yield from (MixedBatch({name: batch}) for batch in task.validation_batches())
 
 
 def _one_after_another(pools: list[Pool]) -> Callable[[], Iterator[Any]]:

@@ -21,11 +21,17 @@ from xrep.data.stream import Plan
 from xrep.data.text_store import TextOptions, TextSplit, prepare_text
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.bitext import VALIDATION_BATCH_SIZE, Pool
-from xrep.text.sides import SHARED, Tokenizers, load_tokenizers, open_tokenizers, same_tokenizer, save_tokenizers
+from xrep.tasks.bitext import VALIDATION_BATCH_SIZE
+from xrep.tasks.task import Examples, Task
+from xrep.text.sides import SHARED, Tokenizers, load_tokenizers, open_tokenizers, same_tokenizer
 from xrep.text.tokenizer import Tokenizer
 
 Units = Literal["sentences", "adjacent", "reordered"]
+GIVES: dict[Units, Examples] = {
+    "sentences": Examples.SENTENCES,
+    "adjacent": Examples.NEIGHBOURS,
+    "reordered": Examples.REORDERED,
+}
 
 
 @dataclass
@@ -65,24 +71,20 @@ class SentenceBatch:
         return len(self.sentences)
 
 
-class MonolingualTask:
+class MonolingualTask(Task):
     """Text of one or many languages with one vocabulary, tokenised once and kept on disk.
 
     A batch has single sentences (``SentenceBatch``, for mlm), pairs of neighbouring sentences (``PairBatch``, for cmlm,
     and with translation_ranking for QuickThought), or pairs of a sentence and its own tokens in another order
     (``PairBatch``, for hictl on text without translations). Both sides of a pair are in one language.
 
-    Args:
-        tokenizers: folder of the tokenizer that comes with the model, as ``shared``; empty if the text has its own.
-
-    Attributes:
-        text: what the model needs to know about the text. All languages are on both sides, so towers must be shared.
-        tokenizers: the tokenizer, as ``shared``.
-        examples: number of training sentences, or pairs, in one epoch.
+    All languages are on both sides, so towers must be shared.
 
     Raises:
         UserError: the text is missing or damaged, has no neighbouring sentences, or two different tokenizers are named.
     """
+
+    default_validation = "loss"
 
     @dataclass(kw_only=True)
     class Config:
@@ -157,13 +159,12 @@ class MonolingualTask:
             self._budget = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
 
     @property
-    def gives(self) -> str:
-        """The kind of examples that this task gives, for criteria that read only some kinds."""
-        return "single sentences" if self.config.units == "sentences" else "pairs of sentences"
+    def gives(self) -> Examples:
+        return GIVES[self.config.units]
 
     @property
     def examples_per_batch(self) -> Fraction:
-        """Mean number of examples per batch on one rank; with a token budget, over the first examples of the order."""
+        # With a token budget it is the mean over the first examples of the order.
         if self._budget is None:
             return Fraction(self._batch_size)
         first = min(self.examples, WINDOW_SIZE)
@@ -174,7 +175,6 @@ class MonolingualTask:
         return 128 if self.config.batch_size is None else self.config.batch_size
 
     def check_size(self, world_size: int) -> None:
-        """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
         what = "pairs" if self.config.units == "adjacent" else "sentences"
         if self._budget is None:
             check_size(self.examples, what, self._batch_size, world_size, self.config.data)
@@ -182,15 +182,9 @@ class MonolingualTask:
             check_budget(self._order, what, self._budget, world_size, self.config.data)
 
     def write_training_hashes(self, path: Path) -> None:
-        """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
         shutil.copyfile(self._data.path / TRAINING_HASHES_FILE, path)
 
-    def save_tokenizers(self, directory: Path) -> None:
-        save_tokenizers(self.tokenizers, directory)
-
     def fingerprint(self) -> str:
-        """Return a string that changes when the tokens, their order, the borders of documents or the vocabulary
-        change."""
         return self._data.fingerprint
 
     def plan(
@@ -206,11 +200,9 @@ class MonolingualTask:
         return plan_by_tokens(self._order, self._budget, cursor, rank, world_size, stop)
 
     def make(self, what: np.ndarray) -> SentenceBatch | PairBatch:
-        """Return the batch of ``Plan.what``."""
         return self._batch(self._train, what)
 
     def describe(self, batch: SentenceBatch | PairBatch, limit: int = 3) -> str:
-        """Return the first examples of a training batch as text, for messages."""
         starts = np.cumsum([0, *self._train.sizes])
         lines = []
         for index in batch.indices[:limit].tolist():
@@ -222,18 +214,11 @@ class MonolingualTask:
             lines.append(f"{split.language} sentence {row}: {' ||| '.join(texts)}")
         return "; ".join(lines) or "no examples"
 
-    def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        """Return no pools: there are no translations to search for."""
-        return []
-
     @property
     def has_validation(self) -> bool:
-        """Whether the split ``valid`` has text."""
         return self._valid.count > 0
 
     def validation_batches(self) -> Iterator[SentenceBatch | PairBatch]:
-        """Return the batches of the split ``valid``, language by language, sorted by length; none if there is no such
-        split."""
         examples = self._valid
         for corpus, size in enumerate(examples.sizes):
             order = np.argsort(examples.lengths(corpus, np.arange(size)), kind="stable")
@@ -263,7 +248,7 @@ class MonolingualTask:
         source, target, ids = self._pad(*sentences), self._pad(*other), np.stack([first, second], axis=1)
         if self.config.units == "adjacent" and self.config.swap_order:
             swapped = (scramble(numbers.astype(np.uint64), self._seed) & np.uint64(1)).astype(bool)
-            source, target = _swapped(source, target, torch.from_numpy(swapped), self.text.vocabulary(SHARED).pad_id)
+            source, target = _swapped(source, target, swapped, self.text.vocabulary(SHARED).pad_id)
             ids[swapped] = ids[swapped, ::-1]
         return PairBatch(
             source, target, torch.from_numpy(ids.view(np.int64)), indices, languages.unsqueeze(1).expand(-1, 2)
@@ -328,15 +313,11 @@ class _NumberedOrder(ExampleOrder):
         return np.column_stack([super().take(start, stop), np.arange(start, stop)])
 
 
-def _swapped(first: TokenBatch, second: TokenBatch, swap: Tensor, pad_id: int) -> tuple[TokenBatch, TokenBatch]:
+def _swapped(first: TokenBatch, second: TokenBatch, swap: np.ndarray, pad_id: int) -> tuple[TokenBatch, TokenBatch]:
     """Swap the rows of two batches where ``swap`` (bool [B]) is True."""
     both, count = first.followed_by(second, pad_id), len(first)
-    rows = torch.arange(count)
-    sides = []
-    for chosen in (rows + count * swap, rows + count * ~swap):
-        side = TokenBatch(both.tokens[chosen], both.lengths[chosen])
-        sides.append(side.rows(0, count))
-    return sides[0], sides[1]
+    rows = np.arange(count)
+    return both.select(rows + count * swap), both.select(rows + count * ~swap)
 
 
 def _given_tokenizer(config: MonolingualTask.Config, brought: Mapping[str, str]) -> Tokenizer | None:

@@ -19,7 +19,8 @@ from xrep.data.plan import check_size, plan_batches
 from xrep.data.store import TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE
 from xrep.data.stream import Plan
 from xrep.errors import UserError
-from xrep.tasks.bitext import VALIDATION_BATCH_SIZE, Pool
+from xrep.tasks.bitext import VALIDATION_BATCH_SIZE
+from xrep.tasks.task import Examples, Task
 from xrep.text.languages import canonical
 from xrep.text.nli_readers import LABELS
 from xrep.text.sides import (
@@ -29,7 +30,6 @@ from xrep.text.sides import (
     load_tokenizers,
     open_tokenizers,
     same_tokenizer,
-    save_tokenizers,
     tokenizer_of,
 )
 
@@ -72,10 +72,7 @@ class NliBatch:
         chosen, places = self.places[some].unique(return_inverse=True)
         border = len(self.sides[0])
         of_sides = chosen[chosen < border], chosen[chosen >= border] - border
-        source, target = (
-            TokenBatch(side.tokens[rows], side.lengths[rows]).rows(0, len(rows))
-            for side, rows in zip(self.sides, of_sides, strict=True)
-        )
+        source, target = (side.select(rows.numpy()) for side, rows in zip(self.sides, of_sides, strict=True))
         facts = (tensor[some] for tensor in (self.labels, self.ids, self.indices, self.languages))
         return NliBatch((source, target), places, *facts)
 
@@ -87,23 +84,17 @@ class NliBatch:
         return len(self.places)
 
 
-class NliTask:
+class NliTask(Task):
     """Natural language inference data of one or several languages, as it is published (``xrep.text.nli_readers``).
 
     It is tokenised once and kept on disk. The tokenizer is that of the pretrained encoder, or ``tokenizer``, or one
     that is trained on the text.
 
-    Args:
-        tokenizers: folders of the tokenizers that come with the model, by side; empty if the text has its own.
-
-    Attributes:
-        text: what the model needs to know about the text.
-        tokenizers: loaded tokenizers, by side.
-        examples: number of training examples in one epoch.
-
     Raises:
         UserError: the data is missing or damaged, or two different tokenizers are named.
     """
+
+    default_validation = "nli"
 
     @dataclass(kw_only=True)
     class Config:
@@ -169,44 +160,32 @@ class NliTask:
         )
 
     @property
-    def gives(self) -> str:
-        """The kind of examples that this task gives, for criteria that read only some kinds."""
-        return "triplets" if self.config.form == "triplets" else "labelled pairs"
+    def gives(self) -> Examples:
+        return Examples.TRIPLETS if self.config.form == "triplets" else Examples.LABELLED_PAIRS
 
     @property
     def examples_per_batch(self) -> int:
-        """Number of examples per batch on one rank."""
         return self.config.batch_size
 
     def check_size(self, world_size: int) -> None:
-        """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
         check_size(self.examples, "examples", self.config.batch_size, world_size, self.config.data)
 
     def write_training_hashes(self, path: Path) -> None:
-        """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
         shutil.copyfile(self._data.path / TRAINING_HASHES_FILE, path)
 
-    def save_tokenizers(self, directory: Path) -> None:
-        save_tokenizers(self.tokenizers, directory)
-
     def fingerprint(self) -> str:
-        """Return a string that changes when the tokens, their order, the classes or the vocabulary change."""
         return self._data.fingerprint
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """Return the training batches of one rank (``xrep.data.plan.plan_batches``), where ``Plan.what`` has only
-        rows."""
         plans = plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
         return (replace(plan, what=plan.what[:, 1]) for plan in plans)
 
     def make(self, what: np.ndarray) -> NliBatch:
-        """Return the batch of ``Plan.what``."""
         return self._batch(self._train, what)
 
     def describe(self, batch: NliBatch, limit: int = 3) -> str:
-        """Return the first examples of a training batch as text, for messages."""
         lines = []
         for row in batch.indices[:limit].tolist():
             sides = ["target" if target else "source" for target in self._is_target[self._train.languages[row]]]
@@ -216,17 +195,11 @@ class NliTask:
             lines.append(f"example {row}: {' ||| '.join([*texts, *label])}")
         return "; ".join(lines) or "no examples"
 
-    def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        """Return no pools: there are no translations to search for."""
-        return []
-
     @property
     def has_validation(self) -> bool:
-        """Whether there is a dev split."""
         return "valid" in self._data.splits
 
     def validation_batches(self) -> Iterator[NliBatch]:
-        """Return the batches of the dev split, sorted by length; none if there is no such split."""
         split = self._data.splits.get("valid")
         if split is not None:
             order = np.argsort(split.lengths(np.arange(len(split))), kind="stable")

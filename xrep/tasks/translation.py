@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,14 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from xrep.data.batching import PairBatch
 from xrep.data.order import WINDOW_SIZE
 from xrep.data.plan import TokenBudget, check_budget, plan_by_tokens
 from xrep.data.store import PairSplit
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask, T
-from xrep.text.sides import SHARED, tokenizer_of
+from xrep.text.sides import SHARED
 
 OTHER_SIDE = {"source": "target", "target": "source"}
 
@@ -31,6 +29,9 @@ class TranslationTask(BitextTask):
     Raises:
         UserError: anything that ``BitextTask`` raises; both directions, if the sides have separate vocabularies.
     """
+
+    default_model = "translation"
+    default_validation = "translation"
 
     @dataclass(kw_only=True)
     class Config(BitextTask.Config):
@@ -86,40 +87,21 @@ class TranslationTask(BitextTask):
         return Fraction(first, sum(1 for _ in self.plan(stop=first)))
 
     def check_size(self, world_size: int) -> None:
-        """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
         if self._budget is None:
             super().check_size(world_size)
         else:
             check_budget(self._order, "pairs", self._budget, world_size, self._data.path)
 
     def fingerprint(self) -> str:
-        """Return a string that changes when the tokens, their order, the vocabulary or the direction change."""
         direction = self.config.direction
         return super().fingerprint() + ("" if direction == "forward" else f" {direction}")
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        """Return the training batches of one rank: see ``xrep.data.plan.plan_by_tokens`` and ``plan_batches``."""
         if self._budget is None:
             return super().plan(cursor, rank, world_size, stop)
         return plan_by_tokens(self._order, self._budget, cursor, rank, world_size, stop)
-
-    def validation_batches(self) -> Iterator[PairBatch]:
-        """Return the batches of the split ``valid``, one language pair after the other, sorted by length.
-
-        Raises:
-            UserError: there is no such split.
-        """
-        pools = self.validation_pools(sys.maxsize)
-        return (batch for pool in pools for batch in pool.batches())
-
-    def references(self, batch: PairBatch) -> list[str]:
-        """Return the target side of a batch as text, decoded from its tokens: without what the vocabulary does not
-        know, and cut where the batch is cut."""
-        tokenizer = tokenizer_of(self.tokenizers, "target")
-        rows = zip(batch.target.tokens.tolist(), batch.target.host_lengths.tolist(), strict=True)
-        return [tokenizer.decode(ids[1 : length - 1]) for ids, length in rows]
 
     def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
         """Return the token counts of both sides of training pairs, as their batch has them: int64 [n, 2]."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from xrep.criteria.criterion import Loss
+from xrep.criteria.criterion import Loss, Planned
 from xrep.training.distributed import World
 
 BEGINS = "it begins in "
@@ -20,10 +20,10 @@ BEGINS = "it begins in "
 
 def not_finite(
     module: nn.Module,
-    forward: Callable[[Any], Loss],
+    forward: Callable[[Planned], Loss],
     loss: float,
     norm: float,
-    batches: list[Any],
+    batches: list[Planned],
     describe: Callable[[Any], str],
     world: World,
 ) -> str:
@@ -44,7 +44,7 @@ def not_finite(
             where = _bad_module(module, lambda batch=batch: forward(batch))
             if world.sums([float(where.startswith(BEGINS))])[0]:
                 break
-    everyone = world.gather(f"{where}; the batch begins with {describe(batch)}")
+    everyone = world.gather(f"{where}; the batch begins with {describe(batch.examples)}")
     rank = next((number for number, text in enumerate(everyone) if text.startswith(BEGINS)), 0)
     return f"{what}{f' (rank {rank})' if world.size > 1 else ''}; {everyone[rank]}"
 
@@ -95,9 +95,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def out_of_memory(batches: list[Any]) -> str:
+def out_of_memory(batches: list[Planned]) -> str:
     """Return the message that memory ran out on these batches: how large they are, and what to change."""
-    shapes = "; ".join(_shape_of(batch) for batch in batches)
+    shapes = "; ".join(_shape_of(batch.examples) for batch in batches)
     return (
         f"out of memory with {shapes}; lower --batch-size or --max-tokens (and raise --update-freq), --micro-batch or "
         "--max-length, or set --activation-checkpointing or --precision bf16"
@@ -113,8 +113,8 @@ def _shape_of(batch: Any) -> str:
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)
     elif hasattr(value, "__dict__"):
         yield from _tensors(vars(value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, joined
-from xrep.criteria.criterion import Loss
+from xrep.criteria.criterion import Loss, Planned
 from xrep.training.random_state import random_state, restore_random_state
 
 
@@ -32,7 +32,7 @@ class GradientCache:
         self,
         criterion: ContrastiveCriterion,
         model: nn.Module,
-        pieces: list[Any],
+        pieces: Sequence[Planned],
         device: torch.device,
         context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
@@ -54,10 +54,10 @@ class GradientCache:
         """Parameters of the criterion (such as a temperature), with their gradients from the comparison."""
         self._after = self._states[0]
 
-    def contrast(self, batch: Any) -> Loss:
+    def contrast(self, planned: Planned) -> Loss:
         """Return the loss terms that compare the rows of the whole batch, which is on the device."""
         with self._context():
-            loss = self._criterion.contrast(self._vectors + self._constants, batch)
+            loss = self._criterion.contrast(self._vectors + self._constants, planned)
         self._after = random_state(self._device)
         return loss
 
@@ -73,7 +73,7 @@ class GradientCache:
         by_vector = [g.split(rows) for g, rows in zip(whole, zip(*self._rows, strict=True), strict=True)]
         self._gradients = list(zip(*by_vector, strict=True)) if by_vector else [()] * len(self._rows)
 
-    def encode(self, number: int) -> Callable[[ContrastiveCriterion, nn.Module, Any], tuple[Encoded, list[Tensor]]]:
+    def encode(self, number: int) -> Callable[[ContrastiveCriterion, nn.Module, Planned], tuple[Encoded, list[Tensor]]]:
         """Return a function that encodes a piece again, to be called immediately.
 
         For the last piece it also returns the criterion's own parameters: DDP must see them in the forward pass to know
@@ -82,7 +82,7 @@ class GradientCache:
         restore_random_state(self._states[number], self._device)
         own = self._own if self._is_last(number) else []
 
-        def again(criterion: ContrastiveCriterion, model: nn.Module, piece: Any) -> tuple[Encoded, list[Tensor]]:
+        def again(criterion: ContrastiveCriterion, model: nn.Module, piece: Planned) -> tuple[Encoded, list[Tensor]]:
             return criterion.encode(model, piece), [parameter.view_as(parameter) for parameter, _ in own]
 
         return again

@@ -85,8 +85,8 @@ def _drop_records_after(path: Path, step: int) -> None:
         try:
             if line and json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
-        except ValueError:
-            continue  # the line was cut short when the run was killed
+        except (ValueError, KeyError, TypeError):
+            continue  # the line was cut short when the run was killed, or is not a record
     with write_aside(path) as aside:
         aside.write_text("".join(kept), encoding="utf-8")
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from xrep import __version__
 from xrep.config import RunConfig
-from xrep.criteria.criterion import MODELS, Criterion
+from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.kernels.paths import describe, use_path
@@ -33,7 +33,9 @@ from xrep.models.directory import (
     open_checkpoint,
     read_saved_config,
 )
+from xrep.models.model import Model
 from xrep.progress import duration
+from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
 from xrep.training.distributed import World, alone, check_equal, missing_each_other, pick_device
 from xrep.training.progress import Progress, Quiet
@@ -65,38 +67,41 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
     directory = run_directory(run)
+    is_new = False
     with missing_each_other(world), ExitStack() as stack:
         with world.together():
             _check_model(run)
             if world.is_main:
                 _check_directory(directory, run)
-                if directory.exists():
+                is_new = not directory.exists()
+                if not is_new:
                     stack.enter_context(lock(directory))
         torch.manual_seed(run.seed)
         task = world.in_turn(lambda: _make_task(run))
         with world.together():
             check_equal(world, {"configuration": run.values, "data": task.fingerprint(), "version": __version__})
             task.check_size(world.size)
-        return _train(run, task, directory, world, stack)
+        return _train(run, task, directory, world, stack, is_new)
 
 
 def _check_model(run: RunConfig) -> None:
-    """Raise UserError if a criterion or the validation needs another kind of model (their attribute ``needs``)."""
-    kinds = [part.kind for part in getattr(run.configs["criterion"], "parts", [])] or [run.classes["criterion"]]
+    """Raise UserError if a criterion or the validation needs another kind of model."""
+    criterion, model = run.configs["criterion"], run.classes["model"]
+    kinds = [part.kind for part in criterion.parts] if run.values.get("parts") else [run.classes["criterion"]]
     values = run.values.get("parts") or [run.values]
     asking = [("criterion", own["criterion"]["name"], kind) for own, kind in zip(values, kinds, strict=True)]
     for section, name, kind in [*asking, ("validation", run.values["validation"]["name"], run.classes["validation"])]:
-        needs = getattr(kind, "needs", None)
-        if needs is not None and not hasattr(run.classes["model"], MODELS[needs][0]):
-            problem = f"the {section} {name} needs a {needs}, and the model {run.values['model']['name']} is none"
-            raise UserError(problem, cure=f"choose --model {MODELS[needs][1]} or another --{section}")
+        needs: type[Model] | None = kind.needs
+        if needs is not None and not issubclass(model, needs):
+            problem = f"the {section} {name} needs a {needs.kind}, and the model {run.values['model']['name']} is none"
+            raise UserError(problem, cure=f"choose --model {needs.example} or another --{section}")
 
 
-def _make_task(run: RunConfig) -> Any:
+def _make_task(run: RunConfig) -> Task:
     return run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
 
 
-def _train(run: RunConfig, task: Any, directory: Path, world: World, stack: ExitStack) -> Summary:
+def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: ExitStack, is_new: bool) -> Summary:
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
     latest = world.from_main(checkpoints.latest() if world.is_main else None)
     with world.together():
@@ -107,10 +112,12 @@ def _train(run: RunConfig, task: Any, directory: Path, world: World, stack: Exit
     progress: Progress | Quiet = Quiet()
     with world.together():
         if world.is_main:  # all checks have passed: from here on the directory belongs to this run
-            new = not directory.exists()
-            _prepare_directory(directory, run, task)
-            if new:
+            if is_new:
                 stack.enter_context(lock(directory))
+                if any(path.name != LOCK for path in directory.iterdir()):
+                    cure = "repeat the command to go on with it, or choose another --save-dir"
+                    raise UserError("another run has begun here meanwhile", path=directory, cure=cure)
+            _prepare_directory(directory, run, task)
             progress = Progress(run.configs["logging"], directory, latest.step if latest else 0)
     stack.callback(progress.close)
     trainer.progress, checkpoints.say = progress, progress.say
@@ -131,7 +138,7 @@ def _train(run: RunConfig, task: Any, directory: Path, world: World, stack: Exit
     return Summary(directory, state, trainer.finished)
 
 
-def _build(run: RunConfig, task: Any, latest: Checkpoint | None) -> tuple[nn.Module, Criterion, list[str]]:
+def _build(run: RunConfig, task: Task, latest: Checkpoint | None) -> tuple[Model, Criterion, list[str]]:
     """Return model, criterion, and notes for the user on where their weights come from."""
     architecture = latest.manifest["architecture"] if latest is not None else None
     model = run.classes["model"](run.configs["model"], task.text, architecture)
@@ -163,7 +170,7 @@ def _check_directory(directory: Path, run: RunConfig) -> None:
     check_same_run(read_saved_config(directory / CONFIG), run.values, directory)
 
 
-def _saved_state(latest: Checkpoint, task: Any) -> dict[str, Any]:
+def _saved_state(latest: Checkpoint, task: Task) -> dict[str, Any]:
     saved = latest.training_state()
     if saved["data"] != task.fingerprint():
         raise UserError(
@@ -180,7 +187,7 @@ def _resumed(latest: Checkpoint, finished: bool) -> str:
     return f"going on from {latest.path} (step {latest.step})"
 
 
-def _init_model(initial: Checkpoint, model: nn.Module, task: Any) -> list[str]:
+def _init_model(initial: Checkpoint, model: Model, task: Task) -> list[str]:
     new, note = _load(initial, MODEL, "model", model)
     if len(new) == len(model.state_dict()):
         cure = "give the model the same sizes"
@@ -191,17 +198,17 @@ def _init_model(initial: Checkpoint, model: nn.Module, task: Any) -> list[str]:
     return [note, warning]
 
 
-def _load(initial: Checkpoint, file: str, kind: str, module: Any) -> tuple[list[str], str]:
+def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple[list[str], str]:
     """Copy the tensors that fit; return the names of those that keep their initial values, and a line of text on it."""
     tensors = initial.tensors(file)
-    if hasattr(module, "carried_over"):
+    if isinstance(module, Model):
         tensors = module.carried_over(tensors, initial.text)
     new, total = load_matching(module, tensors), len(module.state_dict())
     listed = f"; new: {', '.join(new)}" if new else ""
     return new, f"init: {total - len(new)} of {total} {kind} tensors from {initial.path}{listed}"
 
 
-def _same_tokenizer(checkpoint: Checkpoint, task: Any) -> bool:
+def _same_tokenizer(checkpoint: Checkpoint, task: Task) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         task.save_tokenizers(Path(folder))
         ours, theirs = _contents(Path(folder)), _contents(checkpoint.path / TOKENIZER)
@@ -212,7 +219,7 @@ def _contents(folder: Path) -> dict[Path, bytes]:
     return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def _prepare_directory(directory: Path, run: RunConfig, task: Any) -> None:
+def _prepare_directory(directory: Path, run: RunConfig, task: Task) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for partial in directory.glob(f".{PREFIX}*"):  # left by a run that was killed while it saved
         shutil.rmtree(partial)
@@ -221,7 +228,7 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Any) -> None:
         task.write_training_hashes(aside)
 
 
-def _introduction(run: RunConfig, task: Any, model: nn.Module, trainer: Trainer) -> list[str]:
+def _introduction(run: RunConfig, task: Task, model: Model, trainer: Trainer) -> list[str]:
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     world = trainer.world
     ranks = f"{world.size} ranks, " if world.size > 1 else ""
@@ -233,7 +240,7 @@ def _introduction(run: RunConfig, task: Any, model: nn.Module, trainer: Trainer)
     ]
 
 
-def _warnings(criterion: Criterion, task: Any, trainer: Trainer) -> list[str]:
+def _warnings(criterion: Criterion, task: Task, trainer: Trainer) -> list[str]:
     slow = [SLOW_BFLOAT16] if trainer.engine.precision != trainer.config.precision else []
     return [f"warning: {warning}" for warning in [*criterion.warnings(task), *slow]]
 
@@ -248,7 +255,7 @@ def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
         "steps": state.step,
         "examples": state.examples,
         "train_seconds": state.seconds,
-        "best": {"metric": getattr(trainer.validate, "metric", None), "value": state.best},
+        "best": {"metric": trainer.validate.metric if trainer.validate else None, "value": state.best},
     }
     _write(directory / SUMMARY, json.dumps(summary, indent=1) + "\n")
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"

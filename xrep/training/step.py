@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from xrep.criteria.contrastive import ContrastiveCriterion
-from xrep.criteria.criterion import Criterion, Loss
+from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.kernels.processor import multiplies_bfloat16
+from xrep.models.model import Model
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.gradient_cache import GradientCache
@@ -43,20 +44,20 @@ def precision_on(device: torch.device, precision: Precision) -> Precision:
     return "float32" if emulated else precision
 
 
-def _loss(criterion: Criterion, model: nn.Module, batch: Any) -> Loss:
-    return criterion(model, batch)
+def _loss(criterion: Criterion, model: nn.Module, planned: Planned) -> Loss:
+    return criterion(model, planned)
 
 
 class TrainingModule(nn.Module):
     """Model and criterion side by side, as one module for the distributed engine."""
 
-    def __init__(self, model: Any, criterion: Criterion) -> None:
+    def __init__(self, model: Model, criterion: Criterion) -> None:
         super().__init__()
         self.model, self.criterion = model, criterion
 
-    def forward(self, batch: Any, call: Callable[[Criterion, nn.Module, Any], R] = _loss) -> R:
-        """Return the result of ``call`` with criterion, model and batch; by default the loss."""
-        return call(self.criterion, self.model, batch)
+    def forward(self, planned: Planned, call: Callable[[Any, Any, Planned], R] = _loss) -> R:
+        """Return the result of ``call`` with criterion, model and planned batch; by default the loss."""
+        return call(self.criterion, self.model, planned)
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,8 @@ class Outcome:
 class Engine:
     """Runs steps of one module with one optimizer.
 
-    DDP averages gradients while they are computed, only on the last batch of a step. The objective is
-    Σ weight · sum / size, where size is summed over all ranks and batches. Because DDP averages over the ranks, each
-    rank multiplies its objective by their number.
+    The objective of a step is described in ``Loss``. DDP averages gradients while they are computed, only on the last
+    batch of a step. Because it averages over the ranks, each rank multiplies its objective by their number.
 
     Args:
         precision: bf16 and fp16 compute products in half precision; weights stay float32.
@@ -135,12 +135,12 @@ class Engine:
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._half is None else torch.autocast(self.world.device.type, self._half)
 
-    def forward(self, batch: Any) -> Loss:
+    def forward(self, planned: Planned) -> Loss:
         """Return the loss of a batch (on any device) in the engine's precision."""
         with self.autocast():
-            return (self._parallel or self.module)(batch.to(self.world.device))
+            return (self._parallel or self.module)(planned.to(self.world.device))
 
-    def run(self, batches: list[Any], sizes: dict[str, float], update: Callable[[], None]) -> Outcome:
+    def run(self, batches: list[Planned], sizes: dict[str, float], update: Callable[[], None]) -> Outcome:
         """Run one step; the optimizer's update and what follows it are done only if all numbers are finite.
 
         Args:
@@ -167,20 +167,20 @@ class Engine:
             self.module.criterion.after_step(self.module.model)
         return outcome
 
-    def _whole(self, batch: Any, tally: _Tally, last: bool) -> None:
+    def _whole(self, planned: Planned, tally: _Tally, last: bool) -> None:
         """Add the gradient of a batch, computed all at once."""
         with self._averaging(last):
-            self._scaled(tally.add(self.forward(batch), len(batch))).backward()
+            self._scaled(tally.add(self.forward(planned), len(planned))).backward()
 
-    def _in_pieces(self, batch: Any, tally: _Tally, last: bool) -> None:
+    def _in_pieces(self, planned: Planned, tally: _Tally, last: bool) -> None:
         """Add the gradient of a batch, computed in pieces so that not all activations are in memory together."""
         assert self._parallel is not None
         device, criterion = self.world.device, self.module.criterion
-        # The batch is cut before it moves: the longest sentence of a piece would have to be read back from the GPU.
         assert isinstance(criterion, ContrastiveCriterion)
-        pieces = [piece.to(device) for piece in criterion.pieces(batch)]
+        whole = planned.to(device)
+        pieces = whole.pieces or [whole]
         cache = GradientCache(criterion, self.module.model, pieces, device, self.autocast)
-        cache.differentiate(self._scaled(tally.add(cache.contrast(batch.to(device)), len(batch))))
+        cache.differentiate(self._scaled(tally.add(cache.contrast(whole), len(whole))))
         for number, piece in enumerate(pieces):
             with self._averaging(last and number + 1 == len(pieces)):
                 with self.autocast():

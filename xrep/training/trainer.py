@@ -9,27 +9,29 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from xrep.config import RunConfig
-from xrep.criteria.criterion import Criterion
+from xrep.criteria.criterion import Criterion, Planned
 from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError
 from xrep.kernels.paths import triton_problem
 from xrep.models.directory import CRITERION, Checkpoint
+from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
 from xrep.progress import duration
+from xrep.tasks.task import Task
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import Preemption, is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.meters import Meters, memory_megabytes
+from xrep.training.planned import PlannedBatches
 from xrep.training.progress import Progress, Quiet
 from xrep.training.random_state import random_state, restore_random_state
 from xrep.training.step import Engine, Outcome, TrainingModule
 from xrep.training.validator import Validator
 
-Group = list[tuple[Any, Plan]]
+Group = list[tuple[Planned, Plan]]
 
 
 @dataclass
@@ -52,10 +54,9 @@ class Trainer:
 
     Args:
         run: the resolved configuration.
-        task: has ``plan``, ``make``, ``examples``, ``text``, ``save_tokenizers``, ``describe`` (see ``xrep.tasks``).
         checkpoints: checkpoints of the run's directory; only rank 0 writes.
         progress: reports on rank 0, and nothing on other ranks.
-        validate: ``validate(model, criterion) -> metrics``, with ``metric`` and ``maximize``; None: no validation.
+        validate: measures the model between steps; None: no validation.
         world: the processes of the run.
     """
 
@@ -117,8 +118,8 @@ class Trainer:
     def __init__(
         self,
         run: RunConfig,
-        task: Any,
-        model: nn.Module,
+        task: Task,
+        model: Model,
         criterion: Criterion,
         checkpoints: Checkpoints,
         progress: Progress | Quiet,
@@ -143,9 +144,8 @@ class Trainer:
         self.schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         self.state = TrainingState()
         self.preemption = Preemption()
-        self.max_epochs = self.config.max_epochs
-        if self.config.max_steps is None and self.config.max_minutes is None and self.max_epochs is None:
-            self.max_epochs = 15.0
+        unbounded = self.config.max_steps is None and self.config.max_minutes is None
+        self.max_epochs = 15.0 if unbounded and self.config.max_epochs is None else self.config.max_epochs
         self._meters = Meters()
         self._recent: dict[str, float] = {}
 
@@ -187,7 +187,7 @@ class Trainer:
         stop = None if self.max_epochs is None else math.ceil(self.max_epochs * self.task.examples)
         group: Group = []
         for pair in stream(
-            self.task,
+            PlannedBatches(self.task, self.module.criterion, self.run.seed, self.world.rank),
             cursor=self.state.cursor,
             rank=self.world.rank,
             world_size=self.world.size,
@@ -206,7 +206,7 @@ class Trainer:
         """Exchange what a step must know of all ranks: sizes, time (of rank 0), and whether one was told to stop."""
         sizes: dict[str, float] = {}
         for batch, _ in group:
-            for name, size in self.module.criterion.sizes(batch).items():
+            for name, size in batch.sizes.items():
                 sizes[name] = sizes.get(name, 0.0) + size
         tokens = sum(batch.token_count for batch, _ in group)
         told = [self._seconds(), tokens, float(self.preemption.signal is not None)]

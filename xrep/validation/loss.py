@@ -11,25 +11,23 @@ import torch
 from torch import nn
 
 from xrep.criteria.criterion import Criterion, Loss
-from xrep.criteria.multitask import Multitask
 from xrep.errors import UserError
 from xrep.kernels.gather import apart
-from xrep.tasks.monolingual import MonolingualTask
+from xrep.tasks.task import Task
+from xrep.training.validator import Validator
 from xrep.validation.retrieval import evaluating
 
 SEED = 1
 """Seed for the random draws of the objective, so that each validation masks the same tokens."""
 
 
-class LossValidator:
-    """Validate by the criterion's loss and metrics on the text of the split ``valid``.
+class LossValidator(Validator):
+    """Validate by the criterion's loss and metrics on the dev split, as training computes them.
 
-    Args:
-        task: A task ``monolingual``, or several tasks. Of several, only the monolingual ones are measured, and the mean
-            of their losses is the metric.
+    Of several tasks, those that have a dev split are measured.
 
     Raises:
-        UserError: None of the tasks is monolingual with a dev split.
+        UserError: There is no dev split.
     """
 
     metric = "loss"
@@ -40,29 +38,21 @@ class LossValidator:
         def problems(self) -> list[str]:
             return []
 
-    def __init__(self, config: Config, task: Any) -> None:
-        tasks = getattr(task, "tasks", {"": task})
-        self.tasks = {p: own for p, own in tasks.items() if isinstance(own, MonolingualTask) and own.has_validation}
-        if not self.tasks:
-            cure = "give it files such as valid.de, or choose another --validation"
-            raise UserError("there is no dev split of task monolingual to validate on", cure=cure)
+    def __init__(self, config: Config, task: Task) -> None:
+        self.task = task
+        if not task.has_validation:
+            raise UserError(
+                "there is no dev split", cure="give it files such as valid.de, or choose another --validation"
+            )
 
     def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
         """Measure model and criterion in their current state; training modes and random state are restored afterwards.
 
         Returns:
-            The values of ``mean_losses``. With several monolingual tasks: ``loss``, the mean over these tasks, and the
-            values of each task as ``PART/NAME``.
+            The values of ``mean_losses``; those of several parts are named ``PART/NAME``.
         """
-        measured: dict[str, dict[str, float]] = {}
         with undisturbed(model, criterion):
-            for part, task in self.tasks.items():
-                own = criterion.parts[part] if isinstance(criterion, Multitask) else criterion
-                measured[part] = mean_losses(model, own, task.validation_batches())
-        if len(measured) == 1:
-            return next(iter(measured.values()))
-        loss = sum(each["loss"] for each in measured.values()) / len(measured)
-        return {"loss": loss} | {f"{part}/{name}": x for part, each in measured.items() for name, x in each.items()}
+            return mean_losses(model, criterion, self.task.validation_batches())
 
 
 @contextmanager
@@ -87,15 +77,16 @@ def mean_losses(model: nn.Module, criterion: Criterion, batches: Iterable[Any]) 
         tokens or the like); ``loss_TERM`` for each term if there are several; and the criterion's metrics, each a mean
         over the batches weighted by their rows.
     """
-    device = next(model.parameters()).device
-    return _means([(criterion.sizes(batch), criterion(model, batch.to(device)), len(batch)) for batch in batches])
+    device, generator = next(model.parameters()).device, torch.Generator().manual_seed(SEED)
+    plans = (criterion.plan(batch, generator) for batch in batches)
+    return _means((plan.sizes, criterion(model, plan.to(device)), len(plan)) for plan in plans)
 
 
-def _means(found: list[tuple[dict[str, float], Loss, int]]) -> dict[str, float]:
+def _means(results: Iterable[tuple[dict[str, float], Loss, int]]) -> dict[str, float]:
     """Average over batches, each given as the sizes of its terms, its loss and its number of rows."""
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
-    for sizes, loss, rows in found:
+    for sizes, loss, rows in results:
         for name, term in loss.terms.items():
             key = f"loss_{name}"
             sums[key] = sums.get(key, 0.0) + term.weight * float(term.sum)

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.criteria.criterion import Criterion
-from xrep.criteria.multitask import Multitask
 from xrep.criteria.nli import Nli, sentence_vectors
 from xrep.errors import UserError
-from xrep.tasks.nli import NliBatch, NliTask
+from xrep.models.model import SentenceModel
+from xrep.tasks.nli import NliBatch
+from xrep.tasks.task import Examples, Task
+from xrep.training.validator import Validator
 from xrep.validation.retrieval import evaluating
 
 ROUNDING = 1e-6
 """Cosines that differ by less count as equal, so that rounding errors do not score when all vectors are the same."""
 
 
-class NliValidator:
+class NliValidator(Validator):
     """Validate by the share of pairs, or triplets, of the dev split that are predicted correctly.
 
     A pair is correct if the criterion's classifier predicts its class. Triplets have no classes: a triplet is correct
     if the positive is nearer to the anchor than the hard negative is (chance is 50%).
 
-    Args:
-        task: A task ``nli``, or several tasks of which some are ``nli``. If there are any pairs, the best checkpoint is
-            chosen by them.
+    The tasks are those of labelled pairs and triplets. If there are any pairs, the best checkpoint is chosen by them.
 
     Attributes:
         metric: ``accuracy`` of the classifier if there are pairs, else ``triplet_accuracy``.
@@ -38,7 +37,7 @@ class NliValidator:
         UserError: None of the tasks is ``nli`` with a dev split.
     """
 
-    needs = "sentence encoder"
+    needs = SentenceModel
     maximize = True
 
     @dataclass(kw_only=True)
@@ -46,16 +45,16 @@ class NliValidator:
         def problems(self) -> list[str]:
             return []
 
-    def __init__(self, config: Config, task: Any) -> None:
-        tasks = getattr(task, "tasks", {"": task})
-        self.tasks = {part: own for part, own in tasks.items() if isinstance(own, NliTask) and own.has_validation}
+    def __init__(self, config: Config, task: Task) -> None:
+        kinds = (Examples.LABELLED_PAIRS, Examples.TRIPLETS)
+        self.tasks = {part: own for part, own in task.parts.items() if own.gives in kinds and own.has_validation}
         if not self.tasks:
             cure = "give it a file such as snli_1.0_dev.jsonl, or choose another --validation"
             raise UserError("there is no dev split of task nli to validate on", cure=cure)
-        has_pairs = any(own.config.form == "pairs" for own in self.tasks.values())
+        has_pairs = any(own.gives is Examples.LABELLED_PAIRS for own in self.tasks.values())
         self.metric = "accuracy" if has_pairs else "triplet_accuracy"
 
-    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
+    def __call__(self, model: SentenceModel, criterion: Criterion) -> dict[str, float]:
         """Measure model and criterion in their current state; their training modes are restored afterwards.
 
         Args:
@@ -73,11 +72,10 @@ class NliValidator:
         triplets: list[np.ndarray] = []
         with evaluating(model, criterion):
             for part, task in self.tasks.items():
-                own = criterion.parts[part] if isinstance(criterion, Multitask) else criterion
-                if task.config.form == "triplets":
+                if task.gives is Examples.TRIPLETS:
                     triplets += [_nearer(model, batch).numpy() for batch in task.validation_batches()]
                     continue
-                for language, right in _classified(task, model, own):
+                for language, right in _classified(task, model, criterion.of_part(part)):
                     languages.setdefault(language, []).append(right)
         means = {name: 100 * float(np.concatenate(found).mean()) for name, found in sorted(languages.items())}
         measured = {"accuracy": float(np.mean(list(means.values())))} if means else {}
@@ -88,7 +86,7 @@ class NliValidator:
         return measured
 
 
-def _classified(task: NliTask, model: Any, criterion: Criterion) -> Iterator[tuple[str, np.ndarray]]:
+def _classified(task: Task, model: SentenceModel, criterion: Criterion) -> Iterator[tuple[str, np.ndarray]]:
     """Yield, for each batch, a language (or pair of languages) and a bool array of its correctly classified pairs."""
     if not isinstance(criterion, Nli):
         raise UserError("the criterion has no classifier", cure="choose --criterion nli or --validation sts")
@@ -101,7 +99,7 @@ def _classified(task: NliTask, model: Any, criterion: Criterion) -> Iterator[tup
             yield "-".join(names), right[(places == pair).all(axis=1)]
 
 
-def _nearer(model: Any, batch: NliBatch) -> Tensor:
+def _nearer(model: SentenceModel, batch: NliBatch) -> Tensor:
     """Return for each triplet whether its positive is nearer to its anchor than its hard negative is, bool [B]."""
     vectors = sentence_vectors(model, batch.to(next(model.parameters()).device))
     anchor, positive, negative = (vector.float().cpu() for vector in vectors)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,22 +13,22 @@ from torch import nn
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.metrics.retrieval import mean_cosine, retrieval_accuracy
+from xrep.models.model import SentenceModel
 from xrep.retrieval.neighbours import normalize_rows
+from xrep.tasks.task import Pool, Task
+from xrep.training.validator import Validator
 
 
-class RetrievalValidator:
+class RetrievalValidator(Validator):
     """Validate by how often the nearest neighbour of a dev sentence is its translation.
 
     The accuracy is measured for each language pair, in both directions.
-
-    Args:
-        task: The task. Its method ``validation_pools(max_pool_size)`` returns one pool of pairs per language pair.
 
     Raises:
         UserError: There is no pool, or a pool has fewer than 2 pairs.
     """
 
-    needs = "sentence encoder"
+    needs = SentenceModel
     metric = "accuracy"
     maximize = True
 
@@ -41,7 +40,7 @@ class RetrievalValidator:
         def problems(self) -> list[str]:
             return [f"max_pool_size must be at least 2, not {self.max_pool_size}"] if self.max_pool_size < 2 else []
 
-    def __init__(self, config: Config, task: Any) -> None:
+    def __init__(self, config: Config, task: Task) -> None:
         self.config = config
         self.pools = task.validation_pools(config.max_pool_size)
         if not self.pools:
@@ -54,7 +53,7 @@ class RetrievalValidator:
                     cure="give it more pairs, or leave the language pair out",
                 )
 
-    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
+    def __call__(self, model: SentenceModel, criterion: Criterion) -> dict[str, float]:
         """Measure ``model`` in its current state; its training mode is restored afterwards.
 
         Returns:
@@ -87,7 +86,7 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _embed(model: Any, pool: Any) -> tuple[np.ndarray, np.ndarray]:
+def _embed(model: SentenceModel, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     """Return the unit vectors of both sides, float32 [N, D]; row i of one side translates row i of the other."""
     device = next(model.parameters()).device
     towers = model.tower(pool.source_language), model.tower(pool.target_language)

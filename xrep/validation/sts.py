@@ -12,20 +12,20 @@ from xrep.errors import UserError
 from xrep.evaluation.sts import measure, select
 from xrep.evaluation.sts_sets import find_sets
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.models.model import SentenceModel
+from xrep.tasks.task import Task
+from xrep.training.validator import Validator
 from xrep.validation.retrieval import evaluating
 
 
-class StsValidator:
+class StsValidator(Validator):
     """Validate by Spearman's correlation between cosine and human similarity scores, as ``xrep-eval sts`` measures it.
-
-    Args:
-        task: The task, which provides the tokenizers and the description of the text.
 
     Raises:
         UserError: The data does not exist, or it has no language in common with the training text.
     """
 
-    needs = "sentence encoder"
+    needs = SentenceModel
     metric = "spearman"
     maximize = True
 
@@ -43,7 +43,7 @@ class StsValidator:
         def problems(self) -> list[str]:
             return []
 
-    def __init__(self, config: Config, task: Any) -> None:
+    def __init__(self, config: Config, task: Task) -> None:
         self.config, self.task = config, task
         found = find_sets(config.sts_path, config.sts_split)
         languages = config.sts_languages or sorted({test.language for test in found} & set(task.text.languages))

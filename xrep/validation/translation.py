@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
 from xrep.criteria.criterion import Criterion
-from xrep.criteria.multitask import Multitask
 from xrep.errors import UserError
 from xrep.inference.generation import SearchOptions, search
 from xrep.metrics.translation import bleu
-from xrep.tasks.bitext import Pool
-from xrep.tasks.translation import TranslationTask
+from xrep.models.model import TranslationModel
+from xrep.tasks.task import ParallelTask, Pool, Task
 from xrep.text.sides import tokenizer_of
+from xrep.training.validator import Validator
 from xrep.validation.loss import mean_losses, undisturbed
 
 
-class TranslationValidator:
+class TranslationValidator(Validator):
     """Validate by the criterion's loss on the dev split, and by sacrebleu's BLEU on its first sentences.
 
     The references are the tokens of the dev split, decoded to text and cut at max_length. To measure BLEU on the
     original files of a test set, use ``xrep-eval translation``.
 
-    Args:
-        task: A task ``translation``, or several tasks of which some are ``translation``.
-
     Attributes:
         metric: ``bleu`` or ``loss``; it chooses the best checkpoint.
 
     Raises:
-        UserError: None of the tasks is ``translation``, or one of these has no dev split.
+        UserError: There are no translations, or those of a task have no dev split.
     """
 
-    needs = "translation model"
+    needs = TranslationModel
 
     @dataclass(kw_only=True)
     class Config:
@@ -69,16 +66,15 @@ class TranslationValidator:
                 max_length_b=self.max_length_b,
             )
 
-    def __init__(self, config: Config, task: Any) -> None:
+    def __init__(self, config: Config, task: Task) -> None:
         self.config, self.metric = config, config.metric
         self.maximize = config.metric == "bleu"
-        tasks = getattr(task, "tasks", {"": task})
-        self.tasks = {part: own for part, own in tasks.items() if isinstance(own, TranslationTask)}
+        self.tasks = {part: own for part, own in task.parts.items() if isinstance(own, ParallelTask)}
         if not self.tasks:
-            raise UserError("there is no task translation to validate on", cure="choose another --validation")
+            raise UserError("there are no translations to validate on", cure="choose another --validation")
         self.pools = {part: own.validation_pools(config.max_sentences) for part, own in self.tasks.items()}
 
-    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
+    def __call__(self, model: TranslationModel, criterion: Criterion) -> dict[str, float]:
         """Measure model and criterion in their current state; training modes and random state are restored afterwards.
 
         Returns:
@@ -91,19 +87,18 @@ class TranslationValidator:
         scores: dict[str, float] = {}
         with undisturbed(model, criterion):
             for part, task in self.tasks.items():
-                own = criterion.parts[part] if isinstance(criterion, Multitask) else criterion
                 prefix = f"{part}/" if len(self.tasks) > 1 else ""
-                losses[prefix] = mean_losses(model, own, task.validation_batches())
+                losses[prefix] = mean_losses(model, criterion.of_part(part), task.validation_batches())
                 if "nll" in losses[prefix]:
                     losses[prefix]["perplexity"] = math.exp(min(losses[prefix]["nll"], 700))
                 if self.config.max_sentences:
-                    found = {f"{p.source_language}-{p.target_language}": p for p in self.pools[part]}
-                    scores |= {f"{prefix}bleu_{name}": self._bleu(model, task, p) for name, p in found.items()}
+                    pools = {f"{pool.source_language}-{pool.target_language}": pool for pool in self.pools[part]}
+                    scores |= {f"{prefix}bleu_{name}": self._bleu(model, task, pool) for name, pool in pools.items()}
         total = {"bleu": float(np.mean(list(scores.values())))} if scores else {}
         loss = {"loss": float(np.mean([each["loss"] for each in losses.values()]))}
         return loss | {f"{p}{name}": x for p, each in losses.items() for name, x in each.items()} | total | scores
 
-    def _bleu(self, model: Any, task: TranslationTask, pool: Pool) -> float:
+    def _bleu(self, model: TranslationModel, task: ParallelTask, pool: Pool) -> float:
         device, options = next(model.parameters()).device, self.config.search_options()
         tokenizer, place = tokenizer_of(task.tokenizers, "target"), model.target_languages.index(pool.target_language)
         hypotheses, references = list[str](), list[str]()

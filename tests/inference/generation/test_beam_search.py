@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.inference.generation.toys import ToyModel, best_of_all, plain_search, source_key, sources_of
+from tests.planning import token_batch
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.errors import UserError
 from xrep.inference.generation import Hypothesis, SearchOptions, search
@@ -188,7 +189,7 @@ def test_steps_with_a_cache_score_as_the_whole_model_does(
     bos, eos = model.target_vocabulary.bos_id, model.target_vocabulary.eos_id
     for row, best in enumerate(found):
         for hypothesis in best:
-            target = TokenBatch(
+            target = token_batch(
                 torch.tensor([[bos, *hypothesis.tokens, eos]]), torch.tensor([len(hypothesis.tokens) + 2])
             )
             with torch.no_grad():

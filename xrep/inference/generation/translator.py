@@ -92,7 +92,7 @@ class Translator:
             raise UserError("not a translation model: a pretrained encoder", path=path, cure=cure)
         checkpoint = open_checkpoint(path)
         model = load_model(checkpoint)
-        if not callable(getattr(model, "begin", None)):
+        if not isinstance(model, TranslationModel):
             problem = "not a translation model: it encodes sentences"
             raise UserError(problem, path=path, cure=f"encode them by xrep-encode, or {cure}")
         tokenizers = open_tokenizers(checkpoint.path.resolve() / TOKENIZER)

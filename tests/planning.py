@@ -1,0 +1,29 @@
+"""Plans of batches, as the trainer makes them, and token batches of tensors, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xrep.criteria.criterion import Criterion, Loss, Planned
+from xrep.data.batching import TokenBatch
+
+
+def token_batch(tokens: Tensor, lengths: Tensor) -> TokenBatch:
+    return TokenBatch(tokens, lengths, lengths.numpy(force=True))
+
+
+def plan(criterion: Criterion, batch: Any, seed: int = 0) -> Planned:
+    """The plan of a batch, its random numbers drawn from ``seed``."""
+    return criterion.plan(batch, torch.Generator().manual_seed(seed))
+
+
+def sizes_of(criterion: Criterion, batch: Any) -> dict[str, float]:
+    return plan(criterion, batch).sizes
+
+
+def loss_of(criterion: Criterion, model: Any, batch: Any, seed: int = 0) -> Loss:
+    """The loss of a batch that is planned and moved to the device of the model."""
+    return criterion(model, plan(criterion, batch, seed).to(next(model.parameters()).device))
