@@ -244,8 +244,7 @@ class _Writer:
             return None
         except (ValueError, KeyError, TypeError):
             raise self._other("its journal is damaged") from None
-        differing = sorted(key for key in {*facts, *self.facts} if facts.get(key) != self.facts.get(key))
-        if differing:
+        if differing := differing_names(facts, self.facts):
             raise self._other(f"it was made with another {', '.join(differing).replace('_', ' ')}")
         return saved if size >= _HEADER_BYTES + lines * self._row_bytes else None
 
@@ -253,6 +252,11 @@ class _Writer:
         return UserError(
             f"an unfinished output is there, and {why}", path=self.partial, cure=f"remove {self.journal} to begin anew"
         )
+
+
+def differing_names(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """Return the sorted keys that do not have the same value in both."""
+    return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
 
 
 def _header(lines: int, size: int, dtype: np.dtype) -> bytes:

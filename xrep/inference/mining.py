@@ -20,7 +20,7 @@ import xrep
 from xrep.errors import UserError
 from xrep.files import try_lock, write_aside, write_json
 from xrep.hashing import hash_bytes
-from xrep.inference.encoding import encode_file
+from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.retrieval.candidates import Candidates, Retrieval, choose, first_of_each
 from xrep.retrieval.ivf import IvfOptions, search_ivf
@@ -164,7 +164,7 @@ def mine(
     work = shard_folder(output, *shard) if shard else output.with_name(f"{output.name}.work")
     with _work_folder(work):
         sides = [_open(side, work, encoder, options) for side in (source, target)]
-        _check(sides, (source, target), options)
+        _check(sides, options)
         facts: dict[str, Any] = {side.name: opened.facts for side, opened in zip((source, target), sides, strict=True)}
         facts |= {"neighbours": options.neighbours, "index": options.index, "version": xrep.__version__}
         facts |= {"probes": options.probes} if options.index != "flat" else {}
@@ -229,14 +229,8 @@ def _open(given: Text, work: Path, encoder: SentenceEncoder | None, options: Min
         made_of = f"{encoder.fingerprint()} {given.lang} {lines.sha256 if lines else ''}"
         vectors = work / f"{given.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npy"
         if not vectors.exists():
-            encode_file(
-                encoder,
-                given.text,
-                vectors,
-                lang=given.lang,
-                dtype="float16",
-                batch_tokens=options.batch_tokens,
-            )
+            size = options.batch_tokens
+            encode_file(encoder, given.text, vectors, lang=given.lang, dtype="float16", batch_tokens=size)
     file = VectorFile(vectors)
     survey = file.survey()
     if lines is not None and len(lines) != len(file):
@@ -253,7 +247,7 @@ def _open(given: Text, work: Path, encoder: SentenceEncoder | None, options: Min
     return _Opened(side, lines, len(file) - len(rows), len(rows) - len(kept), facts | {"vectors": survey.sha256})
 
 
-def _check(sides: list[_Opened], given: tuple[Text, Text], options: MiningOptions) -> None:
+def _check(sides: list[_Opened], options: MiningOptions) -> None:
     x, y = (opened.side for opened in sides)
     if x.vectors.size != y.vectors.size:
         problem = f"vectors of {x.vectors.size} numbers, but {y.vectors.path} has {y.vectors.size}"
@@ -266,8 +260,7 @@ def _remember(work: Path, facts: dict[str, Any]) -> None:
     path = work / "facts.json"
     if path.exists():
         before = _read_facts(path)
-        differing = sorted(name for name in {*before, *facts} if before.get(name) != facts.get(name))
-        if differing:
+        if differing := differing_names(before, facts):
             problem = f"an unfinished search is there, with another {', '.join(differing)}"
             raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
         return
@@ -301,8 +294,7 @@ def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours
     for part in range(1, count + 1):
         folder = shard_folder(output, part, count)
         theirs = _read_facts(folder / "facts.json")
-        differing = sorted(n for n in {*theirs, *facts} - {"shard"} if theirs.get(n) != facts.get(n))
-        if differing:
+        if differing := differing_names({**theirs, "shard": None}, facts):
             cure = "search it again with the same arguments as the others"
             raise UserError(f"a shard with another {', '.join(differing)}", path=folder, cure=cure)
         if (folder / "lock").exists():
