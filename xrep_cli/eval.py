@@ -39,12 +39,13 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     _add_plugin(parser)
     commands = parser.add_subparsers(dest="evaluation", required=True, metavar="TEST")
     for name in EVALUATIONS.names():
-        description = docstring(EVALUATIONS.target(name)).replace("%", "%%")
+        target = EVALUATIONS.target(name)
+        description = (docstring(target) or f"({target} cannot be read)").replace("%", "%%")
         summary = description.split("\n")[0].rstrip(".")
         command = commands.add_parser(name, help=summary, description=description, formatter_class=HelpFormatter)
         if name == chosen:
             command.add_argument("--path", metavar="MODEL", help=PATH)
-            specs = read_fields("", f"{EVALUATIONS.target(name)}.Config")
+            specs = read_fields("", f"{target}.Config")
             for spec in sorted(specs, key=lambda spec: spec.default is not dataclasses.MISSING):
                 _add_option(command, spec)
             command.add_argument(

@@ -107,6 +107,6 @@ def test_a_broken_one_does_not_hide_the_others(
     with pytest.raises(SystemExit):
         main(["--help"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "(the source text of no_such_module cannot be found" in printed and "tatoeba" in printed
+    assert "(no_such_module:Absent cannot be read)" in printed and "tatoeba" in printed
     assert main(["absent", "--path", "best"]) == 2
     assert "no_such_module" in capsys.readouterr().err
