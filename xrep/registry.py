@@ -195,6 +195,13 @@ MODELS = Registry(
         "translation": "xrep.models.translation:Translation",
     },
 )
+ENCODERS = Registry(
+    "encoder",
+    {
+        "transformer": "xrep.nn.encoder:TransformerEncoder",
+        "transformers": "xrep.interop.transformers_encoder:TransformersEncoder",
+    },
+)
 CRITERIA = Registry(
     "criterion",
     {
@@ -240,4 +247,4 @@ VALIDATORS = Registry(
         "translation": "xrep.validation.translation:TranslationValidator",
     },
 )
-REGISTRIES = {r.kind: r for r in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS)}
+REGISTRIES = {r.kind: r for r in (TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS)}

@@ -18,7 +18,7 @@ from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
-from xrep.nn.encoder import TransformerEncoder
+from xrep.nn.encoder import TransformerEncoder, require_transformer
 
 
 class DAP(TranslationRanking):
@@ -90,7 +90,7 @@ class DAP(TranslationRanking):
         self._planner = Planner(
             pivot=text.languages.index(config.pivot_language), direction=direction, ratio=config.reconstruction_ratio
         )
-        encoder = model.encoders[self._tower]
+        encoder = require_transformer(model.encoders[self._tower], "dap")
         depth = len(encoder.layers) if model.config.pooled_layer is None else model.config.pooled_layer
         if config.rtl_layers > depth:
             raise UserError(f"dap: the encoder has {depth} layers", cure=f"lower --rtl-layers {config.rtl_layers}")
@@ -118,7 +118,8 @@ class DAP(TranslationRanking):
 
     def encode(self, model: DualEncoder, batch: PairBatch) -> Encoded:
         vectors, states, tokens = self._read(model, batch)
-        return Encoded(vectors, self._reconstruct(model.encoders[self._tower], batch, states, tokens))
+        encoder = require_transformer(model.encoders[self._tower], "dap")
+        return Encoded(vectors, self._reconstruct(encoder, batch, states, tokens))
 
     def _read(self, model: DualEncoder, batch: PairBatch) -> tuple[tuple[Tensor, Tensor], Tensor, TokenBatch]:
         """Return sentence vectors of both sides, and token vectors [2 B, T, H] and tokens, sources before targets."""

@@ -13,6 +13,7 @@ from xrep.criteria.reconstruction import on_device
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
+from xrep.nn.encoder import require_transformer
 from xrep.text.sides import SHARED
 
 LANGUAGE_STD = 0.02
@@ -50,7 +51,7 @@ class TLM(MLM):
         super().__init__(config, model, text)
         if SHARED not in model.encoders:
             raise UserError("tlm: all languages share one encoder", cure="use --towers shared")
-        shape = model.encoders[SHARED].shape
+        shape = require_transformer(model.encoders[SHARED], "tlm").shape
         self._limit = None if config.position_reset else shape.max_positions
         self.language_embedding = None
         if config.language_embeddings:
@@ -61,7 +62,7 @@ class TLM(MLM):
         return {"tlm": self.language.count(SHARED, self._together(batch).batch)}
 
     def forward(self, model: DualEncoder, batch: PairBatch) -> Loss:
-        together, encoder = self._together(batch), model.encoders[SHARED]
+        together, encoder = self._together(batch), require_transformer(model.encoders[SHARED], "tlm")
         masked = self.language.mask(SHARED, together.batch)
         states = encoder(masked.batch, positions=together.positions, added=self._languages(batch, together))
         found = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)

@@ -132,7 +132,7 @@ class SentenceEncoder:
         tokens: list[np.ndarray] = []
         for start in range(0, len(sentences), TOKENIZE_CHUNK):
             ids = tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK]))
-            tokens += [np.asarray(sentence[: self.text.max_length - 2], dtype=np.int64) for sentence in ids]
+            tokens += [np.asarray(sentence[: self.text.max_length - 1], dtype=np.int64) for sentence in ids]
         return tokens
 
 

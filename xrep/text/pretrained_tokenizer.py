@@ -65,7 +65,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     Args:
         text: Content of a ``tokenizer.json``.
-        special_ids: Ids of ``pad``, ``unk``, ``bos``, ``eos`` and ``mask`` (which may be None).
+        special_ids: Ids of ``pad``, ``unk``, ``bos``, ``eos`` and ``mask``; ``bos`` and ``mask`` may be None.
         split_special_tokens: Treat the name of a special token in a text as ordinary text.
         origin: Where ``text`` came from, for error messages.
 
@@ -90,8 +90,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocabulary_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         for name in ROLES:
             identity = special_ids.get(name)
-            if identity is None and name == "mask":
-                self.mask_id = None
+            if identity is None and name in ("bos", "mask"):
+                setattr(self, f"{name}_id", None)
                 continue
             if type(identity) is not int or self._tokenizer.id_to_token(identity) is None:
                 raise UserError(f"no piece has the {name} id {identity}", path=origin, cure=AGAIN)
@@ -290,8 +290,8 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
         raise UserError(f"a tokenizer of kind {tokenizer.kind!r} cannot become a {JSON_FILE}", cure=cure)
     ids = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
     tokens = {role: rust.id_to_token(identity) for role, identity in ids.items() if identity is not None}
-    if rust.encode("").ids != [tokenizer.bos_id, tokenizer.eos_id]:
-        bos, eos = tokens["bos"], tokens["eos"]
+    if rust.encode("").ids != tokenizer.add_special([]):
+        bos, eos = tokens.get("bos"), tokens["eos"]
         assert bos is not None and eos is not None
         surround(rust, bos, eos, bert=bos == "[CLS]")
     special = {name: tokens[role] for role, (names, _) in ROLES.items() if role in tokens for name in names}
