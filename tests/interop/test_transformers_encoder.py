@@ -17,8 +17,8 @@ from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.pretrained import encoder_state, read_pretrained
-from xrep.interop.transformers_encoder import UNLIMITED
 from xrep.nn.encoder import Encoder
+from xrep.nn.shape import UNLIMITED
 
 STACKS = {"modernbert": "layers", "deberta-v2": "encoder.layer", "t5": "encoder.block"}
 

@@ -102,6 +102,7 @@ def test_layers_freeze_and_decay_by_their_number(raw: Path, tmp_path: Path) -> N
     "given, message",
     [
         ({"criterion": "tlm"}, "tlm needs encoders of type transformer, this one has the type transformers"),
+        ({"compile": None}, "layers of encoders of type transformers cannot be compiled; train without --compile"),
         ({"encoder_type": "transformer"}, "a model of type 'modernbert'; xrep's own encoder reads bert"),
         ({"encoder_type": "transformerz"}, "unknown encoder 'transformerz'"),
     ],

@@ -23,12 +23,10 @@ from xrep.errors import UserError
 from xrep.nn.bert import ACTIVATIONS, CONFIG, FAMILIES, INERT, TOGETHER, check_inert
 from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import Encoder
-from xrep.nn.shape import EncoderSizes
+from xrep.nn.shape import UNLIMITED, EncoderSizes
 from xrep.nn.weights import Weights, read_json, some
 from xrep.registry import one_line
 
-UNLIMITED = 1 << 20
-"""Maximum length of an encoder whose positions have no limit, such as T5's."""
 DROPOUT = ("hidden_dropout_prob", "hidden_dropout", "dropout", "dropout_rate", "embedding_dropout", "mlp_dropout")
 ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout")
 # Entries of a configuration that name code to fetch and run, or kernels, or that only describe the file.

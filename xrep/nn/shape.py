@@ -9,6 +9,9 @@ from typing import Any, Literal
 from xrep.errors import UserError
 from xrep.nn.layers import Activation
 
+UNLIMITED = 1 << 20
+"""Maximum length of an encoder whose positions have no limit, such as T5's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSizes:
