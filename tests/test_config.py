@@ -21,7 +21,7 @@ from xrep.errors import ConfigError, UserError
 from xrep.registry import REGISTRIES, load_target
 
 CHOSEN = ("file", {"task": {"name": "bitext"}, "criterion": {"name": "dual_moco"}})
-PARTS = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry.names()]
+PARTS = [(kind, name) for kind, registry in REGISTRIES.items() if kind != "encoder" for name in registry.names()]
 PARTS += [(section, None) for section in FIXED_SECTIONS]
 
 

@@ -8,6 +8,7 @@ format of transformers.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -193,8 +194,9 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
 
     The tokenizer is read from the first of these that is in the directory or in its folder ``0_Transformer``:
     ``tokenizer.json``, ``vocab.txt`` (WordPiece), ``vocab.json`` with ``merges.txt`` (byte-level BPE),
-    ``sentencepiece.bpe.model`` (XLM-R). Truncation and padding in ``tokenizer.json`` are ignored. The special tokens
-    are those that ``special_tokens_map.json`` and ``tokenizer_config.json`` name, or else BERT's or RoBERTa's.
+    ``sentencepiece.bpe.model`` (XLM-R), or any other ``*.model`` that transformers reads, if it is installed.
+    Truncation and padding in ``tokenizer.json`` are ignored. The special tokens are those that
+    ``special_tokens_map.json`` and ``tokenizer_config.json`` name, or else BERT's or RoBERTa's.
     ``bos_id`` and ``eos_id`` are the tokens that the model has around a sentence: [CLS] and [SEP], or <s> and </s>.
 
     Options of ``tokenizer_config.json`` such as those for case and accents override ``tokenizer.json``, as in
@@ -212,7 +214,7 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
     _check_options(config, directory / CONFIG_FILE)
     declared = {**config, **read_json(directory / SPECIAL_FILE)}
     path = directory / JSON_FILE
-    original = read_text(path) if path.exists() else None
+    original = read_text(path) if path.exists() else _converted(directory)
     if original is not None:
         tokenizer = read_tokenizer_json(original, path)
         if _class_of(config) in (None, *_WORDPIECE, *_BYTE_LEVEL):
@@ -228,11 +230,11 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
         _check_class(config, path, _XLM_ROBERTA, read_json(directory / "config.json").get("model_type"))
         return XLMRobertaTokenizer(read_model(path), origin=path)
     else:
-        raise UserError(
-            f"no such tokenizer: none of {JSON_FILE}, vocab.txt, vocab.json with merges.txt, {XLM_ROBERTA_FILE} there",
-            path=directory,
-            cure="give a tokenizer folder, a Hugging Face model directory or a .model file",
-        )
+        files = f"{JSON_FILE}, vocab.txt, vocab.json with merges.txt, {XLM_ROBERTA_FILE}"
+        cure = "give a tokenizer folder, a Hugging Face model directory or a .model file"
+        if other := _other_models(directory):
+            cure = f"pip install 'xrep[hf]', with which transformers may read {other[0].name}"
+        raise UserError(f"no such tokenizer: none of {files} there", path=directory, cure=cure)
     if read_json(directory / SENTENCE_FILE).get("do_lower_case") is True:
         lower_case(tokenizer)
     add_tokens(tokenizer, directory, config)
@@ -243,6 +245,26 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
         split_special_tokens=config.get("split_special_tokens") is True,
         origin=path,
     )
+
+
+def _converted(directory: Path) -> str | None:
+    """Return the ``tokenizer.json`` that transformers makes of ``spm.model`` and the like; None if there is none."""
+    if not _other_models(directory) or importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        fast = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        return fast.backend_tokenizer.to_str()
+    except Exception as error:
+        problem = f"transformers cannot read this tokenizer ({type(error).__name__}: {' '.join(str(error).split())})"
+        raise UserError(problem, path=directory, cure=f"save it with transformers, which gives {JSON_FILE}") from None
+
+
+def _other_models(directory: Path) -> list[Path]:
+    """Return the SentencePiece models of families other than XLM-R; files that xrep reads itself come first."""
+    own = ("vocab.txt", "vocab.json", XLM_ROBERTA_FILE)
+    return [] if any((directory / name).exists() for name in own) else sorted(directory.glob("*.model"))
 
 
 def maximum_length(directory: str | Path) -> int | None:
