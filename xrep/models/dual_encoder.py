@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
-from xrep.errors import UserError
+from xrep.errors import ConfigError, UserError
 from xrep.interop.pretrained import AUTO
 from xrep.models.projection import Projection, ProjectionShape, make_projection
 from xrep.models.start import Start, find_start, shape_from
@@ -291,7 +291,7 @@ def _projections(
         if config.projected_side != "auto":
             widths = f"both towers give {outputs['source']} numbers"
             problem = f"projected_side {config.projected_side} has no effect: {widths}"
-            raise UserError(problem, cure="leave it out, or choose a --projection")
+            raise ConfigError([f"{problem}; leave it out, or choose a --projection"])
         return found
     side = _projected(config, pretrained)
     if side in found:
