@@ -105,6 +105,14 @@ def test_activation_checkpointing_and_copies(models: dict[str, Path], family: st
         assert not torch.equal(copied(batch), encoder(batch))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16(models: dict[str, Path], family: str) -> None:
+    encoder = SentenceEncoder.load(models[family], device="cpu", dtype="bfloat16")
+    assert {buffer.dtype for buffer in encoder.model.buffers()} <= {torch.float32, torch.int64}
+    cosines = (encoder.encode(SENTENCES) * library_vectors(models[family], SENTENCES).numpy()).sum(1)
+    assert cosines.min() > 0.999
+
+
 def test_dropout_rates_are_those_of_the_model(models: dict[str, Path]) -> None:
     shape = read_pretrained(models["deberta-v2"]).shape
     rates = {

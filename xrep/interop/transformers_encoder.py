@@ -144,6 +144,16 @@ class TransformersEncoder(Encoder):
         finally:
             hook.remove()
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Apply a conversion, but keep the type of buffers: half precision is too coarse for rotary frequencies."""
+        held = [(part, name, buffer) for part in self.modules() for name, buffer in part._buffers.items()]
+        super()._apply(fn, recurse)
+        for part, name, buffer in held:
+            moved = part._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                part._buffers[name] = buffer.to(moved.device)
+        return self
+
     def set_activation_checkpointing(self, on: bool) -> None:
         parts: list[Any] = [part for part in self.modules() if hasattr(part, "gradient_checkpointing")]
         if on and not parts:
