@@ -11,7 +11,7 @@ from torch import Tensor
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.interop.exported import write_huggingface, write_sentence_transformers
+from xrep.interop.exported import check_new, write_huggingface, write_sentence_transformers
 from xrep.models.averaging import average_last
 from xrep.models.directory import (
     CONFIG,
@@ -89,7 +89,7 @@ def _change(model: DualEncoder, path: str | Path, pooling: Pooling | None, proje
 
 def _write_checkpoint(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path) -> Path:
     """Write a checkpoint with the model alone and, if they are available, the hashes of its training sentences."""
-    _check_new(directory)
+    check_new(directory)
     hashes = checkpoint.training_hashes
     snapshot = Snapshot(
         step=checkpoint.step,
@@ -112,7 +112,7 @@ def _write_its_encoder(
         problem = "a translation model, which sentence-transformers does not have"
         cure = "give --format xrep, or --format hf for its encoder alone"
         raise UserError(problem, path=checkpoint.path, cure=cure)
-    _check_new(directory)
+    check_new(directory)
     model = load_model(checkpoint)
     if tensors is not None:
         model.load_state_dict(tensors)
@@ -136,11 +136,6 @@ def _write_its_encoder(
     return directory
 
 
-def _check_new(directory: Path) -> None:
-    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
-        raise UserError("something is there already", path=directory, cure="name a new directory")
-
-
 def export(encoder: SentenceEncoder, directory: str | Path, kind: Format) -> list[Path]:
     """Write an encoder as directories of sentence-transformers or transformers.
 
@@ -158,7 +153,7 @@ def export(encoder: SentenceEncoder, directory: str | Path, kind: Format) -> lis
         UserError: If ``directory`` is not empty, or the encoder has no counterpart in those libraries.
     """
     directory = Path(directory)
-    _check_new(directory)
+    check_new(directory)
     towers = list(encoder.model.encoders)
     if len(towers) == 1:
         _write_tower(encoder, towers[0], directory, kind)

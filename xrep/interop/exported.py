@@ -130,12 +130,17 @@ def _write_encoder(
     save_tensors(tensors, directory / SAFETENSORS)
 
 
+def check_new(directory: Path) -> None:
+    """Raise a UserError if a path is neither free nor an empty directory."""
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise UserError("something is there already", path=directory, cure="name a new directory")
+
+
 @contextmanager
 def _new_directory(directory: str | Path) -> Iterator[Path]:
     """Yield a folder beside ``directory``, and rename it to ``directory`` if the block raises nothing."""
     directory = Path(directory).expanduser().resolve()
-    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
-        raise UserError("something is there already", path=directory, cure="name a new directory")
+    check_new(directory)
     aside = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     try:
         with naming(directory):

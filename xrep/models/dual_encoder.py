@@ -10,14 +10,12 @@ from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import ConfigError, UserError
-from xrep.interop.pretrained import AUTO
 from xrep.models.projection import Projection, ProjectionShape, make_projection
-from xrep.models.start import Start, find_start, shape_from
+from xrep.models.start import Start, check_vocabulary, encoder_shape, find_start, shape_from
 from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.shape import EncoderSizes
-from xrep.registry import ENCODERS
 
 SHARED, SIDES = "shared", ("source", "target")
 
@@ -244,12 +242,7 @@ class DualEncoder(nn.Module):
 
 def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[str, Start]) -> dict[str, Any]:
     names = (SHARED,) if config.towers == "shared" else SIDES
-    shapes = {
-        name: pretrained[name].shape.first_layers(config.pretrained_layers, pretrained[name].path)
-        if name in pretrained
-        else _shape(config, text.vocabulary(name))
-        for name in names
-    }
+    shapes = {name: encoder_shape(config, text.vocabulary(name), pretrained.get(name)) for name in names}
     return {
         "towers": {name: shape.as_dict() for name, shape in shapes.items()},
         "pooling": _pooling(config, names, pretrained),
@@ -289,8 +282,8 @@ def _projections(
     outputs = {name: found[name].output_size if name in found else width for name, width in widths.items()}
     if config.projection == "auto" and len(set(outputs.values())) == 1:
         if config.projected_side != "auto":
-            widths = f"both towers give {outputs['source']} numbers"
-            problem = f"projected_side {config.projected_side} has no effect: {widths}"
+            width = f"both towers give {outputs['source']} numbers"
+            problem = f"projected_side {config.projected_side} has no effect: {width}"
             raise ConfigError([f"{problem}; leave it out, or choose a --projection"])
         return found
     side = _projected(config, pretrained)
@@ -310,32 +303,13 @@ def _projected(config: DualEncoder.Config, pretrained: dict[str, Start]) -> str:
     return "source" if list(pretrained) == ["target"] else "target"
 
 
-def _shape(config: DualEncoder.Config, vocabulary: Vocabulary) -> EncoderSizes:
-    encoder_class = ENCODERS.load("transformer" if config.encoder_type == AUTO else config.encoder_type)
-    return encoder_class.new_shape(
-        vocabulary_size=vocabulary.size,
-        pad_id=vocabulary.pad_id,
-        max_positions=config.max_positions,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        heads=config.heads,
-        feedforward_size=config.feedforward_size,
-        norm=config.norm,
-    )
-
-
 def _check(name: str, shape: EncoderSizes, vocabulary: Vocabulary, max_length: int, config: DualEncoder.Config) -> None:
     if max_length > shape.max_positions:
         raise UserError(
             f"sentences may have {max_length} subwords, the model has {shape.max_positions} positions",
             cure="lower --max-length" if config.pretrained() else "lower --max-length or raise --max-positions",
         )
-    if vocabulary.size > shape.vocabulary_size or shape.pad_id not in (None, vocabulary.pad_id):
-        raise UserError(
-            f"the tokenizer of the {name} tower has {vocabulary.size} subwords and pad id {vocabulary.pad_id}, its "
-            f"embeddings {shape.vocabulary_size} and pad id {shape.pad_id}",
-            cure="use the tokenizer that belongs to the encoder",
-        )
+    check_vocabulary(shape, vocabulary, name)
     if config.pooled_layer is not None and config.pooled_layer > shape.layers:
         raise UserError(
             f"the {name} tower has {shape.layers} layers", cure=f"lower --pooled-layer {config.pooled_layer}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
 from xrep.interop.pretrained import AUTO, encoder_state, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import DenseSpec
@@ -44,6 +45,26 @@ class Start:
 def shape_from(values: dict[str, Any]) -> EncoderSizes:
     """Return the shape that ``EncoderSizes.as_dict`` made into plain data."""
     return ENCODERS.load(values["type"]).Shape(**values)
+
+
+def encoder_shape(config: Any, vocabulary: Vocabulary, start: Start | None) -> EncoderSizes:
+    """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options."""
+    if start is not None:
+        return start.shape.first_layers(config.pretrained_layers, start.path)
+    encoder_class = ENCODERS.load("transformer" if config.encoder_type == AUTO else config.encoder_type)
+    sizes = ("hidden_size", "layers", "heads", "feedforward_size", "max_positions", "norm")
+    given = {name: getattr(config, name) for name in sizes}
+    return encoder_class.new_shape(vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id, **given)
+
+
+def check_vocabulary(shape: EncoderSizes, vocabulary: Vocabulary, tower: str) -> None:
+    """Raise a UserError if an encoder cannot read the ids of a tokenizer."""
+    if vocabulary.size > shape.vocabulary_size or shape.pad_id not in (None, vocabulary.pad_id):
+        problem = (
+            f"the tokenizer of the {tower} tower has {vocabulary.size} subwords and pad id {vocabulary.pad_id}, its "
+            f"embeddings {shape.vocabulary_size} and pad id {shape.pad_id}"
+        )
+        raise UserError(problem, cure="use the tokenizer that belongs to the encoder")
 
 
 def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:

@@ -9,16 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
+from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
-from xrep.interop.pretrained import AUTO
 from xrep.kernels.linear import linear
-from xrep.models.start import Start, find_start, shape_from
+from xrep.models.start import check_vocabulary, encoder_shape, find_start, shape_from
 from xrep.nn.decoder import DecoderShape, SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Packing, layout_of
 from xrep.nn.shape import EncoderSizes
-from xrep.registry import ENCODERS
 from xrep.text.sides import SHARED
 
 
@@ -145,7 +143,7 @@ class Translation(nn.Module):
         if config.encoder and architecture is None:
             start = find_start(config.encoder, config.encoder_type)
         if architecture is None:
-            shape = _encoder_shape(config, self.source_vocabulary, start)
+            shape = encoder_shape(config, self.source_vocabulary, start)
             architecture = {"encoder": shape.as_dict(), "decoder": _decoder_shape(config, shape).as_dict()}
         self._architecture = architecture
         shape, decoder_shape = shape_from(architecture["encoder"]), DecoderShape(**architecture["decoder"])
@@ -300,22 +298,6 @@ class Decoding:
         self._bias = None if self._bias is None else self._bias.index_select(0, rows)
 
 
-def _encoder_shape(config: Translation.Config, vocabulary: Vocabulary, start: Start | None) -> EncoderSizes:
-    if start is not None:
-        return start.shape.first_layers(config.pretrained_layers, start.path)
-    encoder_class = ENCODERS.load("transformer" if config.encoder_type == AUTO else config.encoder_type)
-    return encoder_class.new_shape(
-        vocabulary_size=vocabulary.size,
-        pad_id=vocabulary.pad_id,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        heads=config.heads,
-        feedforward_size=config.feedforward_size,
-        max_positions=config.max_positions,
-        norm=config.norm,
-    )
-
-
 def _decoder_shape(config: Translation.Config, encoder: EncoderSizes) -> DecoderShape:
     return DecoderShape(
         hidden_size=config.decoder_hidden_size or encoder.hidden_size,
@@ -336,13 +318,7 @@ def _check(config: Translation.Config, text: TextSpec, encoder: EncoderSizes, de
             cure = "lower --max-length" if whose == "encoder" and config.encoder else "raise --max-positions"
             problem = f"sentences may have {text.max_length} subwords, the {whose} has {positions} positions"
             raise UserError(problem, cure=cure)
-    vocabulary = text.vocabulary("source")
-    if vocabulary.size > encoder.vocabulary_size or encoder.pad_id not in (None, vocabulary.pad_id):
-        problem = (
-            f"the tokenizer of the source has {vocabulary.size} subwords and pad id {vocabulary.pad_id}, the encoder's "
-            f"embeddings {encoder.vocabulary_size} and pad id {encoder.pad_id}"
-        )
-        raise UserError(problem, cure="use the tokenizer that belongs to the encoder")
+    check_vocabulary(encoder, text.vocabulary("source"), "source")
     if decoder.hidden_size % decoder.heads:
         problem = f"the decoder's width {decoder.hidden_size} is not divisible by its {decoder.heads} heads"
         raise UserError(problem, cure="choose another --decoder-heads")
