@@ -27,7 +27,12 @@ from xrep.errors import ConfigError, UserError
 from xrep.registry import REGISTRIES, load_target
 
 CHOSEN = ("file", {"task": {"name": "bitext"}, "criterion": {"name": "dual_moco"}})
-TARGETS = [f"{registry.target(name)}.Config" for registry in REGISTRIES.values() for name in registry.names()]
+TARGETS = [
+    f"{registry.target(name)}.Config"
+    for registry in REGISTRIES.values()
+    if registry.kind != "encoder"
+    for name in registry.names()
+]
 TARGETS += [f"{target}.Config" for target in FIXED_SECTIONS.values()]
 TARGETS += [f"xrep.config.sections:{name}" for name in ("RunOptions", "MixtureOptions", "PartOptions")]
 

@@ -161,6 +161,13 @@ MODELS = Registry(
         "translation": "xrep.models.translation:Translation",
     },
 )
+ENCODERS = Registry(
+    "encoder",
+    {
+        "transformer": "xrep.nn.encoder:TransformerEncoder",
+        "transformers": "xrep.interop.transformers_encoder:TransformersEncoder",
+    },
+)
 CRITERIA = Registry(
     "criterion",
     {
@@ -224,5 +231,5 @@ EVALUATIONS = Registry(
 )
 REGISTRIES = {
     registry.kind: registry
-    for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS)
+    for registry in (TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS)
 }

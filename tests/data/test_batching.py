@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -21,6 +23,14 @@ def test_collate_pads_and_cuts() -> None:
     nothing = collate([], VOCABULARY, 6)
     assert nothing.tokens.shape == (0, 2) and nothing.lengths.shape == (0,) and not nothing.is_padded
     assert nothing.tokens.dtype == nothing.lengths.dtype == torch.int64
+
+
+def test_a_vocabulary_without_bos() -> None:
+    vocabulary = dataclasses.replace(VOCABULARY, bos_id=None)
+    batch = collate([np.array([11, 12]), np.array([], dtype=np.int64), np.arange(10, 19)], vocabulary, 4)
+    assert batch.tokens.tolist() == [[11, 12, 2, 9], [2, 9, 9, 9], [10, 11, 12, 2]]
+    assert batch.lengths.tolist() == [3, 1, 4]
+    assert collate([], vocabulary, 6).tokens.shape == (0, 1)
 
 
 def test_followed_by() -> None:

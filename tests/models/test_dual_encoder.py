@@ -86,6 +86,9 @@ def test_what_it_refuses(text) -> None:
     with pytest.raises(UserError, match="en: both a source and a target language; set `towers` to shared"):
         make_model(both)
     make_model(both, towers="shared")
+    with pytest.raises(UserError, match="projected_side source has no effect: both towers give 32 numbers; leave"):
+        make_model(text, projected_side="source")
+    assert list(make_model(text, projected_side="source", projection="linear").projections) == ["source"]
     assert DualEncoder.Config(layers=0, projection_size=0, dropout=1.0).problems() == [
         "layers must be at least 1, not 0",
         "projection_size must be at least 1, not 0",

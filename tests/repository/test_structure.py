@@ -41,6 +41,7 @@ NEIGHBOURS = {
     ("xrep.retrieval", "xrep.files"),  # what a search that may stop has found
     ("xrep.metrics", "xrep.retrieval"),  # retrieval accuracy counts nearest neighbours
     ("xrep.nn", "xrep.data"),  # the type of a batch
+    ("xrep.interop", "xrep.data"),  # the type of a batch
     ("xrep.interop", "xrep.nn"),  # the encoder that weights are read into and written from
     ("xrep.validation", "xrep.evaluation"),  # validators measure with the functions of the evaluations
     ("xrep.training", "xrep.criteria"),  # the type of a criterion and of its loss

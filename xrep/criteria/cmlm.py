@@ -15,7 +15,7 @@ from xrep.data.masking import Masked
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces
-from xrep.nn.encoder import TransformerEncoder
+from xrep.nn.encoder import TransformerEncoder, require_transformer
 from xrep.nn.layers import Linear
 from xrep.nn.projection_spaces import ProjectionSpaces
 from xrep.tasks.task import Examples, Task
@@ -74,7 +74,7 @@ class CMLM(Criterion):
         self.config = config
         self._tower = _only_tower(model, text)
         self.language = MaskedLanguage(model, text, rate=config.mask_rate, whole_word=False, head="auto")
-        hidden_size = model.encoders[self._tower].shape.hidden_size
+        hidden_size = require_transformer(model.encoders[self._tower], "cmlm").shape.hidden_size
         _check(config, model, self._tower, text.max_length)
         own = not isinstance(_projection(model, self._tower), MeanOfSpaces)
         self.spaces = ProjectionSpaces(hidden_size, config.projections) if own else None
@@ -87,7 +87,7 @@ class CMLM(Criterion):
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
         masked: Masked = planned.details
         vectors = self.vectors(model, planned.batch.source)
-        encoder = model.encoders[self._tower]
+        encoder = require_transformer(model.encoders[self._tower], "cmlm")
         hidden = masked.at_positions(encoder(masked.batch, **self._in_front(encoder, vectors, masked.batch)))
         if self.skip is not None:
             # A linear layer on the concatenation of both, whose part on ``hidden`` is the head's own first layer.

@@ -18,7 +18,7 @@ from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
-from xrep.nn.encoder import TransformerEncoder
+from xrep.nn.encoder import TransformerEncoder, require_transformer
 from xrep.tasks.task import Examples, ParallelTask, Task
 
 
@@ -94,7 +94,7 @@ class DAP(TranslationRanking):
         self._planner = Planner(
             pivot=text.languages.index(config.pivot_language), direction=direction, ratio=config.reconstruction_ratio
         )
-        encoder = model.encoders[self._tower]
+        encoder = require_transformer(model.encoders[self._tower], "dap")
         depth = len(encoder.layers) if model.config.pooled_layer is None else model.config.pooled_layer
         if config.rtl_layers > depth:
             raise UserError(f"dap: the encoder has {depth} layers", cure=f"lower `rtl_layers` from {config.rtl_layers}")
@@ -126,7 +126,8 @@ class DAP(TranslationRanking):
 
     def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
         vectors, states, tokens = self._read(model, planned.batch)
-        return Encoded(vectors, self._reconstruct(model.encoders[self._tower], planned.details, states, tokens))
+        encoder = require_transformer(model.encoders[self._tower], "dap")
+        return Encoded(vectors, self._reconstruct(encoder, planned.details, states, tokens))
 
     def _read(self, model: DualEncoder, batch: PairBatch) -> tuple[tuple[Tensor, Tensor], Tensor, TokenBatch]:
         """Return sentence vectors of both sides, and token vectors [2 B, T, H] and tokens, sources before targets."""

@@ -13,13 +13,14 @@ from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batching import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
-from xrep.interop.pretrained import CONFIG, masked_language_head, read_pretrained
+from xrep.interop.pretrained import masked_language_head, read_pretrained
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.directory import CRITERION, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.start import find_start
+from xrep.nn.bert import CONFIG
 from xrep.nn.containers import ModuleDict
-from xrep.nn.encoder import TransformerEncoder
+from xrep.nn.encoder import Encoder
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.weights import Weights
 from xrep.tasks.task import Task
@@ -61,11 +62,14 @@ class MaskedLanguage(nn.Module):
         pretrained = model.config.pretrained() if head == "auto" else {}
         self.heads = ModuleDict({t: self._head(t, model.encoders[t], pretrained.get(t)) for t in model.encoders})
 
-    def _head(self, tower: str, encoder: TransformerEncoder, directory: str | None) -> MaskedLanguageHead:
+    def _head(self, tower: str, encoder: Encoder, directory: str | None) -> MaskedLanguageHead:
         path = None if directory is None else find_start(directory).path
-        if path is not None and (path / CONFIG).is_file() and any(map(HEAD_TENSORS.search, Weights(path))):
+        shape, own = encoder.shape, encoder.shape.type == "transformer"
+        if encoder.token_embedding.weight.size(1) != shape.hidden_size:
+            problem = f"tower {tower}: its input embeddings, which predict words, are narrower than its token vectors"
+            raise UserError(problem, cure="choose another objective, or another encoder")
+        if own and path is not None and (path / CONFIG).is_file() and any(map(HEAD_TENSORS.search, Weights(path))):
             return masked_language_head(read_pretrained(path))
-        shape = encoder.shape
         head = MaskedLanguageHead(shape.hidden_size, shape.vocabulary_size, norm_epsilon=shape.norm_epsilon)
         if path is None:
             return head
@@ -96,7 +100,7 @@ class MaskedLanguage(nn.Module):
         begins = self._begins[tower] if self.whole_word else None
         return mask_tokens(batch, self.vocabularies[tower], self.rate, generator, begins)
 
-    def forward(self, tower: str, encoder: TransformerEncoder, vectors: Tensor, labels: Tensor) -> CrossEntropy:
+    def forward(self, tower: str, encoder: Encoder, vectors: Tensor, labels: Tensor) -> CrossEntropy:
         """Return the cross-entropy of predicting ``labels``, int64 [M], from vectors of the masked tokens, [M, H]."""
         head = self.heads[tower]
         return linear_cross_entropy(head(vectors), encoder.token_embedding.weight, labels, bias=head.bias)

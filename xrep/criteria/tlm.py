@@ -14,6 +14,7 @@ from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
+from xrep.nn.encoder import require_transformer
 from xrep.tasks.task import Examples
 from xrep.text.sides import SHARED
 
@@ -52,7 +53,7 @@ class TLM(MLM):
         super().__init__(config, model, text)
         if SHARED not in model.encoders:
             raise UserError("tlm: all languages share one encoder", cure="set `towers` to shared")
-        shape = model.encoders[SHARED].shape
+        shape = require_transformer(model.encoders[SHARED], "tlm").shape
         self._limit = None if config.position_reset else shape.max_positions
         self.language_embedding = None
         if config.language_embeddings:
@@ -67,7 +68,7 @@ class TLM(MLM):
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
         pairs: MaskedPairs = planned.details
-        masked, encoder = pairs.masked, model.encoders[SHARED]
+        masked, encoder = pairs.masked, require_transformer(model.encoders[SHARED], "tlm")
         added = self._languages(planned.batch, pairs.second)
         states = encoder(masked.batch, positions=pairs.positions, added=added)
         result = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)

@@ -20,9 +20,15 @@ class Vocabulary:
     size: int
     pad_id: int
     unk_id: int
-    bos_id: int
+    bos_id: int | None
+    """Id of the token in front of every sentence; None if the encoder has none there (T5)."""
     eos_id: int
     mask_id: int | None
+
+    @property
+    def special_count(self) -> int:
+        """Number of special tokens around a sentence."""
+        return 1 if self.bos_id is None else 2
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
@@ -191,9 +197,9 @@ def collate(sentences: Sequence[np.ndarray], vocabulary: Vocabulary, max_length:
 
     Args:
         sentences: Subword ids of each sentence, without special tokens.
-        max_length: Maximum length of a row, including the two special tokens; longer sentences are cut.
+        max_length: Maximum length of a row, including the special tokens; longer sentences are cut.
     """
-    cut = [sentence[: max_length - 2] for sentence in sentences]
+    cut = [sentence[: max_length - vocabulary.special_count] for sentence in sentences]
     lengths = np.fromiter(map(len, cut), dtype=np.int64, count=len(cut))
     return pad(np.concatenate(cut) if cut else np.empty(0, dtype=np.int64), lengths, vocabulary)
 
@@ -201,17 +207,20 @@ def collate(sentences: Sequence[np.ndarray], vocabulary: Vocabulary, max_length:
 def pad(ids: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> TokenBatch:
     """Build a padded batch from concatenated sentences, adding bos and eos around each sentence.
 
-    Without any sentences, the batch has shape [0, 2].
+    Without any sentences, the batch has as many columns as there are special tokens around a sentence.
 
     Args:
         ids: Subword ids of all sentences, concatenated: [sum of lengths], without special tokens.
         lengths: Number of ids of each sentence, int64 [B].
     """
-    tokens = np.full((len(lengths), int(lengths.max(initial=0)) + 2), vocabulary.pad_id, dtype=np.int64)
-    tokens[:, 0] = vocabulary.bos_id
-    tokens[:, 1:][np.arange(tokens.shape[1] - 1) < lengths[:, None]] = ids
-    tokens[np.arange(len(lengths)), lengths + 1] = vocabulary.eos_id
-    return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths + 2), lengths + 2)
+    count = vocabulary.special_count
+    tokens = np.full((len(lengths), int(lengths.max(initial=0)) + count), vocabulary.pad_id, dtype=np.int64)
+    if vocabulary.bos_id is not None:
+        tokens[:, 0] = vocabulary.bos_id
+    words = tokens[:, count - 1 :]
+    words[np.arange(words.shape[1]) < lengths[:, None]] = ids
+    words[np.arange(len(lengths)), lengths] = vocabulary.eos_id
+    return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths + count), lengths + count)
 
 
 def batches_of(

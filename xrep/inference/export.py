@@ -30,7 +30,6 @@ from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import open_tokenizers, tokenizer_of
 
 Format = Literal["sentence-transformers", "hf"]
-LIBRARIES = {"sentence-transformers": "sentence_transformers.SentenceTransformer", "hf": "transformers.AutoModel"}
 
 
 def export_path(
@@ -131,7 +130,7 @@ def _write_its_encoder(
             "# The encoder of a translation model",
             "",
             f"Trained with xrep to translate from {', '.join(text.source_languages)}; the decoder is left out."
-            f" It gives a vector for each token. Load with `{LIBRARIES[kind]}`.",
+            f" It gives a vector for each token. Load with `transformers.{model.encoder.library_class}`.",
         ]
         aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return directory
@@ -206,10 +205,14 @@ def _readme(encoder: SentenceEncoder, towers: list[str], kind: Format) -> str:
     # If a projection was left out, vectors of the two towers cannot be compared.
     comparable = len(model.projections) == len(model.architecture()["projections"])
     sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in towers))
+    classes = dict.fromkeys(tower.library_class for tower in model.encoders.values())
+    library = "sentence_transformers.SentenceTransformer"
+    if kind == "hf":
+        library = " or ".join(f"transformers.{name}" for name in classes)
     lines = [
         "# A cross-lingual sentence encoder",
         "",
-        f"Trained with xrep; sentences become vectors of {sizes} numbers. Load with `{LIBRARIES[kind]}`"
+        f"Trained with xrep; sentences become vectors of {sizes} numbers. Load with `{library}`"
         " or `xrep.SentenceEncoder.load`.",
         "",
     ]

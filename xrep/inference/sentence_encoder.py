@@ -16,6 +16,7 @@ from xrep.errors import UserError
 from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import SHARED, DualEncoder
+from xrep.nn.shape import UNLIMITED
 from xrep.text.languages import canonical
 from xrep.text.pretrained_tokenizer import maximum_length
 from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
@@ -132,7 +133,7 @@ class SentenceEncoder:
         tokens: list[np.ndarray] = []
         for start in range(0, len(sentences), TOKENIZE_CHUNK):
             ids = tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK]))
-            tokens += [np.asarray(sentence[: self.text.max_length - 2], dtype=np.int64) for sentence in ids]
+            tokens += [np.asarray(sentence[: self.text.max_length - 1], dtype=np.int64) for sentence in ids]
         return tokens
 
 
@@ -158,7 +159,8 @@ def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
     source: Pretrained = read_pretrained(find_pretrained(path))
     tokenizer = Tokenizer.load(source.path)
-    longest = min(maximum_length(source.path) or source.shape.max_positions, source.shape.max_positions)
+    positions = source.shape.max_positions
+    longest = min(maximum_length(source.path) or (512 if positions == UNLIMITED else positions), positions)
     text = TextSpec(vocabularies={SHARED: Vocabulary.of(tokenizer)}, max_length=longest)
     config = DualEncoder.Config(towers="shared", encoder=str(source.path), normalize=source.normalize is not False)
     model = DualEncoder(config, text)

@@ -37,7 +37,7 @@ from xrep.files import directory_aside, naming, sha256_of
 from xrep.nn.weights import save_tensors
 from xrep.registry import MODELS
 
-SCHEMA = 3
+SCHEMA = 4
 MANIFEST, CONFIG, MODEL, CRITERION, STATE = (
     "manifest.json",
     "config.yaml",

@@ -9,20 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
-from xrep.errors import UserError
+from xrep.errors import ConfigError, UserError
 from xrep.models.model import SentenceModel
 from xrep.models.projection import Projection, ProjectionShape, make_projection
-from xrep.models.start import Start, find_start
+from xrep.models.start import Start, check_vocabulary, encoder_shape, find_start, shape_from
 from xrep.nn.containers import ModuleDict
-from xrep.nn.encoder import EncoderShape, TransformerEncoder
+from xrep.nn.encoder import Encoder
 from xrep.nn.layers import Norm
 from xrep.nn.pooling import Pooling, pool
+from xrep.nn.shape import EncoderSizes
 
 SHARED, SIDES = "shared", ("source", "target")
 
 
 class DualEncoder(SentenceModel):
-    """Sentence encoder: transformer tower(s), pooling, optional projection, and L2 normalisation.
+    """Sentence encoder: tower(s), pooling, optional projection, and L2 normalisation.
 
     With ``towers: separate`` all source languages share the tower ``source`` and all target languages share the tower
     ``target`` (dual momentum contrast has one BERT for each of two languages). With ``towers: shared`` one tower reads
@@ -47,9 +48,13 @@ class DualEncoder(SentenceModel):
         towers: Literal["shared", "separate"] = "separate"
         """One encoder for all languages (shared), or one for the source and one for the target languages (separate)."""
         encoder: str | None = None
-        """Pretrained encoder that the towers start from: a directory of Hugging Face or sentence-transformers (BERT,
-        RoBERTa, XLM-R), a name in the local Hugging Face cache, or a tower of a run: RUN/best, or RUN/best/target if
-        each side has one. The towers use its sizes and its tokenizer."""
+        """Pretrained encoder that the towers start from: a directory of Hugging Face or sentence-transformers, a name
+        in the local Hugging Face cache, or a tower of a run: RUN/best, or RUN/best/target if each side has one. The
+        towers use its sizes and its tokenizer."""
+        encoder_type: str = "auto"
+        """Implementation of the encoders. transformer: xrep's own, which reads BERT, RoBERTa and XLM-R. transformers:
+        the library of that name (pip install 'xrep[hf]'), for any other encoder (ModernBERT, DeBERTa, T5 and more).
+        auto: xrep's own if it can compute the pretrained encoder, otherwise the library. A plugin can add others."""
         source_encoder: str | None = None
         """Pretrained encoder for the source tower only. A tower without a pretrained encoder has the sizes below and
         random weights; if the other tower is pretrained, a tokenizer is trained on the text of its side."""
@@ -136,7 +141,8 @@ class DualEncoder(SentenceModel):
             Raises:
                 UserError: A pretrained encoder does not exist.
             """
-            return {name: str(find_start(path).tokenizer) for name, path in self.pretrained().items()}
+            starts = {name: find_start(path, self.encoder_type) for name, path in self.pretrained().items()}
+            return {name: str(start.tokenizer) for name, start in starts.items()}
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -147,16 +153,17 @@ class DualEncoder(SentenceModel):
         if config.towers == "shared" and SHARED not in text.vocabularies:
             raise UserError("the sides of this text have vocabularies of their own", cure="set `towers` to separate")
         fresh = architecture is None
-        pretrained = {name: find_start(path) for name, path in config.pretrained().items()} if fresh else {}
+        paths = config.pretrained() if fresh else {}
+        pretrained = {name: find_start(path, config.encoder_type) for name, path in paths.items()}
         if architecture is None:
             architecture = _architecture(config, text, pretrained)
         self.pooling: dict[str, Pooling] = architecture["pooling"]
         """Pooling of each tower."""
-        shapes = {name: EncoderShape(**values) for name, values in architecture["towers"].items()}
+        shapes = {name: shape_from(values) for name, values in architecture["towers"].items()}
         for name, shape in shapes.items():
             _check(name, shape, text.vocabulary(name), text.max_length, config)
         rates = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
-        self.encoders = ModuleDict({name: TransformerEncoder(shape, **rates) for name, shape in shapes.items()})
+        self.encoders = ModuleDict({name: Encoder.build(shape, **rates) for name, shape in shapes.items()})
         projections = {name: ProjectionShape(**values) for name, values in architecture["projections"].items()}
         self.projections = ModuleDict({name: make_projection(shape) for name, shape in projections.items()})
         self._architecture = architecture
@@ -177,7 +184,7 @@ class DualEncoder(SentenceModel):
     def _load(self, name: str, source: Start) -> None:
         state, unused = source.state(self.config.pretrained_layers)
         self.encoders[name].load_state_dict(state)
-        kept = f"tower {name}: {len(state)} tensors of {source.path}"
+        kept = f"tower {name}: {len(state)} tensors of {source.path}, encoder type {source.shape.type}"
         self.notes.append(f"{kept}; not used: {_listed(unused)}" if unused else kept)
         if source.projection is not None and self.config.projection_size is None:
             projection = self.projections[name]
@@ -237,12 +244,7 @@ class DualEncoder(SentenceModel):
 
 def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[str, Start]) -> dict[str, Any]:
     names = (SHARED,) if config.towers == "shared" else SIDES
-    shapes = {
-        name: pretrained[name].cut(config.pretrained_layers)
-        if name in pretrained
-        else _shape(config, text.vocabulary(name))
-        for name in names
-    }
+    shapes = {name: encoder_shape(config, text.vocabulary(name), pretrained.get(name)) for name in names}
     return {
         "towers": {name: shape.as_dict() for name, shape in shapes.items()},
         "pooling": _pooling(config, names, pretrained),
@@ -261,7 +263,7 @@ def _pooling(config: DualEncoder.Config, names: tuple[str, ...], pretrained: dic
 
 
 def _projections(
-    config: DualEncoder.Config, shapes: dict[str, EncoderShape], pretrained: dict[str, Start]
+    config: DualEncoder.Config, shapes: dict[str, EncoderSizes], pretrained: dict[str, Start]
 ) -> dict[str, ProjectionShape]:
     widths = {name: shape.hidden_size for name, shape in shapes.items()}
     activation: Literal["none", "tanh"] = "tanh" if config.projection == "tanh" else "none"
@@ -281,6 +283,10 @@ def _projections(
         return {name: ProjectionShape(input_size=w, output_size=w, spaces=n) for name, w in widths.items()}
     outputs = {name: found[name].output_size if name in found else width for name, width in widths.items()}
     if config.projection == "auto" and len(set(outputs.values())) == 1:
+        if config.projected_side != "auto":
+            width = f"both towers give {outputs['source']} numbers"
+            problem = f"projected_side {config.projected_side} has no effect: {width}"
+            raise ConfigError([f"{problem}; leave it out, or choose a --projection"])
         return found
     side = _projected(config, pretrained)
     if side in found:
@@ -299,31 +305,13 @@ def _projected(config: DualEncoder.Config, pretrained: dict[str, Start]) -> str:
     return "source" if list(pretrained) == ["target"] else "target"
 
 
-def _shape(config: DualEncoder.Config, vocabulary: Vocabulary) -> EncoderShape:
-    return EncoderShape(
-        vocabulary_size=vocabulary.size,
-        pad_id=vocabulary.pad_id,
-        max_positions=config.max_positions,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        heads=config.heads,
-        feedforward_size=config.feedforward_size,
-        norm=config.norm,
-    )
-
-
-def _check(name: str, shape: EncoderShape, vocabulary: Vocabulary, max_length: int, config: DualEncoder.Config) -> None:
+def _check(name: str, shape: EncoderSizes, vocabulary: Vocabulary, max_length: int, config: DualEncoder.Config) -> None:
     if max_length > shape.max_positions:
         raise UserError(
             f"sentences may have {max_length} subwords, the model has {shape.max_positions} positions",
             cure="lower `max_length`" if config.pretrained() else "lower `max_length` or raise `max_positions`",
         )
-    if vocabulary.size > shape.vocabulary_size or vocabulary.pad_id != shape.pad_id:
-        raise UserError(
-            f"the tokenizer of the {name} tower has {vocabulary.size} subwords and pad id {vocabulary.pad_id}, its "
-            f"embeddings {shape.vocabulary_size} and pad id {shape.pad_id}",
-            cure="use the tokenizer that belongs to the encoder",
-        )
+    check_vocabulary(shape, vocabulary, name)
     if config.pooled_layer is not None and config.pooled_layer > shape.layers:
         raise UserError(
             f"the {name} tower has {shape.layers} layers", cure=f"lower `pooled_layer` from {config.pooled_layer}"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
-from xrep.interop.pretrained import encoder_state, find_pretrained, read_pretrained
+from xrep.interop.pretrained import AUTO, encoder_state, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import DenseSpec
 from xrep.models.directory import MANIFEST, TOKENIZER, Checkpoint, open_checkpoint
-from xrep.nn.encoder import EncoderShape
 from xrep.nn.pooling import Pooling
+from xrep.nn.shape import EncoderSizes
+from xrep.registry import ENCODERS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,31 +36,46 @@ class Start:
 
     path: Path
     tokenizer: Path
-    shape: EncoderShape
+    shape: EncoderSizes
     pooling: Pooling | None
     projection: DenseSpec | None
     state: Callable[[int | None], tuple[dict[str, Tensor], list[str]]]
 
-    def cut(self, layers: int | None) -> EncoderShape:
-        """Return the shape of the first ``layers`` layers (None for all).
 
-        Raises:
-            UserError: The tower has fewer layers.
-        """
-        if layers is None:
-            return self.shape
-        if layers > self.shape.layers:
-            problem = f"has {self.shape.layers} layers, not {layers}"
-            raise UserError(problem, path=self.path, cure="lower `pretrained_layers`")
-        return replace(self.shape, layers=layers)
+def shape_from(values: dict[str, Any]) -> EncoderSizes:
+    """Return the shape that ``EncoderSizes.as_dict`` made into plain data."""
+    return ENCODERS.load(values["type"]).Shape(**values)
 
 
-def find_start(name_or_path: str) -> Start:
+def encoder_shape(config: Any, vocabulary: Vocabulary, start: Start | None) -> EncoderSizes:
+    """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options."""
+    if start is not None:
+        return start.shape.first_layers(config.pretrained_layers, start.path)
+    encoder_class = ENCODERS.load("transformer" if config.encoder_type == AUTO else config.encoder_type)
+    sizes = ("hidden_size", "layers", "heads", "feedforward_size", "max_positions", "norm")
+    given = {name: getattr(config, name) for name in sizes}
+    return encoder_class.new_shape(vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id, **given)
+
+
+def check_vocabulary(shape: EncoderSizes, vocabulary: Vocabulary, tower: str) -> None:
+    """Raise a UserError if an encoder cannot read the ids of a tokenizer."""
+    if vocabulary.size > shape.vocabulary_size or shape.pad_id not in (None, vocabulary.pad_id):
+        problem = (
+            f"the tokenizer of the {tower} tower has {vocabulary.size} subwords and pad id {vocabulary.pad_id}, its "
+            f"embeddings {shape.vocabulary_size} and pad id {shape.pad_id}"
+        )
+        raise UserError(problem, cure="use the tokenizer that belongs to the encoder")
+
+
+def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
     """Find a trained tower by name or path.
 
     This may be a directory of Hugging Face or sentence-transformers, a name in the local Hugging Face cache,
     ``RUN/best`` of a run with one tower or of a translation model (whose encoder is used), or ``RUN/best/target`` of a
     run with one tower for each side.
+
+    Args:
+        encoder_type: As for ``read_pretrained``; a tower of a checkpoint keeps its type.
 
     Raises:
         UserError: It is none of these, or it is damaged.
@@ -66,7 +84,7 @@ def find_start(name_or_path: str) -> Start:
     for checkpoint, tower in ((path, None), (path.parent, path.name)):
         if (checkpoint / MANIFEST).is_file() and not path.is_file():
             return _of_checkpoint(open_checkpoint(checkpoint), tower)
-    source = read_pretrained(find_pretrained(name_or_path))
+    source = read_pretrained(find_pretrained(name_or_path), encoder_type)
     return Start(
         path=source.path,
         tokenizer=source.path,
@@ -89,7 +107,7 @@ def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> Start:
     return Start(
         path=path,
         tokenizer=_tokenizer(path, "source"),
-        shape=EncoderShape(**architecture["encoder"]),
+        shape=shape_from(architecture["encoder"]),
         pooling=None,
         projection=None,
         state=lambda layers: _first_layers(state, layers),
@@ -121,7 +139,7 @@ def _tower(checkpoint: Checkpoint, tower: str | None) -> Start:
     return Start(
         path=path / tower,
         tokenizer=_tokenizer(path, tower),
-        shape=EncoderShape(**architecture["towers"][tower]),
+        shape=shape_from(architecture["towers"][tower]),
         pooling=architecture["pooling"][tower],
         projection=dense,
         state=lambda layers: _first_layers(state, layers),

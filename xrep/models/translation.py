@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
+from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear import linear
 from xrep.models.model import TranslationModel
-from xrep.models.start import Start, find_start
+from xrep.models.start import check_vocabulary, encoder_shape, find_start, shape_from
 from xrep.nn.decoder import DecoderShape, SourceMemory, StepCache, TransformerDecoder
-from xrep.nn.encoder import EncoderShape, TransformerEncoder, initialise
+from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Norm, Packing, layout_of
+from xrep.nn.shape import EncoderSizes
 from xrep.text.sides import SHARED
 
 
@@ -68,8 +69,11 @@ class Translation(TranslationModel):
     class Config:
         encoder: str | None = None
         """Pretrained encoder to start from: RUN/best, or RUN/best/source of a run with two towers; a directory of
-        Hugging Face or sentence-transformers (BERT, RoBERTa, XLM-R), or a name in the local Hugging Face cache. The
-        model uses its sizes and its tokenizer."""
+        Hugging Face or sentence-transformers, or a name in the local Hugging Face cache. The model uses its sizes and
+        its tokenizer."""
+        encoder_type: str = "auto"
+        """Implementation of the encoder: transformer (xrep's own: BERT, RoBERTa, XLM-R), transformers (the library, pip
+        install 'xrep[hf]', for any other encoder), or auto, which chooses xrep's own if it can."""
         pretrained_layers: int | None = None
         """Number of first layers of the pretrained encoder to use; none: all."""
         share_vocabulary: bool = True
@@ -129,21 +133,24 @@ class Translation(TranslationModel):
             Raises:
                 UserError: The pretrained encoder does not exist.
             """
-            return {side: str(find_start(path).tokenizer) for side, path in self.pretrained().items()}
+            starts = {side: find_start(path, self.encoder_type) for side, path in self.pretrained().items()}
+            return {side: str(start.tokenizer) for side, start in starts.items()}
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.config, self.text, self.notes = config, text, list[str]()
         self.source_vocabulary, self.target_vocabulary = text.vocabulary("source"), text.vocabulary("target")
-        start = find_start(config.encoder) if config.encoder and architecture is None else None
+        start = None
+        if config.encoder and architecture is None:
+            start = find_start(config.encoder, config.encoder_type)
         if architecture is None:
-            shape = _encoder_shape(config, self.source_vocabulary, start)
+            shape = encoder_shape(config, self.source_vocabulary, start)
             architecture = {"encoder": shape.as_dict(), "decoder": _decoder_shape(config, shape).as_dict()}
         self._architecture = architecture
-        shape, decoder_shape = EncoderShape(**architecture["encoder"]), DecoderShape(**architecture["decoder"])
+        shape, decoder_shape = shape_from(architecture["encoder"]), DecoderShape(**architecture["decoder"])
         _check(config, text, shape, decoder_shape)
         rates = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
-        self.encoder = TransformerEncoder(shape, **rates)
+        self.encoder = Encoder.build(shape, **rates)
         self.decoder = TransformerDecoder(decoder_shape, **rates)
         width, words = decoder_shape.hidden_size, self.target_vocabulary
         self.target_embedding: nn.Embedding | None = None
@@ -161,7 +168,7 @@ class Translation(TranslationModel):
             state, unused = start.state(config.pretrained_layers)
             self.encoder.load_state_dict(state)
             left = f"; not used: {len(unused)} of its tensors" if unused else ""
-            self.notes.append(f"encoder: {len(state)} tensors of {start.path}{left}")
+            self.notes.append(f"encoder: {len(state)} tensors of {start.path}, encoder type {shape.type}{left}")
 
     def architecture(self) -> dict[str, Any]:
         """Return the sizes of encoder and decoder as plain data, which is saved beside the weights."""
@@ -291,22 +298,7 @@ class Decoding:
         self._bias = None if self._bias is None else self._bias.index_select(0, rows)
 
 
-def _encoder_shape(config: Translation.Config, vocabulary: Vocabulary, start: Start | None) -> EncoderShape:
-    if start is not None:
-        return start.cut(config.pretrained_layers)
-    return EncoderShape(
-        vocabulary_size=vocabulary.size,
-        pad_id=vocabulary.pad_id,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        heads=config.heads,
-        feedforward_size=config.feedforward_size,
-        max_positions=config.max_positions,
-        norm=config.norm,
-    )
-
-
-def _decoder_shape(config: Translation.Config, encoder: EncoderShape) -> DecoderShape:
+def _decoder_shape(config: Translation.Config, encoder: EncoderSizes) -> DecoderShape:
     return DecoderShape(
         hidden_size=config.decoder_hidden_size or encoder.hidden_size,
         layers=config.decoder_layers,
@@ -320,19 +312,13 @@ def _decoder_shape(config: Translation.Config, encoder: EncoderShape) -> Decoder
     )
 
 
-def _check(config: Translation.Config, text: TextSpec, encoder: EncoderShape, decoder: DecoderShape) -> None:
+def _check(config: Translation.Config, text: TextSpec, encoder: EncoderSizes, decoder: DecoderShape) -> None:
     for positions, whose in ((encoder.max_positions, "encoder"), (decoder.max_positions, "decoder")):
         if text.max_length > positions:
             cure = "lower `max_length`" if whose == "encoder" and config.encoder else "raise `max_positions`"
             problem = f"sentences may have {text.max_length} subwords, the {whose} has {positions} positions"
             raise UserError(problem, cure=cure)
-    vocabulary = text.vocabulary("source")
-    if vocabulary.size > encoder.vocabulary_size or vocabulary.pad_id != encoder.pad_id:
-        problem = (
-            f"the tokenizer of the source has {vocabulary.size} subwords and pad id {vocabulary.pad_id}, the encoder's "
-            f"embeddings {encoder.vocabulary_size} and pad id {encoder.pad_id}"
-        )
-        raise UserError(problem, cure="use the tokenizer that belongs to the encoder")
+    check_vocabulary(encoder, text.vocabulary("source"), "source")
     if decoder.hidden_size % decoder.heads:
         problem = f"the decoder's width {decoder.hidden_size} is not divisible by its {decoder.heads} heads"
         raise UserError(problem, cure="choose another `decoder_heads`")

@@ -7,6 +7,7 @@ import torch._dynamo.config as dynamo
 from torch import nn
 
 from xrep.errors import UserError
+from xrep.nn.encoder import Encoder, TransformerEncoder
 from xrep.nn.layers import EncoderLayer
 
 BACKEND = "inductor"
@@ -24,8 +25,13 @@ def compile_layers(module: nn.Module) -> None:
     pooling, and losses, which have their own kernels) runs as before.
 
     Raises:
-        UserError: the compiler does not work on the module's device.
+        UserError: An encoder is not xrep's own, or the compiler does not work on the module's device.
     """
+    for part in module.modules():
+        # torch's CPU compiler corrupted the memory with the layers of T5 and DeBERTa (torch 2.13, transformers 5.20).
+        if isinstance(part, Encoder) and not isinstance(part, TransformerEncoder):
+            problem = f"layers of encoders of type {part.shape.type} cannot be compiled"
+            raise UserError(problem, cure="train without `compile`")
     _try_compiler(next(module.parameters()).device)
     dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)
     # Within DDP, torch would split compiled code at the borders of gradient buckets. A layer is already small enough.

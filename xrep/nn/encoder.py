@@ -1,10 +1,12 @@
-"""A transformer encoder: token, position and type embeddings, then layers."""
+"""Encoders, which map token ids to one vector per token: the contract of all of them, and our transformer."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from abc import ABC, abstractmethod
+from dataclasses import replace
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,37 +14,94 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from xrep.data.batching import TokenBatch
+from xrep.errors import UserError
+from xrep.nn import bert
 from xrep.nn.containers import ModuleList
-from xrep.nn.layers import Activation, EncoderLayer, Layout, Masking, Norm, Packing, layout_of
+from xrep.nn.layers import EncoderLayer, Layout, Masking, Norm, Packing, layout_of
+from xrep.nn.shape import EncoderShape, EncoderSizes
+from xrep.registry import ENCODERS
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderShape:
-    """Everything that determines the tensors of an encoder and what it computes from them, except dropout."""
+class Encoder(nn.Module, ABC):
+    """Base class of encoders, which map token ids to one vector per token.
 
-    vocabulary_size: int
-    pad_id: int
-    hidden_size: int
-    layers: int
-    heads: int
-    feedforward_size: int
-    max_positions: int
-    """Longest sequence in tokens."""
-    position_offset: int = 0
-    """Row of the position table that the first token reads. RoBERTa and XLM-R start at pad id + 1, which is 2. The
-    table has ``max_positions + position_offset`` rows."""
-    type_vocabulary_size: int = 0
-    """Number of rows in BERT's table of segment types; 0 if there is no table. A single sentence has type 0."""
-    norm: Norm = "post"
-    norm_epsilon: float = 1e-12
-    activation: Activation = "gelu"
+    A subclass is registered in ``ENCODERS``. ``Encoder.build`` makes it again from its shape, with random weights, as
+    ``Class(shape, dropout=..., attention_dropout=...)``.
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    Attributes:
+        Shape: Class of the encoder's shape.
+        shape: Plain data that determines the tensors and the computation, except dropout.
+        token_embedding: Input embeddings, with ``weight`` [V, H].
+        layers: The layers, the lowest first. Patterns for freezing and ``layer_decay`` rely on this name.
+        library_class: Name of the class of transformers that loads the files of ``to_huggingface``.
+    """
+
+    Shape: ClassVar[type[EncoderSizes]]
+    shape: EncoderSizes
+    token_embedding: nn.Embedding
+    layers: ModuleList[Any]
+    library_class: str = "AutoModel"
+
+    @staticmethod
+    def build(shape: EncoderSizes, *, dropout: float, attention_dropout: float) -> Encoder:
+        """Return a new encoder with random weights, of the class that ``ENCODERS`` has for the shape."""
+        return ENCODERS.load(shape.type)(shape, dropout=dropout, attention_dropout=attention_dropout)
+
+    @abstractmethod
+    def forward(self, batch: TokenBatch, hidden_layer: int | None = None) -> Tensor:
+        """Return the hidden states of a layer, [B, T, H], with zeros at padding.
+
+        Args:
+            hidden_layer: Number k in [0, layers] of the layer whose output is returned; 0 means the embeddings, None
+                the last layer.
+
+        Raises:
+            ValueError: The encoder has no such layer.
+        """
+
+    def set_activation_checkpointing(self, on: bool) -> None:
+        """Set whether, in training, only the input of each layer is kept, and the layer is computed again."""
+        if on:
+            raise UserError(f"encoders of type {self.shape.type} have no activation checkpointing", cure="turn it off")
+
+    @classmethod
+    def new_shape(cls, *, norm: Norm, **sizes: Any) -> EncoderSizes:
+        """Return the shape of an encoder that is not pretrained, from the options of the model."""
+        problem = "this type of encoder takes its sizes from a pretrained encoder"
+        raise UserError(problem, cure="name a pretrained encoder, or leave out `encoder_type`")
+
+    @classmethod
+    def read_shape(cls, directory: Path) -> EncoderSizes:
+        """Read the shape of the pretrained encoder in a directory.
+
+        Raises:
+            UserError: The directory has no encoder of this type, or a file is damaged.
+        """
+        raise UserError("this type of encoder cannot be read from a directory", path=directory)
+
+    @classmethod
+    def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
+        """Read the float32 state of the pretrained encoder in a directory, which may have more layers than ``shape``.
+
+        Returns:
+            The state, and the names of the tensors in the directory that it does not use.
+
+        Raises:
+            UserError: Weights are missing, damaged or of another shape.
+        """
+        raise UserError("this type of encoder cannot be read from a directory", path=directory)
+
+    def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the ``config.json`` and the float32 tensors of the first layers, for transformers.
+
+        Raises:
+            UserError: Transformers has no counterpart.
+        """
+        raise UserError(f"encoders of type {self.shape.type} have no counterpart among Hugging Face's models")
 
 
-class TransformerEncoder(nn.Module):
-    """Maps token ids to one vector per token.
+class TransformerEncoder(Encoder):
+    """The transformer of BERT and RoBERTa, and its pre-norm variant.
 
     Post-norm is BERT's arrangement, which normalises the embeddings first. Pre-norm normalises the input of each
     sublayer and the final output instead.
@@ -51,15 +110,18 @@ class TransformerEncoder(nn.Module):
         initializer_range: standard deviation of the normal initialisation of all matrices.
 
     Attributes:
-        activation_checkpointing: in training, keep only the input of each layer, and compute the layer again in the
-            backward pass (``set_activation_checkpointing``).
+        activation_checkpointing: See ``set_activation_checkpointing``.
     """
+
+    Shape = EncoderShape
+    shape: EncoderShape
+    layers: ModuleList[EncoderLayer]
 
     def __init__(
         self, shape: EncoderShape, *, dropout: float, attention_dropout: float, initializer_range: float = 0.02
     ) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape = shape  # pyright: ignore[reportIncompatibleVariableOverride]
         hidden_size, epsilon = shape.hidden_size, shape.norm_epsilon
         self.token_embedding = nn.Embedding(shape.vocabulary_size, hidden_size, padding_idx=shape.pad_id)
         self.position_embedding = nn.Embedding(shape.max_positions + shape.position_offset, hidden_size)
@@ -88,17 +150,14 @@ class TransformerEncoder(nn.Module):
         """Return the hidden states of a layer, [B, T, H], with zeros at padding.
 
         Args:
-            hidden_layer: number k in [0, layers] of the layer whose output is returned; 0 means the embeddings, None
-                the last layer. Higher layers are not computed. A post-norm encoder normalises the embeddings; a
-                pre-norm one normalises only the output of its last layer.
-            positions: positions of the tokens, int64 [B, T] or [T]; None means 0, 1, ... in each row.
+            hidden_layer: As for every encoder. Higher layers are not computed. A post-norm encoder normalises the
+                embeddings; a pre-norm one normalises only the output of its last layer.
+            positions: Positions of the tokens, int64 [B, T] or [T]; None means 0, 1, ... in each row.
             added: [B, T, H], added to the token embeddings before they are normalised (XLM's language embeddings).
             prefix: [B, N, H], placed unchanged before the embedded tokens of each row (``embed_vectors`` makes vectors
                 like those). Tokens and prefix attend to each other; the states of the prefix are not returned. The
                 prefix uses no positions: those of the tokens begin at 0 unless ``positions`` says otherwise.
 
-        Raises:
-            ValueError: the encoder has no such layer.
         """
         last = len(self.layers)
         count = last if hidden_layer is None else hidden_layer
@@ -139,12 +198,48 @@ class TransformerEncoder(nn.Module):
             x = x + self.position_embedding(positions + self.shape.position_offset)
         return self.dropout(x if self.norm_first else self.norm(x))
 
+    def set_activation_checkpointing(self, on: bool) -> None:
+        self.activation_checkpointing = on
+
+    @classmethod
+    def new_shape(cls, *, norm: Norm, **sizes: Any) -> EncoderShape:
+        return EncoderShape(norm=norm, **sizes)
+
+    @classmethod
+    def read_shape(cls, directory: Path) -> EncoderShape:
+        return bert.read_shape(directory / bert.CONFIG)
+
+    @classmethod
+    def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
+        assert isinstance(shape, EncoderShape)
+        with torch.device("meta"):
+            expected = cls(shape, dropout=0.0, attention_dropout=0.0).state_dict()
+        return bert.read_state(directory, shape, {name: tensor.shape for name, tensor in expected.items()})
+
+    def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        shape = replace(self.shape, layers=layers)
+        attention_dropout = self.layers[0].attention.dropout if len(self.layers) else 0.0
+        config = bert.config_of(shape, self.dropout.p, attention_dropout)
+        return config, bert.tensors_of(shape, self.state_dict())
+
+
+def require_transformer(encoder: Encoder, objective: str) -> TransformerEncoder:
+    """Return the encoder of an objective that embeds vectors of its own, which ``TransformerEncoder`` alone can do.
+
+    Raises:
+        UserError: The encoder has another type.
+    """
+    if isinstance(encoder, TransformerEncoder):
+        return encoder
+    problem = f"{objective} needs encoders of type transformer, this one has the type {encoder.shape.type}"
+    raise UserError(problem, cure="start from BERT, RoBERTa or XLM-R, or choose another objective")
+
 
 def set_activation_checkpointing(module: nn.Module, on: bool) -> None:
-    """Set ``activation_checkpointing`` of every encoder in a module."""
+    """Set the activation checkpointing of every encoder in a module."""
     for part in module.modules():
-        if isinstance(part, TransformerEncoder):
-            part.activation_checkpointing = on
+        if isinstance(part, Encoder):
+            part.set_activation_checkpointing(on)
 
 
 def _behind(prefix: Tensor, x: Tensor, batch: TokenBatch, layout: Layout) -> tuple[Tensor, Layout]:

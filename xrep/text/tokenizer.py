@@ -33,15 +33,15 @@ SPACE = "\u2581"
 class Tokenizer(ABC):
     """Base class of tokenizers, which convert text to ids and back and know the ids of the special tokens.
 
-    Attributes: ``vocabulary_size``, ``pad_id``, ``unk_id``, ``bos_id``, ``eos_id`` (int) and ``mask_id`` (None if the
-    model was made by another tool and has no mask piece).
+    Attributes: ``vocabulary_size``, ``pad_id``, ``unk_id``, ``eos_id`` (int); ``bos_id`` (None if sentences have none,
+    as in T5) and ``mask_id`` (None if the model has no mask piece).
     """
 
     kind: str
     vocabulary_size: int
     pad_id: int
     unk_id: int
-    bos_id: int
+    bos_id: int | None
     eos_id: int
     mask_id: int | None
 
@@ -90,8 +90,8 @@ class Tokenizer(ABC):
         """Write the files of this tokenizer into ``directory``, which is created if it is missing."""
 
     def add_special(self, ids: Sequence[int]) -> list[int]:
-        """Return ``[bos] ids [eos]``."""
-        return [self.bos_id, *ids, self.eos_id]
+        """Return ``[bos] ids [eos]``, or ``ids [eos]`` if there is no bos."""
+        return [*([] if self.bos_id is None else [self.bos_id]), *ids, self.eos_id]
 
 
 class SentencePieceTokenizer(Tokenizer):

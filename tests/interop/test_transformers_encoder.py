@@ -1,0 +1,218 @@
+"""Encoders that the library transformers computes: vectors equal its own, and everything else works as with ours."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.interop.foreign_models import FAMILIES, POSITIONS, SENTENCES, library_vectors, write_model
+from xrep.data.batching import TokenBatch
+from xrep.errors import UserError
+from xrep.inference.export import export_path
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.interop.pretrained import encoder_state, read_pretrained
+from xrep.nn.encoder import Encoder
+from xrep.nn.shape import UNLIMITED
+
+STACKS = {"modernbert": "layers", "deberta-v2": "encoder.layer", "t5": "encoder.block"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {family: write_model(folder / family, family) for family in FAMILIES}
+
+
+def load(path: Path, layers: int | None = None) -> Encoder:
+    pretrained = read_pretrained(path)
+    encoder = Encoder.build(pretrained.shape.first_layers(layers, path), dropout=0.0, attention_dropout=0.0)
+    encoder.load_state_dict(encoder_state(pretrained, layers)[0])
+    return encoder.eval()
+
+
+def random_batch() -> TokenBatch:
+    lengths = torch.tensor([7, 3, 5])
+    tokens = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(0))
+    return TokenBatch(tokens.masked_fill(torch.arange(7) >= lengths[:, None], 0), lengths)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectors_equal_those_of_the_library(models: dict[str, Path], family: str) -> None:
+    encoder = SentenceEncoder.load(models[family], device="cpu")
+    assert encoder.model.encoders["shared"].shape.type == "transformers"
+    np.testing.assert_allclose(encoder.encode(SENTENCES), library_vectors(models[family], SENTENCES), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shape_and_names(models: dict[str, Path], family: str) -> None:
+    shape = read_pretrained(models[family]).shape
+    assert (shape.hidden_size, shape.layers, shape.heads, shape.feedforward_size) == (32, 2, 2, 48)
+    assert shape.max_positions == (UNLIMITED if family == "t5" else POSITIONS) and shape.pad_id == 0
+    assert json.loads(json.dumps(shape.as_dict())) == shape.as_dict()
+    names = list(load(models[family]).state_dict())
+    stored = load_file(models[family] / "model.safetensors")
+    assert len(names) == len(set(names)) == len(stored)
+    assert sum(name.startswith("layers.1.") for name in names) == sum(f"{STACKS[family]}.1." in name for name in stored)
+    assert [name for name in names if name.startswith("token_embedding.")] == ["token_embedding.weight"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_padding_and_empty_batches(models: dict[str, Path], family: str) -> None:
+    batch, encoder = random_batch(), load(models[family])
+    with torch.no_grad():
+        states = [encoder(batch, layer) for layer in (0, 1, 2)]
+        assert all(torch.equal(state[~batch.mask], torch.zeros_like(state[~batch.mask])) for state in states)
+        assert torch.equal(states[2], encoder(batch)) and not torch.allclose(states[1], states[2])
+        alone = encoder(batch.rows(1, 2), 1)
+        torch.testing.assert_close(alone, states[1][1:2, :3], atol=1e-5, rtol=0)
+    empty = encoder(batch.rows(0, 0))
+    assert empty.shape == (0, 7, 32)
+    empty.sum().backward()
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
+    with pytest.raises(ValueError, match="hidden_layer"):
+        encoder(batch, 3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_layers_can_be_used_alone(models: dict[str, Path], family: str) -> None:
+    whole, cut = load(models[family]), load(models[family], 1)
+    assert len(cut.layers) == cut.shape.layers == 1
+    if family == "deberta-v2":  # the others normalise after the last layer
+        with torch.no_grad():
+            torch.testing.assert_close(cut(random_batch()), whole(random_batch(), 1))
+    with pytest.raises(UserError, match="has 2 layers, not 3"):
+        load(models[family], 3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activation_checkpointing_and_copies(models: dict[str, Path], family: str) -> None:
+    encoder, batch = load(models[family]).train(), random_batch()
+    copied = copy.deepcopy(encoder)
+    copied.set_activation_checkpointing(True)
+    for each in (encoder, copied):
+        each(batch).square().sum().backward()
+    for (name, ours), theirs in zip(encoder.named_parameters(), copied.parameters(), strict=True):
+        assert ours is not theirs and torch.allclose(ours.grad, theirs.grad, atol=1e-6), name
+    assert any(getattr(part, "gradient_checkpointing", False) for part in copied.modules())
+    with torch.no_grad():
+        copied.token_embedding.weight.zero_()
+        assert not torch.equal(copied(batch), encoder(batch))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16(models: dict[str, Path], family: str) -> None:
+    encoder = SentenceEncoder.load(models[family], device="cpu", dtype="bfloat16")
+    assert {buffer.dtype for buffer in encoder.model.buffers()} <= {torch.float32, torch.int64}
+    cosines = (encoder.encode(SENTENCES) * library_vectors(models[family], SENTENCES).numpy()).sum(1)
+    assert cosines.min() > 0.999
+
+
+def test_dropout_rates_are_those_of_the_model(models: dict[str, Path]) -> None:
+    shape = read_pretrained(models["deberta-v2"]).shape
+    rates = {
+        part.p for part in Encoder.build(shape, dropout=0.3, attention_dropout=0.2).modules() if hasattr(part, "p")
+    }
+    assert rates == {0.3, 0.2}
+
+
+@pytest.mark.parametrize("kind", ["hf", "sentence-transformers"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_export_and_back(models: dict[str, Path], tmp_path: Path, family: str, kind: str) -> None:
+    target = tmp_path / family
+    export_path(models[family], target, kind)
+    expected = library_vectors(models[family], SENTENCES)
+    if kind == "hf":
+        np.testing.assert_allclose(library_vectors(target, SENTENCES), expected, atol=1e-5)
+    else:
+        library = pytest.importorskip("sentence_transformers", reason="it is in the extra 'bench'")
+        vectors = library.SentenceTransformer(str(target), device="cpu").encode(SENTENCES)
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    np.testing.assert_allclose(SentenceEncoder.load(target, device="cpu").encode(SENTENCES), expected, atol=1e-5)
+    stored, written = (load_file(path / "model.safetensors") for path in (models[family], target))
+    assert stored.keys() == written.keys() and all(torch.equal(stored[name], written[name]) for name in stored)
+
+
+def test_bert_stays_with_ours_unless_told_otherwise(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    BertModel(config).eval().save_pretrained(tmp_path)
+    ours, theirs = (read_pretrained(tmp_path, kind) for kind in ("auto", "transformers"))
+    assert (ours.shape.type, theirs.shape.type) == ("transformer", "transformers")
+    states = []
+    for pretrained in (ours, theirs):
+        encoder = Encoder.build(pretrained.shape, dropout=0.0, attention_dropout=0.0).eval()
+        encoder.load_state_dict(encoder_state(pretrained)[0])
+        states.append(encoder(random_batch()))
+    torch.testing.assert_close(*states, atol=1e-5, rtol=0)
+    with pytest.raises(UserError, match="unknown encoder 'transformerz'; did you mean 'transformer'"):
+        read_pretrained(tmp_path, "transformerz")
+
+
+def test_relative_positions_of_bert_fall_to_the_library(tmp_path: Path) -> None:
+    from transformers import XLMRobertaXLConfig, XLMRobertaXLModel
+
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = XLMRobertaXLConfig(**sizes, intermediate_size=48, max_position_embeddings=34, pad_token_id=1)
+    XLMRobertaXLModel(config).save_pretrained(tmp_path)
+    shape = read_pretrained(tmp_path).shape
+    assert (shape.type, shape.max_positions, shape.pad_id) == ("transformers", 32, 1)
+
+
+def test_without_the_library_the_extra_is_named(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    find = __import__("importlib.util").util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "transformers" else find(name))
+    with pytest.raises(UserError, match=r"a model of type 'modernbert'.*pip install 'xrep\[hf\]'"):
+        read_pretrained(models["modernbert"])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model_type": "no-such-model"}, "a model of type 'no-such-model', which the installed transformers"),
+        ({"model_type": "vit"}, "transformers has no encoder that gives token vectors"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config is "),
+        ({"auto_map": {"AutoModel": "evil.Evil"}}, "auto_map is .*which xrep's encoders cannot do"),
+        ({"hidden_size": 24}, "tensors of another size: "),
+    ],
+    ids=str,
+)
+def test_directories_that_do_not_fit(models: dict[str, Path], tmp_path: Path, change: dict, message: str) -> None:
+    config = json.loads((models["modernbert"] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    (tmp_path / "model.safetensors").write_bytes((models["modernbert"] / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match=message):
+        load(tmp_path)
+
+
+def test_missing_tensors_are_named(models: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((models["t5"] / "config.json").read_bytes())
+    tensors = load_file(models["t5"] / "model.safetensors")
+    del tensors["encoder.final_layer_norm.weight"]
+    save_file({**tensors, "lm_head.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="1 tensors missing: encoder.final_layer_norm.weight"):
+        load(tmp_path)
+    tensors = load_file(models["t5"] / "model.safetensors")
+    tensors |= {"lm_head.weight": torch.zeros(3, 3), "encoder.block.1.layer.0.gate.weight": torch.zeros(3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="1 tensors that the model does not use: encoder.block.1.layer.0.gate.weight"):
+        load(tmp_path)
+    del tensors["encoder.block.1.layer.0.gate.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert encoder_state(read_pretrained(tmp_path))[1] == ["lm_head.weight"]
+
+
+def test_no_code_of_a_directory_runs(models: dict[str, Path], tmp_path: Path) -> None:
+    """Entries that would make transformers fetch kernels are left out."""
+    path = write_model(tmp_path / "m", "modernbert")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "attn_implementation": "evil/kernels"}))
+    encoder = SentenceEncoder.load(path, device="cpu")
+    np.testing.assert_allclose(encoder.encode(SENTENCES), library_vectors(models["modernbert"], SENTENCES), atol=1e-5)
+    assert "attn_implementation" not in encoder.model.encoders["shared"].shape.config

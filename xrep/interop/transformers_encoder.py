@@ -1,0 +1,332 @@
+"""Encoders that the library ``transformers`` computes: any of its models that gives a vector for each token.
+
+Nothing in a directory can run code: only classes of the installed library are used, never code that a directory or its
+configuration names, and the weights are read by ``xrep.nn.weights``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from xrep.data.batching import TokenBatch
+from xrep.errors import UserError
+from xrep.nn.bert import ACTIVATIONS, CONFIG, FAMILIES, INERT, TOGETHER, check_inert
+from xrep.nn.containers import ModuleList
+from xrep.nn.encoder import Encoder
+from xrep.nn.shape import UNLIMITED, EncoderSizes
+from xrep.nn.weights import Weights, read_json, some
+from xrep.registry import one_line
+
+DROPOUT = ("hidden_dropout_prob", "hidden_dropout", "dropout", "dropout_rate", "embedding_dropout", "mlp_dropout")
+ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout")
+# Entries of a configuration that name code to fetch and run, or kernels, or that only describe the file.
+DROPPED = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "torch_dtype", "dtype")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersShape(EncoderSizes):
+    """The sizes of a model of transformers, with the configuration from which it can be built again."""
+
+    type: str = "transformers"
+    config: dict[str, Any] = field(default_factory=dict)
+    """Content of ``config.json``."""
+
+    def first_layers(self, layers: int | None, path: Path) -> EncoderSizes:
+        shape = super().first_layers(layers, path)
+        if layers is None:
+            return shape
+        name = _library_config(self.config, path).attribute_map.get("num_hidden_layers", "num_hidden_layers")
+        lists = {key: value for key, value in self.config.items() if isinstance(value, list) and "layer" in key}
+        of_layers = {key: value[:layers] for key, value in lists.items() if len(value) == self.layers}
+        return replace(shape, config={**self.config, **of_layers, name: layers})
+
+
+class TransformersEncoder(Encoder):
+    """A model of transformers. Its own modules do everything except pooling.
+
+    The input embeddings and the layers are named ``token_embedding`` and ``layers`` as in other encoders; everything
+    else is below ``model``. Dropout rates replace those of the model's configuration.
+
+    Args:
+        model: The model with its weights; None builds one with random weights.
+
+    Raises:
+        UserError: ``transformers`` is not installed, or has no such model.
+    """
+
+    Shape = TransformersShape
+    shape: TransformersShape
+
+    def __init__(
+        self, shape: TransformersShape, *, dropout: float, attention_dropout: float, model: Any = None
+    ) -> None:
+        super().__init__()
+        self.shape = shape  # pyright: ignore[reportIncompatibleVariableOverride]
+        if model is None:
+            config = _library_config(shape.config)
+            for names, rate in ((DROPOUT, dropout), (ATTENTION_DROPOUT, attention_dropout)):
+                for name in names:
+                    if hasattr(config, name):
+                        setattr(config, name, rate)
+            model = _model_class(config)(config)
+        model.pooler = None  # of BERT and others: a layer for classification that token vectors do not use
+        self.library_class = type(model).__name__
+        self.model = model
+        # Each module is registered once, under the name that it has in every encoder. The model itself finds it as an
+        # ordinary attribute.
+        self._places: dict[str, str] = {}
+        """Names in the model of the modules that were moved."""
+        self.token_embedding = self._moved("token_embedding", _embedding_name(model))
+        stack = _stack_name(model, shape.layers)
+        self.layers = ModuleList([]) if stack is None else self._moved("layers", stack)
+
+    def _moved(self, ours: str, theirs: str) -> Any:
+        """Take a module of the model, and all others with the same weight, out of the model's registered modules."""
+        module = self.model.get_submodule(theirs)
+        weight = getattr(module, "weight", module)
+        for name, other in list(self.model.named_modules(remove_duplicate=False)):
+            if other is module or getattr(other, "weight", None) is weight:
+                parent, _, attribute = name.rpartition(".")
+                owner = self.model.get_submodule(parent)
+                del owner._modules[attribute]
+                object.__setattr__(owner, attribute, module)
+        self._places[ours] = theirs
+        return module
+
+    def forward(self, batch: TokenBatch, hidden_layer: int | None = None) -> Tensor:
+        """As ``Encoder.forward``, but the layers above ``hidden_layer`` are computed, too.
+
+        Raises:
+            UserError: The model has no list of layers from which ``hidden_layer`` could be taken.
+        """
+        last = self.shape.layers
+        if not 0 <= (last if hidden_layer is None else hidden_layer) <= last:
+            raise ValueError(f"hidden_layer must lie in [0, {last}], not {hidden_layer}")
+        if not len(batch):  # models cannot compute an empty batch, but all parameters shall have a gradient
+            ones = torch.ones(1, batch.tokens.size(1), dtype=torch.long, device=batch.tokens.device)
+            return self(TokenBatch(ones, ones.sum(1), np.array([batch.tokens.size(1)])), hidden_layer)[:0]
+        mask = batch.mask
+        with self._recorded(None if hidden_layer == last else hidden_layer) as recorded:
+            states = self.model(input_ids=batch.tokens, attention_mask=mask.long()).last_hidden_state
+        return (recorded[0] if recorded else states).masked_fill(~mask.unsqueeze(-1), 0.0)
+
+    @contextmanager
+    def _recorded(self, hidden_layer: int | None) -> Iterator[list[Tensor]]:
+        """Yield a list that receives the output of a layer; it remains empty if ``hidden_layer`` is None."""
+        recorded: list[Tensor] = []
+        if hidden_layer is None:
+            yield recorded
+            return
+        if not len(self.layers):
+            raise UserError(f"a {self.library_class} has no list of layers", cure="leave out `pooled_layer`")
+
+        def first(value: Any) -> None:
+            recorded.append(value[0] if isinstance(value, tuple) else value)
+
+        if hidden_layer:
+            hook = self.layers[hidden_layer - 1].register_forward_hook(lambda layer, given, output: first(output))
+        else:
+            hook = self.layers[0].register_forward_pre_hook(
+                lambda layer, given, named: first(given or named["hidden_states"]), with_kwargs=True
+            )
+        try:
+            yield recorded
+        finally:
+            hook.remove()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Apply a conversion, but keep the type of buffers: half precision is too coarse for rotary frequencies."""
+        held = [(part, name, buffer) for part in self.modules() for name, buffer in part._buffers.items()]
+        super()._apply(fn, recurse)
+        for part, name, buffer in held:
+            moved = part._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                part._buffers[name] = buffer.to(moved.device)
+        return self
+
+    def set_activation_checkpointing(self, on: bool) -> None:
+        parts: list[Any] = [part for part in self.modules() if hasattr(part, "gradient_checkpointing")]
+        if on and not parts:
+            raise UserError(f"a {self.library_class} has no activation checkpointing", cure="turn it off")
+        for part in parts:
+            part.gradient_checkpointing = on
+            part._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+    @classmethod
+    def read_shape(cls, directory: Path) -> TransformersShape:
+        path = directory / CONFIG
+        content = read_json(path)
+        family = content.get("model_type") in FAMILIES
+        check_inert(content, path, INERT if family else list(INERT)[2:])
+        content = _without_code(content)
+        config = _library_config(content, path)
+        try:
+            with torch.device("meta"):
+                model = _model_class(config, path)(config)
+            embedding = model.get_submodule(_embedding_name(model))
+            activation = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
+            return TransformersShape(
+                vocabulary_size=embedding.weight.size(0),
+                pad_id=config.pad_token_id,
+                hidden_size=config.hidden_size,
+                layers=config.num_hidden_layers,
+                heads=config.num_attention_heads,
+                feedforward_size=_first(config, "intermediate_size", "d_ff") or 4 * config.hidden_size,
+                max_positions=_positions(config, model),
+                norm_epsilon=_first(config, "layer_norm_eps", "norm_eps", "layer_norm_epsilon") or 1e-12,
+                activation=ACTIVATIONS.get(str(activation), "gelu"),
+                config=content,
+            )
+        except UserError:
+            raise
+        except Exception as error:
+            problem = f"transformers cannot build this model: {type(error).__name__}: {one_line(error)}"
+            raise UserError(problem, path=path, cure="use an encoder of text") from None
+
+    @classmethod
+    def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
+        assert isinstance(shape, TransformersShape)
+        path, weights = directory / CONFIG, Weights(directory)
+        config, cure = _library_config(shape.config, path), TOGETHER
+        try:
+            # ``from_pretrained`` maps names of other versions, and those of a model below a head, to its own.
+            with _quietly():
+                model, report = _model_class(config, path).from_pretrained(
+                    None,
+                    config=config,
+                    state_dict=dict(weights),
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are in the report
+                )
+        except UserError:
+            raise
+        except Exception as error:
+            problem = f"transformers cannot load these weights: {one_line(error)}"
+            raise UserError(problem, path=weights.path, cure=cure) from None
+        missing = [name for name in report["missing_keys"] if not name.startswith("pooler.")]
+        if missing or report["mismatched_keys"]:
+            wrong = missing or [str(entry[0]) for entry in report["mismatched_keys"]]
+            problem = f"{len(wrong)} tensors {'missing' if missing else 'of another size'}: {some(wrong)}"
+            raise UserError(problem, path=weights.path, cure=cure)
+        encoder = cls(shape, dropout=0.0, attention_dropout=0.0, model=model)
+        unused = sorted(report["unexpected_keys"])
+        if strange := [name for name in unused if encoder.is_inside(name)]:
+            problem = f"{len(strange)} tensors that the model does not use: {some(strange)}"
+            raise UserError(problem, path=weights.path, cure=cure)
+        return encoder.state_dict(), unused
+
+    def is_inside(self, name: str) -> bool:
+        """Return whether a name in a file is that of a tensor inside one of the layers, not of a head or a decoder."""
+        found = re.search(rf"(?:^|\.){re.escape(self._places.get('layers', ' '))}\.(\d+)\.", name)
+        return found is not None and int(found[1]) < self.shape.layers
+
+    def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        if layers != self.shape.layers:
+            problem = f"its vectors are of layer {layers} of {self.shape.layers}, which transformers cannot express"
+            raise UserError(problem, cure="train it without `pooled_layer`, or with `pretrained_layers`")
+        tensors = {self._library_name(name): tensor.float().clone() for name, tensor in self.state_dict().items()}
+        return {**self.shape.config, "architectures": [self.library_class], "torch_dtype": "float32"}, tensors
+
+    def _library_name(self, name: str) -> str:
+        first, _, rest = name.partition(".")
+        return rest if first == "model" else f"{self._places[first]}.{rest}"
+
+
+def _library() -> Any:
+    """Return the module ``transformers``."""
+    try:
+        import transformers
+    except ImportError:
+        problem = "encoders of type transformers need the package transformers"
+        raise UserError(problem, cure="pip install 'xrep[hf]'") from None
+    return transformers
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep transformers from showing progress bars and warnings about weights, which ``read_state`` checks itself."""
+    logging = _library().utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _without_code(content: Any) -> Any:
+    """Return a configuration without the entries in ``DROPPED``, at every depth."""
+    if isinstance(content, dict):
+        return {key: _without_code(value) for key, value in content.items() if key not in DROPPED}
+    return [_without_code(value) for value in content] if isinstance(content, list) else content
+
+
+def _library_config(content: dict[str, Any], path: Path | None = None) -> Any:
+    """Return the configuration object of transformers."""
+    mapping = _library().CONFIG_MAPPING
+    model_type = str(content.get("model_type"))
+    if model_type not in mapping:
+        problem = f"a model of type {model_type!r}, which the installed transformers does not have"
+        cure = "update transformers; xrep never runs code that comes with a model"
+        raise UserError(problem, path=path, cure=cure)
+    try:
+        return mapping[model_type].from_dict(content)
+    except Exception as error:
+        problem = f"transformers does not accept this configuration: {one_line(error)}"
+        raise UserError(problem, path=path, cure="fetch the file again") from None
+
+
+def _model_class(config: Any, path: Path | None = None) -> Any:
+    """Return the class of the encoder alone: ``T5EncoderModel`` rather than ``T5Model``, for example."""
+    auto = _library().models.auto.modeling_auto
+    for mapping in (auto.MODEL_FOR_TEXT_ENCODING_MAPPING, auto.MODEL_MAPPING):
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            found = found[0] if isinstance(found, tuple) else found
+            if found.main_input_name == "input_ids" and (not config.is_encoder_decoder or "Encoder" in found.__name__):
+                return found
+    problem = f"transformers has no encoder that gives token vectors for models of type {config.model_type!r}"
+    raise UserError(problem, path=path, cure="use an encoder of text")
+
+
+def _embedding_name(model: nn.Module) -> str:
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    return next(name for name, module in model.named_modules() if module is embedding)
+
+
+def _stack_name(model: nn.Module, count: int) -> str | None:
+    """Return the name of the list that holds the model's layers; None if it has no such list, or more than one."""
+    lists = [
+        name for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    return outer[0] if len(outer) == 1 and count else None
+
+
+def _positions(config: Any, model: nn.Module) -> int:
+    """Return the length of the longest sequence; the positions of RoBERTa's relatives begin at pad id + 1."""
+    positions = _first(config, "max_position_embeddings", "n_positions") or UNLIMITED
+    tables = [part for name, part in model.named_modules() if name.endswith("position_embeddings")]
+    offsets = [
+        part.padding_idx + 1 for part in tables if isinstance(part, nn.Embedding) and part.padding_idx is not None
+    ]
+    return positions - max(offsets, default=0)
+
+
+def _first(config: Any, *names: str) -> Any:
+    """Return the first of the named options that the configuration has; None if it has none of them."""
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)

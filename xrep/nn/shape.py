@@ -1,0 +1,66 @@
+"""The sizes of encoders, as plain data that is saved beside the weights."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from xrep.errors import UserError
+from xrep.nn.layers import Activation, Norm
+
+UNLIMITED = 1 << 20
+"""Maximum length of an encoder whose positions have no limit, such as T5's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSizes:
+    """The sizes that every encoder has. Subclasses add what else determines the tensors of their encoder."""
+
+    type: str
+    """Name of the encoder's class in the registry ``ENCODERS``."""
+    vocabulary_size: int
+    pad_id: int | None
+    """Id of the padding token; None if the encoder does not depend on it."""
+    hidden_size: int
+    layers: int
+    heads: int
+    feedforward_size: int
+    max_positions: int
+    """Longest sequence in tokens."""
+    norm_epsilon: float = 1e-12
+    """This and the activation are also those of the heads and decoders on top of the encoder."""
+    activation: Activation = "gelu"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def first_layers(self, layers: int | None, path: Path) -> EncoderSizes:
+        """Return the shape of the encoder's first ``layers`` layers (None: all).
+
+        Args:
+            path: Where the encoder was read from, for the error message.
+
+        Raises:
+            UserError: The encoder has fewer layers, or ``layers`` is less than 1.
+        """
+        if layers is None:
+            return self
+        if not 1 <= layers <= self.layers:
+            cure = f"set `pretrained_layers` to 1 to {self.layers}"
+            raise UserError(f"has {self.layers} layers, not {layers}", path=path, cure=cure)
+        return replace(self, layers=layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderShape(EncoderSizes):
+    """Everything that determines the tensors of a ``TransformerEncoder`` and its computation, except dropout."""
+
+    type: str = "transformer"
+    pad_id: int
+    position_offset: int = 0
+    """Row of the position table that the first token reads. RoBERTa and XLM-R start at pad id + 1, which is 2. The
+    table has ``max_positions + position_offset`` rows."""
+    type_vocabulary_size: int = 0
+    """Number of rows in BERT's table of segment types; 0 if there is no table. A single sentence has type 0."""
+    norm: Norm = "post"
