@@ -27,12 +27,8 @@ from xrep.errors import ConfigError, UserError
 from xrep.registry import REGISTRIES, load_target
 
 CHOSEN = ("file", {"task": {"name": "bitext"}, "criterion": {"name": "dual_moco"}})
-TARGETS = [
-    f"{registry.target(name)}.Config"
-    for registry in REGISTRIES.values()
-    if registry.kind != "encoder"
-    for name in registry.names()
-]
+PARTS = [registry for kind, registry in REGISTRIES.items() if kind != "encoder"]  # encoders have shapes, not options
+TARGETS = [f"{registry.target(name)}.Config" for registry in PARTS for name in registry.names()]
 TARGETS += [f"{target}.Config" for target in FIXED_SECTIONS.values()]
 TARGETS += [f"xrep.config.sections:{name}" for name in ("RunOptions", "MixtureOptions", "PartOptions")]
 

@@ -171,7 +171,7 @@ def test_the_first_layers(bert: Path, layers: int) -> None:
 def test_as_many_layers_as_there_are(bert: Path, layers: int) -> None:
     with pytest.raises(UserError) as error:
         encoder_state(read_pretrained(bert), layers)
-    refusal(error, bert, f"has 3 layers, not {layers}; set --pretrained-layers to 1 to 3")
+    refusal(error, bert, f"has 3 layers, not {layers}; set `pretrained_layers` to 1 to 3")
 
 
 def test_layouts_of_weights(bert: Path, tmp_path: Path) -> None:

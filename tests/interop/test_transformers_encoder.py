@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.interop.foreign_models import FAMILIES, POSITIONS, SENTENCES, library_vectors, write_model
+from tests.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
 from xrep.inference.export import export_path
@@ -39,7 +40,7 @@ def load(path: Path, layers: int | None = None) -> Encoder:
 def random_batch() -> TokenBatch:
     lengths = torch.tensor([7, 3, 5])
     tokens = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(0))
-    return TokenBatch(tokens.masked_fill(torch.arange(7) >= lengths[:, None], 0), lengths)
+    return token_batch(tokens.masked_fill(torch.arange(7) >= lengths[:, None], 0), lengths)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
