@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from xrep import __version__
 from xrep.errors import TrainingError, UserError
 
 
@@ -73,11 +74,22 @@ def say_if_slow(program: str, precision: str, device: str) -> None:
         print(f"{program}: {SLOW_BFLOAT16}", file=sys.stderr)
 
 
+VERSION = f"xrep {__version__}"
+"""What ``--version`` of every command prints."""
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Keeps the examples of a description as they are and prints each default that says something."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, False, []) else super()._get_help_string(action)
+
+
+def command_parser(program: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser for a console script, which prints its help as ``HelpFormatter`` does and knows ``--version``."""
+    parser = argparse.ArgumentParser(program, None, description, epilog, formatter_class=HelpFormatter)
+    parser.add_argument("--version", action="version", version=VERSION, help="print the version of xrep and stop")
+    return parser
 
 
 def _program() -> str:

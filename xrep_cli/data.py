@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from xrep.text.corpora import RESOURCES, Resource, find_resource
-from xrep_cli.common import HelpFormatter, console_script
+from xrep_cli.common import HelpFormatter, command_parser, console_script
 
 DESCRIPTION = """\
 Known corpora and pretrained encoders: what they are, their licence and layout, where they come from.
@@ -26,7 +26,7 @@ HEADINGS = {"corpus": "Corpora", "encoder": "Pretrained encoders"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("xrep-data", description=DESCRIPTION, formatter_class=HelpFormatter)
+    parser = command_parser("xrep-data", DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser(
         "list", help="list the known corpora and pretrained encoders", formatter_class=HelpFormatter

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from xrep_cli.common import HelpFormatter, console_script, say_if_slow
+from xrep_cli.common import command_parser, console_script, say_if_slow
 
 DESCRIPTION = """\
 Encode each line of a text file: row i of the output is the vector of line i.
@@ -29,7 +29,7 @@ _KEPT_PRODUCTS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY":
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("xrep-encode", description=DESCRIPTION, formatter_class=HelpFormatter)
+    parser = command_parser("xrep-encode", DESCRIPTION)
     add = parser.add_argument
     add("--path", required=True, metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or "
         "sentence-transformers, or a name in the local Hugging Face cache")  # fmt: skip

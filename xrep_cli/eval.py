@@ -10,7 +10,7 @@ from types import ModuleType
 
 from xrep.errors import UserError
 from xrep.files import write_aside
-from xrep_cli.common import HelpFormatter, console_script
+from xrep_cli.common import HelpFormatter, command_parser, console_script
 from xrep_cli.evaluations import common
 
 EVALUATIONS = {
@@ -36,9 +36,9 @@ def load(name: str) -> ModuleType:
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """Every evaluation has a summary in it, the chosen one its options."""
-    parser = argparse.ArgumentParser(
-        prog="xrep-eval",
-        description="Measure a sentence encoder, or a translation model, on published test sets.\n\n"
+    parser = command_parser(
+        "xrep-eval",
+        "Measure a sentence encoder, or a translation model, on published test sets.\n\n"
         "  xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr\n"
         "  xrep-eval translation --path nmt/best --data 'multi30k/test.{lang}' --langs de,fr --target-lang en\n"
         "  xrep-eval all --path run1/best --data data/ --json results.json\n"
@@ -46,7 +46,6 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
         "The encoder is a checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any\n"
         "other system: --list-sentences writes the sentences of a test; their vectors then lie in a folder, as\n"
         "vectors.npy [N, D] beside that list, sentences.tsv.",
-        formatter_class=HelpFormatter,
     )
     commands = parser.add_subparsers(dest="evaluation", required=True, metavar="TEST")
     for name, summary in EVALUATIONS.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
-from xrep_cli.common import HelpFormatter, choose_device, console_script, say_if_slow
+from xrep_cli.common import choose_device, command_parser, console_script, say_if_slow
 
 if TYPE_CHECKING:
     from xrep.inference.generation.stream import Summary
@@ -51,9 +51,7 @@ _KEPT_PRODUCTS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY":
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "xrep-generate", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpFormatter
-    )
+    parser = command_parser("xrep-generate", DESCRIPTION, EPILOG)
     add, given = parser.add_argument, DEFAULTS
     add("--path", required=True, metavar="CHECKPOINT", help="a translation model: RUN/best")
     add("--input", default="-", metavar="FILE", help="UTF-8 text (.gz and .xz too), one sentence a line; -: stdin")

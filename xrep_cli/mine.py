@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from xrep_cli.common import HelpFormatter, choose_device, console_script
+from xrep_cli.common import choose_device, command_parser, console_script
 
 DESCRIPTION = """\
 Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best first.
@@ -28,7 +28,7 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("xrep-mine", description=DESCRIPTION, formatter_class=HelpFormatter)
+    parser = command_parser("xrep-mine", DESCRIPTION)
     add = parser.add_argument
     add("--path", metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or sentence-transformers")
     for side in ("source", "target"):

@@ -33,7 +33,7 @@ from xrep.config import (
 from xrep.registry import REGISTRIES, class_node, import_plugin, suggestion
 
 SELECTORS = {section.replace("_", "-"): section for section in DEFAULT_NAMES}
-FLAGS = ("help", "print-config")
+FLAGS = ("help", "print-config", "version")
 FILES = ("config", "plugin")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.[\w-]+)*)=(.*)", re.DOTALL)
 """``section.option=value`` (``./a=b`` and ``../a=b`` are paths)."""
@@ -57,7 +57,7 @@ class CommandLine:
         stages: name and values of each stage; without stages those of the one run, whose name is empty.
         fields: every option of the chosen parts, once, whatever the number of stages that have it.
         problems: what could not be understood, to be reported together with what the configuration finds.
-        flags: the flags given (help, print-config).
+        flags: the flags given, of FLAGS.
     """
 
     layers: list[tuple[str, dict[str, Any]]]
@@ -309,6 +309,7 @@ def help_text(line: CommandLine) -> str:
     out.append(_entry("--config FILE", "YAML file of options; several are merged, later ones win.", width))
     out.append(_entry("--plugin MODULE", "Import a Python module that registers further parts; repeatable.", width))
     out.append(_entry("--print-config", "Print the resolved configuration as YAML and stop.", width))
+    out.append(_entry("--version", "Print the version of xrep and stop.", width))
     if line.stages[0][0]:
         out.append(_entry("stages.NAME.KEY=VALUE", f"For one stage: {', '.join(n for n, _ in line.stages)}.", width))
     titles = _titles(line)

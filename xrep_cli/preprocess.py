@@ -15,7 +15,7 @@ from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
-from xrep_cli.common import HelpFormatter, console_script
+from xrep_cli.common import command_parser, console_script
 
 DESCRIPTION = """\
 Clean parallel text, train a SentencePiece vocabulary on it and write the tokens that xrep-train reads.
@@ -39,7 +39,7 @@ EPILOG = "A report of what was dropped and why is printed at the end. Nothing is
 def build_parser() -> argparse.ArgumentParser:
     options = PreprocessOptions()
     cleaning = options.cleaning
-    parser = argparse.ArgumentParser("xrep-preprocess", None, DESCRIPTION, EPILOG, formatter_class=HelpFormatter)
+    parser = command_parser("xrep-preprocess", DESCRIPTION, EPILOG)
     files = parser.add_argument_group("files")
     pairs = {"action": "append", "default": [], "metavar": "PAIR=FILES"}
     files.add_argument("--bitext", **pairs, required=True, help="training text (repeatable)")

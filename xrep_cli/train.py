@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from xrep.config import RunConfig, compose_course, course_to_yaml
 from xrep.errors import UserError
-from xrep_cli.common import console_script
+from xrep_cli.common import VERSION, console_script
 from xrep_cli.options import CommandLine, help_text, parse
 
 
@@ -18,6 +18,9 @@ def main(argv: Sequence[str]) -> None:
     line, runs = _read(argv)
     if "help" in line.flags:
         print(help_text(line))
+        return
+    if "version" in line.flags:
+        print(VERSION)
         return
     if "print-config" in line.flags:
         print(course_to_yaml(runs), end="")
@@ -40,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
 def _read(argv: Sequence[str]) -> tuple[CommandLine, list[RunConfig]]:
     try:
         line = parse(argv)
-        return line, [] if "help" in line.flags else compose_course(line.layers, line.problems)
+        return line, [] if {"help", "version"} & line.flags else compose_course(line.layers, line.problems)
     except UserError:
         _speak_once_a_host()
         raise

@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+import yaml
 
 FLOORS = {
     "xrep_cli": 8,
@@ -141,7 +142,25 @@ def test_files_are_small(repository: Path) -> None:
     assert {path: size for path, size in sizes.items() if size > MAXIMUM_LINES} == {}
 
 
-def test_ruff(repository: Path) -> None:
-    command = [sys.executable, "-m", "ruff", "check", "--output-format", "concise", "."]
+def hooks(repository: Path) -> dict[str, list[str]]:
+    """The command of each hook of pre-commit."""
+    text = (repository / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    return {hook["id"]: hook["entry"].split() for local in yaml.safe_load(text)["repos"] for hook in local["hooks"]}
+
+
+def test_hooks_use_the_tools_of_the_environment(repository: Path) -> None:
+    """The hooks are local, so that they have the versions of ``.venv`` and need no network."""
+    text = (repository / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    (local,) = yaml.safe_load(text)["repos"]
+    assert local["repo"] == "local" and all(hook["language"] == "system" for hook in local["hooks"])
+    assert list(hooks(repository)) == ["ruff-check", "ruff-format", "pyright"]
+    for command in hooks(repository).values():
+        assert ".venv/bin/python" in command
+
+
+@pytest.mark.parametrize("hook", ["ruff-check", "ruff-format"])
+def test_ruff(repository: Path, hook: str) -> None:
+    """``tests/repository/test_types.py`` runs the third hook, pyright."""
+    command = [sys.executable if word == ".venv/bin/python" else word for word in hooks(repository)[hook]]
     result = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
