@@ -141,7 +141,7 @@ class Contest(ABC):
         return run
 
     def operands(self) -> list[Tensor]:
-        """Return the sides in the type of their products: float32 on CPUs, where products of bfloat16 would be rounded."""
+        """Return the sides in the type of their products: float32 on CPUs, which would round products of bfloat16."""
         kept = self.sides[1].is_cuda
         return [side.detach().to(self.sides[1].dtype if kept else torch.float32) for side in self.sides]
 

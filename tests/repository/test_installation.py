@@ -48,7 +48,7 @@ def set_up(
     """``set_up(environment)`` runs ``set_up ""`` as scripts/demo does, then imports the parts: exit code and lines."""
     root = tmp_path / "a checkout"
     shutil.copytree(repository / "scripts", root / "scripts")
-    for name in ("xrep/__init__.py", "xrep/text/__init__.py", "xrep/text/package_index.py"):
+    for name in ("xrep/__init__.py", "xrep/lazy.py", "xrep/text/__init__.py", "xrep/text/package_index.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(repository / name, root / name)
     for name, text in PROJECT.items():
