@@ -1,4 +1,4 @@
-"""Which tokens the RTL head reads and predicts, on two pairs by hand."""
+"""The tokens that the RTL head reads and predicts, worked out by hand for two pairs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def batch() -> PairBatch:
-    """de-en of 2 and 3 words, en-es of 1 and 0."""
+    """Return a pair de-en of 2 and 3 words, and a pair en-es of 1 and 0."""
     sides = [[[11, 12], [31]], [[21, 22, 23], []]]
     source, target = (collate([np.array(ids, dtype=np.int64) for ids in side], VOCABULARY, 9) for side in sides)
     return PairBatch(source, target, torch.zeros(2, 2).long(), torch.tensor([7, 4]), torch.tensor([[DE, EN], [EN, ES]]))
 
 
 def read(planner: Planner, batch: PairBatch) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """What stands in each row of the head's input: tokens (0 where it is filled up), whether predicted, languages."""
+    """Return each row of the head's input: tokens (0 is padding), whether they are predicted, and languages."""
     plan = planner.plan(batch)
     both = batch.source.followed_by(batch.target, VOCABULARY.pad_id).tokens.flatten()
     tokens = torch.zeros(3, len(batch) * plan.width, dtype=torch.int64)
@@ -53,7 +53,7 @@ def test_from_the_pivot(batch: PairBatch) -> None:
 
 
 def test_both_directions(batch: PairBatch) -> None:
-    """Pairs of odd number go from the pivot language; runs come in the order of direction and language."""
+    """Pairs with odd numbers go from the pivot language; groups are ordered by direction and language."""
     planner = Planner(pivot=EN, direction="both", ratio=1.0)
     tokens, _, _ = read(planner, batch)
     assert tokens == [[3, 31, 3, 0, 0, 0, 0], [21, 22, 23, 3, 11, 12, 3]]
