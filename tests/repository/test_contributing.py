@@ -27,7 +27,7 @@ SIZES = {
 
 
 def write_data(folder: Path) -> None:
-    """The data that the commands of the examples name: ``corpus/`` and ``jsonl/``."""
+    """Write the data that the commands of the examples name: ``corpus/`` and ``jsonl/``."""
     write_corpus(folder / "corpus", train=120, valid=20, test=20)
     (folder / "jsonl").mkdir()
     pairs = sentence_pairs(140)

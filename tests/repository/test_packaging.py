@@ -43,7 +43,7 @@ def test_the_pinned_setuptools_can_build_xrep(repository: Path) -> None:
 
 
 def test_every_installed_requirement_is_pinned(repository: Path, setup_arguments: dict) -> None:
-    """Follows what the installed packages need themselves, for this Python."""
+    """The test follows the requirements of the installed packages for this Python."""
     versions, seen = pins(repository), set()
     todo = [Requirement(line) for line in setup_arguments["install_requires"]]
     while todo:

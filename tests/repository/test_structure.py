@@ -1,4 +1,4 @@
-"""The house plan: rooms on floors, imports only downwards, no circles, small files, ruff."""
+"""The structure of the code: imports go to lower floors and have no cycles, files are small, and ruff is content."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FLOORS = {
     "xrep.retrieval": 1,
     "xrep.metrics": 1,
     "xrep.files": 1,
-    "xrep.errors": 0,  # below the first floor: any room may use these two
+    "xrep.errors": 0,  # any room may use these two
     "xrep.lazy": 0,
 }
-# Rooms of one floor do not know each other, but for these, each in one direction.
+# Rooms of the same floor do not import each other, with these exceptions, each in one direction.
 NEIGHBOURS = {
     ("xrep.retrieval", "xrep.kernels"),  # the precision of products
     ("xrep.retrieval", "xrep.files"),  # what a search that may stop has found
@@ -48,7 +48,7 @@ MAXIMUM_LINES = 400
 
 
 def modules(repository: Path) -> dict[str, Path]:
-    """``{dotted name: file}`` of every module of xrep but its front door ``xrep``, which imports when first used."""
+    """Return ``{dotted name: file}`` of all modules except ``xrep``, which imports names at their first use."""
     found = {}
     for top in ("xrep", "xrep_cli"):
         for path in (repository / top).rglob("*.py"):
@@ -59,7 +59,7 @@ def modules(repository: Path) -> dict[str, Path]:
 
 
 def imports(name: str, files: dict[str, Path]) -> Iterator[str]:
-    """The modules of xrep that a module imports, anywhere in its text."""
+    """Yield the modules of xrep that a module imports, anywhere in its text."""
     package = name if files[name].name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(files[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -78,7 +78,7 @@ def room_of(module: str) -> str:
 
 
 def violations(repository: Path) -> list[str]:
-    """Every import that goes neither downwards nor to a neighbour of NEIGHBOURS, and every module in no room."""
+    """Return each import that goes neither downwards nor to a room of NEIGHBOURS, and each module without a room."""
     files = modules(repository)
     found = [f"{name} is in no room of FLOORS" for name in files if room_of(name) == "?"]
     for name in files:
@@ -127,7 +127,7 @@ def test_violations_are_found(tmp_path: Path) -> None:
 
 
 def test_logits_are_made_in_the_kernels_alone(repository: Path) -> None:
-    """A similarity matrix of a batch, or the logits of a vocabulary, would be written out by any of these."""
+    """Each of these functions would need a whole similarity matrix of a batch, or all logits of a vocabulary."""
     functions = ("cross_entropy(", "softmax(", "logsumexp(", "nll_loss(")
     files = {name: path for name, path in modules(repository).items() if not name.startswith("xrep.kernels")}
     texts = {
@@ -143,7 +143,7 @@ def test_files_are_small(repository: Path) -> None:
 
 
 def hooks(repository: Path) -> dict[str, list[str]]:
-    """The command of each hook of pre-commit."""
+    """Return the command of each hook of pre-commit."""
     text = (repository / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     return {hook["id"]: hook["entry"].split() for local in yaml.safe_load(text)["repos"] for hook in local["hooks"]}
 
