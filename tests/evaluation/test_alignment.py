@@ -36,12 +36,12 @@ def scored(tmp_path: Path) -> Path:
 def _write_parallel(folder: Path, count: int) -> tuple[str, list[tuple[str, str]]]:
     pairs = sentence_pairs(count)
     rows = "".join(f"{german}\t{english}\n" for german, english in pairs)
-    (folder / "pairs.tsv").write_text("\n" + rows, encoding="utf-8")  # a blank line is no pair
+    (folder / "pairs.tsv").write_text("\n" + rows, encoding="utf-8")  # a blank line is not a pair
     return f"de-en={folder / 'pairs.tsv'}", pairs
 
 
 def _losses(first: np.ndarray, second: np.ndarray, positive: list[int]) -> tuple[float, float]:
-    """By the definitions, in float64; the vectors are of length 1."""
+    """Compute both by their definitions in float64, for vectors of length 1."""
     x, y = first.astype(np.float64), second.astype(np.float64)
     align = np.mean(np.linalg.norm(x[positive] - y[positive], axis=1) ** 2)
     return float(align), float(np.log(np.exp(-2 * pdist(np.concatenate([x, y])) ** 2).mean()))
@@ -120,7 +120,7 @@ def test_bad_input_is_one_clear_line(scored: Path, data: str, options: dict, mes
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three checkpoints of a run, which differ."""
+    """Write three different checkpoints of a run."""
     folder = tmp_path_factory.mktemp("run")
     for step in (20, 100, 3):
         write_encoder(folder / f"checkpoint-{step:08d}", seed=step)
@@ -174,7 +174,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_published_files_are_read(published_sts: Path) -> None:
-    """Counted with cut and awk: 208 of the 1500 pairs of the dev split score higher than 4."""
+    """Counted with cut and awk, 208 of the 1500 pairs of the dev split have a score above 4."""
     dev = alignment.read_set(str(published_sts / "STSBenchmark" / "sts-dev.csv"))
     assert (len(dev), dev.positive.sum()) == (1500, 208)
     german = alignment.read_set(str(published_sts / "stsb_multi_mt" / "stsb-de-dev.csv"))

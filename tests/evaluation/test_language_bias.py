@@ -21,7 +21,7 @@ NUMBERS = [f"{i}" for i in range(40)]
 
 
 class Biased:
-    """Knows what a sentence says (a number) but for some noise, and adds a direction of its language."""
+    """An encoder whose vectors have a direction for the meaning (a number), noise, and a direction for the language."""
 
     path, training_hashes = "biased", None
 
@@ -48,7 +48,7 @@ def test_removal_takes_the_bias_of_an_encoder_that_has_one() -> None:
     texts = _texts("de", "fr", "zh", "en")
     results = language_bias.evaluate(Biased(2.0), texts, neighbours=3)
     assert (results.languages, results.sentences) == (["de", "en", "fr", "zh"], 40)
-    assert results.before.diagonal().min() > 99  # every neighbour is of the own language
+    assert results.before.diagonal().min() > 99  # every neighbour has the language of the sentence
     assert results.after.diagonal().max() < 2  # the three neighbours are the three translations
     np.testing.assert_allclose(results.before.sum(axis=1), 100)
     np.testing.assert_allclose(results.after[~np.eye(4, dtype=bool)], 100 / 3, atol=1)
@@ -94,7 +94,7 @@ def test_every_language_gives_as_many_sentences_and_english_comes_in_turn() -> N
     results = language_bias.evaluate(Listening(1.0), Texts(groups, []), neighbours=3)
     assert {language: len(sentences) for language, sentences in asked.items()} == dict.fromkeys(asked, 16)
     assert asked["de"] == groups[0]["de"][:16] and results.sentences == 16
-    assert asked["en"][:4] == ["en 0", "en 39", "en 2", "en 12"]  # of German, French, German, French
+    assert asked["en"][:4] == ["en 0", "en 39", "en 2", "en 12"]  # rows are German, French, German, French
     assert len(set(asked["en"])) == 16
     language_bias.evaluate(Listening(1.0), Texts(groups, []), neighbours=3, limit=7)
     assert {len(sentences) for sentences in asked.values()} == {7}
@@ -156,7 +156,7 @@ def test_parallel_files_are_read_and_cleaned(tmp_path: Path) -> None:
 
 
 def test_tatoeba_pairs_each_language_with_english(tatoeba_folder: Path) -> None:
-    texts = read_texts(str(tatoeba_folder))  # German and Chinese are of those shown, Swahili is not
+    texts = read_texts(str(tatoeba_folder))  # German and Chinese are among those shown, Swahili is not
     assert [list(group) for group in texts.groups] == [["de", "en"], ["zh", "en"]]
     assert texts.groups[0]["en"][0] == "Maria has lived in Berlin since 1998." and len(texts.files) == 4
     assert read_texts(str(tatoeba_folder), "all").languages == ["de", "en", "sw", "zh"]

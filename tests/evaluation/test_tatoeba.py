@@ -13,7 +13,7 @@ from xrep.metrics.retrieval import Accuracy
 
 
 def _by_hand(encoder, folder: Path, code: str, language: str) -> Accuracy:
-    """The published protocol without any of our code."""
+    """Compute the published protocol without our code."""
     sides = []
     for side, lang in ((code, language), ("eng", "en")):
         text = (folder / f"tatoeba.{code}-eng.{side}").read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ def test_accuracy_is_that_of_the_protocol_by_hand(tatoeba_folder: Path, ngram_en
         assert results.accuracies[language] == _by_hand(ngram_encoder(), tatoeba_folder, code, language)
     assert results.accuracies["de"].mean > 60 > results.accuracies["zh"].mean
     means = [accuracy.mean for accuracy in results.accuracies.values()]
-    assert results.mean.mean == pytest.approx(np.mean(means))  # over languages, however many pairs each has
+    assert results.mean.mean == pytest.approx(np.mean(means))  # the mean over languages
     assert results.overlap == Overlap(None, 13)
 
 
@@ -106,7 +106,7 @@ def test_an_average_is_given_only_when_all_its_languages_were_measured() -> None
 
 
 def _break(folder: Path, how: str) -> str:
-    """Damage the folder and return the --langs to ask for."""
+    """Damage the folder and return the --langs to give."""
     german = folder / "tatoeba.deu-eng.deu"
     if how == "missing half":
         (folder / "tatoeba.deu-eng.eng").unlink()
@@ -160,7 +160,7 @@ def test_an_encoder_without_a_tower_says_so_before_the_work(tatoeba_folder: Path
 
 
 def _published_formula(x: np.ndarray, count: int) -> np.ndarray:
-    """v - (v.c)c with the first right singular vectors c of the uncentred matrix, in float64."""
+    """Return v - (v.c)c for the first right singular vectors c of the uncentred matrix, in float64."""
     x = x.astype(np.float64)
     for component in np.linalg.svd(x, full_matrices=False)[2][:count]:
         x = x - np.outer(x @ component, component)
