@@ -33,7 +33,7 @@ def records(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_the_recipe_with_nli_beside_bitext(nli: Path, data_directory: Path, tmp_path: Path) -> None:
-    """Train L + alpha L_nli for three steps of the recipe on small data."""
+    """The objective is L + alpha L_nli; the run makes three steps of the recipe on small data."""
     small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL_MODEL.items()]
     texts = [f"parts.moco.task.data={data_directory}", f"parts.nli.task.data={nli}"]
     texts += [f"parts.nli.task.tokenizer={data_directory}"]

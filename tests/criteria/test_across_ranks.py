@@ -76,7 +76,7 @@ def test_the_runs_tell_right_from_wrong(whole: dict[str, Results]) -> None:
 def test_negatives_of_the_own_rank_alone(
     found: Found, whole: dict[str, Results], text, models, batches, name: str
 ) -> None:
-    """Return the losses of the first batch, before any step, for each part by itself."""
+    """Before any step, the losses of the first batch are those of each part by itself."""
     sizes, kind = PARTS[len(found)][1], RUNS[name].criterion
     criterion = kind(kind.Config(**dict(RUNS[name].options)), models["shared"], text)
     start = 0

@@ -316,7 +316,7 @@ def test_both_passes_over_a_piece_draw_alike(text: TextSpec, batch: PairBatch) -
 
 
 def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path, monkeypatch) -> None:
-    """Train as the recipe at the paper's scale does, with smaller numbers."""
+    """The run has the criteria of the recipe at the paper's scale, with smaller numbers."""
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
     for language, sentences in zip(("de", "en"), zip(*sentence_pairs(300), strict=True), strict=True):
         (tmp_path / f"{language}.txt").write_text("\n".join(sentences), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Preprocessing: exact counts of every step, no leak between splits, nothing left behind by a failure."""
+"""Preprocessing: exact counts of every step, no leak between splits, and no files after a failure."""
 
 import gzip
 import itertools
@@ -50,7 +50,7 @@ def texts(path, split):
 def test_every_step_is_counted(tmp_path):
     evaluation = tmp_path / "evaluation"
     evaluation.mkdir()
-    # Full-width letters, another case, other punctuation, one on each side of a pair.
+    # Full-width letters, another case and other punctuation, one on each side of a pair.
     (evaluation / "test.deu").write_text("der HUND schläft... im Wald\n", encoding="utf-8")
     (evaluation / "test.eng.gz").write_bytes(gzip.compress("Ｔhe bird sleeps, in the park!\n".encode()))
     (evaluation / "README.md").write_text("# About\n", encoding="utf-8")
@@ -185,7 +185,7 @@ def test_the_tokenizer_s_text_is_bounded_in_characters(tmp_path, monkeypatch):
         read.clear()
         run(tmp_path / str(bound), {"train": corpora}, vocabulary_size=60)
         assert min(bound, whole) * 0.9 < sum(map(len, read)) < min(bound, whole) * 1.05
-    # Half of the text, evenly: every animal comes early or late in it.
+    # Half of the text, evenly drawn: every animal occurs early or late in it.
     assert all(any(animal in text for text in read) for animal in ANIMALS)
 
 
@@ -245,7 +245,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_a_destination_in_use_is_refused(tmp_path):
     splits = {"train": [tsv(tmp_path / "x.tsv", PAIRS)]}
     (tmp_path / "bin").mkdir()
-    run(tmp_path, splits)  # an empty one is fine
+    run(tmp_path, splits)  # an empty one is accepted
     with pytest.raises(UserError, match="exists and is not empty; remove it or name another"):
         run(tmp_path, splits)
     with pytest.raises(UserError, match="no training text"):

@@ -79,7 +79,7 @@ def test_latin1_is_read_in_english_alone(folder: Path) -> None:
 
 
 def test_other_published_names(folder: Path) -> None:
-    """Write TREC.train and stsa.fine.*, in which the label comes first."""
+    """TREC.train and stsa.fine.*, in which the label comes first, are read as well."""
     sets = read_all(folder)
     for old, new in (("train_5500.label", "TREC.train"), ("TREC_10.label", "TREC.test")):
         (folder / "TREC" / old).rename(folder / "TREC" / new)

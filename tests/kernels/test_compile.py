@@ -22,7 +22,7 @@ LAYOUTS = ["rows together", "rows apart"]
 
 
 class Maker:
-    """Return random tensors whose rows are contiguous in memory or not."""
+    """Makes random tensors whose rows are contiguous in memory or not."""
 
     def __init__(self, layout: str = LAYOUTS[0], dtype: torch.dtype = torch.float32) -> None:
         self.layout, self.dtype, self.generator = layout, dtype, torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from xrep.retrieval.margins import MARGINS, apply_margin, margin_scores
 from xrep.retrieval.neighbours import Neighbours, neighbours
 
 X, Y = np.abs(vectors(60, 8, seed=1)), np.abs(vectors(45, 8, seed=2))
-"""Return vectors of positive numbers, so that all cosines are positive."""
+"""Vectors of positive numbers, whose cosines are all positive."""
 
 
 @pytest.mark.parametrize("margin", MARGINS)

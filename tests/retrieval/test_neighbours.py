@@ -44,7 +44,7 @@ def test_both_directions_are_those_of_one_whole_product(
 @settings(max_examples=60)
 @given(st.data())
 def test_of_equal_similarities_the_lowest_index_wins_whatever_the_tiles(data: st.DataObject) -> None:
-    """Return vectors of small whole numbers, whose products are exact and mostly tied."""
+    """Small whole numbers have exact products, and most similarities are equal."""
     n, m, tile = (data.draw(st.integers(1, 70)) for _ in range(3))
     k = data.draw(st.integers(1, min(n, m, 6)))
     draw = np.random.default_rng(data.draw(st.integers(0, 1000)))

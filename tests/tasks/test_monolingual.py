@@ -175,7 +175,7 @@ def test_smoothed_sampling(make, alpha: float, share: float) -> None:
 
 @pytest.mark.parametrize("batch_size", [None, 20])
 def test_a_budget_of_tokens(make, batch_size: int | None) -> None:
-    """Return the number of tokens of a batch with special ones, after long sentences are cut."""
+    """The budget counts special tokens, and long sentences after they are cut."""
     task = make(max_tokens=400, batch_size=batch_size, max_length=14)
     for world in (1, 2, 3):
         ranks = [[batch for batch, _ in stream(task, rank=rank, world_size=world, stop=490)] for rank in range(world)]

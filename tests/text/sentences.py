@@ -83,4 +83,4 @@ SPELLED = [
     "< s> <mask <s",
 ]
 TEXT = [sentence for pair in sentence_pairs(150) for sentence in pair] + LANGUAGES * 3
-"""Return the text that the small tokenizers of the tests are trained on."""
+"""The text that the small tokenizers of the tests are trained on."""

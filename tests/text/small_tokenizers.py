@@ -61,7 +61,7 @@ def write_xlm_roberta(directory: Path) -> Path:
 
 
 OUR_IDS = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "control_symbols": ["<mask>"]}
-"""Return the special pieces of a tokenizer that xrep-preprocess trains."""
+"""Special pieces of a tokenizer that xrep-preprocess trains."""
 
 
 def write_ours(directory: Path, **options: Any) -> Path:

@@ -251,7 +251,7 @@ def losses(setting: Setting, criterion: Any, model: nn.Module, batch: Any) -> It
 
 
 class Held:
-    """Return the largest number of bytes that graphs hold at once."""
+    """Measures the largest number of bytes that graphs hold at once."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
