@@ -1,4 +1,4 @@
-"""Runs xrep's programs in separate processes that start quickly, because they are forked from a process that has already
+"""Runs xrep's programs in separate processes that start quickly, because they are forked from a process that has
 imported torch. Their output, exit codes and handling of signals are those of a process that a user starts.
 """
 
