@@ -9,19 +9,17 @@ Run it after a change of options. tests/repository/test_docs.py fails if the pag
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import dataclasses
 import importlib
 import io
 import os
 import re
+import tempfile
 from pathlib import Path
 from unittest import mock
 
-from xrep.config import DEFAULT_NAMES, FIXED_SECTIONS, FieldSpec, fields_of, read_fields
 from xrep.files import write_aside
-from xrep.registry import REGISTRIES, class_node
+from xrep.registry import REGISTRIES
 
 COMMANDS = ("train", "eval", "preprocess", "encode", "mine", "generate", "export", "data")
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -103,47 +101,54 @@ def entry(option: str, text: str, needed: str = "") -> str:
     return f"- `{option}`{needed}: {' '.join(text.split())}\n".replace("<", r"\<")
 
 
-# -- xrep-train, whose options are those of the registered parts ------------------------------------------------------
+# -- xrep-train, whose help has the options of the chosen parts -------------------------------------------------------
 
 
 def train_page() -> str:
-    texts = [f"# xrep-train\n\n```text\n{train_head()}\n```\n\n{TRAIN}"]
-    for kind in DEFAULT_NAMES:
-        for name in REGISTRIES[kind].names():
-            target = REGISTRIES[kind].target(name)
-            texts.append(section(f"{kind} {name}", target, read_fields(kind, target)))
-    rest: dict[str, list[FieldSpec]] = {}
-    for spec in fields_of({"parts": [{"name": "NAME"}]}):
-        rest.setdefault(spec.section, []).append(spec)
-    for name, target in FIXED_SECTIONS.items():
-        texts.append(section(name, target, rest[name]))
-    texts.append("## several parts\n\nOptions of each of several parts, written `parts.NAME.weight`.\n\n")
-    texts[-1] += "".join(map(field_entry, rest["parts.NAME"]))
-    texts.append("## run\n\nOptions that belong to no section.\n\n" + "".join(map(field_entry, rest[""])))
-    return "\n".join(texts)
+    head, _ = train_help()
+    usage, description, *rest = head.strip().split("\n\n")
+    text = "\n\n".join([description, usage, *rest])
+    text = f"# xrep-train\n\n```text\n{text}\n```\n\n{TRAIN}"
+    for kind, registry in REGISTRIES.items():
+        option = f"--{kind.replace('_', '-')}"
+        for name in registry.names() if f"\n  {option} NAME" in head else []:
+            title = f"{kind} {name}"
+            text += section(title, train_help(option, name)[1].get(title, ["It has no options."]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "parts.yaml"
+        path.write_text("parts: [{name: NAME, task: bitext, criterion: dual_moco}]\n", encoding="utf-8")
+        sections = train_help("--config", str(path))[1]
+    return text + "".join(section(title, lines) for title, lines in sections.items() if " " not in title)
 
 
-def train_head() -> str:
-    """Return the help of ``xrep-train`` without the options of parts."""
+def train_help(*arguments: str) -> tuple[str, dict[str, list[str]]]:
+    """Return the help of ``xrep-train`` up to the options of parts, and the lines of each section below its title."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), mock.patch.dict(os.environ, {"COLUMNS": "120"}):
-        importlib.import_module("xrep_cli.train").main(["--help"])
-    kinds = "|".join([*DEFAULT_NAMES, *FIXED_SECTIONS])
-    usage, description, *rest = re.split(rf"\n\n(?:{kinds})\b", printed.getvalue())[0].split("\n\n")
-    return "\n\n".join([description, usage, *rest])
+        importlib.import_module("xrep_cli.train").main([*arguments, "--help"])
+    head, sections, lines = "", {}, None
+    for line in printed.getvalue().splitlines():
+        if title := re.match(r"(?!usage)([\w.]+(?: \w+)?):(?: |$)", line):
+            lines = sections.setdefault(title[1], [line[title.end() :]])
+        elif lines is None:
+            head += f"{line}\n"
+        else:
+            lines.append(line)
+    return head, sections
 
 
-def section(title: str, target: str, fields: list[FieldSpec]) -> str:
-    node = class_node(*target.split(":"))
-    summary = ((node and ast.get_docstring(node)) or "").split("\n\n")[0]
-    entries = "".join(map(field_entry, fields)) or "It has no options.\n"
-    return f"## {title}\n\n{' '.join(summary.split())}\n\n{entries}".replace("<", r"\<")
-
-
-def field_entry(spec: FieldSpec) -> str:
-    shown = "none" if spec.default in (None, []) else spec.default
-    default = "required" if spec.default is dataclasses.MISSING else f"default: {shown}"
-    return entry(f"--{spec.name.replace('_', '-')}", spec.help, f" ({spec.annotation}; {default})")
+def section(title: str, lines: list[str]) -> str:
+    """Return a section of options, whose first lines are the summary of the part."""
+    paragraphs: list[str] = []
+    for line in lines:
+        if option := re.match(r"  (--[\w-]+|[\w.]+=) \S+", line):
+            paragraphs.append(f"- `{option[0].strip()}`: {line[option.end() :].strip()}")
+        elif not paragraphs:
+            paragraphs.append(line)
+        else:
+            paragraphs[-1] = f"{paragraphs[-1].rstrip()} {line.strip()}"
+    summary, *options = [paragraph.strip().replace("<", r"\<") for paragraph in paragraphs]
+    return "\n\n".join(filter(None, [f"\n## {title}", summary, "\n".join(options)])) + "\n"
 
 
 if __name__ == "__main__":

@@ -45,4 +45,7 @@ def test_the_page_of_training_has_every_registered_objective(script: ModuleType)
     for name in CRITERIA.names():
         assert f"\n## criterion {name}\n" in text
     moco = text.split("\n## criterion dual_moco\n")[1].split("\n## ")[0]
-    assert "\n- `--queue-size` (int; default: 409600): " in moco
+    assert "\n- `--queue-size INT`: K: " in moco and "(default: 409600)" in moco
+    assert "\n## checkpoint\n" in text and "\n- `--save-dir STR`: " in text and "\n## parts.NAME\n" in text
+    # The type of this option leaves a single space before its help.
+    assert "\n- `--activation-checkpointing BOOL`: " in text
