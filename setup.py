@@ -1,9 +1,13 @@
 """What xrep is made of, what it needs and the commands it installs."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "xrep" / "__init__.py").read_text(encoding="utf-8"))
+assert VERSION is not None
 PLOT = ["matplotlib>=3.8", "scikit-learn>=1.4"]
 SENTEVAL = ["scikit-learn>=1.4"]
 HF = ["transformers>=5"]  # encoders of any architecture
@@ -16,9 +20,9 @@ TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *BENCH, *HF]
 
 setup(
     name="xrep",
-    version="0.1.0",
+    version=VERSION[1],
     description="Trains, evaluates and uses cross-lingual sentence encoders",
-    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author="The xrep authors",
     license="Apache-2.0",
@@ -31,7 +35,10 @@ setup(
     ],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["xrep", "xrep.*", "xrep_cli", "xrep_cli.*"]),
-    package_data={"xrep": ["recipes/*.yaml", "text/languages.tsv", "text/resources.json"]},
+    package_data={
+        "xrep": ["py.typed", "recipes/*.yaml", "text/languages.tsv", "text/resources.json"],
+        "xrep_cli": ["py.typed"],
+    },
     install_requires=[
         "torch>=2.8,<3",
         "sentencepiece>=0.2",

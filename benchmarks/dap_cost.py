@@ -1,19 +1,20 @@
-"""What dual-alignment pre-training costs over translation ranking (table 6 of the paper, and its figures 3 and 4).
+"""The cost of dual-alignment pre-training over translation ranking (table 6 of the paper, and its figures 3 and 4).
 
-Floating-point operations of a forward pass per pair, counted from the sizes of the encoder (matrix products alone, two
-operations for a multiplication and its addition), for pairs of two full sentences:
+The script counts the floating-point operations of a forward pass per pair of two full sentences, from the sizes of the
+encoder (matrix products only; a multiplication and its addition are two operations):
 
 - TR: the encoder reads both sentences;
-- TR+TLM: it reads them once more, end to end, and scores the vocabulary at the masked tokens;
+- TR+TLM: the encoder also reads them once more, end to end, and scores the vocabulary at the masked tokens;
 - DAP: a head of K layers reads the token vectors of one sentence and the [MASK]s of the other, and scores the
   vocabulary at the reconstructed tokens.
 
   python benchmarks/dap_cost.py                                            # mBERT base, 32 tokens: table 6
   python benchmarks/dap_cost.py --layers 4 --hidden-size 192 --heads 4 --feedforward-size 768 --vocabulary-size 16000 \\
-      --steps 30 --data data-bin/de-en                                  # and what training steps really take
+      --steps 30 --data data-bin/de-en                                  # the time of training steps, too
 
-With --steps, whole training steps of TR, TR+TLM and DAP take turns on the same batches; printed are the medians, their
-ratio to TR's, and that over the ratio of their operations. 1.00: it costs what its operations do.
+With --steps, whole training steps of TR, TR+TLM and DAP take turns on the same batches. The script prints the medians,
+their ratios to the median of TR, and these ratios over the ratios of the operations: 1.00 means that the time grows as
+the operations do.
 """
 
 from __future__ import annotations
@@ -21,35 +22,30 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
 import statistics
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
+from harness import add_training_options, make_engine, make_parser, run_step, take_turns, write_json
 from torch import nn
 
-from xrep.criteria.criterion import Criterion, Loss, Planned
+from xrep.criteria.criterion import Loss, Planned
 from xrep.criteria.dap import DAP
 from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary
 from xrep.data.stream import stream
-from xrep.files import write_aside
 from xrep.metrics.flops import transformer_flops, vocabulary_flops
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
-from xrep.training.distributed import alone, pick_device
-from xrep.training.freezing import Freezing
-from xrep.training.step import Engine, TrainingModule
+from xrep.training.distributed import pick_device
 
 MASKED = 0.15
 """Share of the tokens that TLM masks."""
 WARM_UP = 3
-"""Steps before those that are measured."""
+"""Number of steps before those that are measured."""
 
 
 def operations(
@@ -62,13 +58,15 @@ def operations(
     words: int | None = None,
     tlm: float | None = None,
 ) -> int:
-    """Of a forward pass over pairs of sentences of so many tokens, special ones included.
+    """Return the operations of a forward pass over pairs of sentences.
 
     Args:
-        layers: of DAP's head, whose y is the target; 0: no head.
-        ratio: share of the tokens of y that are reconstructed.
-        words: that the head scores; None: all.
-        tlm: share of the tokens at which TLM scores the vocabulary; None: no TLM.
+        source: Number of tokens of each source sentence, special ones included.
+        target: The same for the target sentences.
+        layers: Number of layers of DAP's head, whose y is the target; 0: no head.
+        ratio: Share of the tokens of y that are reconstructed.
+        words: Number of subwords that the head scores; None: all.
+        tlm: Share of the tokens at which TLM scores the vocabulary; None: no TLM.
     """
     sizes = {"hidden_size": options.hidden_size, "feedforward_size": options.feedforward_size}
     found = transformer_flops(np.concatenate([source, target]), layers=options.layers, **sizes)
@@ -86,7 +84,7 @@ def operations(
 
 
 def counted(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """Operations of each objective for a pair of full sentences."""
+    """Return the operations of each objective for a pair of full sentences."""
     full = np.array([options.length])
     rows = {
         "TR": {},
@@ -103,7 +101,7 @@ def counted(options: argparse.Namespace) -> list[tuple[str, int]]:
 
 
 def random_batches(options: argparse.Namespace, text: TextSpec) -> Iterator[PairBatch]:
-    """Pairs of full sentences of random tokens."""
+    """Yield batches of pairs of full sentences of random tokens."""
     generator = torch.Generator().manual_seed(0)
     rows, first = options.batch_size, 5
     while True:
@@ -118,7 +116,7 @@ def random_batches(options: argparse.Namespace, text: TextSpec) -> Iterator[Pair
 
 
 def text_of(options: argparse.Namespace) -> tuple[TextSpec, Iterator[PairBatch]]:
-    """What is read: training batches of a data directory, or random tokens."""
+    """Return the training batches of a data directory, or of random tokens."""
     if options.data:
         task = BitextTask(
             BitextTask.Config(data=options.data, batch_size=options.batch_size, max_length=options.length), 1
@@ -133,51 +131,32 @@ def text_of(options: argparse.Namespace) -> tuple[TextSpec, Iterator[PairBatch]]
     return text, random_batches(options, text)
 
 
-def engine(options: argparse.Namespace, model: DualEncoder, criterion: Criterion) -> Engine:
-    module = TrainingModule(model, criterion).to(options.device)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=True)
-    found = Engine(
-        module, optimizer, Freezing([]), alone(options.device), precision=options.precision, clip_norm=options.clip_norm
-    )
-    found.prepare(0)
-    found.train_mode()
-    return found
-
-
-def run_step(engine: Engine, batch: PairBatch) -> None:
-    """Plan a batch and train on it, always with the same random numbers in the plan."""
-    planned = engine.module.criterion.plan(batch, torch.Generator().manual_seed(0))
-    engine.run([planned], planned.sizes, lambda: None)
-
-
 def measured(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Milliseconds per pair of training steps that take turns, and how the costs compare."""
+    """Return the milliseconds per pair of training steps that take turns, and how the costs compare."""
     text, batches = text_of(options)
     torch.manual_seed(0)
     sizes = {name: getattr(options, name) for name in ("layers", "hidden_size", "heads", "feedforward_size")}
     config = DualEncoder.Config(towers="shared", pooling="cls", max_positions=max(512, options.length), **sizes)
     model = DualEncoder(config, text)
     ranking = TranslationRanking.Config(directions="forward")
-    head = {"layers": options.rtl_layers, "ratio": options.ratio}
     dap = DAP.Config(rtl_layers=options.rtl_layers, reconstruction_ratio=options.ratio)
-    first, second = copy.deepcopy(model), copy.deepcopy(model)
-    engines = {
-        "TR": (engine(options, first, TranslationRanking(ranking, first, text)), {}),
-        "TR+TLM": (engine(options, second, RankingAndTLM(ranking, second, text)), {"tlm": MASKED}),
-        "DAP": (engine(options, model, DAP(dap, model, text)), head),
-    }
-    times: dict[str, list[float]] = {name: [] for name in engines}
-    done = dict.fromkeys(engines, 0)
-    for number, batch in enumerate(itertools.islice(batches, WARM_UP + options.steps)):
-        lengths = (batch.source.host_lengths, batch.target.host_lengths)
-        for name, (one, beyond) in engines.items():
-            begun = time.perf_counter()
-            run_step(one, batch)
-            if number >= WARM_UP:
-                times[name].append(1000 * (time.perf_counter() - begun) / len(batch))
-                done[name] += operations(options, *lengths, **beyond)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    return {name: _compared(medians[name], medians["TR"], done[name] / done["TR"]) for name in engines}
+    objectives = {"TR": (TranslationRanking, ranking), "TR+TLM": (RankingAndTLM, ranking), "DAP": (DAP, dap)}
+    beyond = {"TR": {}, "TR+TLM": {"tlm": MASKED}, "DAP": {"layers": options.rtl_layers, "ratio": options.ratio}}
+    steps = {}
+    for name, (objective, given) in objectives.items():
+        own = copy.deepcopy(model)
+        precision = {"precision": options.precision, "clip_norm": options.clip_norm}
+        engine = make_engine(own, objective(given, own, text), options.device, **precision)
+        steps[name] = lambda batch, engine=engine: run_step(engine, batch)
+    chosen = list(itertools.islice(batches, WARM_UP + options.steps))
+    turns = take_turns(steps, chosen, warm_up=WARM_UP, device=options.device)
+    medians, counts = {}, {}
+    for name, seconds in turns.seconds.items():
+        pairs = list(zip(seconds, chosen[WARM_UP:], strict=True))
+        medians[name] = statistics.median(1000 * taken / len(batch) for taken, batch in pairs)
+        lengths = [(batch.source.host_lengths, batch.target.host_lengths) for _, batch in pairs]
+        counts[name] = sum(operations(options, *each, **beyond[name]) for each in lengths)
+    return {name: _compared(medians[name], medians["TR"], counts[name] / counts["TR"]) for name in steps}
 
 
 def _compared(median: float, base: float, expected: float) -> dict[str, float]:
@@ -186,7 +165,7 @@ def _compared(median: float, base: float, expected: float) -> dict[str, float]:
 
 
 class RankingAndTLM(TranslationRanking):
-    """L_TR + L_TLM, what the paper compares with."""
+    """L_TR + L_TLM, the objective that the paper compares DAP with."""
 
     def __init__(self, config: TranslationRanking.Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config, model, text)
@@ -219,31 +198,19 @@ def main(arguments: list[str] | None = None) -> int:
         )
         for name, values in found.items():
             print(f"| {name} | " + " | ".join(f"{value:.3g}" for value in values.values()) + " |")
-    if options.json:
-        with write_aside(Path(options.json)) as aside:
-            aside.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, report)
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = make_parser(__doc__)
+    sizes = {"layers": 12, "hidden_size": 768, "heads": 12, "feedforward_size": 3072, "vocabulary_size": 119547}
+    add_training_options(made, **sizes, batch_size=64)  # the sizes of mBERT base
     add = made.add_argument
-    add("--layers", type=int, default=12, help="of the encoder (default: mBERT base, as all sizes)")
-    add("--hidden-size", type=int, default=768)
-    add("--heads", type=int, default=12)
-    add("--feedforward-size", type=int, default=3072)
-    add("--vocabulary-size", type=int, default=119547)
-    add("--target-words", type=int, help="subwords of y's language: what DAP costs if it scores these alone")
-    add("--length", type=int, default=32, help="tokens of a sentence, special ones included")
-    add("--rtl-layers", type=int, default=2, help="K")
-    add("--ratio", type=float, default=1.0, help="rho, of the steps that are measured")
-    add("--steps", type=int, default=0, help="training steps of each objective to measure; 0: count alone")
-    add("--batch-size", type=int, default=64, help="pairs in a step")
-    add("--data", help="directory made by xrep-preprocess, for sentences of real lengths; else full random ones")
-    add("--clip-norm", type=float, default=1.0)
-    add("--precision", choices=("float32", "bf16", "fp16"), default="float32")
-    add("--device", default="auto")
-    add("--json", help="file for the figures")
+    add("--target-words", type=int, help="number of subwords of y's language, to count DAP that scores these alone")
+    add("--rtl-layers", type=int, default=2, help="K, the number of layers of the head")
+    add("--ratio", type=float, default=1.0, help="rho of the steps that are measured")
+    add("--steps", type=int, default=0, help="training steps of each objective to measure; 0: only count")
     return made
 
 

@@ -1,11 +1,11 @@
 """Sentences a second of SentenceEncoder.encode over those of sentence-transformers' encode, with the same weights.
 
-Contestants alternate within one run, and what is printed are ratios of medians (above 1: faster than
-sentence-transformers as it comes, batches of 32) and the smallest cosine with its vectors. Also there:
-sentence-transformers with the precision settings that ours uses ("tuned"), and OpenVINO, fed with our batches sorted by
-tokens, as the mark that can be reached outside of torch (pip install openvino). "products alone" is the time of the
-linear layers' matrix products on the real tokens and nothing else, by the fastest product that torch has: what no
-encoder made of these products can beat on this machine.
+Contestants take turns in one process. The script prints ratios of medians (above 1: faster than sentence-transformers
+with its defaults, batches of 32) and the smallest cosine with its vectors. The other contestants are
+sentence-transformers with the precision settings that ours uses ("tuned"), and OpenVINO, which reads our batches sorted
+by tokens and shows what can be reached outside of torch (pip install openvino). "products alone" is the time of nothing
+but the linear layers' matrix products on the real tokens, with the fastest product that torch has: no encoder made of
+these products can be faster on this machine.
 
   python benchmarks/encode.py --path $(xrep-data get minilm --print-path) --text newstest2012.en
 """
@@ -13,15 +13,11 @@ encoder made of these products can beat on this machine.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
+from harness import make_parser, progress, take_turns, write_json
 
 from xrep.data.batching import batches_of, collate
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -33,12 +29,12 @@ Encode = Callable[[list[str]], np.ndarray | None]
 
 
 def real_sentences(path: str, encoder: SentenceEncoder, count: int) -> list[str]:
-    """The first ``count`` lines of 5 to 60 tokens."""
+    """Return the first ``count`` lines of 5 to 60 tokens."""
     lines = [text for _, text in read_lines(path)]
     tokens = encoder.tokenizers["shared"].encode(lines)
     chosen = [line for line, ids in zip(lines, tokens, strict=True) if 5 <= len(ids) + 2 <= 60][:count]
     if len(chosen) < count:
-        print(f"warning: only {len(chosen)} lines of {path} have 5 to 60 tokens", file=sys.stderr)
+        progress(f"warning: only {len(chosen)} lines of {path} have 5 to 60 tokens")
     return chosen
 
 
@@ -63,11 +59,11 @@ def peers(path: str) -> dict[str, Encode]:
 
 
 def openvino(encoder: SentenceEncoder, batch_tokens: int, precision: str) -> Encode:
-    """Our encoder converted, fed with our batches."""
+    """Return our encoder, converted to OpenVINO and fed with our batches."""
     import openvino as ov
 
     class Tokens(torch.nn.Module):
-        """Hidden states from ids and mask, every position computed, in plain torch: what a converter can trace."""
+        """The encoder in plain torch, with every position of a padded batch, so that a converter can trace it."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -106,7 +102,7 @@ def _same(self: object, x: torch.Tensor) -> torch.Tensor:
 
 
 def products_alone(encoder: SentenceEncoder, batch_tokens: int) -> Encode:
-    """The linear layers on as many rows as there are real tokens in each of our batches; no vectors come of it."""
+    """Return the linear layers alone, on as many rows as each of our batches has real tokens; there are no vectors."""
     modules = encoder.model.encoders["shared"].layers.modules()
     layers = [layer for layer in modules if isinstance(layer, torch.nn.Linear)]
     vocabulary, longest = encoder.text.vocabulary("shared"), encoder.text.max_length
@@ -133,32 +129,24 @@ def contestants(options: argparse.Namespace, encoder: SentenceEncoder) -> dict[s
     for precision in ("f32", "bf16"):
         try:
             found[f"OpenVINO, {precision}"] = openvino(encoder, options.batch_tokens, precision)
-        except Exception as error:  # a peer that cannot run is named, not fatal
-            print(f"no OpenVINO ({precision}): {str(error).splitlines()[0]}", file=sys.stderr)
+        except Exception as error:  # the others can be compared without this one
+            progress(f"no OpenVINO ({precision}): {str(error).splitlines()[0]}")
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--path", required=True, help="a sentence-transformers directory, such as minilm's")
     parser.add_argument("--text", required=True, help="UTF-8 text, one sentence a line")
-    parser.add_argument("--sentences", type=int, default=2000)
-    parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--sentences", type=int, default=2000, help="sentences that are encoded in each round")
+    parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens of our batches")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds after the warm-up")
     options = parser.parse_args()
     encoder = SentenceEncoder.load(options.path, device="cpu")
     sentences = real_sentences(options.text, encoder, options.sentences)
     entries = contestants(options, encoder)
-    times: dict[str, list[float]] = {name: [] for name in entries}
-    vectors: dict[str, np.ndarray | None] = {}
-    for round_ in range(options.repeats + 1):  # the first one warms up
-        for name in sorted(entries, key=lambda name: (list(entries).index(name) + round_) % len(entries)):
-            start = time.perf_counter()
-            vectors[name] = entries[name](sentences)
-            times[name].append(time.perf_counter() - start)
-            print(f"round {round_}: {name} {len(sentences) / times[name][-1]:.0f} sentences/s", file=sys.stderr)
-    medians = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
+    turns = take_turns(entries, [sentences] * (options.repeats + 1), verbose=True)
+    medians, vectors = turns.medians(), turns.results
     first = next(iter(entries))
     rows = {
         name: {
@@ -172,8 +160,7 @@ def main() -> None:
         cosine = row["smallest_cosine"]
         agrees = "" if cosine is None else f"   cosine at least {cosine:.6f}"
         print(f"{name:38} {row['times_sentence_transformers']:6.2f}x{agrees}")
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, rows)
 
 
 if __name__ == "__main__":

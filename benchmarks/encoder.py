@@ -1,18 +1,16 @@
-"""Time of our encoder over that of torch.nn.TransformerEncoder with the same weights, on batches of the demo corpus.
+"""The time of our encoder over that of torch.nn.TransformerEncoder with the same weights, on the demo corpus.
 
-Both take the same padded batches in the recipe's size, forward and backward; the two alternate within one run, and what
-is printed is the ratio of the medians (below 1: ours is faster).
+Both read the same padded batches with the sizes of the demo's recipe, forward and backward. They take turns in one
+process, and the script prints the ratio of the medians (below 1: ours is faster).
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
+from harness import make_parser, take_turns, write_json
 from torch import nn
 
 from xrep.data.batching import TokenBatch
@@ -24,7 +22,7 @@ SIZES = {"hidden_size": 192, "layers": 2, "heads": 4, "feedforward_size": 768}
 
 
 def peer_of(encoder: TransformerEncoder) -> Callable[[TokenBatch], torch.Tensor]:
-    """torch's own encoder layers behind our embeddings."""
+    """Return torch's own encoder layers behind our embeddings, as a function of a batch."""
     layer = nn.TransformerEncoderLayer(
         SIZES["hidden_size"], SIZES["heads"], SIZES["feedforward_size"], 0.0, "gelu", 1e-12, batch_first=True
     )
@@ -45,15 +43,9 @@ def peer_of(encoder: TransformerEncoder) -> Callable[[TokenBatch], torch.Tensor]
     return forward
 
 
-def seconds(encode: Callable[[TokenBatch], torch.Tensor], batch: TokenBatch) -> float:
-    start = time.perf_counter()
-    (encode(batch) * batch.mask.unsqueeze(-1)).sum().backward()
-    return time.perf_counter() - start
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=40)
+    parser = make_parser(__doc__)
+    parser.add_argument("--batches", type=int, default=40, help="batches, of which the first five are not measured")
     options = parser.parse_args()
     task = BitextTask(BitextTask.Config(batch_size=128, max_length=64, vocab_size=12000), seed=1)
     vocabulary = task.text.vocabulary("shared")
@@ -63,16 +55,17 @@ def main() -> None:
     batches = [batch.source for batch, _ in itertools.islice(stream(task), options.batches)]
     with torch.no_grad():
         difference = max(((encoder(b) - peer(b)) * b.mask.unsqueeze(-1)).abs().max().item() for b in batches[:4])
-    times: dict[str, list[float]] = {"ours": [], "peer": []}
-    for number, batch in enumerate(batches):
-        ours, theirs = seconds(encoder, batch), seconds(peer, batch)
-        if number >= 5:  # the first ones compile
-            times["ours"].append(ours)
-            times["peer"].append(theirs)
-    ratio = statistics.median(times["ours"]) / statistics.median(times["peer"])
+
+    def differentiated(encode: Callable[[TokenBatch], torch.Tensor]) -> Callable[[TokenBatch], None]:
+        return lambda batch: (encode(batch) * batch.mask.unsqueeze(-1)).sum().backward()
+
+    contestants = {"ours": differentiated(encoder), "peer": differentiated(peer)}
+    medians = take_turns(contestants, batches, warm_up=5).medians()  # the first batches are compiled
+    ratio = medians["ours"] / medians["peer"]
     padding = sum(b.tokens.numel() for b in batches) / sum(int(b.lengths.sum()) for b in batches)
     print(f"largest difference of outputs {difference:.1e}; {padding:.2f} positions a token with padding")
     print(f"ours / torch.nn.TransformerEncoder, forward and backward: {ratio:.2f} ({torch.get_num_threads()} threads)")
+    write_json(options.json, {"ratio": ratio, "largest_difference": difference, "positions_a_token": padding})
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Beam search beside that of transformers and of CTranslate2, with the same weights and the same tokens out.
+"""Beam search beside that of transformers and of CTranslate2, with the same weights and the same number of tokens.
 
-A random model of BART's form (6 + 4 layers, width 512, 16,000 words) is given to each; embeddings are drawn wide, so
-that translations vary. Contestants take turns within one run on the same batches, in float32; printed are target tokens
-a second over those of transformers' generate as it comes, as ratios of medians, and the share of sentences whose
-hypotheses are those of transformers, whichever comes first. "fast products" are torch's, which ours
-takes by itself, switched on for the others; "products alone" is the time of the matrix products of a decoder step and
-nothing else: what no loop around them can beat on this machine.
+Each gets a random model of BART's form (6 + 4 layers, width 512, 16,000 words), whose embeddings are drawn wide so that
+translations vary. Contestants take turns in one process on the same batches, in float32. The script prints target
+tokens a second over those of transformers' generate with its defaults, as ratios of medians, and the share of sentences
+with the same hypotheses as transformers has, in any order. "fast products" are those of torch that ours uses by itself;
+they are switched on for the others. "products alone" is the time of nothing but the matrix products of a decoder step:
+no loop around them can be faster on this machine.
 
   pip install transformers ctranslate2
   python benchmarks/generate.py --repeats 5
@@ -15,17 +15,15 @@ nothing else: what no loop around them can beat on this machine.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from harness import make_parser, progress, take_turns, write_json
 from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, collate
@@ -37,7 +35,7 @@ from xrep.models.translation import Translation
 
 PAD, UNK, BOS, EOS, MASK = range(5)
 Translate = Callable[[TokenBatch], list[list[list[int]]]]
-"""A batch -> hypotheses of each sentence, without special ids."""
+"""Returns the hypotheses of each sentence of a batch, without special ids."""
 
 
 def make_model(options: argparse.Namespace) -> Translation:
@@ -64,7 +62,7 @@ def make_model(options: argparse.Namespace) -> Translation:
                 parameter.normal_(std=parameter.size(1) ** -0.5)
         words = model.encoder.token_embedding.weight
         words.normal_(std=0.12)
-        for layer in model.decoder.layers:  # else each word calls for itself again, and translations are a few words
+        for layer in model.decoder.layers:  # otherwise a word predicts itself again and again
             layer.feedforward_out.weight.mul_(8)
             layer.source_attention.output.weight.mul_(4)
         model.language_embedding.weight.copy_(words[BOS : BOS + 1])
@@ -72,7 +70,7 @@ def make_model(options: argparse.Namespace) -> Translation:
 
 
 def bart(model: Translation) -> nn.Module:
-    """The same weights in transformers."""
+    """Return the model of transformers that has the same weights."""
     from transformers import BartConfig, BartForConditionalGeneration
 
     encoder, decoder = model.encoder.shape, model.decoder.shape
@@ -103,7 +101,7 @@ def bart(model: Translation) -> nn.Module:
             state |= _layer(f"model.{side}.layers.{number}", layer)
     state["lm_head.weight"] = model.encoder.token_embedding.weight
     bias = torch.zeros(1, encoder.vocabulary_size)
-    bias[0, [PAD, BOS, MASK]] = -1e9  # what ours never writes
+    bias[0, [PAD, BOS, MASK]] = -1e9  # ours never writes these
     state["final_logits_bias"] = bias
     theirs.load_state_dict(state)
     return theirs
@@ -132,7 +130,7 @@ def _layer(name: str, layer: nn.Module) -> dict[str, Tensor]:
 
 
 def ours(model: Translation, options: argparse.Namespace) -> Translate:
-    # One more than the tokens: the eos that ends each.
+    # A hypothesis has one token more, the eos at its end.
     lengths = {"min_length": options.tokens, "max_length_a": 0.0, "max_length_b": options.tokens}
     how = SearchOptions(beam=options.beam, nbest=options.beam, **lengths)
 
@@ -194,7 +192,7 @@ def ctranslate2(theirs: nn.Module, options: argparse.Namespace, folder: Path) ->
 
 
 def products_alone(model: Translation, options: argparse.Namespace) -> Translate:
-    """The matrix products of the decoder's steps and of the vocabulary, on the rows they have."""
+    """Return the matrix products of the decoder's steps and of the vocabulary, with their numbers of rows."""
     weights = [m.weight for layer in model.decoder.layers for m in layer.modules() if isinstance(m, nn.Linear)]
     skipped = {id(layer.source_attention.key_value.weight) for layer in model.decoder.layers}
     weights = [weight for weight in weights if id(weight) not in skipped] + [model.encoder.token_embedding.weight]
@@ -211,7 +209,7 @@ def products_alone(model: Translation, options: argparse.Namespace) -> Translate
 
 
 def training_step(model: Translation, options: argparse.Namespace) -> Translate:
-    """Loss and gradients of a batch whose targets are as long as what is translated."""
+    """Return the loss and the gradients of a batch whose targets are as long as the translations."""
     draw = np.random.default_rng(1)
     targets = [draw.integers(5, options.words, size=options.tokens) for _ in range(options.batch)]
     target = collate(targets, model.target_vocabulary, 128)
@@ -229,24 +227,23 @@ def training_step(model: Translation, options: argparse.Namespace) -> Translate:
 
 
 def same(found: list[list[list[int]]], expected: list[list[list[int]]]) -> float:
-    """Share of sentences with the same hypotheses, in any order, in percent."""
+    """Return the share of sentences with the same hypotheses, in any order, in percent."""
     pairs = zip(found, expected, strict=True)
     return 100 * statistics.fmean(sorted(map(tuple, a)) == sorted(map(tuple, b)) for a, b in pairs)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--layers", type=int, default=6, help="of the encoder")
-    add("--decoder-layers", type=int, default=4)
-    add("--hidden-size", type=int, default=512)
-    add("--words", type=int, default=16000)
-    add("--beam", type=int, default=5)
+    add("--layers", type=int, default=6, help="layers of the encoder")
+    add("--decoder-layers", type=int, default=4, help="layers of the decoder")
+    add("--hidden-size", type=int, default=512, help="width of the token vectors")
+    add("--words", type=int, default=16000, help="size of the vocabulary")
+    add("--beam", type=int, default=5, help="hypotheses of each sentence")
     add("--batch", type=int, default=32, help="sentences in a batch")
-    add("--tokens", type=int, default=50, help="new tokens of each")
-    add("--repeats", type=int, default=5)
-    add("--semantic-bias", action="store_true", help="ours with and without HiCTL's bias, and nobody else")
-    add("--json", metavar="FILE", help="write the figures there")
+    add("--tokens", type=int, default=50, help="new tokens of each sentence")
+    add("--repeats", type=int, default=5, help="rounds after the warm-up")
+    add("--semantic-bias", action="store_true", help="compare ours with and without HiCTL's bias, and no others")
     options = parser.parse_args()
     torch.manual_seed(0)
     model = make_model(options)
@@ -274,28 +271,20 @@ def main() -> None:
 
 
 def report(contestants: dict[str, Translate], batch: TokenBatch, options: argparse.Namespace) -> None:
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    outputs = {name: run(batch) for name, run in contestants.items()}  # and what is compiled at the first call
-    for _ in range(options.repeats):
-        for name, run in contestants.items():
-            started = time.perf_counter()
-            run(batch)
-            times[name].append(time.perf_counter() - started)
+    turns = take_turns(contestants, [batch] * (options.repeats + 1))
+    medians, outputs = turns.medians(), turns.results
     first, *_ = contestants
-    base = statistics.median(times[first])
     if outputs[first]:
         different = len({tuple(tokens) for each in outputs[first] for tokens in each})
         words = len({word for each in outputs[first] for tokens in each for word in tokens})
-        print(f"{torch.get_num_threads()} threads; {different} different hypotheses of {words} words", file=sys.stderr)
+        progress(f"{torch.get_num_threads()} threads; {different} different hypotheses of {words} words")
     rows = []
-    for name, taken in times.items():
+    for name, taken in medians.items():
         share = same(outputs[name], outputs[first]) if outputs[name] else None
-        rows.append({"name": name, "speed": base / statistics.median(taken), "same": share})
-        told = "" if share is None else f"   same hypotheses {share:5.1f}%"
-        print(f"{name:30} {rows[-1]['speed']:5.2f}x{told}")
-    if options.json:
-        facts = {"threads": torch.get_num_threads(), "options": vars(options), "rows": rows}
-        Path(options.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        rows.append({"name": name, "speed": medians[first] / taken, "same": share})
+        agreement = "" if share is None else f"   same hypotheses {share:5.1f}%"
+        print(f"{name:30} {rows[-1]['speed']:5.2f}x{agreement}")
+    write_json(options.json, {"threads": torch.get_num_threads(), "options": vars(options), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What HiCTL's contrastive losses cost over the forward passes that they read.
+"""The cost of HiCTL's contrastive losses over the forward passes that they read.
 
-Whole training steps take turns on the same batches; printed are the medians in milliseconds (on
-CPUs of processor time, so set OMP_NUM_THREADS=1) and their ratios:
+Whole training steps take turns on the same batches. The script prints their medians in milliseconds (of processor time
+on CPUs, so set OMP_NUM_THREADS=1) and the ratios of the medians:
 
-- passes: sentences are encoded, and read together for the language model, whose loss is computed; in place of the
-  contrastive losses stands the sum of the sentence vectors, so that the backward pass is the same;
+- passes: the sentences are encoded, and read together for the language model, whose loss is computed; the sum of the
+  sentence vectors replaces the contrastive losses, so that the backward pass is the same;
 - plain: the contrastive losses with the sentences of the batch as negatives, without equations 5 and 6;
-- hictl: everything.
+- hictl: all of HiCTL.
 
   python benchmarks/hictl.py --data data-bin/hictl_small           # examples/hictl/hictl_small.yaml
   python benchmarks/hictl.py --layers 12 --hidden-size 768 --heads 12 --feedforward-size 3072 \\
@@ -18,20 +18,17 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
-import statistics
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from dap_cost import WARM_UP, engine, run_step, text_of
+from dap_cost import WARM_UP, text_of
+from harness import add_training_options, make_engine, make_parser, run_step, take_turns, write_json
 from torch import Tensor
 
 from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.criteria.hictl import HiCTL
-from xrep.files import write_aside
 from xrep.kernels.pairwise import negatives
 from xrep.kernels.precision import scalar
 from xrep.models.dual_encoder import DualEncoder
@@ -49,7 +46,7 @@ class Passes(HiCTL):
 
 
 class Plain(HiCTL):
-    """HiCTL with a sweep over the plain negatives."""
+    """HiCTL with plain negatives only."""
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         x, y = (F.normalize(side.float(), dim=1) for side in vectors)
@@ -79,61 +76,37 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     given = HiCTL.Config(temperature=options.temperature, word_temperature=options.temperature)
     engines = {}
     for name, kind in CRITERIA.items():
-        criterion = kind(given, model, text)
+        own = copy.deepcopy(model)
+        criterion = kind(given, own, text)
         assert criterion.hardness is not None
-        criterion.hardness.history[0], criterion.hardness.steps[...] = 0.7, 1  # some negatives are moved
-        engines[name] = engine(options, copy.deepcopy(model), criterion)
-    times: dict[str, list[float]] = {name: [] for name in engines}
-    for number, batch in enumerate(itertools.islice(batches, WARM_UP + options.steps)):
-        # Each goes first equally often.
-        order = list(engines)[number % 3 :] + list(engines)[: number % 3]
-        for name in order:
-            begun = clock(options)
-            run_step(engines[name], batch)
-            if number >= WARM_UP:
-                times[name].append(1000 * (clock(options) - begun))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def clock(options: argparse.Namespace) -> float:
-    """Seconds: on CPUs those that this process had of them, which others that run cannot lengthen."""
-    if options.device == "cpu":
-        return time.process_time()
-    torch.cuda.synchronize(options.device)
-    return time.perf_counter()
+        criterion.hardness.history[0], criterion.hardness.steps[...] = 0.7, 1  # so that some negatives are moved
+        precision = {"precision": options.precision, "clip_norm": options.clip_norm}
+        engines[name] = make_engine(own, criterion, options.device, **precision)
+    steps = {name: lambda batch, engine=engine: run_step(engine, batch) for name, engine in engines.items()}
+    # The processor time of this process does not grow when other processes run.
+    clock = time.process_time if options.device == "cpu" else time.perf_counter
+    chosen = itertools.islice(batches, WARM_UP + options.steps)
+    turns = take_turns(steps, chosen, warm_up=WARM_UP, device=options.device, clock=clock)
+    return {name: 1000 * seconds for name, seconds in turns.medians().items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     options.device = pick_device(options.device)
-    found = measured(options)
-    ratios = {"hictl over passes": ("hictl", "passes"), "hictl over plain": ("hictl", "plain")}
-    report = found | {name: found[one] / found[other] for name, (one, other) in ratios.items()}
-    for name, value in report.items():
+    medians = measured(options)
+    ratios = {f"hictl over {name}": medians["hictl"] / medians[name] for name in ("passes", "plain")}
+    for name, value in (medians | ratios).items():
         print(f"{name:>18}  {value:.3f}")
-    if options.json:
-        with write_aside(Path(options.json)) as aside:
-            aside.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, medians | ratios)
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = made.add_argument
-    add("--layers", type=int, default=2, help="of the encoder (default: the small recipe, as all sizes)")
-    add("--hidden-size", type=int, default=192)
-    add("--heads", type=int, default=4)
-    add("--feedforward-size", type=int, default=768)
-    add("--vocabulary-size", type=int, default=16000)
-    add("--length", type=int, default=32, help="tokens of a sentence, special ones included")
-    add("--batch-size", type=int, default=128, help="pairs in a step")
-    add("--temperature", type=float, default=0.05)
-    add("--steps", type=int, default=60, help="of each kind")
-    add("--data", help="directory made by xrep-preprocess, for sentences of real lengths; else full random ones")
-    add("--clip-norm", type=float, default=1.0)
-    add("--precision", choices=("float32", "bf16", "fp16"), default="float32")
-    add("--device", default="auto")
-    add("--json", help="file for the figures")
+    made = make_parser(__doc__)
+    sizes = {"layers": 2, "hidden_size": 192, "heads": 4, "feedforward_size": 768, "vocabulary_size": 16000}
+    add_training_options(made, **sizes, batch_size=128)  # the sizes of the small recipe
+    made.add_argument("--temperature", type=float, default=0.05, help="temperature of both contrastive losses")
+    made.add_argument("--steps", type=int, default=60, help="training steps of each kind")
     return made
 
 

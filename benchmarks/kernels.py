@@ -1,21 +1,21 @@
-"""What our kernels cost: over the matrix products alone, and over plain torch. Times, peak memory, accuracy.
+"""The cost of our kernels: time, peak memory and accuracy, beside plain torch and beside the matrix products alone.
 
   python benchmarks/kernels.py                                   # every usual case: a quarter of an hour on CPUs
   python benchmarks/kernels.py --cases queue-small,inbatch --precision fast --threads 1
   python benchmarks/kernels.py --scale 0.1 --no-memory           # a quick look
 
-Each figure is of one forward and backward pass. The contestants of a case take turns on the same random inputs, in an
-order that rotates; the first round warms up, a figure is the median of the others. The table has ratios, which another
-machine has too:
+Each figure is that of one forward and backward pass. The contestants of a case take turns on the same random inputs, in
+an order that rotates. The first round warms up, and a figure is the median of the others. The table has ratios, because
+these hardly depend on the machine:
 
-  ours/floor    ours over the floor, which is the matrix products alone: 1.00 is a softmax that costs nothing
-  plain/floor   plain torch, which writes all similarities out, over the floor
+  ours/floor    our time over that of the floor, which is the matrix products alone
+  plain/floor   the time of plain torch, which writes all similarities out, over that of the floor
   ours/plain    below 1: ours is faster
-  peak MB       memory above the inputs at the worst moment, their gradients included, each contestant in a process of
-                its own (of the floors, the fastest)
+  peak MB       memory above the inputs at the worst moment, their gradients included; each contestant is measured in a
+                process of its own (of the floors, the fastest)
 
-A queue, which gets no gradient, needs two products, the other losses three. The floor takes them in tiles that stay in
-cache and all at once, and counts the faster.
+A queue, which gets no gradient, needs two products; the other losses need three. The floor is measured in tiles that
+stay in cache and with whole matrices, and the faster one counts.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from harness import progress, write_json
 from kernel_bench.cases import CASES, Case
 
 from xrep.errors import UserError
-from xrep.files import write_aside
 from xrep_cli.common import HelpFormatter, console_script
 
 if TYPE_CHECKING:
@@ -44,16 +44,20 @@ if TYPE_CHECKING:
 PRECISIONS = ("default", "fast")
 PEERS = ("plain", "compiled", "liger")
 CACHES = 2**28
-"""Bytes of inputs that no cache holds: as many sets of inputs are made as reach it, ``SETS`` at most."""
+"""Bytes of inputs that no cache holds. Sets of inputs are made until they reach it, at most ``SETS``."""
 SETS = 4
 STEADY = 1.3
-"""Times of one contestant that differ by a larger factor are named: the machine had other things to do."""
+"""Times of one contestant that differ by a larger factor are reported, because the machine was busy."""
 EXACT_QUERIES = 16
-"""Queries whose loss is computed in float64."""
+"""Number of queries whose loss is computed in float64."""
 
 
 def choose(given: str, known: Sequence[str], what: str) -> list[str]:
-    """The names in a comma-separated list; an unknown one is an error that names the nearest."""
+    """Return the names in a comma-separated list.
+
+    Raises:
+        UserError: A name is not known; the message names the nearest.
+    """
     names = [name.strip() for name in given.split(",") if name.strip()]
     for name in names or [given]:
         if name not in known:
@@ -63,12 +67,8 @@ def choose(given: str, known: Sequence[str], what: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def products_as(precision: str, name: str, device: str) -> AbstractContextManager[Any]:
-    """Context of a contestant's float32 products: ours choose the fast ones themselves, the others have to be told."""
+    """Return the context of a contestant's float32 products. Only ours choose the fast ones themselves."""
     import torch
 
     from xrep.kernels.precision import default_float32_products, fast_products
@@ -79,7 +79,7 @@ def products_as(precision: str, name: str, device: str) -> AbstractContextManage
 
 
 def seconds(run: Run, device: str) -> tuple[float, Tensor | None]:
-    """Time of a forward and backward pass, and the losses."""
+    """Return the time of a forward and backward pass, and the losses."""
     import torch
 
     if device == "cpu":
@@ -96,7 +96,7 @@ def seconds(run: Run, device: str) -> tuple[float, Tensor | None]:
 
 
 def absent(case: Case, contest: Contest, names: Sequence[str], device: str) -> dict[str, str]:
-    """Those of ``names`` that need too much of this machine, and why."""
+    """Return those of ``names`` that need more than this machine has, with the reason."""
     from kernel_bench.memory import room
 
     # A floor keeps its array while the others compete.
@@ -109,7 +109,7 @@ def absent(case: Case, contest: Contest, names: Sequence[str], device: str) -> d
 
 
 def excusable(name: str, error: Exception) -> bool:
-    """Whether a failure says nothing against our own code: a peer's, or memory that was too small."""
+    """Return whether a failure is no fault of our code: that of a peer, or of too little memory."""
     import torch
 
     too_small = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
@@ -117,7 +117,7 @@ def excusable(name: str, error: Exception) -> bool:
 
 
 def compete(case_name: str, precision: str, contests: list[Contest], options: argparse.Namespace) -> dict[str, Any]:
-    """Times of all contestants by turns. The sets of inputs rotate, too, so that none finds its own in cache."""
+    """Time all contestants by turns. The sets of inputs rotate as well, so that none finds its own in cache."""
     case, device = CASES[case_name], options.device
     names = [name for name in contests[0].names() if name != "compiled" or options.compile or device != "cpu"]
     missing = absent(case, contests[0], names, device)
@@ -173,7 +173,7 @@ def summary(medians: dict[str, float], contest: Contest) -> dict[str, Any]:
 
 
 def accuracy(contest: Contest, losses: dict[str, Tensor]) -> dict[str, float]:
-    """Largest error (nats) of some queries' losses against float64."""
+    """Return the largest error (in nats) of some queries' losses against float64."""
     import torch
 
     count = len(contest.sides[0])
@@ -185,7 +185,7 @@ def accuracy(contest: Contest, losses: dict[str, Tensor]) -> dict[str, float]:
 
 
 def memory_here(options: argparse.Namespace) -> dict[str, Any]:
-    """Peak of one contestant in this process, after a pass over tiny inputs, which loads libraries and threads."""
+    """Measure the peak of one contestant in this process, after a pass over tiny inputs, which loads libraries."""
     from kernel_bench.contestants import build
     from kernel_bench.memory import peak_of
 
@@ -198,14 +198,14 @@ def memory_here(options: argparse.Namespace) -> dict[str, Any]:
         tiny.prepare(name)()
         run = build(case, device, options.scale).prepare(name)
         if name == "compiled":
-            run()  # what the compiler takes is not the loss's
+            run()  # the memory of the compiler is not that of the loss
         (_, gradients), peak, source = peak_of(run, device)
     size = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
     return {"peak_mb": peak, "gradients_mb": size / 1e6, "source": source}
 
 
 def memory_of(case: str, name: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The same in a process of its own."""
+    """Measure the peak of one contestant in a process of its own."""
     command = [sys.executable, __file__, "--memory-of", f"{case}:{name}", "--precision", precision]
     command += ["--device", options.device, "--scale", str(options.scale)]
     command += ["--threads", str(options.threads)] if options.threads else []
@@ -220,7 +220,7 @@ def memory_of(case: str, name: str, precision: str, options: argparse.Namespace)
 
 
 def measure_case(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One result for each precision."""
+    """Return one result for each precision."""
     from kernel_bench.contestants import build
 
     case = CASES[name]
@@ -230,7 +230,7 @@ def measure_case(name: str, options: argparse.Namespace) -> list[dict[str, Any]]
     sets = 1 if case.once else min(SETS, -(-CACHES // size))
     contests += [build(case, options.device, options.scale, seed) for seed in range(1, sets)]
     results = [compete(name, precision, contests, options) for precision in options.precision]
-    del contests  # room for the processes that follow
+    del contests  # the processes that follow need the memory
     if not options.no_memory:
         for result in results:
             holders = {name: name for name in ("ours", *PEERS) if name in result["seconds"]} | {
@@ -243,7 +243,7 @@ def measure_case(name: str, options: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:
-    """The results as a table in Markdown."""
+    """Return the results as a table in Markdown."""
     ratios = ["ours/floor", "plain/floor", "ours/plain"]
     ratios += [f"{peer}/floor" for peer in ("compiled", "liger") if any(peer in found["seconds"] for found in results)]
     holders = ["ours", "floor", "plain"] if any("memory" in result for result in results) else []
@@ -263,7 +263,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
 
 
 def foot(results: list[dict[str, Any]]) -> list[str]:
-    """What the table has no column for."""
+    """Return the lines below the table, for which it has no column."""
     lines = []
     for result in results:
         said = []
@@ -329,7 +329,7 @@ def complete(options: argparse.Namespace) -> None:
     if options.device == "cuda":
         options.precision = ["default"]
     elif "fast" in options.precision and not fast_float32_is_exact():
-        if options.memory_of is None:  # the process that starts this one to measure memory has said it
+        if options.memory_of is None:  # otherwise the process that started this one has reported it
             progress("this CPU has no faster float32 product as exact as torch's: fast is left out")
         options.precision = ["default"]
 
@@ -353,13 +353,11 @@ def main(argv: Sequence[str]) -> None:
         "kernels": describe(device),
     }
     results = [result for name in options.cases for result in measure_case(name, options)]
-    text = json.dumps({"machine": machine, "scale": options.scale, "results": results}, indent=2) + "\n"
-    if options.json not in (None, "-"):
-        with write_aside(options.json) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    figures = {"machine": machine, "scale": options.scale, "results": results}
     if options.json == "-":
-        print(text, end="")
+        print(json.dumps(figures, indent=2))
         return
+    write_json(options.json, figures)
     print("\n".join([*table(results), "", "; ".join(f"{key} {value}" for key, value in machine.items())]))
     print("\n".join(foot(results)))
 

@@ -1,34 +1,35 @@
-"""What nearest neighbours in both directions cost, beside faiss: exact ones, their growth, and inverted files.
+"""The cost of nearest neighbours in both directions, beside faiss: exact search, its growth, and inverted files.
 
   python benchmarks/mining.py                                    # two sides of 50,000 x 768, half an hour
   python benchmarks/mining.py --sizes 5000 --repeats 1          # a quick look
   python benchmarks/mining.py --vectors de.npy en.npy --ivf-sizes 50000,100000,200000    # real vectors
 
-Exact: ours takes one product for both directions, IndexFlatIP of faiss is searched both ways. They take turns on equal
-vectors; a figure is the median. With --precision default ours has torch's own float32 product instead of the faster one
-that it takes where that is as exact, so that both sides multiply alike. Neighbours are compared by what they are: where
-indices differ, the similarities in float64 must be equal to 1e-6.
+Exact search: ours needs one product for both directions, IndexFlatIP of faiss is searched both ways. They take turns on
+the same vectors, and a figure is the median. With --precision default ours uses torch's own float32 product instead of
+the faster one that it uses where that is as exact. Neighbours whose indices differ are compared by their similarities
+in float64, which must be equal to 1e-6.
 
-Inverted files: time of index and search in both directions, the share of true neighbours found, and the time of ours,
-exact, at the same size. Memory: peak of a process that mines two files of float16.
+Inverted files: the time of building the index and searching both directions, the share of true neighbours found, and
+the time of our exact search at the same size. Memory: the peak of a process that mines two files of float16.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import make_parser, progress, take_turns, write_json
+
 from xrep.errors import UserError
-from xrep.files import write_aside
-from xrep_cli.common import HelpFormatter, console_script
+from xrep_cli.common import console_script
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,11 +38,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fast", "default")
 CLOSE = 1e-6
-"""Similarities that differ by less are equal: which of two such neighbours is taken is a matter of rounding."""
-
-
-def progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+"""Similarities that differ by less count as equal, because rounding decides between two such neighbours."""
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
@@ -51,7 +48,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def drawn(rows: int, width: int, seed: int) -> np.ndarray:
-    """Random unit vectors, float32 [rows, width]."""
+    """Return random unit vectors, float32 [rows, width]."""
     import numpy as np
 
     from xrep.retrieval.neighbours import normalize_rows
@@ -74,7 +71,7 @@ def faiss_both_ways(x: np.ndarray, y: np.ndarray, k: int) -> Neighbours:
 
 
 def differing(x: np.ndarray, y: np.ndarray, ours: Neighbours, theirs: Neighbours) -> int:
-    """Neighbours that are not the same, and not as near either."""
+    """Return the number of neighbours that differ and are not equally near."""
     import numpy as np
 
     wrong = 0
@@ -87,47 +84,35 @@ def differing(x: np.ndarray, y: np.ndarray, ours: Neighbours, theirs: Neighbours
 
 
 def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, Any]:
-    """Ours and faiss by turns, after a round on a tenth that warms both up."""
-    from contextlib import nullcontext
-
+    """Time ours and faiss by turns, after a round on a tenth of the rows, which warms both up."""
     from xrep.kernels.precision import default_float32_products
     from xrep.retrieval.neighbours import neighbours
 
     x, y, k = drawn(size, options.width, 0), drawn(size, options.width, 1), options.neighbours
 
-    def ours(rows: int = size) -> Neighbours:
+    def ours(rows: int) -> Neighbours:
         with default_float32_products() if precision == "default" else nullcontext():
             return neighbours(x[:rows], y[:rows], k)
 
-    contestants: dict[str, Callable[..., Neighbours]] = {
-        "ours": ours,
-        "faiss": lambda rows=size: faiss_both_ways(x[:rows], y[:rows], k),
-    }
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    found = {}
-    for run in contestants.values():
-        run(max(k, size // 10))
-    for turn in range(options.repeats):
-        for name in list(contestants)[:: 1 if turn % 2 else -1]:
-            taken, found[name] = timed(contestants[name])
-            times[name].append(taken)
-            progress(f"{size:,} x {options.width}, {precision}, round {turn + 1}: {name} {taken:.2f} s")
-    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    contestants = {"ours": ours, "faiss": lambda rows: faiss_both_ways(x[:rows], y[:rows], k)}
+    progress(f"{size:,} x {options.width}, {precision}")
+    turns = take_turns(contestants, [max(k, size // 10)] + [size] * options.repeats, verbose=True)
+    medians = turns.medians()
     return {
         "size": size,
         "width": options.width,
         "neighbours": k,
         "precision": precision,
         "seconds": medians,
-        "rounds": times,
+        "rounds": turns.seconds,
         "faiss/ours": medians["faiss"] / medians["ours"],
         "tflops": 2 * size * size * options.width / medians["ours"] / 1e12,
-        "differing": differing(x, y, found["ours"], found["faiss"]),
+        "differing": differing(x, y, turns.results["ours"], turns.results["faiss"]),
     }
 
 
 def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[str, Any]]:
-    """Time and recall of each index beside the exact search, on rows of ``--vectors`` or on planted pairs."""
+    """Return time and recall of each index beside the exact search, on rows of ``--vectors`` or on planted pairs."""
     import numpy as np
 
     from xrep.retrieval.ivf import IvfOptions, search_ivf
@@ -165,7 +150,7 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
 
 
 def planted(folder: Path, size: int, width: int) -> list[Path]:
-    """Two files of float16; a tenth of the rows of one translate as many of the other."""
+    """Write two files of float16 in which a tenth of the rows are pairs, and return their paths."""
     import numpy as np
 
     paths = [folder / f"{name}-{size}.npy" for name in "xy"]
@@ -182,11 +167,11 @@ def planted(folder: Path, size: int, width: int) -> list[Path]:
 
 
 def memory(size: int, width: int, index: str, folder: Path) -> dict[str, Any]:
-    """Peak resident size of xrep-mine on planted pairs, and the share of them that it finds."""
+    """Return the peak resident size of xrep-mine on planted pairs, and the share of the pairs that it finds."""
     x, y = planted(folder, size, width)
     output = folder / "mined.tsv"
     script = (
-        # Not ru_maxrss, in which Linux counts the parent's.
+        # Not ru_maxrss, in which Linux includes the memory of the parent process.
         "import re, sys; from xrep_cli.mine import main; code = main(sys.argv[1:]);"
         r"print(re.search(r'VmHWM:\s*(\d+)', open('/proc/self/status').read())[1]); sys.exit(code)"
     )
@@ -209,21 +194,20 @@ def numbers(given: str) -> list[int]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("mining.py", description=__doc__, formatter_class=HelpFormatter)
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--sizes", type=numbers, default=[20000, 50000, 100000], metavar="N,N", help="sentences a side, exact")
     add("--width", type=int, default=768, help="numbers of a vector")
     add("--neighbours", type=int, default=4, metavar="K", help="neighbours in each direction")
     add("--precision", default="fast,default", help="fast, default or both")
     add("--repeats", type=int, default=3, help="rounds")
-    add("--threads", type=int, help="of both (default: as many as there are)")
+    add("--threads", type=int, help="threads of both (default: one for each core)")
     add("--ivf-sizes", type=numbers, default=[], metavar="N,N", help="sentences a side, inverted files")
     add("--probes", type=numbers, default=[16, 32, 64], metavar="N,N", help="cells searched")
     add("--vectors", nargs=2, metavar="FILE.npy", help="take rows of these for the inverted files")
     add("--memory-sizes", type=numbers, default=[], metavar="N,N", help="sentences a side of xrep-mine, float16")
     add("--memory-width", type=int, default=384, help="their width")
     add("--memory-index", choices=("flat", "ivf", "ivf-pq"), default="flat", help="their index")
-    add("--json", metavar="FILE", help="write the figures there")
     return parser
 
 
@@ -268,9 +252,7 @@ def main_script(argv: Sequence[str]) -> None:
                 f"{result['peak_mb']:.0f} | {result['planted_found']:.3f} |",
                 flush=True,
             )
-    if options.json:
-        with write_aside(options.json) as temporary:
-            temporary.write_text(json.dumps(figures, indent=2), encoding="utf-8")
+    write_json(options.json, figures)
 
 
 main = console_script(main_script)

@@ -1,14 +1,15 @@
-"""Pairs a second of xrep's training over those of loops that others would write, with the same model and objective.
+"""Training steps of xrep beside loops that others would write, with the same model and objective.
 
-Contestants take turns of a few steps within one run; what is printed are ratios of medians (above 1: xrep is faster).
+Contestants take turns of a few steps in one process. The script prints their times over xrep's, as ratios of medians
+(above 1: xrep is faster):
 
 - dual momentum contrast from scratch, beside a plain loop: padded batches in the order of the corpus, the same layers
-  with torch's default float32 products, a momentum encoder updated parameter by parameter, all similarities with the
-  queue written out, torch's default AdamW;
+  with torch's default float32 products, a momentum encoder that is updated parameter by parameter, all similarities
+  with the queue written out, torch's default AdamW;
 - the same with a checkpoint every 50 steps, and with two processes that make batches (and how long training waits);
-- with --encoder (such as that of xrep-data get minilm) translation ranking from pretrained weights, beside
-  sentence-transformers' MultipleNegativesRankingLoss: as it comes, with the precision of xrep's products, and fed with
-  xrep's batches of similar length.
+- with --encoder (such as that of xrep-data get minilm), translation ranking from pretrained weights, beside
+  sentence-transformers' MultipleNegativesRankingLoss with its defaults, with the precision of xrep's products, and
+  also fed with xrep's batches of similar length.
 
   python benchmarks/train.py --data data-bin --encoder $(xrep-data get minilm --print-path)
 """
@@ -18,9 +19,6 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from harness import make_parser, take_turns, write_json
 
 from xrep.config import RunConfig, compose
 from xrep.data.stream import stream
@@ -43,11 +42,11 @@ from xrep.training.trainer import Trainer
 from xrep_cli.options import parse
 
 Turn = Callable[[int], None]
-"""Trains that many steps."""
+"""Trains a number of steps."""
 
 
 class Unsaved(Checkpoints):
-    """Checkpoints that are not written, where saving is not what is measured."""
+    """Checkpoints that are not written, for runs in which saving is not measured."""
 
     def snapshot(self, **facts: Any) -> Any:
         return None
@@ -78,7 +77,7 @@ def trainer_of(run: RunConfig, folder: Path, saving: bool = False) -> Trainer:
 
 
 class Ours:
-    """Turns of an xrep trainer; its data goes on from turn to turn."""
+    """The turns of an xrep trainer. Each turn goes on in the data where the last one stopped."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.waited, self.busy = trainer, 0.0, 0.0
@@ -100,7 +99,7 @@ class Ours:
 
 
 def plain_loop(options: argparse.Namespace, trainer: Trainer, queue_size: int) -> Turn:
-    """Dual momentum contrast as most would write it; ``trainer`` gives the model and the text."""
+    """Return a plain loop of dual momentum contrast, on the model and the text of ``trainer``."""
     task, device = trainer.task, trainer.world.device
     model = copy.deepcopy(trainer.module.model)
     momentum = copy.deepcopy(model).requires_grad_(False)
@@ -140,7 +139,7 @@ def plain_loop(options: argparse.Namespace, trainer: Trainer, queue_size: int) -
 
 
 def corpus_order(task: BitextTask, batch_size: int) -> Iterator[Any]:
-    """Batches of consecutive pairs of the first language pair, over and over."""
+    """Yield batches of consecutive pairs of the first language pair, over and over."""
     rows = itertools.cycle(range(len(task._train[0])))
     while True:
         chosen = [(0, row) for row in itertools.islice(rows, batch_size)]
@@ -148,12 +147,12 @@ def corpus_order(task: BitextTask, batch_size: int) -> Iterator[Any]:
 
 
 def sorted_order(task: BitextTask) -> Iterator[Any]:
-    """The batches that xrep trains on: of similar length."""
+    """Return the batches that xrep trains on, whose sentences have similar lengths."""
     return (batch for batch, _ in stream(task))
 
 
 class padded:
-    """Every position of a padded batch is computed, as where no one packs."""
+    """A context in which every position of a padded batch is computed, because nothing is packed."""
 
     def __enter__(self) -> None:
         from xrep.nn import layers
@@ -166,7 +165,7 @@ class padded:
 
 
 def texts_of(task: BitextTask, batches: Iterator[Any], count: int) -> list[tuple[list[str], list[str]]]:
-    """The sentences of the next batches."""
+    """Return the sentences of the next batches."""
     tokenizer = task.tokenizers["shared"]
     found = []
     for batch in itertools.islice(batches, count):
@@ -177,7 +176,7 @@ def texts_of(task: BitextTask, batches: Iterator[Any], count: int) -> list[tuple
 
 
 def sentence_transformers_loop(path: str, texts: list[tuple[list[str], list[str]]], device: str, fast: bool) -> Turn:
-    """MultipleNegativesRankingLoss on texts: its tokenizer and its collation included, as in its trainer."""
+    """Return a loop with MultipleNegativesRankingLoss, which tokenises and collates as its trainer does."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
@@ -203,7 +202,7 @@ def sentence_transformers_loop(path: str, texts: list[tuple[list[str], list[str]
 
 
 def contestants(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, Turn]]:
-    """Groups of contestants; the ratios are to the first of each group."""
+    """Return groups of contestants. The ratios of a group are those to its first contestant."""
     moco = ["--criterion", "dual_moco", "--queue-size", str(options.queue_size), "--layers", str(options.layers),
             "--hidden-size", str(options.width), "--heads", str(options.width // 64),
             "--feedforward-size", str(4 * options.width)]  # fmt: skip
@@ -236,40 +235,27 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, dict[str
     return groups
 
 
-def measure(turns: dict[str, Turn], steps: int, repeats: int) -> dict[str, float]:
-    """Median seconds of a turn; the contestants alternate, the first round warms up."""
-    times: dict[str, list[float]] = {name: [] for name in turns}
-    for round_ in range(repeats + 1):
-        for name in sorted(turns, key=lambda name: (list(turns).index(name) + round_) % len(turns)):
-            began = time.perf_counter()
-            turns[name](steps)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - began)
-            print(f"round {round_}: {name} {times[name][-1]:.2f} s", file=sys.stderr)
-    return {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--data", help="raw text or a directory of xrep-preprocess; default: the demo corpus")
     add("--encoder", help="a sentence-transformers directory")
-    add("--batch-size", type=int, default=128)
-    add("--queue-size", type=int, default=16384)
-    add("--layers", type=int, default=4)
-    add("--width", type=int, default=256)
+    add("--batch-size", type=int, default=128, help="pairs in a step")
+    add("--queue-size", type=int, default=16384, help="vectors in the queue")
+    add("--layers", type=int, default=4, help="layers of the encoder")
+    add("--width", type=int, default=256, help="width of its token vectors")
     add("--steps", type=int, default=50, help="steps of a turn; checkpoints need a multiple of 50 to be counted")
-    add("--repeats", type=int, default=5)
+    add("--repeats", type=int, default=5, help="turns after the warm-up")
     add("--only", default="", metavar="PREFIX", help="contestants whose names begin so ('xrep': ours alone)")
-    add("--device", default="auto")
-    add("--json", metavar="FILE")
+    add("--device", default="auto", help="cpu, cuda or auto")
     options = parser.parse_args()
+    device = pick_device(options.device)
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for title, turns in contestants(options, Path(folder)).items():
             turns = {name: turn for name, turn in turns.items() if name.startswith(options.only)}
-            seconds = measure(turns, options.steps, options.repeats)
+            rounds = [options.steps] * (options.repeats + 1)
+            seconds = take_turns(turns, rounds, device=device, verbose=True).medians()
             first = seconds["xrep"]
             found[title] = {name: value / first for name, value in seconds.items()}
             print(f"\n{title}: time over xrep's ({options.batch_size} pairs, {torch.get_num_threads()} threads)")
@@ -280,8 +266,7 @@ def main() -> None:
                     turn.trainer.checkpoints.wait()
                     found[title][f"{name}: share of time waiting for data"] = turn.waited / turn.busy
                     print(f"  {name}: waits for data {100 * turn.waited / turn.busy:.2f}% of the time")
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, found)
 
 
 if __name__ == "__main__":

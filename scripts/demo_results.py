@@ -1,4 +1,4 @@
-"""Gathers what scripts/demo measured into RUN/results.json and says what to type next.
+"""Gathers the results of scripts/demo in RUN/results.json and prints the commands to try next.
 
 RUN/tatoeba.json comes from ``xrep-eval tatoeba --random-baseline --json``, RUN/summary.json from ``xrep-train``.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def gather(run: Path) -> dict:
-    """The demo's figures: accuracies in percent, pool sizes in sentence pairs, time in seconds."""
+    """Return the demo's figures: accuracies in percent, pool sizes in sentence pairs, time in seconds."""
     tatoeba = json.loads((run / "tatoeba.json").read_text(encoding="utf-8"))
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     measured = tatoeba["values"]

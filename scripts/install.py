@@ -1,8 +1,7 @@
 """Installs xrep into a virtual environment in steps; called by scripts/setup.sh as install.py SCRIPT VENV [EXTRA].
 
-Each requirement of setup.py is a step of its own, at the version of constraints.txt. What a step installed is kept when
-a later one fails, and is not asked for again: the next call goes on where this one stopped. SCRIPT is the name that
-errors begin with.
+Each requirement of setup.py is installed in a step of its own, at the version of constraints.txt. If a step fails, what
+the steps before it installed is kept, and the next call continues there. Error messages begin with SCRIPT.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from xrep.text.package_index import PipFailure, run_pip  # noqa: E402  (xrep is not installed yet)
 
-RESUMES_TRANSFERS = (25, 1)  # the first version of pip that does
+RESUMES_TRANSFERS = (25, 1)  # the first version of pip that resumes transfers
 
 
 def main(script: str, venv: Path, extra: str = "") -> int:
@@ -43,11 +42,11 @@ def main(script: str, venv: Path, extra: str = "") -> int:
         if failure := pip_install(requirement):
             return stop(script, name(requirement), failure, log)
         if requirement == "setuptools" and version(installed(venv).get("pip", "")) < RESUMES_TRANSFERS:
-            tell("    a pip that resumes transfers")
+            tell("    pip, at a version that resumes transfers")
             if pip_install("pip"):
-                tell("    none is to be had: a transfer that breaks off begins from its start")
+                tell("    pip could not be updated: a transfer that breaks off starts again from the beginning")
     tell(f"  {len(missing) + 1} of {len(missing) + 1}: xrep")
-    # Built with this environment's pinned setuptools: pip's own build environment would not heed constraints.txt.
+    # xrep is built with the pinned setuptools of this environment; pip's own build environment ignores constraints.txt.
     if failure := pip_install("--no-build-isolation", "-e", f".[{extra}]" if extra else "."):
         return stop(script, "xrep", failure, log)
     return 0
@@ -65,7 +64,7 @@ def stop(script: str, what: str, failure: PipFailure, log: Path) -> int:
 
 
 def requirements(extra: str) -> list[str]:
-    """What setup.py asks for, read without setuptools."""
+    """Return the requirements of setup.py, which are read without setuptools."""
     given: dict = {}
     stub = types.ModuleType("setuptools")
     stub.setup, stub.find_packages = given.update, lambda **_: []  # type: ignore[attr-defined]
@@ -78,7 +77,7 @@ def requirements(extra: str) -> list[str]:
 
 
 def name(requirement: str) -> str:
-    """``huggingface-hub`` of ``huggingface_hub>=0.24; python_version > "3"``."""
+    """Return the normalised name, ``huggingface-hub`` for ``huggingface_hub>=0.24; python_version > "3"``."""
     return re.sub("[-_.]+", "-", re.match(r"[\w.-]*\w", requirement)[0]).lower()  # type: ignore[index]
 
 
@@ -87,7 +86,7 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def installed(venv: Path) -> dict[str, str]:
-    """``{name: version}`` of the packages in the environment, without the ``+cpu`` of a version."""
+    """Return ``{name: version}`` of the packages in the environment, without the ``+cpu`` of a version."""
     folders = [path.name.removesuffix(".dist-info").partition("-") for path in distributions(venv)]
     return {name(project): number.partition("+")[0] for project, _, number in folders}
 
@@ -97,7 +96,7 @@ def distributions(venv: Path) -> list[Path]:
 
 
 def remove_half_installed(venv: Path) -> None:
-    """Let pip install anew what it was installing when it was killed: INSTALLER is written after a package's files."""
+    """Remove the packages that pip was installing when it was killed. INSTALLER is written after a package's files."""
     for path in distributions(venv):
         if not (path / "INSTALLER").exists():
             shutil.rmtree(path)

@@ -1,13 +1,13 @@
-"""Kill a small training run at random moments, let it go on, and compare it with a run that nobody disturbed.
+"""Kill a small training run at random moments, resume it, and compare it with an undisturbed run.
 
   python scripts/kill_test.py --runs 50                  # a few minutes on two cores; prints "50 of 50 identical"
   python scripts/kill_test.py --runs 10 --ranks 2        # under torchrun: one rank is killed, or all at once
   python scripts/kill_test.py --runs 10 --data-workers 2 # further options are those of xrep-train
 
-Each run is a real xrep-train in a process of its own, killed once or twice (SIGKILL): while a checkpoint is being
-written, between two steps, or while it starts. The same command then goes on to the end. Weights, momentum encoders,
-queues, optimizer, random generators, the cursor, the pointers and every record of metrics.jsonl must be the same to the
-last bit, times and memory apart.
+Each run is a real xrep-train in a process of its own, which is killed once or twice (SIGKILL): while a checkpoint is
+being written, between two steps, or while it starts. The same command then trains to the end. Weights, momentum
+encoders, queues, optimizer, random generators, the cursor, the links and every record of metrics.jsonl must be equal to
+the last bit; only times and memory may differ.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ JOB = (
     "--no-tensorboard --device cpu"
 ).split()
 PATIENCE = 300.0
-"""Seconds after which a process hangs."""
+"""Seconds after which a process counts as hanging."""
 MEASURED = re.compile(r"second|memory|waiting|stalled")
-"""Records of what the machine did, which no two runs have in common."""
+"""Names of records of time and memory, which differ between any two runs."""
 
 
 @dataclass
 class Job:
-    """An xrep-train command, to be started in any directory."""
+    """An xrep-train command, which can be started in any directory."""
 
     data: Path
     options: list[str]
     ranks: int
     seconds: float = 0.0
-    """How long it takes when nobody disturbs it."""
+    """How long the undisturbed run takes."""
 
     @contextlib.contextmanager
     def started(self, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """The process, which does not outlive the block."""
+        """Start the process; it ends with the block at the latest."""
         module = ["-m", "xrep_cli.train"]
         if self.ranks > 1:
             launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
@@ -89,7 +89,7 @@ class Job:
 
 @dataclass
 class Report:
-    """What became of one run."""
+    """The outcome of one run."""
 
     number: int
     kills: list[str] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Report:
 
 
 def draw_moment(chance: random.Random, directory: Path, seconds: float) -> tuple[Callable[[], bool], float]:
-    """What to wait for, and how many seconds more to wait then."""
+    """Return a condition to wait for, and how many seconds more to wait then."""
     kind = chance.choices(["save", "step", "start"], weights=[5, 4, 1])[0]
     if kind == "save":
         step = SAVE_EVERY * chance.randint(1, STEPS // SAVE_EVERY - 1)
@@ -113,7 +113,7 @@ def draw_moment(chance: random.Random, directory: Path, seconds: float) -> tuple
 
 
 def last_step(directory: Path) -> int:
-    """The newest step of which there is a whole record."""
+    """Return the newest step that has a complete record."""
     try:
         lines = (directory / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
         return json.loads(lines[-1])["step"] if lines else 0
@@ -122,7 +122,7 @@ def last_step(directory: Path) -> int:
 
 
 def kill_at(chance: random.Random, process: subprocess.Popen[bytes], directory: Path, job: Job) -> str:
-    """Kill at a moment drawn; says where that was, or nothing if the run was over before."""
+    """Kill the run at a random moment and return where that was; empty if the run had ended before."""
     come, delay = draw_moment(chance, directory, job.seconds)
     deadline = time.monotonic() + PATIENCE
     while not come() and process.poll() is None:
@@ -154,10 +154,10 @@ def children(process: int) -> list[int]:
 
 
 def disturbed(number: int, seed: int, job: Job, folder: Path, expected: dict[str, Any]) -> Report:
-    """A run that is killed once or twice, goes on to its end and is compared."""
+    """Kill a run once or twice, resume it to its end and compare its result."""
     chance, directory, report = random.Random(f"{seed} {number}"), folder / f"run{number}", Report(number)
     try:
-        while not report.kills and not report.problems:  # a moment may never come: then another is drawn
+        while not report.kills and not report.problems:  # if a moment never came, another one is drawn
             shutil.rmtree(directory, ignore_errors=True)
             disturb(chance, directory, job, report)
         if not report.problems:
@@ -180,7 +180,7 @@ def disturb(chance: random.Random, directory: Path, job: Job, report: Report) ->
 
 
 def result(directory: Path) -> dict[str, Any]:
-    """Everything of a finished run that must be the same, by name: tensors and plain values."""
+    """Return everything of a finished run that must be equal, by name: tensors and plain values."""
     last = open_checkpoint(directory / "last")
     found: dict[str, Any] = {name: os.readlink(directory / name) for name in ("last", "best")}
     found["checkpoints"] = sorted(path.name for path in directory.iterdir() if "checkpoint-" in path.name)
@@ -204,7 +204,7 @@ def flatten(place: str, value: Any, found: dict[str, Any]) -> None:
 
 
 def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """The names under which two results differ."""
+    """Return the names under which two results differ."""
 
     def same(one: Any, other: Any) -> bool:
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
@@ -218,7 +218,7 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 
 def write_data(folder: Path) -> Path:
-    """A data directory of sentences that are combinations of ``WORDS``."""
+    """Write a data directory of sentences that are combinations of ``WORDS``."""
     pairs = list(WORDS.items())
     sentences = list(itertools.product(*(pairs[start : start + 4] for start in range(0, len(pairs), 4))))
     random.Random(0).shuffle(sentences)
@@ -242,10 +242,10 @@ def show(report: Report) -> None:
 def _main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
-    add("--runs", type=int, default=50, help="runs that are killed")
-    add("--ranks", type=int, default=1, help="processes of a run")
-    add("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time")
-    add("--seed", type=int, default=1, help="of the moments")
+    add("--runs", type=int, default=50, help="number of runs that are killed")
+    add("--ranks", type=int, default=1, help="number of processes of a run")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="number of runs at the same time")
+    add("--seed", type=int, default=1, help="random seed of the moments")
     given, further = parser.parse_known_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="xrep-kill-"))
     job = Job(write_data(folder), further, given.ranks)
@@ -254,7 +254,7 @@ def _main(argv: Sequence[str]) -> None:
     with job.started(whole) as process:
         code = process.wait(PATIENCE)
     if code != 0:
-        sys.exit(f"{whole.with_suffix('.log').read_text(encoding='utf-8')}the run that nobody disturbs has failed")
+        sys.exit(f"{whole.with_suffix('.log').read_text(encoding='utf-8')}the undisturbed run has failed")
     job.seconds = time.monotonic() - began
     expected = result(whole)
     reports = []

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Make a mining task, as `xrep-eval bucc` reads it, of parallel text: both sides shuffled, partners taken away.
+"""Make a mining task for `xrep-eval bucc` from parallel text.
 
   scripts/mining_set.py --pair de-en --output mining/ training=newstest2011.de,newstest2011.en \\
       test=newstest2012.de,newstest2012.en
 
-Half of the sentences of the second side (--removed) are left out, so that as many of the first have no translation, as
-most have none in real text. The same --seed makes the same files.
+Both sides are shuffled. Half of the sentences of the second side (--removed) are left out, so that as many sentences of
+the first side have no translation, as in real text. The same --seed makes the same files.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from xrep.text.readers import parse_bitext, read_pairs
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("splits", nargs="+", metavar="SPLIT=SOURCE,TARGET", help="parallel files, or one TSV file")
-    parser.add_argument("--pair", required=True, help="languages of the two files: de-en")
+    parser.add_argument("splits", nargs="+", metavar="SPLIT=SOURCE,TARGET", help="two parallel files, or one TSV file")
+    parser.add_argument("--pair", required=True, help="languages of the two files, such as de-en")
     parser.add_argument("--output", required=True, type=Path, help="folder of the task")
     parser.add_argument("--removed", type=float, default=0.5, help="share of the second side left out (default: 0.5)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
     options = parser.parse_args(arguments)
     try:
         for given in options.splits:
@@ -38,10 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make(given: str, pair: str, output: Path, removed: float, seed: int) -> str:
-    """Write the three files of one split and say what they hold.
+    """Write the three files of one split and return a line that describes them.
 
     Raises:
-        UserError: an argument or a file is not as it should be.
+        UserError: An argument or a file is not valid.
     """
     split, equals, files = given.partition("=")
     bitext = parse_bitext(f"{pair}={files}")

@@ -1,13 +1,13 @@
-# Sourced by scripts/demo and scripts/test: `set_up EXTRA` leaves a complete .venv in the repository or ends the script
-# with one line that says what to do. EXTRA is one of setup.py's extras, or empty. Afterwards the repository is the
-# current folder, .venv/bin comes first in PATH, and there is one thread unless OMP_NUM_THREADS says otherwise.
+# scripts/demo and scripts/test source this file: `set_up EXTRA` makes a complete .venv in the repository, or ends the
+# script with one line that says what to do. EXTRA is one of setup.py's extras, or empty. Afterwards the repository is
+# the current folder, .venv/bin is first in PATH, and programs use one thread unless OMP_NUM_THREADS is set.
 
 unset CDPATH
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 repository="$(pwd -P)"
 venv="$repository/.venv"
-unfinished="$venv/.xrep-unfinished" # .venv was being made, or has not got all packages yet
-made_for="$venv/.xrep-made-for"     # where .venv was made: it holds absolute paths, a moved or copied one is no good
+unfinished="$venv/.xrep-unfinished" # .venv is being made, or does not have all packages yet
+made_for="$venv/.xrep-made-for"     # where .venv was made; it holds absolute paths, so it cannot be moved or copied
 
 stop() {
   echo "$0: error: $1" >&2
@@ -25,7 +25,7 @@ check_python() {
 
 python_version() { "$1" -c 'import sys; print(*sys.version_info[:3], sep=".")'; }
 
-# Prints why .venv has to be made anew; fails when the one that is there will do.
+# Prints why .venv has to be made again; fails if the existing one can be used.
 why_anew() {
   if [ ! -e "$venv" ]; then
     echo "there is none yet"
@@ -70,6 +70,6 @@ set_up() {
     rm -f "$unfinished"
   fi
   export PATH="$venv/bin:$PATH"
-  # Models as small as the demo's gain little from more threads, and lose fourfold where another process is busy.
+  # More threads hardly speed up models as small as the demo's, and slow them down fourfold if another process is busy.
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 }

@@ -1,5 +1,5 @@
-"""What every test may rely on: a cache of its own, one thread unless OMP_NUM_THREADS says otherwise, Triton kernels
-interpreted on the CPU where there is no GPU, and the same examples of hypothesis every time, however long they take."""
+"""The environment of every test: a cache of its own, one thread unless OMP_NUM_THREADS is set, Triton kernels that are
+interpreted on the CPU where there is no GPU, and the same examples of hypothesis in every run, without a deadline."""
 
 import os
 import tempfile
@@ -7,7 +7,7 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Before torch and triton are imported anywhere; programs that tests start inherit it.
+# This comes before any import of torch and triton. Programs that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -27,5 +27,5 @@ settings.load_profile("xrep")
 
 @pytest.fixture(scope="session", autouse=True)
 def xrep_home(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """$XREP_HOME: a temporary folder, unless it is set already."""
+    """Set $XREP_HOME to a temporary folder, unless it is set already."""
     return os.environ.setdefault("XREP_HOME", str(tmp_path_factory.mktemp("xrep-home")))

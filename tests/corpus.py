@@ -45,14 +45,14 @@ TIMES = {
 
 
 def sentence_pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """``count`` different (German, English) pairs, at most 2048."""
+    """Return ``count`` different (German, English) pairs, at most 2048."""
     combined = list(itertools.product(SUBJECTS.items(), VERBS.items(), OBJECTS.items(), TIMES.items()))
     random.Random(seed).shuffle(combined)
     return [(" ".join(part[0] for part in parts), " ".join(part[1] for part in parts)) for parts in combined[:count]]
 
 
 def write_corpus(directory: Path, train: int = 600, valid: int = 60, test: int = 60) -> Path:
-    """Raw text of three splits as ``{split}.de-en.{de,en}``, no pair in two of them."""
+    """Write raw text of three splits as ``{split}.de-en.{de,en}``. No pair is in two of them."""
     directory.mkdir(parents=True, exist_ok=True)
     pairs = sentence_pairs(train + valid + test)
     start = 0

@@ -25,7 +25,7 @@ def write_encoder(
     sentences: list[str] | None = None,
     vocabulary_size: int = 120,
 ) -> Path:
-    """An encoder of (source, target) languages with one layer, vectors [N, size] and random weights."""
+    """Return an encoder of (source, target) languages with one layer, vectors [N, size] and random weights."""
     sentences = sentences or [side for pair in sentence_pairs(100) for side in pair]
     tokenizer = train_tokenizer(sentences, vocabulary_size, path.parent / "tokenizer")
     vocabularies = {"shared": Vocabulary.of(tokenizer)}

@@ -1,4 +1,4 @@
-"""A preprocessed tiny corpus, made once a session; a folder's conftest.py imports what its tests want."""
+"""A tiny preprocessed corpus, made once in a session. The conftest.py of a folder imports the fixtures it needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = {"en la cocina": "in the kitchen", "cerca del puerto": "near the harbou
 
 
 def spanish_pairs() -> list[tuple[str, str]]:
-    """36 (Spanish, English) pairs."""
+    """Return 36 (Spanish, English) pairs."""
     combined = itertools.product(SPANISH.items(), VERBS.items(), PLACES.items())
     return [(" ".join(part[0] for part in parts), " ".join(part[1] for part in parts)) for parts in combined]
 
@@ -62,7 +62,7 @@ def text(tokenizer: Tokenizer) -> TextSpec:
 
 @pytest.fixture(scope="session")
 def make_batch(tokenizer: Tokenizer, text: TextSpec) -> Callable[[Sequence[tuple[str, str]]], PairBatch]:
-    """(German, English) pairs -> ``PairBatch``, with the ids that equal sentences share."""
+    """A function that makes a ``PairBatch`` from (German, English) pairs; equal sentences have equal ids."""
 
     def make(pairs: Sequence[tuple[str, str]]) -> PairBatch:
         source, target = ([np.array(ids) for ids in tokenizer.encode(list(side))] for side in zip(*pairs, strict=True))

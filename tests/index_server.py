@@ -1,4 +1,4 @@
-"""A package index on the loopback address for tests of what uses pip, with the faults of a bad network."""
+"""A package index on the loopback address, for tests of code that uses pip. It can imitate a bad network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 
 def tiny_wheel(name: str, entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """Version 1.0 of a package that pip accepts, with these files."""
+    """Return a wheel that pip accepts: version 1.0 of a package with these files."""
     stream = io.BytesIO()
     information = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(stream, "w", compression) as archive:
@@ -26,14 +26,14 @@ def tiny_wheel(name: str, entries: dict[str, bytes], compression: int = zipfile.
 
 
 class IndexServer:
-    """What the index holds, what was asked of it, and how it answers.
+    """The wheels of the index, the requests it got, and the faults in its answers.
 
     Attributes:
-        wheels: ``{file name: content}``.
-        fault: the fault of every request for a page or a file whose path holds ``fault_in``: "503", "stall" (no
+        wheels: The content of each file, by name.
+        fault: The fault of every request for a page or a file whose path contains ``fault_in``: "503", "stall" (no
             answer), "stall half-way", "close half-way" (of the content) or "" (none).
-        faults_left: after so many of them the index is sound.
-        requests: the paths so far.
+        faults_left: The number of faults after which the index works.
+        requests: The paths of the requests so far.
     """
 
     def __init__(self, wheels: dict[str, bytes]) -> None:
@@ -44,7 +44,7 @@ class IndexServer:
         self.url = ""
 
     def transfers(self, name: str = "") -> int:
-        """How often a wheel whose file name holds ``name`` was asked for."""
+        """Return how often a wheel whose file name contains ``name`` was requested."""
         return sum(path.endswith(".whl") and name in path for path in self.requests)
 
     def take_fault(self, path: str) -> str:
@@ -56,7 +56,7 @@ class IndexServer:
 
 @contextmanager
 def serve(wheels: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
-    """Run an index which is all that pip knows of, in this process and in those that it starts."""
+    """Run an index that is the only one for pip, in this process and in those that it starts."""
     index = IndexServer(wheels)
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -95,7 +95,7 @@ def serve(wheels: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator
         for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_DEFAULT_TIMEOUT"):
             monkeypatch.delenv(name, raising=False)
         given = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": index.url, "PIP_NO_CACHE_DIR": "1"}
-        # A busy machine answers late: only an answer that never comes may be given up.
+        # A busy machine may answer late, so pip gives up only if no answer comes at all.
         given |= {"PIP_RETRIES": "1", "PIP_TIMEOUT": "60", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
         for name, value in given.items():
             monkeypatch.setenv(name, value)

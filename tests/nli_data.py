@@ -1,4 +1,4 @@
-"""Small inference data in the forms in which it is published: what the sentences of ``tests.corpus`` entail."""
+"""Small inference data about the sentences of ``tests.corpus``, in the formats in which such data is published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = tuple[str, str, str]
 
 
 def nli_rows(premises: int, language: str = "en", seed: int = 0) -> list[Row]:
-    """Three rows of each premise, one of each label, shuffled; those of ``de`` and ``en`` translate each other."""
+    """Return three shuffled rows of each premise, one of each label. Rows of ``de`` and ``en`` translate each other."""
     choose, rows = random.Random(seed), []
     combined = itertools.product(*(words.items() for words in (SUBJECTS, VERBS, OBJECTS, TIMES)))
     for drawn in choose.sample(list(combined), premises):
@@ -32,20 +32,20 @@ def nli_rows(premises: int, language: str = "en", seed: int = 0) -> list[Row]:
 
 
 def write_jsonl(path: Path, rows: list[Row], **columns: str) -> Path:
-    """As SNLI, MNLI and CNSD are."""
+    """Write the format of SNLI, MNLI and CNSD."""
     keys = ("sentence1", "sentence2", "gold_label")
     lines = [json.dumps({**columns, **dict(zip(keys, row, strict=True))}, ensure_ascii=False) for row in rows]
     return write(path, lines)
 
 
 def write_snli_table(path: Path, rows: list[Row]) -> Path:
-    """SNLI's and MNLI's .txt: rows have as many labels as annotators."""
+    """Write the .txt format of SNLI and MNLI, whose rows have as many labels as annotators."""
     header = "gold_label\tsentence1_binary_parse\tsentence1\tsentence2\tpairID\tlabel1\tlabel2"
     return write(path, [header, *(f"{label}\t( x )\t{one}\t{two}\t4#0\t{label}" for one, two, label in rows)])
 
 
 def write_glue_table(path: Path, rows: list[Row]) -> Path:
-    """GLUE's MNLI, where quotes are text."""
+    """Write GLUE's format of MNLI, in which quotation marks are text."""
     header = "index\tpromptID\tsentence1\tsentence2\tlabel1\tgold_label"
     return write(
         path, [header, *(f'{n}\t7\t{one}\t"{two}\tneutral\t{label}' for n, (one, two, label) in enumerate(rows))]
@@ -53,7 +53,7 @@ def write_glue_table(path: Path, rows: list[Row]) -> Path:
 
 
 def write_columns(path: Path, rows: list[Row], header: str | None = None) -> Path:
-    """Three columns: XNLI as in XTREME, without a header, or its translated training text."""
+    """Write three columns: XNLI as in XTREME, without a header, or its translated training text."""
     return write(path, [*([header] if header else []), *("\t".join(row) for row in rows)])
 
 
@@ -63,7 +63,7 @@ def write_parallel(folder: Path, split: str, rows: list[Row]) -> None:
 
 
 def write_simcse(path: Path, triplets: list[Row]) -> Path:
-    """SimCSE's csv of anchor, positive and hard negative."""
+    """Write SimCSE's CSV file of anchor, positive and hard negative."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows([("sent0", "sent1", "hard_neg"), *triplets])

@@ -1,4 +1,4 @@
-"""Run xrep's programs in separate processes that start quickly, because they are forked from a process that has already
+"""Runs xrep's programs in separate processes that start quickly, because they are forked from a process that has
 imported torch. Their output, exit codes and handling of signals are those of a process that a user starts.
 """
 
@@ -36,7 +36,7 @@ def warm_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     here = os.getcwd()
-    os.chdir(ROOT)  # where it finds what it imports
+    os.chdir(ROOT)  # the server finds the preloaded modules here
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
@@ -45,7 +45,7 @@ def warm_context() -> ForkServerContext:
 
 
 class Program:
-    """``python -m module arguments`` with these environment variables, as ``subprocess.Popen`` has it."""
+    """A running ``python -m module arguments``, with the methods of ``subprocess.Popen``."""
 
     def __init__(self, module: str, arguments: Sequence[object], environment: Mapping[str, str]) -> None:
         self.args = [module, *map(str, arguments)]
@@ -103,7 +103,7 @@ def rank_environment(rank: int, size: int, port: int, address: str = "127.0.0.1"
 
 
 def run_on_ranks(size: int, module: str, *arguments: object, environment: Mapping[str, str]) -> Finished:
-    """The same program as each of ``size`` ranks; what they printed, rank after rank, and the first code but 0."""
+    """Run the program as each of ``size`` ranks; return all that they printed and the first exit code that is not 0."""
     port = free_port()
     places = [rank_environment(rank, size, port) for rank in range(size)]
     programs = [Program(module, arguments, {**environment, **place}) for place in places]
@@ -118,8 +118,8 @@ def run_on_ranks(size: int, module: str, *arguments: object, environment: Mappin
 
 @contextmanager
 def command_server() -> Iterator[Callable[[str, str, list[str]], str]]:
-    """``command(module, function, extra)`` is the text of a script that calls the function as a console script does,
-    with ``extra`` behind its arguments. What runs is forked from one warm process, one command at a time.
+    """``command(module, function, extra)`` returns the text of a script that calls the function as a console script
+    does, with ``extra`` after its arguments. Commands are forked from one warm process, one at a time.
     """
     with tempfile.TemporaryDirectory(prefix="xrep-commands-") as folder:
         address = f"{folder}/socket"
@@ -153,7 +153,7 @@ def command_server() -> Iterator[Callable[[str, str, list[str]], str]]:
 
 
 def _serve(listening: socket.socket) -> None:
-    """Run each command that comes in a fork of this process."""
+    """Run each requested command in a fork of this process."""
     while True:
         connection, _ = listening.accept()
         with connection:
@@ -186,7 +186,7 @@ def _work(line: list[str], folder: str, environment: dict[str, str], paths: list
 
 
 def _become(line: list[str], folder: str, environment: dict[str, str], files: list[int]) -> None:
-    """Put everything where a new interpreter would have it: ``files`` are its standard input, output and error."""
+    """Set up this process as a new interpreter. ``files`` are its standard input, output and error."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -202,7 +202,7 @@ def _become(line: list[str], folder: str, environment: dict[str, str], files: li
 
 
 def _code_of(run: Callable[[], object]) -> int:
-    """The exit code that Python gives a program."""
+    """Run a function and return the exit code that Python would give the program."""
     code: object = 1
     try:
         run()

@@ -34,7 +34,7 @@ QUEUE = {"queue_size": 100, "momentum": 0.9}
 
 
 def options(**given: Any) -> list[str]:
-    """``SMALL`` and ``given`` as a command line: ``max_steps=5`` is ``--max-steps 5``, None is a flag alone."""
+    """Return ``SMALL`` and ``given`` as a command line: ``max_steps=5`` is ``--max-steps 5``, and None is a flag."""
     merged = {**SMALL, **given}
     if merged["criterion"] == "dual_moco":
         merged = {**merged, **{name: merged.get(name, value) for name, value in QUEUE.items()}}
@@ -55,7 +55,7 @@ def make_trainer(
     validate: Callable[..., dict[str, float]] | None = None,
     world: World | None = None,
 ) -> Trainer:
-    """A trainer of a fresh run in ``directory``; without ``validate`` every checkpoint is the best."""
+    """Return a trainer of a new run in ``directory``. Without ``validate`` every checkpoint is the best."""
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(run.seed)
     task = run.classes["task"](run.configs["task"], run.seed)
@@ -68,7 +68,7 @@ def make_trainer(
 
 
 def xrep_train(*arguments: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``xrep-train`` in a process of its own, ``path`` added to the module search path."""
+    """Run ``xrep-train`` in a process of its own, with ``path`` on the module search path."""
     return run_program("xrep_cli.train", *arguments, environment=environment(path))
 
 
@@ -77,7 +77,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def environment(path: Path | None = None, threads: int | None = None) -> dict[str, str]:
-    """Of a process that finds the repository (and ``path``), with so many threads if given."""
+    """Return the environment of a process that can import the repository (and ``path``)."""
     repository = Path(__file__).parents[1]
     places = [str(place) for place in (repository, path) if place] + [os.environ.get("PYTHONPATH", "")]
     limited = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
@@ -85,7 +85,7 @@ def environment(path: Path | None = None, threads: int | None = None) -> dict[st
 
 
 def refusal(finished: subprocess.CompletedProcess[str], code: int = 2) -> str:
-    """The error of a run that was refused, after a look that it is one line with no traceback behind it."""
+    """Return the error of a refused run, after checking that it is one line without a traceback."""
     assert finished.returncode == code, finished.stderr
     assert "Traceback" not in finished.stderr
     errors = [line for line in finished.stderr.splitlines() if ": error: " in line]
@@ -94,7 +94,7 @@ def refusal(finished: subprocess.CompletedProcess[str], code: int = 2) -> str:
 
 
 def contents(directory: Path) -> dict[str, bytes | str]:
-    """Every file below a directory, links as their targets."""
+    """Return the content of every file below a directory; links are given by their targets."""
     return {
         str(path.relative_to(directory)): os.readlink(path) if path.is_symlink() else path.read_bytes()
         for path in sorted(directory.rglob("*"))
@@ -103,15 +103,15 @@ def contents(directory: Path) -> dict[str, bytes | str]:
 
 
 class TwoTerms(Criterion):
-    """Distance of translations, summed over pairs, and size of token vectors, summed over tokens."""
+    """The distance of translations, summed over pairs, and the size of token vectors, summed over tokens."""
 
     @dataclass(kw_only=True)
     class Config:
         poisoned: int = -1
-        """Example whose loss is not a number."""
+        """Index of an example whose loss is not a number."""
 
     seen: list[list[int]] = []
-    """Examples of each batch so far."""
+    """The examples of each batch so far."""
 
     def __init__(self, config: Config, model: Any, text: Any) -> None:
         super().__init__()
@@ -136,6 +136,6 @@ class TwoTerms(Criterion):
 
 @pytest.fixture
 def two_terms(monkeypatch: pytest.MonkeyPatch) -> type[TwoTerms]:
-    """The criterion ``two_terms`` while a test runs."""
+    """Register the criterion ``two_terms`` while a test runs."""
     monkeypatch.setitem(CRITERIA._targets, "two_terms", f"{TwoTerms.__module__}:TwoTerms")
     return TwoTerms

@@ -1,4 +1,4 @@
-"""Options: read from source text as they are in Python, converted, merged, composed, all problems told at once."""
+"""Options are read from source text, converted, merged and composed, and all problems are reported together."""
 
 import dataclasses
 import inspect

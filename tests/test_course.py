@@ -1,4 +1,4 @@
-"""Stages: each a run of its own, under the command line, in its own folder, from the checkpoint of the one before."""
+"""Each stage is a run in its own folder, which starts from the stage before; the command line overrides all stages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ stages:
 
 @pytest.fixture
 def course(tmp_path):
-    """``course(*arguments)``: the runs of TEXT with these arguments on the command line."""
+    """``course(*arguments)`` returns the runs of TEXT with these arguments on the command line."""
     (tmp_path / "course.yaml").write_text(TEXT)
 
     def read(*arguments: str) -> list[Any]:
@@ -89,7 +89,7 @@ def test_a_printed_course_gives_itself_again(course, tmp_path):
     (tmp_path / "printed.yaml").write_text(printed)
     again = compose_course([("printed.yaml", read_yaml(tmp_path / "printed.yaml"))])
     assert again == runs and course_to_yaml(again) == printed
-    # The configuration that a stage saves is that of a run alone.
+    # A stage saves the configuration of a run without stages.
     for run in runs:
         (tmp_path / "saved.yaml").write_text(run.to_yaml())
         alone = compose([("saved.yaml", read_yaml(tmp_path / "saved.yaml"))])

@@ -64,7 +64,7 @@ def test_parts_are_one_task_and_one_criterion_to_the_trainer(tmp_path):
     ],
 )
 def test_without_a_choice_validation_fits_the_tasks(tmp_path, text, name):
-    """Where there is bitext translations are looked for; inference data has none."""
+    """With bitext, validation searches for translations; inference data has none."""
     run = compose([layer(tmp_path, text)])
     assert run.values["validation"]["name"] == name and REGISTRIES["validation"].load(name) is run.classes["validation"]
     assert compose([layer(tmp_path, run.to_yaml())]) == run

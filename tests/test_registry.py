@@ -1,4 +1,4 @@
-"""Parts by name: imported when chosen, never two of one name, plugins and broken modules."""
+"""Registries: parts are imported when chosen, names are unique, and plugins and broken modules are handled."""
 
 import subprocess
 import sys
@@ -107,7 +107,7 @@ def test_a_plugin_trains(tmp_path, data_directory):  # noqa: F811
     assert (run / "last" / "model.safetensors").exists()
     saved = (run / "last" / "config.yaml").read_text()
     assert "name: pull\n  strength: 2.0" in saved and "plugins:\n- their_losses" in saved
-    # The saved configuration alone names the plugin, too; what the plugin refuses is reported like anything else.
+    # The saved configuration names the plugin, too, and problems that the plugin finds are reported like all others.
     again = xrep_train("--config", run / "config.yaml", "--strength=-1", "--lr=x", path=tmp_path)
     assert [line.split("error: ")[1] for line in again.stderr.splitlines()] == [
         "criterion.strength must be above 0, not -1.0", "optimizer.lr must be a number, not 'x'",
@@ -145,7 +145,7 @@ def test_a_broken_plugin_is_one_line(tmp_path, source, message):
 
 
 def test_entry_points(tmp_path):
-    """One plugin that works and one that does not, both installed: nothing is imported before it is used."""
+    """Of two installed plugins one does not work. Nothing is imported before it is used."""
     metadata = tmp_path / "their_package-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")

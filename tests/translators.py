@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
 
 
 def make_translator(text: TextSpec, *, seed: int = 7, **options: Any) -> Translation:
-    """Random weights, large enough that sentences differ in their translations, and probabilities of words as well."""
+    """Return random weights that are large enough for different translations and different probabilities of words."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Translation(Translation.Config(**{**SMALL, **options}), text).eval()
@@ -38,7 +38,7 @@ def make_translator(text: TextSpec, *, seed: int = 7, **options: Any) -> Transla
 def write_translator(
     path: Path, *, languages: tuple[list[str], list[str]] = (["de"], ["en"]), max_length: int = 48, **options: Any
 ) -> Path:
-    """A checkpoint of (source, target) languages."""
+    """Write a checkpoint of a translator of (source, target) languages."""
     tokenizer = train_tokenizer([side for pair in sentence_pairs(100) for side in pair], 120, path.parent / "tokenizer")
     source, target = languages
     text = TextSpec(

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from xrep import __version__
 from xrep.errors import TrainingError, UserError
 
 
@@ -152,11 +153,22 @@ def write_summary(values: dict[str, Any], file: str | None) -> None:
         write_json(file, values)
 
 
+VERSION = f"xrep {__version__}"
+"""What ``--version`` of every command prints."""
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Formatter that keeps the line breaks of a description and prints every default that is not empty."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, False, []) else super()._get_help_string(action)
+
+
+def command_parser(program: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser for a console script, which prints its help as ``HelpFormatter`` does and knows ``--version``."""
+    parser = argparse.ArgumentParser(program, None, description, epilog, formatter_class=HelpFormatter)
+    parser.add_argument("--version", action="version", version=VERSION, help="print the version of xrep and stop")
+    return parser
 
 
 def _program() -> str:

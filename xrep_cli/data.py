@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from xrep.text.corpora import RESOURCES, Resource, find_resource
-from xrep_cli.common import HelpFormatter, console_script
+from xrep_cli.common import command_parser, console_script
 
 DESCRIPTION = """\
 List the known corpora and pretrained encoders, with their licences, layouts and origins, and fetch them.
@@ -26,7 +26,7 @@ HEADINGS = {"corpus": "Corpora", "encoder": "Pretrained encoders"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("xrep-data", description=DESCRIPTION, formatter_class=HelpFormatter)
+    parser = command_parser("xrep-data", DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="list the known corpora and pretrained encoders")
     listing.add_argument("--json", action="store_true", help="print JSON")

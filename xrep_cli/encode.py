@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from xrep_cli.common import (
-    HelpFormatter,
     add_shared_options,
     choose_device,
+    command_parser,
     console_script,
     limit_kept_products,
     say_if_slow,
@@ -31,7 +31,7 @@ continues where it stopped and writes the same file. Read the file with numpy.lo
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("xrep-encode", description=DESCRIPTION, formatter_class=HelpFormatter)
+    parser = command_parser("xrep-encode", DESCRIPTION)
     add = parser.add_argument
     add("--path", required=True, metavar="ENCODER", help="a checkpoint, a directory of Hugging Face or "
         "sentence-transformers, or a name in the local Hugging Face cache")  # fmt: skip

@@ -13,7 +13,7 @@ from xrep.config.source import docstring
 from xrep.errors import UserError
 from xrep.files import check_output, write_aside
 from xrep.registry import EVALUATIONS, import_plugin
-from xrep_cli.common import HelpFormatter, console_script
+from xrep_cli.common import HelpFormatter, command_parser, console_script
 
 DESCRIPTION = """\
 Measure a sentence encoder, or a translation model, on published test sets.
@@ -35,7 +35,7 @@ METAVARS = {int: "N", float: "X"}
 
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """Return a parser that has the summary of every registered evaluation, and the options of the chosen one."""
-    parser = argparse.ArgumentParser(prog="xrep-eval", description=DESCRIPTION, formatter_class=HelpFormatter)
+    parser = command_parser("xrep-eval", DESCRIPTION)
     _add_plugin(parser)
     commands = parser.add_subparsers(dest="evaluation", required=True, metavar="TEST")
     for name in EVALUATIONS.names():

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from xrep_cli.common import HelpFormatter, console_script
+from xrep_cli.common import command_parser, console_script
 
 DESCRIPTION = """\
 Write an encoder as a directory that sentence-transformers, transformers or xrep load, tokenizer included.
@@ -33,7 +33,7 @@ Of a translation model --format hf writes the encoder alone."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("xrep-export", description=DESCRIPTION, formatter_class=HelpFormatter)
+    parser = command_parser("xrep-export", DESCRIPTION)
     add = parser.add_argument
     add(
         "--path",

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep.progress import ProgressLine
 from xrep_cli.common import (
-    HelpFormatter,
     add_shared_options,
     check_outputs,
     choose_device,
+    command_parser,
     console_script,
     limit_kept_products,
     say_if_slow,
@@ -54,9 +54,7 @@ _NAMES = {"length_penalty": "lenpen", "length_penalty_form": "lenpen_form", "top
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "xrep-generate", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpFormatter
-    )
+    parser = command_parser("xrep-generate", DESCRIPTION, EPILOG)
     add, given = parser.add_argument, DEFAULTS
     add("--path", required=True, metavar="CHECKPOINT", help="a translation model: RUN/best")
     add("--input", default="-", metavar="FILE", help="UTF-8 text (also .gz and .xz), one sentence per line; - reads "

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xrep_cli.common import (
-    HelpFormatter,
     add_shared_options,
     check_outputs,
     choose_device,
+    command_parser,
     console_script,
     write_summary,
 )
@@ -32,7 +32,7 @@ copy the folders mined.tsv.shard-i-of-8 to one machine, and run the command ther
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("xrep-mine", description=DESCRIPTION, formatter_class=HelpFormatter)
+    parser = command_parser("xrep-mine", DESCRIPTION)
     add = parser.add_argument
     add("--path", metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or sentence-transformers")
     for side in ("source", "target"):

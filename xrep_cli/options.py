@@ -35,7 +35,7 @@ from xrep.config.source import docstring
 from xrep.registry import REGISTRIES, import_plugin, nearest
 
 SELECTORS = {section.replace("_", "-"): section for section in DEFAULT_NAMES}
-FLAGS = ("help", "print-config")
+FLAGS = ("help", "print-config", "version")
 FILES = ("config", "plugin", "plugins")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.[\w-]+)*)=(.*)", re.DOTALL)
 """``section.option=value`` (``./a=b`` and ``../a=b`` are paths)."""
@@ -303,6 +303,7 @@ def help_text(line: CommandLine) -> str:
         "--config FILE": "YAML file of options. If several are given, later ones override earlier ones.",
         "--plugin MODULE": "Import a Python module that registers further parts. Can be given several times.",
         "--print-config": "Print the resolved configuration as YAML and stop.",
+        "--version": "Print the version of xrep and stop.",
     }
     if line.stages[0][0]:
         names = ", ".join(name for name, _ in line.stages)

@@ -12,7 +12,7 @@ from xrep.data.preprocess import PreprocessOptions, PreprocessReport, preprocess
 from xrep.data.store import TOKENIZER_DIRECTORY
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
-from xrep_cli.common import HelpFormatter, check_outputs, console_script, write_summary
+from xrep_cli.common import check_outputs, command_parser, console_script, write_summary
 
 DESCRIPTION = """\
 Clean parallel text, train a SentencePiece vocabulary on it and write the tokens that xrep-train reads.
@@ -36,7 +36,7 @@ EPILOG = "At the end, a table says how many pairs each cleaning rule dropped. No
 def build_parser() -> argparse.ArgumentParser:
     options = PreprocessOptions()
     cleaning = options.cleaning
-    parser = argparse.ArgumentParser("xrep-preprocess", None, DESCRIPTION, EPILOG, formatter_class=HelpFormatter)
+    parser = command_parser("xrep-preprocess", DESCRIPTION, EPILOG)
     add = parser.add_argument_group("files").add_argument
     pairs = {"action": "append", "default": [], "metavar": "PAIR=FILES"}
     add("--bitext", **pairs, required=True, help="training text (repeatable)")

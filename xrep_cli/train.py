@@ -10,18 +10,21 @@ from contextlib import contextmanager
 
 from xrep.config import compose_course, course_to_yaml
 from xrep.errors import UserError
-from xrep_cli.common import console_script, naming_options
+from xrep_cli.common import VERSION, console_script, naming_options
 from xrep_cli.options import help_text, parse
 
 
 @console_script
 def main(argv: Sequence[str]) -> None:
-    if not {"-h", "--help"} & set(argv):
+    if not {"-h", "--help", "--version"} & set(argv):
         import torch  # noqa: F401 - options are then those of the imported classes, not read from their source text
     with _one_report_per_host():
         line = parse(argv)
         if "help" in line.flags:
             print(help_text(line))
+            return
+        if "version" in line.flags:
+            print(VERSION)
             return
     with _one_report_per_host(), naming_options(line.option_names()):
         runs = compose_course(line.layers, line.problems)

@@ -1,1 +1,1 @@
-"""What benchmarks/kernels.py is made of; ``cases`` is read without torch, for --help."""
+"""The modules of benchmarks/kernels.py. ``cases`` does not import torch, so that --help answers at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Size = tuple[int, int, int]
-"""Rows, columns and width: queries, negatives and dimension, say."""
+"""Rows, columns and width, for example numbers of queries and negatives, and their dimension."""
 
 
 @dataclass(frozen=True)
@@ -13,13 +13,15 @@ class Case:
     """One loss at one size.
 
     Attributes:
-        kind: which loss (``contestants.KINDS``).
-        cpu, cuda: size on each kind of device.
-        summary: for --help.
-        usual: devices on which it is measured unasked.
-        once: a pass takes a minute: one round, no warm-up, and nobody who writes all similarities out.
-        queue_dtype: type of the queue, if not that of the queries; they are float32 then.
-        learn_temperature: whether the temperature gets gradient, too.
+        kind: The loss, a key of ``contestants.KINDS``.
+        cpu: Size on CPUs.
+        cuda: Size on GPUs.
+        summary: Description for --help.
+        usual: Devices on which the case is measured by default.
+        once: Whether there is only one round without warm-up, because a pass takes a minute, and no contestant that
+            writes all similarities out.
+        queue_dtype: Type of the queue if it differs from that of the queries, which are float32 then.
+        learn_temperature: Whether the temperature gets a gradient as well.
     """
 
     kind: str
@@ -32,7 +34,7 @@ class Case:
     learn_temperature: bool = False
 
     def size(self, device: str, scale: float) -> Size:
-        """The size there, with ``scale`` times as many rows and columns."""
+        """Return the size on a device, with ``scale`` times as many rows and columns."""
         rows, columns, width = self.cpu if device == "cpu" else self.cuda
         return max(16, round(rows * scale)), max(64, round(columns * scale)), width
 

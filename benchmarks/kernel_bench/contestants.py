@@ -1,4 +1,4 @@
-"""Who competes: our kernels, plain torch and other peers, and the matrix products alone."""
+"""The contestants: our kernels, plain torch and other peers, and the matrix products alone."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from xrep.kernels.queue_infonce import queue_infonce
 
 TEMPERATURE = 0.04
 EXPONENT = 0.5
-"""ζ · p⁺ of hard negatives: halfway between as they were and a trained model's 0.9."""
+"""ζ · p⁺ of hard negatives: between 0, which leaves them unchanged, and the 0.9 of a trained model."""
 
 CACHED_TILE = (1024, 2048)
-"""Rows and columns of similarities (8 MB) that a product leaves in cache for the next."""
+"""Rows and columns of similarities (8 MB) that stay in cache between two products."""
 
 Run = Callable[[], tuple[Tensor | None, list[Tensor]]]
-"""Forward and backward pass: the losses (None of products alone) and the gradients, or arrays of their shapes."""
+"""A forward and backward pass. It returns the losses (None for products alone) and the gradients, or arrays of their
+shapes."""
 
 
 def vectors(count: int, width: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Random vectors of length 1 [count, width]; made in parts, so that little beside them is ever held."""
+    """Return random vectors of length 1 [count, width], made in parts to save memory."""
     result = torch.empty(count, width, dtype=dtype, device=generator.device)
     for part in result.split(65536):
         part.copy_(F.normalize(torch.randn(part.shape, generator=generator, device=generator.device), dim=1))
@@ -37,7 +38,7 @@ def vectors(count: int, width: int, dtype: torch.dtype, generator: torch.Generat
 
 
 def translations(count: int, width: int, dtype: torch.dtype, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Pairs of such vectors of cosine 0.24 or so, so that a loss is neither small nor as if all were negatives."""
+    """Return pairs of such vectors with a cosine of about 0.24, so that a loss is neither very small nor very large."""
     x = vectors(count, width, torch.float32, generator)
     y = F.normalize(x + 4 * vectors(count, width, torch.float32, generator), dim=1)
     return x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_()
@@ -56,7 +57,7 @@ def plain_inbatch(x: Tensor, y: Tensor, tau: Tensor) -> Tensor:
 
 
 def plain_hard(x: Tensor, y: Tensor, tau: Tensor) -> Tensor:
-    """HiCTL, equations 5 and 6, in the closed form that builds no harder negative."""
+    """Return the loss of HiCTL (equations 5 and 6), in the closed form that builds no harder negatives."""
     q, positive = torch.cat([x, y]), torch.cat([y, x])
     dot, square = (q @ q.t()).float(), q.float().square().sum(1)
     a, b = square.unsqueeze(1), square
@@ -84,14 +85,14 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class Contest(ABC):
-    """The inputs of one case and what competes on them.
+    """The inputs of one case and the contestants.
 
     Attributes:
-        leaves: what gets gradient.
-        arguments: of ``plain``.
+        leaves: Tensors that get a gradient.
+        arguments: Arguments of ``plain``.
         sides: [R, D] and [C, D], whose products a floor computes.
-        products: 2 or 3: sides[0] · sides[1]ᵀ, what that times sides[1] is, and its transpose times sides[0].
-        arrays: how many arrays [R, C] of float32 ``plain`` holds at once, roughly.
+        products: 2 or 3: sides[0] · sides[1]ᵀ, this product times sides[1], and its transpose times sides[0].
+        arrays: Approximate number of float32 arrays [R, C] that ``plain`` holds at once.
     """
 
     plain: Callable[..., Tensor]
@@ -106,19 +107,19 @@ class Contest(ABC):
 
     @abstractmethod
     def ours(self) -> Tensor:
-        """The losses."""
+        """Return the losses."""
 
     def exact(self, some: Tensor) -> Tensor | None:
-        """Losses of some rows in float64, where they are compared."""
+        """Return the losses of some rows in float64, if they are compared."""
         return None
 
     def tiles(self) -> dict[str, tuple[int, int]]:
-        """Shapes of the tiles in which a floor may take the products; the fastest is the floor."""
+        """Return the shapes of the tiles in which a floor may compute the products; the fastest is the floor."""
         rows, columns = (len(side) for side in self.sides)
         return {"floor-tiles": CACHED_TILE, "floor-whole": (rows, columns)}
 
     def names(self) -> list[str]:
-        """What can compete, best known to last."""
+        """Return the names of the contestants."""
         return ["ours", *self.tiles(), "plain", "compiled"]
 
     def losses(self, name: str) -> Callable[[], Tensor]:
@@ -128,7 +129,7 @@ class Contest(ABC):
         return lambda: function(*self.arguments)
 
     def prepare(self, name: str) -> Run:
-        """One forward and backward pass of a contestant (``names``); what it converts beforehand is not its cost."""
+        """Return one forward and backward pass of a contestant of ``names``. Conversions made here are not measured."""
         if name in self.tiles():
             return Products(*self.operands(), self.tiles()[name], self.products)
         losses = self.losses(name)
@@ -140,7 +141,7 @@ class Contest(ABC):
         return run
 
     def operands(self) -> list[Tensor]:
-        """The sides in the type that their products read: CPUs would round a product to it, so there it is float32."""
+        """Return the sides in the type of their products: float32 on CPUs, which would round products of bfloat16."""
         kept = self.sides[1].is_cuda
         return [side.detach().to(self.sides[1].dtype if kept else torch.float32) for side in self.sides]
 
@@ -204,7 +205,7 @@ class InBatch(Contest):
 
 
 class Hard(InBatch):
-    """Both sides of every pair are queries, and negatives of the others: [2B, 2B] similarities."""
+    """Both sides of every pair are queries and are negatives of the others: [2B, 2B] similarities."""
 
     plain = staticmethod(plain_hard)
     arrays = 20
@@ -249,7 +250,7 @@ KINDS: dict[str, type[Contest]] = {"queue": Queue, "inbatch": InBatch, "hard": H
 
 
 def build(case: Case, device: str, scale: float = 1.0, seed: int = 0) -> Contest:
-    """Random inputs of a case: float32 on CPUs, bfloat16 on CUDA."""
+    """Return the random inputs of a case: float32 on CPUs, bfloat16 on CUDA."""
     dtype = torch.float32 if device == "cpu" or case.queue_dtype else torch.bfloat16
     generator = torch.Generator(device).manual_seed(seed)
     special = {}
@@ -260,20 +261,20 @@ def build(case: Case, device: str, scale: float = 1.0, seed: int = 0) -> Contest
 
 
 class Products:
-    """The matrix products that a loss and its gradient cannot do without, and nothing else; arrays are made once.
+    """Only the matrix products that a loss and its gradient need. Arrays are allocated once.
 
     Args:
         left: [R, D].
         right: [C, D].
-        tile: rows and columns of a block of left · rightᵀ.
-        products: 2 or 3, the third being the one for the gradient of ``right``.
+        tile: Rows and columns of a block of left · rightᵀ.
+        products: 2 or 3; the third one is for the gradient of ``right``.
     """
 
     def __init__(self, left: Tensor, right: Tensor, tile: tuple[int, int], products: int) -> None:
         self.left, self.right, self.products = left, right, products
         self.tile = (min(tile[0], len(left)), min(tile[1], len(right)))
-        # CUDA multiplies halves into float32; the second factor is of the operands' type again, but converting is work
-        # of the softmax, so there a constant stands for it.
+        # CUDA multiplies 16-bit numbers into float32. The next product needs the operands' type again. That
+        # conversion belongs to the softmax, so a constant replaces the converted factor here.
         self.widens = left.is_cuda and left.dtype in (torch.float16, torch.bfloat16)
         self.arrays: list[Tensor] = []
 
@@ -305,7 +306,7 @@ class Products:
         self.arrays = [scores, weights, *(torch.empty_like(side, dtype=dtype) for side in sides)]
 
     def _multiply(self, out: Tensor, a: Tensor, b: Tensor, add: bool) -> None:
-        if self.widens:  # adding up would be one more pass
+        if self.widens:  # adding would need one more pass
             torch.mm(a, b, out_dtype=torch.float32, out=out)
         elif add:
             out.addmm_(a, b)

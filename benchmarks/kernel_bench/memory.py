@@ -1,4 +1,4 @@
-"""Peak memory of one call in this process."""
+"""Measures the peak memory of one call in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def peak_of(call: Callable[[], Any], device: str) -> tuple[Any, float, str]:
-    """What ``call`` returns, how many MB above what was held before it took at its worst, and how that was measured."""
+    """Return the result of ``call``, its peak memory in MB above what was held before, and the source of the peak."""
     if device == "cpu":
         source = reset_peak()
         before = read_peak(source)
@@ -27,9 +27,9 @@ def peak_of(call: Callable[[], Any], device: str) -> tuple[Any, float, str]:
 
 
 def reset_peak() -> str:
-    """Let the process's peak resident size be its present one; where that cannot be, it stays. Returns its source."""
+    """Reset the process's peak resident size if the system permits it, and return the source to read the peak from."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # what the allocator has kept for later would be used without adding to the peak
+    if trim is not None:  # otherwise a call could use memory that the allocator has kept, unseen
         trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -39,14 +39,14 @@ def reset_peak() -> str:
 
 
 def read_peak(source: str) -> int:
-    """Largest resident size since ``reset_peak``, in bytes."""
+    """Return the largest resident size since ``reset_peak``, in bytes."""
     if source == "ru_maxrss":
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return 1024 * _kilobytes("/proc/self/status", source)
 
 
 def room(device: str) -> float:
-    """Bytes that a process may want here without harm to others; on CUDA, wanting too many is only an exception."""
+    """Return the bytes that a process may use without harm to others. On CUDA, using too many only raises an error."""
     if device != "cpu":
         return float(torch.cuda.get_device_properties(device).total_memory)
     try:

@@ -1,4 +1,4 @@
-"""benchmarks/dap_cost.py: its operations are those that torch counts, its table, and steps that take turns."""
+"""benchmarks/dap_cost.py: operations are as torch counts them, and training steps take turns."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_operations_are_those_that_torch_counts(
         both = counter.get_total_flops()
     full = np.full(5, LENGTH)
     assert script.operations(options, full, full) == encoder
-    # The head's input of 60 tokens is packed with copies up to a size of 64, but for attention.
+    # The head's input of 60 tokens is filled up to 64 with copies, except in attention.
     packed = script.operations(options, full, full, layers=layers, ratio=ratio, words=words)
     assert packed + 2 * layers * 4 * (4 * 32**2 + 2 * 32 * 48) == both
 
 
 def test_by_hand() -> None:
-    # A token: 4 maps of 2 x 2 and 2 of 2 x 3; a pair of tokens: 2 scores and 2 averages. Two operations each.
+    # A token needs 4 maps of 2 x 2 and 2 of 2 x 3; a pair of tokens 2 scores and 2 averages. Each is two operations.
     assert transformer_flops(np.array([3]), layers=1, hidden_size=2, feedforward_size=3) == 2 * (3 * 28 + 9 * 4)
     assert transformer_flops(np.array([3, 1]), layers=2, hidden_size=2, feedforward_size=3) == 4 * (4 * 28 + 10 * 4)
     assert vocabulary_flops(5, hidden_size=2, words=7) == 140

@@ -1,4 +1,4 @@
-"""benchmarks/hictl.py: what it compares with is what it says, and its figures."""
+"""benchmarks/hictl.py: its contestants compute what they should, and its figures are written."""
 
 from __future__ import annotations
 

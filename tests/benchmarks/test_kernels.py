@@ -1,4 +1,4 @@
-"""benchmarks/kernels.py: what it reports, that its contestants compute the same, and how it takes turns."""
+"""benchmarks/kernels.py: its report, the agreement of its contestants, and the order of their turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = ["--device", "cpu", "--repeats", "1", "--precision", "default"]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The script's modules."""
+    """Return the modules of the script."""
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     parts = ("cases", "contestants", "memory")
     modules = {name: importlib.import_module(f"kernel_bench.{name}") for name in parts}
@@ -90,7 +90,7 @@ def test_peak_memory_is_measured_for_each_in_a_process_of_its_own(
     assert all(peak["gradients_mb"] > 0 for peak in memory.values())
     if memory["ours"]["source"] != "VmHWM":
         pytest.skip("this system does not let a process reset its peak")
-    # Plain torch holds two arrays of all similarities at least (11 MB each), ours a block of them.
+    # Plain torch holds at least two arrays of all similarities (11 MB each), ours holds a block of them.
     assert memory["plain"]["peak_mb"] > 2 * logits > 20
     assert memory["ours"]["peak_mb"] < logits
 
@@ -99,7 +99,7 @@ def test_a_peak_is_what_was_held_at_once_above_what_was_held_before(
     script: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = torch.ones(4_000_000)
-    kept = [torch.ones(2500) for _ in range(1600)]  # 16 MB that the allocator gets back, and could use again unseen
+    kept = [torch.ones(2500) for _ in range(1600)]  # the allocator keeps these 16 MB and could use them again unseen
     del kept
 
     def call() -> Tensor:
@@ -149,7 +149,7 @@ def test_the_floor_is_the_matrix_products(script: SimpleNamespace, products: int
 
 
 class Recorded:
-    """A contest that notes who ran, on which inputs, in which precision."""
+    """A contest that records which contestant ran, on which inputs and in which precision."""
 
     arrays, products = 1, 2
     sides = (torch.ones(2, 3), torch.ones(4, 3))
@@ -186,10 +186,10 @@ def test_contestants_take_turns_in_an_order_that_rotates_and_on_inputs_that_do(
     order = [ours, floor, plain, floor, plain, ours, plain, ours, floor, ours, floor, plain]
     assert [name for name, _, _ in log] == order
     assert [number for _, number, _ in log] == [0, 0, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
-    # Ours choose the fast product themselves; for the others it is chosen.
+    # Ours choose the fast product themselves; the benchmark chooses it for the others.
     usual = torch.get_float32_matmul_precision()
     assert {(name, setting) for name, _, setting in log} == {(ours, usual), (floor, "medium"), (plain, "medium")}
-    # The k-th measurement takes k² + 1; the first three are warm-up.
+    # The k-th measurement takes k² + 1 seconds; the first three are warm-up.
     assert result["seconds"] == {ours: 50.0, floor: 65.0, plain: 37.0} and result["floor"] == floor
     log.clear()
     script.bench.compete("queue", "default", contests, options())

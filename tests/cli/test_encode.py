@@ -1,4 +1,4 @@
-"""``xrep-encode`` as its users meet it: processes that are killed, refused, out of disk, many at once."""
+"""``xrep-encode`` in processes of its own: killed, refused, without disk space, and several at once."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
 def test_killed_runs_end_in_the_same_file(
     checkpoint: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Two runs are killed, at any moment while they read from a pipe; the third reads a file."""
+    """Two runs are killed at a random moment while they read from a pipe; the third reads a file."""
     monkeypatch.setattr(encoding, "CHUNK_LINES", 50)
     assert encode(path=checkpoint, input=source, output=tmp_path / "whole.npy") == 0
     output, journal = tmp_path / "v.npy", tmp_path / "v.npy.partial.json"
@@ -148,7 +148,7 @@ def test_killed_runs_end_in_the_same_file(
     before = 0
     for _ in range(2):
         process = subprocess.Popen(line, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        process.stdin.write(source.read_bytes()[:-100])  # it cannot end before it is killed
+        process.stdin.write(source.read_bytes()[:-100])  # the run cannot end before it is killed
         process.stdin.flush()
         wanted = min(before + 50, 1950)
         while process.poll() is None and not (journal.exists() and json.loads(journal.read_text())["lines"] >= wanted):
@@ -195,8 +195,8 @@ def test_a_full_disk_is_one_line_and_with_space_the_run_goes_on(
     disk, copy = tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()
     copy.mkdir()
-    # A disk of 50 pages has room for 15 chunks (47 pages), the journal and the next journal, not for another chunk. It
-    # is gone with the process, so what is on it is copied out afterwards.
+    # A disk of 50 pages holds 15 chunks (47 pages), the journal and the next journal, but no further chunk. The disk
+    # disappears with the process, so its files are copied before that.
     script = (
         'mount -t tmpfs -o size=200k none "$0" || exit 99\n'
         'out="$1"; shift; "$@"; code=$?; cp -a "$0"/. "$out"; exit $code'
@@ -213,8 +213,8 @@ def test_a_full_disk_is_one_line_and_with_space_the_run_goes_on(
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
-    """Peak memory after 10,000 lines and after 100,000, whose vectors are 13 MB, in batches of many sizes. Linux counts
-    the parent's in ru_maxrss, so the process's own high-water mark is read."""
+    """Compare peak memory after 10,000 lines and after 100,000, whose vectors are 13 MB, in batches of many sizes. In
+    ru_maxrss Linux includes the memory of the parent process, so the process's own high-water mark is read."""
     checkpoint, words, draw = write_encoder(tmp_path / "best", size=32), " ".join(GERMAN).split(), random.Random(0)
     for count in (10_000, 100_000):
         lines = (" ".join(draw.choices(words, k=draw.randint(1, 4))) + "\n" for _ in range(count))
@@ -228,7 +228,7 @@ def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
         "    print(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])"
     )
     line = [sys.executable, "-c", script, str(checkpoint), str(tmp_path)]
-    # With a fixed threshold glibc gives every tensor back, and what its heap wastes is no part of the measure.
+    # With a fixed threshold glibc frees every tensor, so the waste of its heap is not measured.
     given = {**environment(), "MALLOC_MMAP_THRESHOLD_": "131072"}
     finished = subprocess.run(line, env=given, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

@@ -1,4 +1,4 @@
-"""``xrep-eval`` on a real (if small and untrained) checkpoint."""
+"""``xrep-eval`` on a real checkpoint that is small and untrained."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _checkpoint(path: Path, towers: str, normalize: bool) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tower, vectors of any length, training hashes beside it: one German sentence and one English."""
+    """Write an encoder of one tower with hashes of training text: one German sentence and one English sentence."""
     folder = tmp_path_factory.mktemp("run-shared")
     np.save(folder / "training_hashes.npy", np.unique(sentence_hashes(["wir trinken WASSER", "Tom loves music!"])))
     return _checkpoint(folder / "best", "shared", normalize=False)
@@ -87,7 +87,7 @@ def test_everything_at_once(shared: Path, data: Path, tmp_path: Path, capsys: py
     values = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert printed.err == ""
     assert "German (de)" in printed.out and "random" in printed.out
-    assert "overlap: 3 of 12 " in printed.out  # Tom loves music: with both languages
+    assert "overlap: 3 of 12 " in printed.out  # "Tom loves music" occurs with both languages
     assert values["overlap"]["found"] == 3 and values["model"]["path"] == str(shared)
     assert values["settings"]["margin"] == "absolute" and len(values["data"]) == 4
     values = values["values"]
@@ -162,7 +162,7 @@ def test_kept_vectors_give_the_same_result(
         assert _eval("--path", shared, "--data", data, *cache) == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] == printed[2]
-    assert len(list((tmp_path / "cache").iterdir())) == 3  # English is the same of both languages
+    assert len(list((tmp_path / "cache").iterdir())) == 3  # both languages have the same English sentences
 
 
 def _write_sts(folder: Path) -> None:

@@ -34,7 +34,7 @@ optimizer: {{lr: 0.01}}
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """English to train on, English and German to measure on."""
+    """Return English training data, and English and German test data."""
     folder = tmp_path_factory.mktemp("nli")
     write_jsonl(folder / "train" / "snli_1.0_train.jsonl", nli_rows(150))
     for code, split in (("en", "dev"), ("en", "test"), ("de", "test")):
@@ -45,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without --validation: that of the task is taken."""
+    """Without --validation the run uses the validation of its task."""
     directory = tmp_path_factory.mktemp("run") / "run"
     given = {"task": "nli", "criterion": "nli", "vocab_size": 70, "lr": 1e-2, "max_steps": 40, "validate_every": 10}
     assert train([str(data / "train"), *options(**given, save_dir=directory)]) == 0
@@ -64,7 +64,7 @@ def test_it_is_what_training_found_on_the_dev_split(data: Path, run: Path, capsy
     assert summary["best"]["metric"] == "accuracy" and summary["best"]["value"] > 40
     assert found["values"]["mean"] == pytest.approx(summary["best"]["value"])
     assert found["values"]["languages"]["en"]["pairs"] == 90
-    assert found["overlap"]["found"] > 0 and found["overlap"]["total"] == 90  # drawn from the same few words
+    assert found["overlap"]["found"] > 0 and found["overlap"]["total"] == 90  # sentences share a few words
     assert list(found["data"]) == [str(data / "xnli" / "dev-en.tsv")]
 
 

@@ -28,13 +28,13 @@ SIZES = {
     "max_length": 64,
 }  # fmt: skip
 TEST = [*sentence_pairs(720)[660:690], *sentence_pairs(10)]
-"""The last ten are in the training text."""
+"""The last ten pairs are in the training text."""
 SPANISH = [spanish for spanish, _ in spanish_pairs()]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """German and English to train on; the same and Spanish, which the model has never seen, to measure on."""
+    """Return German and English training text, and test text that also has Spanish, which the model has never seen."""
     folder = tmp_path_factory.mktemp("translation")
     write_corpus(folder / "corpus")
     (folder / "test").mkdir()
@@ -48,7 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model and validation are those of the task."""
+    """The run uses the model and the validation of its task."""
     directory = tmp_path_factory.mktemp("run") / "run"
     given = {
         "task": "translation", "criterion": "label_smoothed_cross_entropy", "max_tokens": 400, "vocab_size": 120,
@@ -86,7 +86,7 @@ def test_scores_of_each_language(data: Path, run: Path, tmp_path: Path, capsys: 
         assert own["chrf"] == pytest.approx(CHRF().corpus_score(found, [english]).score)
         assert own["sentences"] == len(TEST) and own["zero_shot"] == (language == "es")
         assert "tok:13a" in own["signatures"]["BLEU"] and f"BLEU|{own['signatures']['BLEU']}" in printed
-    assert found[-1] == "" and own["overlap"]["found"] == 10  # by its references
+    assert found[-1] == "" and own["overlap"]["found"] == 10  # named by its references
     values = result["values"]
     assert (
         values["languages"]["de"]["bleu"] > values["languages"]["es"]["bleu"] and values["languages"]["de"]["bleu"] > 1
@@ -130,10 +130,10 @@ def test_averaged_checkpoints_and_all_languages(
     assert export(["--path", str(run), "--average", "2", "--format", "xrep", "--output", str(out)]) == 0
     arguments = ["--data", data / "test" / "set.{lang}", "--beam", "1"]
     found = measured(capsys, "--path", out, *arguments)
-    assert list(found["values"]["languages"]) == ["de", "es"]  # the target is no source
+    assert list(found["values"]["languages"]) == ["de", "es"]  # the target is not a source
     one = measured(capsys, "--path", run / "best", *arguments)
     assert found["model"]["fingerprint"] != one["model"]["fingerprint"]
-    assert found["overlap"]["found"] == one["overlap"]["found"] == 20  # hashes went along
+    assert found["overlap"]["found"] == one["overlap"]["found"] == 20  # the hashes were copied
 
 
 def test_long_sentences_are_told(data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""``xrep-generate`` as its users meet it: at the end of a pipe, with files, interrupted, refused."""
+"""``xrep-generate`` in processes of its own: in a pipe, with files, interrupted and refused."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def generate(**options: object) -> int:
 def start(**options: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "xrep_cli.generate", *arguments(**options)]
     pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
-    given = {**environment(), "PYTHONUNBUFFERED": ""}  # the shell's would do the flushing
-    # What a shell starts in the background ignores Ctrl-C, and so do its children.
+    given = {**environment(), "PYTHONUNBUFFERED": ""}  # a value from the shell would hide a missing flush
+    # Processes that a shell starts in the background ignore Ctrl-C, and so do their children.
     default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(command, env=given, bufsize=0, preexec_fn=default, **pipes)
 
@@ -228,8 +228,8 @@ def test_progress_of_long_work(
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_lines(checkpoint: Path, tmp_path: Path) -> None:
-    """Peak memory after 1,000 lines and after 4,000, in batches of many sizes. Linux counts the parent's in ru_maxrss,
-    so it is not asked for that."""
+    """Compare peak memory after 1,000 lines and after 4,000, in batches of many sizes. ru_maxrss is not used, because
+    Linux includes the memory of the parent process in it."""
     words, draw = " ".join(GERMAN).split(), random.Random(0)
     for count in (1_000, 4_000):
         written(
@@ -246,7 +246,7 @@ def test_memory_does_not_grow_with_the_lines(checkpoint: Path, tmp_path: Path) -
     )
     options = ["--path", str(checkpoint), "--device", "cpu", "--beam", "1", "--max-length-b", "1"]
     line = [sys.executable, "-c", script, str(tmp_path), *options, "--jsonl", "--buffer-lines", "200"]
-    # With a fixed threshold glibc gives every tensor back, and what its heap wastes is no part of the measure.
+    # With a fixed threshold glibc frees every tensor, so the waste of its heap is not measured.
     given = {**environment(threads=1), "MALLOC_MMAP_THRESHOLD_": "131072"}
     finished = subprocess.run(line, env=given, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
@@ -304,7 +304,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
 
 @pytest.mark.slow
 def test_references_of_a_pipe_are_counted_at_the_end(checkpoint: Path, tmp_path: Path) -> None:
-    """The translations are kept."""
+    """The translations are kept after a fault."""
     reference, output = written(tmp_path / "test.en", ENGLISH[:2]), tmp_path / "hyp.en"
     with start(path=checkpoint, output=output, reference=reference) as process:
         process.stdin.write(b"Haus\nHaus\nHaus\n")

@@ -1,4 +1,4 @@
-"""The commands on a processor with AVX2 and no AVX-512, which libraries are told to take this one for."""
+"""The commands as on a processor with AVX2 and without AVX-512, to which libraries are restricted."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_commands_in_float32_and_bfloat16(data_directory: Path, tmp_path: Path) 
 
 
 def worst_cosine(vectors: np.ndarray, expected: np.ndarray) -> float:
-    """By how much the worst one is below 1."""
+    """Return how far the worst cosine is below 1."""
     return 1 - float((vectors.astype(np.float64) * expected).sum(1).min())
 
 

@@ -1,4 +1,4 @@
-"""xrep-mine, as a user starts it."""
+"""xrep-mine in processes of its own."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def planted(tmp_path: Path) -> dict[str, Path]:
-    """Vectors of 500 and 400 sentences, of which the first 150 sources translate as many targets, shuffled."""
+    """Return shuffled vectors of 500 and 400 sentences; the first 150 sources translate as many targets."""
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((500, 32)), draw.standard_normal((400, 32))
     place = draw.permutation(400)[:150]
@@ -91,7 +91,7 @@ def test_inverted_files_find_the_planted_pairs(planted: dict[str, Path], tmp_pat
     exact = rows_of_index(planted, tmp_path, "flat")
     for index in ("ivf", "ivf-pq"):
         found = rows_of_index(planted, tmp_path, index)
-        # Missing neighbours lower the means around them, so a score may only be higher.
+        # Missing neighbours lower the means, so that scores can only rise.
         assert {row[1:] for row in found[:150]} == {row[1:] for row in exact[:150]}
 
 
@@ -104,7 +104,7 @@ def rows_of_index(planted: dict[str, Path], folder: Path, index: str) -> list[tu
 def test_texts_are_encoded_and_empty_and_repeated_lines_take_no_part(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Their lines still count: text and vectors of a side go together."""
+    """Such lines still count, because text and vectors of a side have the same rows."""
     german = [pair[0] for pair in PAIRS]
     english = [pair[1] for pair in PAIRS]
     random.Random(0).shuffle(english)
@@ -147,7 +147,7 @@ def test_shards_of_many_machines_are_merged(
 
 
 def small_blocks(patch: pytest.MonkeyPatch) -> None:
-    """25 blocks of 20 sources, each of them saved."""
+    """There are 25 blocks of 20 sources, and each is saved."""
     for module, name, value in (
         (neighbours, "TILE", 20),
         (search, "TILE", 20),
@@ -179,7 +179,7 @@ def test_vectors_of_an_interrupted_run_are_those_of_its_encoder_and_its_text(
     source, target = tmp_path / "de.txt", tmp_path / "en.txt"
     for number, changed in enumerate(({"path": other}, {"target": tmp_path / "reversed.txt"})):
         given = {"path": checkpoint, "source": source, "target": target, "neighbours": 3}
-        monkeypatch.setattr("xrep.inference.mining._check", stop)  # both sides are encoded, and nothing else is done
+        monkeypatch.setattr("xrep.inference.mining._check", stop)  # only the encoding of both sides is done
         assert mine(**given, output=tmp_path / f"{number}.tsv") == 130
         monkeypatch.undo()
         assert mine(**{**given, **changed}, output=tmp_path / f"{number}.tsv") == 0
@@ -204,7 +204,7 @@ def test_a_killed_run_ends_in_the_same_file(
     original = search.Side.read
     monkeypatch.setattr(search.Side, "read", lambda side, *rows: (looked_at.append(rows), original(side, *rows))[1])
     assert 2 <= before < 25 and mine(**planted, output=output) == 0
-    assert looked_at[0] == (20 * before, 20 * before + 20)  # it went on, and did not begin anew
+    assert looked_at[0] == (20 * before, 20 * before + 20)  # the search was resumed, not started again
     assert mine(**planted, output=tmp_path / "whole.tsv") == 0
     assert output.read_bytes() == (tmp_path / "whole.tsv").read_bytes()
     assert not (tmp_path / "mined.tsv.work").exists()
@@ -233,7 +233,7 @@ def test_what_is_unfinished_is_not_mixed_with_something_else(
     error = "an unfinished search is there, with another neighbours; remove it to begin anew, or write elsewhere"
     assert capsys.readouterr().err.splitlines()[-1] == f"xrep-mine: error: {output}.work: {error}"
     assert contents(tmp_path / "mined.tsv.work") == before
-    assert mine(**planted, output=output, margin="distance") == 0  # of neighbours that were found
+    assert mine(**planted, output=output, margin="distance") == 0  # the share of neighbours that were found
     assert {row[1:] for row in rows_of(output)} == set(expected_rows(planted, "distance"))
 
 

@@ -55,7 +55,7 @@ def test_defaults_then_files_then_command_line(tmp_path):
     assert merged["criterion"]["queue_size"] == 409600
     other = values(*files, "data/", "--criterion", "translation_ranking")
     assert other["criterion"]["name"] == "translation_ranking"
-    assert not {"queue_size", "momentum"} & set(other["criterion"])  # options of the old criterion are forgotten
+    assert not {"queue_size", "momentum"} & set(other["criterion"])  # the options of the old criterion are dropped
 
 
 def test_without_data_the_demo_recipe_applies(tmp_path):
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_listed():
         "'more/': data is given twice",
         "unknown key model.layer; did you mean 'layers'?",
     ]
-    # The options of a part that is misspelt cannot be judged; all others are.
+    # The options of a misspelt part cannot be checked; all others are.
     assert problems("data/", "--task", "bitext", "--criterion", "dual_moko", "--queue-size", "5", "--seed", "x") == [
         "unknown criterion 'dual_moko'; did you mean 'dual_moco'?",
         "seed must be an integer, not 'x'",
@@ -97,7 +97,7 @@ def test_what_is_wrong_is_listed():
 
 
 def test_a_name_of_two_parts(tmp_path, monkeypatch):
-    """``layers`` of the model and of a plugin's criterion: each is named by its key."""
+    """The model and a plugin's criterion both have ``layers``, so each must be named by its key."""
     (tmp_path / "layered_criterion.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Literal\n\nfrom xrep.registry import CRITERIA\n\n\n"
         "class Layered:\n    @dataclass(kw_only=True)\n    class Config:\n"

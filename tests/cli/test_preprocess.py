@@ -1,4 +1,4 @@
-"""xrep-preprocess as a user runs it: a process, its output, its exit code and what it leaves behind."""
+"""xrep-preprocess in processes of its own: output, exit codes and files."""
 
 import itertools
 import json
@@ -64,7 +64,7 @@ def test_the_command_of_the_manual(text):
 def test_json_alone_on_standard_output(text):
     command = "--bitext de-en=deu-eng.tsv --vocab-size 60 --destdir out --valid de-en=deu-eng.tsv:2,1 --json -"
     result = run(text, *command.split())
-    assert result.returncode == 2 and result.stdout == ""  # all of it is validation text
+    assert result.returncode == 2 and result.stdout == ""  # all of the text is validation text
     assert "no training pair is left (180 read, 180 in valid/test)" in result.stderr
     result = run(text, *"--bitext de-en=deu-eng.tsv --vocab-size 60 --destdir out --valid-size 0 --json -".split())
     splits = json.loads(result.stdout)["splits"]
@@ -108,7 +108,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(text, damage, arguments, messa
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(text):
-    """A limit on the size of files stands for the full disk: the kernel refuses the write in the same way."""
+    """A limit on the size of files imitates a full disk: the kernel refuses the write in the same way."""
     lines(text / "train.fr", FRENCH * 40)
     lines(text / "train.en", ENGLISH * 40)
     before = sorted(os.listdir(text))
@@ -131,7 +131,7 @@ def test_help_teaches_and_needs_no_torch(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "bitext" / "multi30k").is_dir(), reason="no real data: set XREP_DATA")
 def test_multi30k_validation_text(tmp_path):
-    """Real gzipped files: 1,014 captions, and training captions that equal one of them dropped."""
+    """Real gzipped files have 1,014 captions; training captions that equal one of them are dropped."""
     folder = REAL / "bitext" / "multi30k"
     pair = "de-en={0}/val.de.gz,{0}/val.en.gz"
     command = ["--bitext", pair.format(folder), "--test", f"cs-en={folder}/val.cs.gz,{folder}/val.en.gz"]
@@ -145,7 +145,7 @@ def test_multi30k_validation_text(tmp_path):
 
 @pytest.mark.slow
 def test_the_vocabulary_of_a_run_or_of_other_data(text):
-    """What it takes to prepare text for an encoder that is there."""
+    """Text is prepared for an existing encoder."""
     made = run(text, *"--bitext de-en=deu-eng.tsv --vocab-size 60 --destdir first".split())
     assert made.returncode == 0, made.stderr
     again = run(text, *"--bitext fr-en=train.fr,train.en --tokenizer first --destdir second".split())

@@ -1,4 +1,4 @@
-"""xrep-train as its users meet it: processes that are killed, refused, out of disk."""
+"""xrep-train in processes of its own: killed, refused, and without disk space."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_raw_text_is_prepared_and_trained_on(tmp_path, monkeypatch):
     for _ in range(2):
         finished = xrep_train(corpus, *given, "--save-dir", tmp_path / "run")
         assert finished.returncode == 0, finished.stderr
-    assert "preprocessing" not in finished.stdout  # once only
+    assert "preprocessing" not in finished.stdout  # only once
     assert open_checkpoint(tmp_path / "run" / "best").step == 6
 
 
@@ -143,7 +143,7 @@ def no_namespaces() -> bool:
 @pytest.mark.skipif(no_namespaces(), reason="this system does not let a user mount a file system of his own")
 @pytest.mark.parametrize("room", [0, 0.3, 1.6])
 def test_a_full_disk_leaves_nothing_half_written(data_directory, tmp_path, room):
-    """Disks with room for the configuration alone, for a third of a checkpoint, and for one checkpoint but not two."""
+    """The disks have space for the configuration, for a third of a checkpoint, or for one checkpoint but not two."""
     given = options(max_steps=20, save_every=5, validate_every=10)
     assert main([str(data_directory), *given, "--max-steps", "1", "--save-dir", str(tmp_path / "first")]) == 0
     size = sum(-(-len(data) // 4096) * 4 for data in contents(tmp_path / "first" / "checkpoint-00000001").values())
@@ -151,7 +151,7 @@ def test_a_full_disk_leaves_nothing_half_written(data_directory, tmp_path, room)
     disk, copy = tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()
     line = command(data_directory, *given, "--save-dir", disk / "run")
-    # The disk is gone with the process, so what is on it is copied out afterwards.
+    # The disk disappears with the process, so its files are copied before that.
     script = (
         'mount -t tmpfs -o size="$1"k none "$2" || exit 99\n'
         'out="$3"; shift 3; "$@"; code=$?; cp -a "$0"/. "$out"; exit $code'
@@ -167,7 +167,7 @@ def test_a_full_disk_leaves_nothing_half_written(data_directory, tmp_path, room)
     assert ("checkpoint-00000005" in left) == (room > 1)
     if room > 1:
         assert open_checkpoint(copy / "run" / "last").step == 5
-    # With space, the same command goes on from what is there.
+    # With enough space the same command continues the run.
     shutil.copytree(copy / "run", tmp_path / "roomy", symlinks=True)
     assert main([str(data_directory), *given, "--save-dir", str(tmp_path / "roomy")]) == 0
     assert open_checkpoint(tmp_path / "roomy" / "last").step == 20

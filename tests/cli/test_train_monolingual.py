@@ -1,4 +1,4 @@
-"""Runs of xrep-train on monolingual text: mlm on two ranks and on one, beside tlm, and QuickThought."""
+"""Runs of xrep-train on monolingual text: mlm on one and two ranks and together with tlm, and QuickThought."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEADY = {"task": "monolingual", "criterion": "mlm", "lr_scheduler": "constant",
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents whose sentences share a subject and a verb."""
+    """Return documents whose sentences share a subject and a verb."""
     folder = tmp_path_factory.mktemp("text")
     for language, side in (("de", 0), ("en", 1)):
         some = sorted(sentence_pairs(700), key=lambda pair: pair[side])
@@ -55,7 +55,7 @@ def test_mlm_goes_on_exactly(raw: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_and_then_one(raw: Path, data_directory: Path, tmp_path: Path) -> None:
-    """Whole words, and neighbours against all others of both ranks; rank 0 validates by itself."""
+    """Whole words are masked, neighbours are contrasted with all others of both ranks, and rank 0 validates alone."""
     recipe = tmp_path / "parts.yaml"
     of_text = f"name: monolingual, data: {raw}, tokenizer: {data_directory}, max_length: 32, batch_size: 15"
     recipe.write_text(f"""
@@ -87,7 +87,7 @@ lr_scheduler: constant
 
 @pytest.mark.slow
 def test_a_token_budget_on_two_ranks_and_another_on_one(raw: Path, data_directory: Path, tmp_path: Path) -> None:
-    """An epoch each, none of whose steps have as many sentences as others; the rate falls steadily even so."""
+    """Each part trains for an epoch of unequal steps, and the learning rate still falls steadily."""
     given = {
         "task": "monolingual",
         "criterion": "mlm",
@@ -111,7 +111,7 @@ def test_a_token_budget_on_two_ranks_and_another_on_one(raw: Path, data_director
 
 
 def test_mlm_beside_tlm(raw: Path, data_directory: Path, tmp_path: Path) -> None:
-    """As XLM is trained: text of each language, and translations."""
+    """XLM is trained in this way: on text of each language, and on translations."""
     recipe = tmp_path / "xlm.yaml"
     recipe.write_text(f"""
 parts:
@@ -134,7 +134,7 @@ mixing: weight
 
 @pytest.mark.slow
 def test_quick_thought(raw: Path, tmp_path: Path) -> None:
-    """CMLM's baseline (Logeswaran and Lee 2018): which sentence of the batch is the neighbour?"""
+    """CMLM's baseline (Logeswaran and Lee 2018) finds the neighbour of a sentence in the batch."""
     given = {"task": "monolingual", "units": "adjacent", "vocab_size": 120, "criterion": "translation_ranking"}
     given |= {"temperature": 0.05, "directions": "both", "lr": 1e-2, "max_steps": 60}
     assert main([str(raw), *options(**given, save_dir=tmp_path / "run")]) == 0

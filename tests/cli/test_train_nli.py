@@ -33,7 +33,7 @@ def records(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_the_recipe_with_nli_beside_bitext(nli: Path, data_directory: Path, tmp_path: Path) -> None:
-    """L + alpha L_nli: three steps of the recipe on small data."""
+    """The objective is L + alpha L_nli; the run makes three steps of the recipe on small data."""
     small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL_MODEL.items()]
     texts = [f"parts.moco.task.data={data_directory}", f"parts.nli.task.data={nli}"]
     texts += [f"parts.nli.task.tokenizer={data_directory}"]
@@ -48,7 +48,7 @@ def test_the_recipe_with_nli_beside_bitext(nli: Path, data_directory: Path, tmp_
     assert [record["step"] for record in train] == [1, 2, 3]
     for record in train:
         assert record["loss"] == pytest.approx(record["loss_moco/infonce"] + record["loss_nli/nli"], rel=1e-4)
-    assert train[0]["loss_nli/nli"] == pytest.approx(0.1 * 1.0986, rel=0.05)  # alpha times ln 3, near enough at first
+    assert train[0]["loss_nli/nli"] == pytest.approx(0.1 * 1.0986, rel=0.05)  # approximately alpha times ln 3 at first
     (valid,) = records(tmp_path / "run", "valid")
     assert {"accuracy_de-en", "accuracy_es-en"} <= set(valid)
     assert SentenceEncoder.load(tmp_path / "run" / "last").encode(["the old man"]).shape == (1, 32)
@@ -60,14 +60,14 @@ def test_the_classifier_learns_and_starts_another_run(nli: Path, tmp_path: Path)
     whole = tmp_path / "whole"
     assert main([str(nli), *options(**given, save_dir=whole, max_steps=60)]) == 0
     losses = [record["loss"] for record in records(whole, "train")]
-    assert losses[0] > 1.05 > 1.0 > losses[-1]  # ln 3 is chance
+    assert losses[0] > 1.05 > 1.0 > losses[-1]  # ln 3 is the loss of guessing
     (valid,) = records(whole, "valid")
     assert 0 <= valid["accuracy"] <= 100
     linear = open_checkpoint(whole / "last").tensors(CRITERION)
     assert {name: list(tensor.shape) for name, tensor in linear.items()} == {
         "output.weight": [3, 128], "output.bias": [3]
     }  # fmt: skip
-    # The next stage starts from the classifier, too.
+    # The next stage also starts from the classifier.
     given |= {"init": whole / "last", "max_steps": 1, "lr": 0.0}
     assert main([str(nli), *options(**given, save_dir=tmp_path / "next")]) == 0
     again = open_checkpoint(tmp_path / "next" / "last").tensors(CRITERION)
@@ -76,7 +76,7 @@ def test_the_classifier_learns_and_starts_another_run(nli: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_two_ranks_with_towers_of_their_own(nli: Path, tmp_path: Path) -> None:
-    """One of the towers has no sentence at all."""
+    """One of the towers gets no sentence at all."""
     given = {"task": "nli", "criterion": "nli_triplet", "form": "triplets", "validation": "nli", "vocab_size": 70}
     given |= {"towers": "separate", "max_steps": 4, "log_every": 1, "micro_batch": 7, "save_dir": tmp_path / "run"}
     done = run_on_ranks(2, "xrep_cli.train", nli, *options(**given), environment=environment(threads=1))

@@ -1,4 +1,4 @@
-"""xrep-train as several processes: what a user sees when ranks start, stop, die and disagree."""
+"""xrep-train as several processes: ranks that start, stop, die and disagree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEADY = {"lr_scheduler": "constant", "save_every": 5, "validate_every": 10, "ba
 
 
 def start_ranks(*lines: list[str], address: str = "127.0.0.1") -> list[Program]:
-    """One process for each command line, as torchrun would start them."""
+    """Start one process for each command line, as torchrun does."""
     port, found = free_port(), []
     for rank, line in enumerate(lines):
         given = {**environment(threads=1), **rank_environment(rank, len(lines), port, address)}
@@ -47,14 +47,14 @@ def arguments(data: Path, save_dir: Path, **given: object) -> list[str]:
 
 
 def torchrun(data: Path, save_dir: Path, restarts: int = 0, **given: object) -> Program:
-    """A launcher of two ranks, which start afresh."""
+    """Return a launcher of two ranks, which start as new processes."""
     line = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "-m", "xrep_cli.train"]
     line += arguments(data, save_dir, **given)
     return Program("torch.distributed.run", line, environment(threads=1))
 
 
 def rank_processes(launcher: int) -> list[int]:
-    """The ranks that a torchrun process started, by rank."""
+    """Return the processes that torchrun started, by rank."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -80,7 +80,7 @@ def weights(run: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def two_ranks(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An undisturbed run of two ranks, 20 steps of 2 x 15 pairs."""
+    """Train an undisturbed run of two ranks, with 20 steps of 2 x 15 pairs."""
     run = tmp_path_factory.mktemp("ranks") / "run"
     (done,) = finish([torchrun(data_directory, run, max_steps=20)])
     assert done.returncode == 0, done.stderr
@@ -111,7 +111,7 @@ def test_a_killed_rank_is_named_and_torchrun_restarts_the_run(
     assert done.returncode == 0, done.stderr
     assert re.search(r"exitcode: -9\) local_rank: 1 ", done.stderr), done.stderr
     assert "going on from" in done.stderr
-    # The same as if nothing had happened, to the last bit.
+    # The result equals that of an undisturbed run to the last bit.
     assert weights(run) == weights(two_ranks)
 
 
@@ -133,7 +133,7 @@ def test_preempted_ranks_save_and_go_on(two_ranks: Path, data_directory: Path, t
     line = arguments(data_directory, run, max_steps=20)
     processes = start_ranks(line, line)
     wait_for(run / "checkpoint-00000005", processes[0])
-    processes[1].send_signal(signal.SIGUSR1)  # one of them is enough
+    processes[1].send_signal(signal.SIGUSR1)  # one killed rank is enough
     first, second = finish(processes)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr
     assert re.search(r"stopped by .* after step \d+; the same command goes on from ", first.stderr)
@@ -149,7 +149,7 @@ def test_a_master_that_is_nowhere(data_directory: Path, tmp_path: Path) -> None:
     first, second = finish(start_ranks(line, line, address="nowhere.invalid"))
     assert refusal(first).startswith("MASTER_ADDR 'nowhere.invalid' is not the name of a host; set MASTER_ADDR")
     assert (second.returncode, second.stderr) == (2, "")
-    # An address where nobody listens: rank 1 alone, which waits its time and not for ever.
+    # Nothing listens at the address: rank 1 is alone and gives up after its time.
     late = arguments(data_directory, tmp_path / "run", max_steps=1, timeout_minutes=0.05)
     given = {**environment(threads=1), **rank_environment(1, 2, free_port()), "LOCAL_RANK": "0"}
     done = run_program("xrep_cli.train", *late, environment=given)
@@ -182,7 +182,7 @@ def test_ranks_with_other_data_or_options_are_refused(data_directory: Path, tmp_
     first, second = finish(start_ranks(mine, arguments(raw, run, max_steps=1, vocab_size=100)))
     assert "rank 1 has another " in refusal(first) and "; start every rank with the same command" in refusal(first)
     assert second.returncode == 2 and "error" not in second.stderr
-    # What one rank alone cannot do ends both.
+    # A failure of one rank ends both.
     first, second = finish(start_ranks(mine, [str(tmp_path / "nothing"), *mine[1:]]))
     assert "rank 1: " in refusal(first) and "nothing" in refusal(first)
     assert second.returncode == 2 and not run.exists()

@@ -1,4 +1,4 @@
-"""Runs of xrep-train that learn to translate: digits, killed runs, two steps above a frozen encoder, several ranks."""
+"""Runs of xrep-train that learn to translate: digits, killed runs, a frozen encoder in two steps, several ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STEADY = {
 
 
 def arguments(data: Path, save_dir: Path, **given: Any) -> list[str]:
-    """``STEADY`` and what is given as a command line; None is a flag alone."""
+    """Return ``STEADY`` and the given options as a command line; None is a flag."""
     line = [str(data)]
     for name, value in {**STEADY, "save_dir": save_dir, **given}.items():
         line += [f"--{name.replace('_', '-')}", *([] if value is None else [str(value)])]
@@ -60,18 +60,18 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [{name: x for name, x in line.items() if not any(part in name for part in timings)} for line in lines]
 
 
-# -- what is learnt ---------------------------------------------------------------------------------------------------
+# -- what a run learns ------------------------------------------------------------------------------------------------
 
 LETTERS = "abcdefghij"
 TARGETS = {
     "en": lambda digits: digits[::-1],
     "fr": sorted,
-    "es": lambda digits: [LETTERS[digit] for digit in digits],  # copies themselves are dropped as untranslated
+    "es": lambda digits: [LETTERS[digit] for digit in digits],  # plain copies would be dropped as untranslated
 }
 
 
 def write_digits(folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Raw text de-en, de-fr, de-es of three to five digits, and the held-out pairs of each language."""
+    """Return raw text de-en, de-fr, de-es of three to five digits, and the held-out pairs of each language."""
     draw, lines = random.Random(1), dict[tuple[int, ...], None]()
     while len(lines) < 5000:
         lines[tuple(draw.randrange(10) for _ in range(draw.randint(3, 5)))] = None
@@ -87,7 +87,7 @@ def write_digits(folder: Path) -> dict[str, list[tuple[str, str]]]:
 
 @pytest.mark.slow
 def test_digits_are_copied_sorted_and_reversed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One model, of which the target language says what to make of a line."""
+    """One model translates a line into each of its target languages."""
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
     (tmp_path / "raw").mkdir()
     held_out = write_digits(tmp_path / "raw")
@@ -105,13 +105,13 @@ def test_digits_are_copied_sorted_and_reversed(tmp_path: Path, monkeypatch: pyte
         assert bleu(found, references).value > 99, language
 
 
-# -- runs that stop, and go on ----------------------------------------------------------------------------------------
+# -- runs that stop and are resumed -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL on this system")
 def test_a_killed_run_ends_as_if_it_had_not_been(data_directory: Path, tmp_path: Path) -> None:
-    """Dropout, both directions, the order of batches: all goes on where it was."""
+    """Dropout, both directions and the order of batches continue where they were."""
     given = {"max_steps": 60, "save_every": 5, "validate_every": 20, "direction": "both", "sampling_alpha": 0.5}
     whole, killed = train(data_directory, tmp_path / "whole", **given), tmp_path / "killed"
     line = command(*arguments(data_directory, killed, **given))
@@ -133,7 +133,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(data_directory: Path, tmp_path:
 
 @pytest.mark.slow
 def test_two_ranks_train_what_one_process_does(data_directory: Path, tmp_path: Path) -> None:
-    """Each rank fills a budget of its own; one process has both parts one after the other."""
+    """Each rank fills a budget of its own; a single process computes both parts one after the other."""
     steady = {"max_steps": 6, "dropout": 0.0, "attention_dropout": 0.0, "log_every": 1, "norm": "pre"}
     line = arguments(data_directory, tmp_path / "ranks", **steady)
     for done in finish(start_ranks(line, line)):
@@ -150,12 +150,12 @@ def test_two_ranks_train_what_one_process_does(data_directory: Path, tmp_path: P
     assert steps[0] == pytest.approx(steps[1], rel=1e-4) and len(steps[0]) == 6
 
 
-# -- two steps above an encoder ---------------------------------------------------------------------------------------
+# -- two steps with a pretrained encoder ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def encoder(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sentence encoder, hardly trained."""
+    """Train a sentence encoder for a few steps."""
     run = tmp_path_factory.mktemp("encoder") / "run1"
     assert main([str(data_directory), *options(criterion="translation_ranking", max_steps=3, save_dir=run)]) == 0
     return run / "best"
@@ -163,7 +163,7 @@ def encoder(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.mark.slow
 def test_two_steps_are_two_commands_or_two_stages(data_directory: Path, tmp_path: Path, encoder: Path, capfd) -> None:
-    """A frozen encoder stays as it is, to the bit; then everything is trained."""
+    """A frozen encoder stays equal to the last bit; then everything is trained."""
     first, second = {"max_steps": 4, "freeze": "encoder"}, {"max_steps": 3, "lr": 1e-3}
     nmt1 = train(data_directory, tmp_path / "nmt1", encoder=encoder, **first)
     before, after = open_checkpoint(encoder).tensors(MODEL), tensors(nmt1)
@@ -196,7 +196,7 @@ def test_two_steps_are_two_commands_or_two_stages(data_directory: Path, tmp_path
 
 
 def test_one_pair_goes_on_from_all_of_them(data_directory: Path, tmp_path: Path, capfd) -> None:
-    """The vector of a target language is found again where there are fewer of them."""
+    """The vector of a target language is found again in a model with fewer languages."""
     every = train(data_directory, tmp_path / "every", direction="both", max_steps=3)
     one = train(data_directory, tmp_path / "one", init=every / "best", max_steps=1, lr=0.0)
     assert open_checkpoint(every / "best").text.target_languages == ["de", "en", "es"]
@@ -240,7 +240,7 @@ def test_from_english(data_directory: Path, tmp_path: Path) -> None:
 
 
 def test_what_it_refuses(data_directory: Path, tmp_path: Path, capfd) -> None:
-    """One line, before anything is written."""
+    """The error is one line, and nothing is written."""
     refusals = {
         "630 training pairs do not fill a batch of 1000000 tokens; lower --max-tokens": {"max_tokens": 1_000_000},
         "task.batch_size must be given where max_tokens is none": {"max_tokens": "none"},
@@ -253,7 +253,7 @@ def test_what_it_refuses(data_directory: Path, tmp_path: Path, capfd) -> None:
         assert main(arguments(data_directory, tmp_path / "run", max_steps=1, **given)) == 2
         (line,) = capfd.readouterr().err.splitlines()
         assert message in line and not (tmp_path / "run").exists()
-    for name in ("source", "target"):  # of the one vocabulary that both directions need there are two
+    for name in ("source", "target"):  # there are two vocabularies, but both directions need a single one
         train_tokenizer([pair[name == "target"] for pair in sentence_pairs(200)], 70, tmp_path / name)
     given = PreprocessOptions(tokenizers={name: str(tmp_path / name) for name in ("source", "target")})
     raw = discover_bitext(write_corpus(tmp_path / "raw", train=200))

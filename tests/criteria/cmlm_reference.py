@@ -1,4 +1,4 @@
-"""Conditional masked language modelling as the paper tells it: one pair at a time, in plain torch, without padding."""
+"""Conditional masked language modelling by the formulas of the paper: one pair at a time, in plain torch, unpadded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xrep.models.dual_encoder import DualEncoder
 
 
 def reference(model: DualEncoder, cmlm: CMLM, sentences: TokenBatch, masked: Masked) -> Tensor:
-    """Summed loss of a batch whose s1 are ``sentences`` and whose s2 are masked as they are."""
+    """Return the summed loss of a batch with s1 ``sentences`` and the masked s2."""
     encoder, kind = model.encoders["shared"], cmlm.config.vector_embedding
     width, total = masked.batch.tokens.size(1), torch.zeros((), dtype=torch.float64)
     for row, (one, other) in enumerate(zip(rows(sentences), rows(masked.batch), strict=True)):
@@ -40,7 +40,7 @@ def rows(batch: TokenBatch) -> list[Tensor]:
 
 
 def embedded(encoder: nn.Module, vectors: Tensor, positions: range | None) -> Tensor:
-    """Input of the first layer for [T, H]."""
+    """Return the input of the first layer for embeddings [T, H]."""
     if positions is not None:
         vectors = vectors + torch.stack([encoder.position_embedding.weight[position] for position in positions])
     return vectors if encoder.norm_first else layer_norm(vectors, encoder.norm)
@@ -53,7 +53,7 @@ def through(encoder: nn.Module, x: Tensor, layers: int) -> Tensor:
 
 
 def sentence_vector(model: DualEncoder, tokens: Tensor) -> Tensor:
-    """v, [H]."""
+    """Return v, [H]."""
     encoder, pooling, layers = model.encoders["shared"], model.pooling["shared"], model.config.pooled_layer
     x = embedded(encoder, encoder.token_embedding.weight[tokens], range(len(tokens)))
     x = through(encoder, x, len(encoder.layers) if layers is None else layers)
@@ -63,7 +63,7 @@ def sentence_vector(model: DualEncoder, tokens: Tensor) -> Tensor:
 
 
 def projected(model: DualEncoder, cmlm: CMLM, v: Tensor) -> Tensor:
-    """P(v), [N, H] (appendix C)."""
+    """Return P(v), [N, H] (appendix C)."""
     own = cmlm.spaces if cmlm.spaces is not None else model.projections["shared"].spaces
     found = [v]
     for first, _, second, _, third in own.perceptrons:
@@ -74,9 +74,9 @@ def projected(model: DualEncoder, cmlm: CMLM, v: Tensor) -> Tensor:
 
 
 def log_probability(encoder: nn.Module, cmlm: CMLM, state: Tensor, views: Tensor) -> Tensor:
-    """Of every word at a masked place, [V]."""
+    """Return the logits of all words at a masked place, [V]."""
     head = cmlm.language.heads["shared"]
-    if cmlm.skip is not None:  # a linear layer on the concatenation, that on the state itself being the identity
+    if cmlm.skip is not None:  # a linear layer on the concatenation, whose part for the state itself is the identity
         weight = torch.cat([torch.eye(len(state), dtype=torch.float64), cmlm.skip.weight], dim=1)
         state = weight @ torch.cat([state, *views])
     inner = layer_norm(F.gelu(head.dense.weight @ state + head.dense.bias), head.norm)
@@ -85,7 +85,7 @@ def log_probability(encoder: nn.Module, cmlm: CMLM, state: Tensor, views: Tensor
 
 
 class SteadyCMLM(CMLM):
-    """cmlm of the same weights on all ranks, and the same masks for a pair in whatever part of a batch it is."""
+    """cmlm with equal weights on all ranks, and with equal masks for a pair in any part of a batch."""
 
     def __init__(self, config: CMLM.Config, model: nn.Module, text: TextSpec) -> None:
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Dual-alignment pre-training as its equations say it: one pair at a time, in plain torch, without padding."""
+"""Dual-alignment pre-training by its equations: one pair at a time, in plain torch, without padding."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from xrep.data.batching import PairBatch, TokenBatch
 from xrep.models.dual_encoder import DualEncoder
 
 Chosen = dict[tuple[int, int, int], bool]
-"""By side, row and position: whether a token is predicted."""
+"""Whether a token is predicted, by side, row and position."""
 
 
 @dataclass
 class Sums:
-    """L_TR and the two directions of L_RTL as sums, and how many things each sums over."""
+    """L_TR and the two directions of L_RTL as sums, and the number of items in each sum."""
 
     loss: dict[str, Tensor] = field(default_factory=dict)
     count: dict[str, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
 
 
 def layer(x: Tensor, own: nn.Module) -> Tensor:
-    """A transformer layer over [T, H]."""
+    """Return the output of a transformer layer on [T, H]."""
 
     def attention(x: Tensor) -> Tensor:
         heads = []
@@ -60,11 +60,11 @@ def layer(x: Tensor, own: nn.Module) -> Tensor:
 def reference(
     model: DualEncoder, dap: DAP, batch: PairBatch, pivot: int, chosen: Chosen, subwords: dict[int, set[int]] | None
 ) -> Sums:
-    """The terms of a batch.
+    """Return the terms of a batch.
 
     Args:
-        chosen: the tokens that are predicted.
-        subwords: by language, what the softmax is over; None: all.
+        chosen: The tokens that are predicted.
+        subwords: The subwords of the softmax, by language; None: all.
     """
     config, encoder, found = dap.config, model.encoders["shared"], Sums()
     sides = (batch.source, batch.target)

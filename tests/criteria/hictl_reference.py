@@ -1,4 +1,4 @@
-"""HiCTL's equations 2-9 as they stand, in loops, for tests."""
+"""HiCTL's equations 2-9, computed in plain loops, for tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from xrep.models.dual_encoder import DualEncoder
 
 
 class Expected(NamedTuple):
-    """Losses as means; how often equation 5 took its first and its second case, and the mean over
-    queries of their mean lambda."""
+    """The mean losses, how often equation 5 took its first and its second case, and the mean lambda
+    of a query, averaged over queries."""
 
     losses: dict[str, Tensor]
     farther: int
@@ -29,10 +29,10 @@ def score(a: Tensor, b: Tensor) -> Tensor:
 
 
 def sentence_loss(x: list[Tensor], y: list[Tensor], tau: float, exponent: float, same: Tensor) -> Expected:
-    """Equations 2-6.
+    """Compute equations 2-6.
 
     Args:
-        same: bool [n, n], pairs that are no negatives of each other.
+        same: Bool [n, n], pairs that are not negatives of each other.
     """
     n, total, cases, mixing = len(x), torch.zeros((), dtype=torch.float64), [0, 0], []
     for queries, keys in ((x, y), (y, x)):
@@ -57,7 +57,7 @@ def sentence_loss(x: list[Tensor], y: list[Tensor], tau: float, exponent: float,
 
 
 def word_loss(queries: Tensor, embedding: Tensor, texts: list[list[int]], specials: set[int], tau: float) -> Tensor:
-    """Equations 7 and 8, S being all the words that may be sampled."""
+    """Compute equations 7 and 8, where S is the set of all words that can be sampled."""
     total = torch.zeros((), dtype=torch.float64)
     for query, text in zip(queries, texts, strict=True):
         bag = {*text} - specials
@@ -85,7 +85,7 @@ def put_together(batch: PairBatch, pad_id: int) -> TokenBatch:
 
 
 def reference(model: DualEncoder, hictl: HiCTL, batch: PairBatch, masked: Masked | None, same: Tensor) -> Expected:
-    """Of a criterion whose ``word_samples`` are enough for the whole vocabulary, one sentence at a time."""
+    """Compute the losses of a criterion whose ``word_samples`` cover the whole vocabulary, one sentence at a time."""
     config, encoder = hictl.config, model.encoders["shared"]
     vocabulary = hictl._vocabulary
     embedding = encoder.token_embedding.weight

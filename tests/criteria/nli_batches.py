@@ -1,4 +1,4 @@
-"""Batches of the task nli for tests of its criteria, and criteria trained on them by several processes."""
+"""Batches of the task nli for tests of its criteria, which several processes train on them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CRITERIA = {
     "triplets": lambda model: NliTriplet(NliTriplet.Config(mask_equal_sentences=True), model, model._text),
 }
 PARTS = {1: [(8,), (5,), (0,), (7,)], 2: [(5, 3), (0, 5), (0, 0), (6, 1)]}
-"""Examples of each batch on each rank."""
+"""Numbers of examples of each batch on each rank."""
 
 
 def make_task(folder: Path, tokenizer: Path, form: str, premises: int = 40) -> NliTask:
-    """German and English premises, each with hypotheses of the other language."""
+    """Return German and English premises with hypotheses of the other language."""
     for language in ("de", "en"):
         write_columns(folder / f"train-{language}.tsv", nli_rows(premises, language))
     given = {"form": form, "cross_lingual": True, "tokenizer": str(tokenizer), "max_length": 48}
@@ -38,7 +38,7 @@ def make_task(folder: Path, tokenizer: Path, form: str, premises: int = 40) -> N
 
 
 def make_batches(task: NliTask) -> list[NliBatch]:
-    """Those of ``PARTS``, in which premises come again."""
+    """Return the batches of ``PARTS``, in which premises are repeated."""
     rows = np.random.default_rng(0).integers(task.examples, size=40)
     rows[3], rows[6], rows[10] = rows[0], rows[1], rows[9]
     sizes = [sum(counts) for counts in PARTS[1]]
@@ -46,7 +46,7 @@ def make_batches(task: NliTask) -> list[NliBatch]:
 
 
 def train(rank: int, world: int, form: str, model: DualEncoder, batches: list[NliBatch]) -> dict[str, Results]:
-    """Losses, gradients and weights of a short training, this rank's part of each batch."""
+    """Return losses, gradients and weights of a short training on this rank's part of each batch."""
     torch.manual_seed(1)
     model = copy.deepcopy(model)
     both = nn.ModuleList([model, CRITERIA[form](model)]).double()

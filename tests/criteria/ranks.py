@@ -1,4 +1,4 @@
-"""Criteria trained by several processes together, and the runs that they train."""
+"""Training of criteria by several processes together, and the runs that they train."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from xrep.kernels.gather import current_group
 BATCHES = 4
 RATE = 0.2
 
-# Pairs of each batch on each rank. Some have none, and once nobody has any.
+# Numbers of pairs of each batch on each rank. Some are 0, and in one batch all are 0.
 PARTS = {
     1: [(5,), (8,), (0,), (7,)],
     2: [(5, 0), (4, 4), (0, 0), (1, 6)],
@@ -39,9 +39,9 @@ class Run:
     """A short training.
 
     Attributes:
-        options: of the criterion.
-        towers: of the sentence encoder; "translation": the model is a translator.
-        accumulate: batches of each step.
+        options: Options of the criterion.
+        towers: Towers of the sentence encoder; "translation": the model is a translator.
+        accumulate: Number of batches in each step.
     """
 
     criterion: type[Criterion]
@@ -50,15 +50,15 @@ class Run:
     accumulate: int = 1
 
     def train(self, model: nn.Module, text: TextSpec, batches: list[PairBatch], sizes: list[int]) -> Results:
-        """Sums of the loss, gradients of every step, and every tensor at the end.
+        """Return sums of the loss, gradients of every step, and every tensor at the end.
 
         Args:
-            batches: of this rank.
-            sizes: how many pairs each has on all ranks.
+            batches: The batches of this rank.
+            sizes: The number of pairs of each batch on all ranks.
         """
         model = copy.deepcopy(model)
         criterion = self.criterion(self.criterion.Config(**dict(self.options)), model, text)
-        if "queue_dtype" not in dict(self.options):  # buffers become float64, too
+        if "queue_dtype" not in dict(self.options):  # buffers are converted to float64, too
             criterion.double()
         nn.ModuleList([model, criterion]).train()
         for name, parameter in model.named_parameters():
@@ -83,7 +83,7 @@ class Run:
     @staticmethod
     @torch.no_grad()
     def _step(parameters: list[nn.Parameter], gradient: Tensor) -> None:
-        """Of gradient descent along the sum of all ranks' gradients."""
+        """Make steps of gradient descent with the sum of all ranks' gradients."""
         gradient = gradient.clone()
         if current_group() is not None:
             dist.all_reduce(gradient)
@@ -136,14 +136,14 @@ def part(batch: PairBatch, sizes: tuple[int, ...], rank: int) -> PairBatch:
 def train(
     rank: int, world: int, text: TextSpec, models: dict[str, nn.Module], batches: list[PairBatch]
 ) -> dict[str, Results]:
-    """What a rank finds, of each run."""
+    """Return the results of a rank for each run."""
     mine = [part(batch, sizes, rank) for batch, sizes in zip(batches, PARTS[world], strict=True)]
     sizes = [sum(counts) for counts in PARTS[world]]
     return {name: run.train(models[run.towers], text, mine, sizes) for name, run in RUNS.items()}
 
 
 def check(found: Found, name: str, whole: Results) -> list[str]:
-    """What differs from one process with the whole batches, or between the ranks."""
+    """Return the results that differ from those of one process with whole batches, or between ranks."""
     parts = [everything[name] for everything in found]
     wrong = []
     for key, expected in whole.items():

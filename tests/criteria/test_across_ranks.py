@@ -1,4 +1,4 @@
-"""Criteria trained by real processes, with parts of a batch that differ in size, against one with the whole batches."""
+"""Criteria trained by real processes, on unequal parts of batches, against one process with whole batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def models(text) -> dict[str, nn.Module]:
 
 @pytest.fixture(scope="module")
 def batches(make_batch) -> list[PairBatch]:
-    """Sentences of either side come again, with other partners."""
+    """Sentences of either side are repeated with other translations."""
     pairs = sentence_pairs(24)
     pairs[6], pairs[9] = (pairs[0][0], pairs[6][1]), (pairs[9][0], pairs[1][1])
     pairs[20] = (pairs[6][0], pairs[20][1])
@@ -77,7 +77,7 @@ def test_the_runs_tell_right_from_wrong(whole: dict[str, Results]) -> None:
 def test_negatives_of_the_own_rank_alone(
     found: Found, whole: dict[str, Results], text, models, batches, name: str
 ) -> None:
-    """Losses of the first batch, before any step, are those of each part by itself."""
+    """Before any step, the losses of the first batch are those of each part by itself."""
     sizes, kind = PARTS[len(found)][1], RUNS[name].criterion
     criterion = kind(kind.Config(**dict(RUNS[name].options)), models["shared"], text)
     start = 0

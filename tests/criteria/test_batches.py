@@ -1,4 +1,4 @@
-"""Both criteria on batches of no rows, in half precision, and without a wait for the device."""
+"""Criteria on empty batches, in half precision, and without waiting for the device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def make_batches(make_batch) -> list[PairBatch]:
-    """Without padding, packed, with little padding, and of nothing."""
+    """Return batches without padding, packed, with little padding, and empty."""
     pairs = sentence_pairs(20)
     uneven = [(german * (1 + n % 3), english) for n, (german, english) in enumerate(pairs[:5])]
     packed = make_batch(uneven)
@@ -119,8 +119,8 @@ def test_half_precision_is_near_to_float32(text, make_batch, name: str, towers: 
 
 
 class NoWaiting(TorchDispatchMode):
-    """Context in which nothing may ask for a tensor's values, or for a size that depends on them: a GPU's answer would
-    be waited for."""
+    """A context that forbids reading a tensor's values, or a size that depends on them, because that would wait for a
+    GPU."""
 
     FORBIDDEN = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.repeat_interleave)
 

@@ -1,4 +1,4 @@
-"""cmlm on real sentences against the paper's words in float64; what of s1 reaches s2; batches, ranks and resuming."""
+"""cmlm on real sentences against the paper's formulas in float64; use of s1 by s2; batches, ranks and resuming."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_MODEL = ("norm", "pooled_layer", "dropout", "pooling", "projection", "project
 
 @pytest.fixture(scope="module")
 def batch(make_batch) -> PairBatch:
-    """Nine ragged neighbours: English sentences, each beside another."""
+    """Return nine pairs of neighbouring English sentences of different lengths."""
     sentences = [english * (1 + number % 2) for number, (_, english) in enumerate(sentence_pairs(10))]
     return make_batch(list(zip(sentences, sentences[1:], strict=False)))
 
@@ -114,7 +114,7 @@ def test_s2_knows_of_s1_by_the_vectors_alone(text: TextSpec, batch: PairBatch, m
 
 
 def test_each_vector_is_of_its_own_s1(text: TextSpec, batch: PairBatch) -> None:
-    """Losses of the pairs add up, whatever stands beside them."""
+    """The losses of pairs add up and do not depend on the rest of the batch."""
     model, cmlm = make(text)
     whole = cmlm.vectors(model, batch.source)
     parts = [cmlm.vectors(model, batch.rows(*bounds).source) for bounds in ((0, 4), (4, 4), (4, 5), (5, 9))]
@@ -146,7 +146,7 @@ def test_special_tokens_are_never_masked(text: TextSpec, batch: PairBatch) -> No
 
 
 def test_how_many_tokens_are_masked(text: TextSpec) -> None:
-    """Of 256 tokens 80, as in the paper."""
+    """80 of 256 tokens are masked, as in the paper."""
     vocabulary = text.vocabulary("shared")
     tokens = torch.full((1, 256), vocabulary.mask_id + 1)
     counts = mask_counts(token_batch(tokens, torch.tensor([256])), vocabulary, CMLM.Config().mask_rate)
@@ -166,7 +166,7 @@ def test_a_batch_of_no_rows_is_worth_nothing(text: TextSpec, batch: PairBatch, n
         (term,) = loss.terms.values()
         term.sum.backward()
         assert term.sum.isfinite() and all(metric.isfinite() for metric in loss.metrics.values())
-        for parameter in both.parameters():  # every rank has gradients of all, which the engine waits for
+        for parameter in both.parameters():  # the engine waits for gradients of all parameters on every rank
             assert parameter.grad is not None and parameter.grad.isfinite().all()
             assert len(part) or not parameter.grad.any()
         assert (len(part) > 0) is bool(term.sum.detach() > 0) is (sizes_of(cmlm, part)["cmlm"] > 0)
@@ -182,7 +182,7 @@ def test_a_step_does_not_wait_for_the_device(text: TextSpec, batch: PairBatch, n
 
 @pytest.mark.slow
 def test_it_learns_to_read_the_other_sentence(text: TextSpec, make_batch) -> None:
-    """Where s1 is the translation of s2, the loss of new pairs is much less than beside a wrong s1."""
+    """If s1 is the translation of s2, the loss of new pairs is much lower than with a wrong s1."""
     torch.manual_seed(0)
     sizes = {**SMALL, "hidden_size": 64, "feedforward_size": 128, "dropout": 0.0, "attention_dropout": 0.0}
     model = DualEncoder(DualEncoder.Config(towers="shared", layers=1, norm="pre", **sizes), text)
@@ -203,7 +203,7 @@ def test_it_learns_to_read_the_other_sentence(text: TextSpec, make_batch) -> Non
 
 
 def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) -> None:
-    """Masks and dropout come back, to the last bit."""
+    """Masks and dropout continue exactly after a resumption."""
     given = {"criterion": "cmlm", "projections": 3, "lr_scheduler": "constant", "save_every": 4, "log_every": 1}
     once = train(compose_run(data_directory, tmp_path / "once", max_steps=7, **given))
     train(compose_run(data_directory, tmp_path / "twice", max_steps=4, **given))

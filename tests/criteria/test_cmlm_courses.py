@@ -1,4 +1,4 @@
-"""The recipes of cmlm as they are shipped, with a tiny model: what a stage takes over; and a given encoder."""
+"""The shipped recipes of cmlm with a tiny model: the weights that a stage takes over, and pretrained encoders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TINY = """--layers 1 --hidden-size 16 --heads 2 --feedforward-size 32 --max-posi
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six sentences a document, in German and English."""
+    """Write German and English documents of six sentences."""
     folder = tmp_path_factory.mktemp("documents")
     for split, pairs in (("train", sentence_pairs(240)), ("valid", sentence_pairs(300)[240:])):
         for side, language in enumerate(("de", "en")):
@@ -99,7 +99,7 @@ def test_the_courses_have_the_values_of_section_4() -> None:
 
 
 def test_a_given_encoder(pretrained: dict[str, Path]) -> None:  # noqa: F811
-    """As f-mBERT: its weights and vocabulary, and a new head, if its directory has none."""
+    """The encoder starts as f-mBERT does: with given weights and vocabulary, and with a new head if none is given."""
     path, tokenizer = str(pretrained["de"]), Tokenizer.load(pretrained["de"])
     text = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=40, source_languages=["de"])
     model = DualEncoder(DualEncoder.Config(towers="shared", encoder=path), text)

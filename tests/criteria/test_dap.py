@@ -1,4 +1,4 @@
-"""dap on real pairs against its equations in float64; what its head starts from, may see and must not see."""
+"""dap on real pairs against its equations in float64; the start of its head, and the tokens that it may see."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ DE, EN, ES = range(3)
 
 @pytest.fixture(scope="module")
 def spec(text: TextSpec) -> TextSpec:
-    """Of text in which English stands on either side."""
+    """A task on text in which English is on either side."""
     return dataclasses.replace(text, source_languages=["de", "en"], target_languages=["en", "es"])
 
 
 @pytest.fixture(scope="module")
 def batch(make_batch) -> PairBatch:
-    """Nine ragged pairs of de-en and en-es, mixed."""
+    """Return nine mixed pairs of de-en and en-es of different lengths."""
     pairs, languages = [], []
     for number, ((german, english), (spanish, other)) in enumerate(
         zip(sentence_pairs(5), spanish_pairs(), strict=False)
@@ -163,7 +163,7 @@ def test_the_head_begins_as_the_last_layers(spec: TextSpec, layers: int, options
 
 
 class Spied(nn.Module):
-    """A model whose token vectors can be seen and changed on their way to the criterion."""
+    """A model whose token vectors can be read and changed before the criterion gets them."""
 
     def __init__(self, model: DualEncoder) -> None:
         super().__init__()
@@ -200,8 +200,8 @@ def test_the_head_sees_x_and_never_cls(spec: TextSpec, batch: PairBatch, name: s
 
 
 def test_the_prediction_follows_the_words_of_x(spec: TextSpec, make_batch) -> None:
-    """The same translation of another sentence is predicted otherwise; another [CLS] token alone changes nothing but
-    what attention carries from it."""
+    """The predictions for a translation depend on the other sentence; another [CLS] token changes them only through
+    attention."""
     model, dap = make(spec)
     english = sentence_pairs(1)[0][1]
     losses = [
@@ -240,7 +240,7 @@ def test_a_batch_of_no_rows_is_worth_nothing(spec: TextSpec, batch: PairBatch, n
         objective(loss, {name: max(size, 1) for name, size in sizes_of(dap, part).items()}).backward()
         assert all(term.sum.isfinite() for term in loss.terms.values())
         assert all(metric.isfinite() and not metric.requires_grad for metric in loss.metrics.values())
-        for parameter in both.parameters():  # every rank has gradients of all, which the engine waits for
+        for parameter in both.parameters():  # the engine waits for gradients of all parameters on every rank
             assert parameter.grad is not None and parameter.grad.isfinite().all()
             assert len(part) or not parameter.grad.any()
         assert len(part) or not any(float(term.sum.detach()) for term in loss.terms.values())
@@ -256,7 +256,7 @@ def test_a_step_does_not_wait_for_the_device(spec: TextSpec, batch: PairBatch, n
 
 
 def test_cut_sentences(spec: TextSpec, batch: PairBatch, tokenizer) -> None:
-    """Of a sentence that ``max_length`` cuts, what is left is predicted, and no more."""
+    """Of a sentence that ``max_length`` cuts, only the remaining tokens are predicted."""
     model, dap = make(spec)
     sides = [[np.array(ids) for ids in tokenizer.encode(list(side))] for side in zip(*sentence_pairs(9), strict=True)]
     short = [collate(side, spec.vocabulary("shared"), 5) for side in sides]
@@ -265,7 +265,7 @@ def test_cut_sentences(spec: TextSpec, batch: PairBatch, tokenizer) -> None:
 
 
 def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) -> None:
-    """Draws, dropout and the head come back, to the last bit."""
+    """Random draws, dropout and the head continue exactly after a resumption."""
     dap = {"criterion": "dap", "rtl_layers": 1, "rtl_direction": "both", "rtl_vocabulary": "target-language"}
     given = {**dap, "reconstruction_ratio": 0.5, "lr_scheduler": "constant", "save_every": 4, "log_every": 1}
     once = train(compose_run(data_directory, tmp_path / "once", max_steps=7, **given))

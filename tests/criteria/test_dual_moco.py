@@ -1,4 +1,4 @@
-"""dual_moco against a simulation written from equations 1-3, with lists as queues, in float64."""
+"""dual_moco against a simulation of equations 1-3 in float64, in which lists are the queues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_model(text, dropout: float = 0.0, **options) -> DualEncoder:
 
 
 def make_groups(make_batch, accumulate: int) -> list[list[PairBatch]]:
-    """Batches of 4 pairs, the last of a step of 3, in which sentences of either side come again with other partners."""
+    """Return batches of 4 pairs (3 in the last of a step) in which sentences are repeated with other translations."""
     some = sentence_pairs(20)
     pairs = some[:8] + [(some[0][0], some[8][1]), (some[9][0], some[1][1]), *some[2:4]] + some[10:18] + some[4:12]
     starts = [number * 4 for number in range(7)]
@@ -36,7 +36,7 @@ def make_groups(make_batch, accumulate: int) -> list[list[PairBatch]]:
 
 
 def simulate(model, groups, *, size: int, momentum: float, masked: bool) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses of the steps and final weights of base (``base.*``) and momentum encoders (``slow.*``)."""
+    """Return the losses of the steps and the final weights of base (``base.*``) and momentum encoders (``slow.*``)."""
     base = copy.deepcopy(model).double()
     slow = copy.deepcopy(base)
     queues: dict[str, list[tuple[Tensor, set[int]]]] = {"source": [], "target": []}
@@ -70,7 +70,7 @@ def simulate(model, groups, *, size: int, momentum: float, masked: bool) -> tupl
 
 
 def train(model, criterion, groups) -> list[float]:
-    """As the trainer does it: gradients of the micro-batches add up, then one step."""
+    """Train as the trainer does: add up the gradients of the micro-batches, then make one step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses = []
     for group in groups:
@@ -143,7 +143,7 @@ def test_what_enters_the_queues_and_when(text, make_batch) -> None:
     assert all(torch.equal(queue.ids[:3], batch.ids) for queue in (criterion.source_queue, criterion.target_queue))
     criterion.after_step(model)
     assert criterion.source_queue.filled == 3, "keys enter once"
-    # The queue holds the very sentences of the batch: masked, each query has two negatives, else its positive as third.
+    # The queue holds the sentences of the batch. With masks a query has two negatives, without them also its positive.
     masking = DualMoco(DualMoco.Config(queue_size=5, queue_dtype="bfloat16", mask_equal_sentences=True), model, text)
     masking.load_state_dict(criterion.state_dict())
     with torch.no_grad():

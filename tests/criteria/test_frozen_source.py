@@ -1,4 +1,4 @@
-"""frozen_source against a simulation written from section 3.2, with a list as queue, in float64."""
+"""frozen_source against a simulation of section 3.2 in float64, in which a list is the queue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_criterion(model, text, **options: Any) -> FrozenSource:
 
 
 def make_groups(make_batch, accumulate: int = 1) -> list[list[PairBatch]]:
-    """Batches of 4 pairs, the last of a step of 3, in which sentences of either side come again with other partners."""
+    """Return batches of 4 pairs (3 in the last of a step) in which sentences are repeated with other translations."""
     some = sentence_pairs(20)
     pairs = some[:8] + [(some[0][0], some[8][1]), (some[9][0], some[1][1]), *some[2:4]] + some[10:18] + some[4:12]
     batches = [make_batch(pairs[4 * i : 4 * i + 4 - (i % accumulate)]) for i in range(7)]
@@ -43,7 +43,7 @@ def make_groups(make_batch, accumulate: int = 1) -> list[list[PairBatch]]:
 
 
 def simulate(model, groups, options: dict[str, Any]) -> tuple[list[float], dict[str, Tensor], float]:
-    """Losses of the steps, the final weights, and the final tau."""
+    """Return the losses of the steps, the final weights, and the final tau."""
     model = copy.deepcopy(model).double()
     theta = torch.tensor(math.log(options.get("temperature", 1.0)), dtype=torch.float64, requires_grad=True)
     learnable = options.get("learnable_temperature", True) and options.get("loss") != "mse"
@@ -81,7 +81,7 @@ def simulate(model, groups, options: dict[str, Any]) -> tuple[list[float], dict[
 
 
 def train(model, criterion, groups) -> list[float]:
-    """As the trainer does it: gradients of the micro-batches add up, then one step."""
+    """Train as the trainer does: add up the gradients of the micro-batches, then make one step."""
     optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=RATE)
     losses = []
     for group in groups:
@@ -111,7 +111,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_steps_equal_the_simulation(text, make_batch, name: str) -> None:
     options = dict(RUNS[name])
-    # In float64, because several steps amplify the rounding errors of float32 differently on different processors.
+    # float64 is used because several steps amplify rounding errors of float32 differently on different processors.
     model = make_model(text, towers=options.pop("towers", "separate")).double()
     groups = make_groups(make_batch, options.pop("accumulate", 1))
     expected, weights, tau = simulate(model, groups, options)

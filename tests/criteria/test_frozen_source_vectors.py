@@ -1,4 +1,4 @@
-"""Where frozen_source's source vectors come from: a cache on disk, or any other system."""
+"""frozen_source with source vectors from a cache on disk, or from another system."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(
 
 
 def count_encoded(model: DualEncoder, tower: str = "source") -> Callable[[], int]:
-    """Sentences that go through a tower from now on, and since the last call."""
+    """Count the sentences that a tower encodes, since the last call."""
     rows, encode = [], model.encode
 
     def counting(name, batch):
@@ -56,7 +56,7 @@ def count_encoded(model: DualEncoder, tower: str = "source") -> Callable[[], int
 
 @pytest.fixture
 def batches(make_batch):
-    """Some source sentences come twice, in one batch and in two."""
+    """Return batches in which source sentences are repeated, within a batch and between two."""
     some = sentence_pairs(12)
     pairs = [*some[:6], (some[0][0], some[7][1]), *some[6:12], (some[3][0], some[1][1])]
     return [make_batch(pairs[:7]), make_batch(pairs[7:])]
@@ -113,7 +113,7 @@ def test_rows_of_the_same_tokens_have_the_same_key(make_batch) -> None:
 
 @pytest.mark.slow
 def test_a_run_is_killed_and_another_one_goes_on(data_directory: Path, tmp_path: Path) -> None:
-    """The trainer's whole way: the second run, and every later epoch, encodes nothing."""
+    """In a whole training run, the second run and every later epoch encode no source sentence."""
     for number, (steps, expected) in enumerate(((25, None), (45, 0))):
         run = compose_run(
             data_directory, tmp_path / f"run{number}", criterion="frozen_source", max_steps=steps, save_every=0,
@@ -126,7 +126,7 @@ def test_a_run_is_killed_and_another_one_goes_on(data_directory: Path, tmp_path:
         if expected is None:
             assert 300 < encoded <= 630, "an epoch has 21 steps"
             index = tmp_path / "cache" / "00000.index"
-            index.write_bytes(index.read_bytes()[:-8])  # the last entry was not whole
+            index.write_bytes(index.read_bytes()[:-8])  # the last entry is incomplete
             del trainer
         else:
             assert encoded == 1
@@ -143,7 +143,7 @@ def test_two_ranks_share_what_they_find(data_directory: Path, tmp_path: Path) ->
     entries = [np.fromfile(path, "<i8").reshape(-1, 2)[:, 0] for path in sorted((tmp_path / "cache").glob("*.index"))]
     assert len(entries) == 2 and min(map(len, entries)) > 100
     keys = np.concatenate(entries)
-    # Both may meet a sentence in the same step. Without looking at each other's files, half would be there twice.
+    # Both ranks may encode a sentence in the same step. Without reading each other's files they would store half twice.
     assert len(keys) < 1.1 * len(np.unique(keys))
 
 

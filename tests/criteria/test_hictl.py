@@ -1,4 +1,4 @@
-"""hictl on real pairs against its equations in float64, each part alone and all together; its history; its words."""
+"""hictl on real pairs against its equations in float64, in parts and as a whole; its history; its sampled words."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from xrep.training.run import train
 
 SMALL = {"hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 96, "pooling": "cls"}
 EVERYTHING = 10_000
-"""More words than there are: then all are sampled."""
+"""More samples than words: all words are sampled."""
 
 
 @pytest.fixture(scope="module")
 def batch(make_batch) -> PairBatch:
-    """Nine ragged pairs, two of one German sentence."""
+    """Return nine pairs of different lengths, two with the same German sentence."""
     pairs = [(german * (1 + n % 2), english) for n, (german, english) in enumerate(sentence_pairs(9))]
     pairs[4] = (pairs[0][0], pairs[4][1])
     return make_batch(pairs)
@@ -195,7 +195,7 @@ def test_special_tokens_are_neither_in_the_bag_nor_sampled(text: TextSpec, make_
     monkeypatch.setattr(module, "word_infonce", spy)
     for samples in (20, EVERYTHING):
         model, hictl = make(text, word_samples=samples)
-        # As of a pretrained encoder whose table is longer than its vocabulary.
+        # Some pretrained encoders have a table that is longer than their vocabulary.
         small = dataclasses.replace(text, vocabularies={"shared": dataclasses.replace(vocabulary, size=140)})
         for criterion in (hictl, HiCTL(hictl.config, model, small).double()):
             loss_of(criterion, model, unknown)
@@ -219,7 +219,7 @@ def test_bag_of_words_by_hand(text: TextSpec) -> None:
 
 
 def test_monolingual_text_is_masked_on_one_side_alone(text: TextSpec, batch: PairBatch) -> None:
-    """What is masked of x cannot be read in y, which has the same words."""
+    """Words that are masked in x cannot be read in y, which has the same words."""
     model, hictl = make(text, monolingual=True, word_contrast=False, sentence_contrast=False)
     other = dataclasses.replace(batch, target=batch.source)
     assert torch.equal(*(loss_of(hictl, model, given, seed=1).terms["mlm"].sum for given in (batch, other)))
@@ -240,7 +240,7 @@ def test_a_batch_of_no_rows_is_worth_nothing(text: TextSpec, batch: PairBatch, n
         hictl.after_step(model)
         assert all(term.sum.isfinite() for term in loss.terms.values())
         assert all(metric.isfinite() and not metric.requires_grad for metric in loss.metrics.values())
-        for parameter in both.parameters():  # every rank has gradients of all, which the engine waits for
+        for parameter in both.parameters():  # the engine waits for gradients of all parameters on every rank
             assert parameter.grad is not None or hictl.idle_parameters
             assert parameter.grad is None or parameter.grad.isfinite().all()
             assert parameter.grad is None or len(part) or not parameter.grad.any()
@@ -259,7 +259,7 @@ def test_a_step_does_not_wait_for_the_device(text: TextSpec, batch: PairBatch, n
 
 @pytest.mark.slow
 def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) -> None:
-    """Masks, sampled words, dropout and the history come back, to the last bit."""
+    """Masks, sampled words, dropout and the history continue exactly after a resumption."""
     given = {
         "criterion": "hictl",
         "temperature": 0.1,
@@ -280,7 +280,7 @@ def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) 
 
 
 def test_micro_batches_change_nothing(data_directory, tmp_path: Path) -> None:
-    """But for what is masked and which words are sampled: here none, and all."""
+    """Results differ only by masks and sampled words; here nothing is masked and all words are sampled."""
     states = []
     for name, given in (("whole", {}), ("pieces", {"micro_batch": 7})):
         exact = {
@@ -310,7 +310,7 @@ def test_both_passes_over_a_piece_draw_alike(text: TextSpec, batch: PairBatch) -
 
 
 def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path, monkeypatch) -> None:
-    """As the recipe of the paper's scale, with its criteria but for smaller numbers."""
+    """The run has the criteria of the recipe at the paper's scale, with smaller numbers."""
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
     for language, sentences in zip(("de", "en"), zip(*sentence_pairs(300), strict=True), strict=True):
         (tmp_path / f"{language}.txt").write_text("\n".join(sentences), encoding="utf-8")

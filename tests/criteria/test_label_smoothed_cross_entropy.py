@@ -1,4 +1,4 @@
-"""The translation loss against its formula, in float64 and token by token; and models that do not fit a part."""
+"""The translation loss against its formula in float64, token by token; and models that do not fit a part."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make(model: Translation, text: TextSpec, **given) -> LabelSmoothedCrossEntro
 
 @pytest.fixture
 def batch(make_batch) -> PairBatch:
-    """Nine pairs of very different lengths."""
+    """Return nine pairs of very different lengths."""
     pairs = sentence_pairs(9)
     return make_batch(
         [(german, f"{english} {english}" if n % 3 else "the") for n, (german, english) in enumerate(pairs)]
@@ -51,7 +51,7 @@ def batch(make_batch) -> PairBatch:
 
 
 def by_formula(model: Translation, batch: PairBatch, places: list[int], smoothing: float) -> tuple[Tensor, Tensor, int]:
-    """Sum of the loss, sum of -log p(token), and how many tokens had the largest logit: one token after the other."""
+    """Return the sums of the loss and of -log p(token), and how many tokens have the largest logit, token by token."""
     total, nll, right = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64), 0
     for row, place in enumerate(places):
         one = batch.rows(row, row + 1)
@@ -110,7 +110,7 @@ def test_the_smoothing_of_fairseq(text, batch) -> None:
 
 
 def test_each_row_has_its_target_language(text, batch) -> None:
-    """Batches count all languages, the model its target languages alone."""
+    """Batches number all languages, the model numbers only its target languages."""
     spec = TextSpec(vocabularies=text.vocabularies, max_length=48,
                     source_languages=["aa", "de", "zz"], target_languages=["en", "fr"])  # fmt: skip
     model = make_model(spec)
@@ -125,7 +125,7 @@ def test_each_row_has_its_target_language(text, batch) -> None:
 
 
 def test_a_part_without_rows(text, batch) -> None:
-    """Its gradient is 0, and there for every parameter: other ranks wait for it."""
+    """Its gradient is 0 and exists for every parameter, because other ranks wait for it."""
     model = make_model(text, semantic_bias=True)
     criterion, empty = make(model, text), batch.rows(0, 0)
     loss = loss_of(criterion, model, empty)
@@ -186,7 +186,7 @@ OF_SENTENCES = sorted(set(CRITERIA.names()) - {"label_smoothed_cross_entropy"})
 
 
 def refused(capfd, *line: object) -> str:
-    """The one line by which a run ends."""
+    """Return the line of the error that ends a run."""
     assert main(list(map(str, line))) == 2
     (said,) = capfd.readouterr().err.splitlines()
     return said.removeprefix("xrep-train: error: ")
@@ -242,7 +242,7 @@ def test_one_of_several_parts_does_not_fit(data_directory: Path, tmp_path) -> No
     ],
 )
 def test_model_and_validation_fit_the_task(given: dict[str, str], model: str, validation: str) -> None:
-    """Where none is named."""
+    """The defaults fit if nothing is chosen."""
     line = [f"--{name}={value}" for name, value in {**given, "criterion": "label_smoothed_cross_entropy"}.items()]
     parsed = parse(line)
     run = compose(parsed.layers, parsed.problems)
@@ -250,7 +250,7 @@ def test_model_and_validation_fit_the_task(given: dict[str, str], model: str, va
 
 
 def test_a_sentence_encoder_may_train_on_the_task(data_directory: Path, tmp_path, capfd) -> None:
-    """In batches of a number of tokens, or of pairs."""
+    """Batches have a number of tokens or of pairs."""
     small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL_MODEL.items()]
     for criterion, own in (("tlm", []), ("translation_ranking", ["--max-tokens=none", "--batch-size=30"])):
         given = ["--criterion", criterion, "--model", "dual_encoder", "--max-length", "32", *small, *own]

@@ -1,4 +1,4 @@
-"""Heads that find masked tokens: one for all parts of a run, and that of the run whose encoder is started from."""
+"""Heads that predict masked tokens are shared by the parts of a run, and are those of the run it starts from."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_gradient_of_a_shared_head_is_that_of_all_parts(text: TextSpec, batc
 
 
 def test_a_step_of_one_part_trains_the_head_of_all(text: TextSpec, batch: MixedBatch) -> None:
-    """Also where the part that the head is named after has no batch."""
+    """This also holds if the part that owns the head has no batch."""
     model = make_model(text)
     criterion = make(model, text, BOTH, "proportion")
     loss = loss_of(criterion, model, MixedBatch({"bi": batch.parts["bi"]}))
@@ -130,7 +130,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def layout(sentences: Path, pairs: Path, save_dir: Path, steps: int, **sections: Any) -> dict[str, Any]:
-    """mlm on text of two languages, then tlm on pairs."""
+    """Train mlm on text of two languages, then tlm on pairs."""
     own = {"batch_size": 12, "max_length": 24}
     mono = {"name": "monolingual", "data": str(sentences), "tokenizer": str(pairs), **own}
     parts = [
@@ -176,7 +176,7 @@ def test_going_on_is_the_same_as_never_stopping(sentences: Path, data_directory:
 
 @pytest.mark.slow
 def test_two_ranks_share_it_too(sentences: Path, data_directory: Path, tmp_path: Path) -> None:
-    """Ranks that no longer agree, or wait for a gradient that never comes, end the run."""
+    """Ranks that differ, or that wait for a missing gradient, would end the run."""
     stages = [{"name": "weight", "mixing": "weight"}, {"name": "proportion", "init": "previous/last"}]
     values = layout(sentences, data_directory, tmp_path / "run", 3, distributed={"check_every": 1}, stages=stages)
     (tmp_path / "course.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")

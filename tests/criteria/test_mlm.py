@@ -1,4 +1,4 @@
-"""mlm and tlm against the plain formula, in float64 and sentence by sentence."""
+"""mlm and tlm against the plain formula in float64, sentence by sentence."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def tower_batches(batch: Any, towers: str, text: TextSpec) -> dict[str, TokenBat
 
 
 def states(encoder: nn.Module, embedded: Tensor) -> Tensor:
-    """Of one sentence, [T, H] after the embeddings."""
+    """Return the embeddings [T, H] of one sentence."""
     x = encoder.norm(embedded).unsqueeze(0)
     for layer in encoder.layers:
         x = layer(x, None)
@@ -74,7 +74,7 @@ def states(encoder: nn.Module, embedded: Tensor) -> Tensor:
 
 
 def find(criterion: MLM, model: DualEncoder, tower: str, masked: Masked, embedded: list[Tensor]) -> Tensor:
-    """Logits of the masked tokens [M, V] by BERT's formula, row by row."""
+    """Return the logits of the masked tokens [M, V] by BERT's formula, row by row."""
     encoder, head, width = model.encoders[tower], criterion.language.heads[tower], masked.batch.tokens.size(1)
     logits = []
     for position in masked.positions.tolist():
@@ -161,7 +161,7 @@ def test_tlm(text, batch, reset: bool, languages: bool) -> None:
 
 
 def test_tlm_sees_both_sides_and_mlm_one(text, batch) -> None:
-    """Another x changes what is told of y's masked tokens, and the other way round."""
+    """Another x changes the predictions for y's masked tokens, and the other way round."""
     model, other = make_model(text), batch.rows(0, 9)
     vocabulary = text.vocabulary("shared")
     for changed in ("source", "target"):
@@ -201,7 +201,7 @@ def test_pairs_are_cut_to_the_position_table(limit: int) -> None:
 
 
 def test_long_pairs_are_read(make_batch, tokenizer) -> None:
-    """Two sentences of max_length do not fit into the table together, unless positions begin anew."""
+    """Two sentences of max_length fit into the position table only if positions begin again."""
     words = " ".join(german for german, _ in sentence_pairs(20))
     long = make_batch([(words, words)] * 2)
     text = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=48,
@@ -215,7 +215,7 @@ def test_long_pairs_are_read(make_batch, tokenizer) -> None:
 
 @pytest.mark.parametrize("kind", [MLM, TLM])
 def test_a_part_without_rows(text, batch, kind: type[MLM]) -> None:
-    """Its gradient is 0, and there for every parameter: other ranks wait for it."""
+    """Its gradient is 0 and exists for every parameter, because other ranks wait for it."""
     model = make_model(text)
     criterion = make_criterion(kind, model, text, **({"language_embeddings": True} if kind is TLM else {}))
     empty = batch.rows(0, 0)
@@ -230,7 +230,7 @@ def test_a_part_without_rows(text, batch, kind: type[MLM]) -> None:
 
 
 def test_whole_words(text, batch, tokenizer) -> None:
-    """All of a word or nothing; the loss is a mean over the tokens that were masked, however few."""
+    """Words are masked as a whole or not at all; the loss is a mean over the masked tokens, however few."""
     model = make_model(text)
     criterion = make_criterion(MLM, model, text, whole_word=True, mask_rate=0.4)
     criterion.prepare(SimpleNamespace(tokenizers={"shared": tokenizer}))
@@ -251,7 +251,7 @@ def test_whole_words(text, batch, tokenizer) -> None:
 
 @pytest.mark.slow
 def test_learns(text, batch) -> None:
-    """Few sentences are learnt by heart, from what is around the masked tokens."""
+    """A few sentences are learnt by heart from the context of the masked tokens."""
     model = make_model(text).float()
     criterion = make_criterion(TLM, model, text).float()
     both = nn.ModuleList([model, criterion])
@@ -283,7 +283,7 @@ def test_options(text, tokenizer) -> None:
 
 
 def test_the_head_of_a_pretrained_encoder(tmp_path) -> None:
-    """Masked tokens are found as the model of the transformers library finds them."""
+    """Masked tokens are predicted as the model of the transformers library predicts them."""
     models = pytest.importorskip("tests.nn.small_models", reason="compares with the transformers library")
     theirs = models.make_model("BertForMaskedLM")
     directory = models.save(theirs, tmp_path / "bert")

@@ -1,4 +1,4 @@
-"""Two criteria as one, on two batches of real pairs, against each of them alone."""
+"""Two criteria in one, on two batches of real pairs, against each of them alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
     together = multitask(model, text)
     alone = copy.deepcopy(model)
     moco, rank = DualMoco(MOCO, alone, text), TranslationRanking(RANK, alone, text)
-    for queue_batch, rank_batch in ((first, second), (third, first)):  # the second step has a queue to look at
+    for queue_batch, rank_batch in ((first, second), (third, first)):  # in the second step the queue has rows
         batch = MixedBatch({"queue": queue_batch, "rank": rank_batch})
         sizes = sizes_of(together, batch)
         assert sizes == {"queue/infonce": len(queue_batch), "rank/translation_ranking": len(rank_batch)}
@@ -80,7 +80,7 @@ def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
 
 
 def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
-    """As in proportion mixing: no term, no momentum update, no keys; over micro-batches, those that had one."""
+    """With proportion mixing, a part without a batch has no term, no momentum update and no keys."""
     first, second, third = batches
     criterion = multitask(model, text, "proportion")
     assert criterion.idle_parameters and not multitask(model, text).idle_parameters
@@ -101,7 +101,7 @@ def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     )
     after = copy.deepcopy(criterion.state_dict())
     assert any(not torch.equal(after[name], before[name]) for name in before if "momentum_encoder" in name)
-    # The step is over: what it saw is forgotten, and validation does not count.
+    # After the step its batches are forgotten, and validation batches do not count.
     criterion.eval()
     loss_of(criterion, model, MixedBatch({"queue": first}))
     criterion.after_step(model)

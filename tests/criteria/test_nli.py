@@ -1,4 +1,4 @@
-"""The criteria nli and nli_triplet against their formulas, in float64, and on several ranks."""
+"""The criteria nli and nli_triplet against their formulas in float64, and on several ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_model(task: NliTask, **options) -> DualEncoder:
 
 
 def columns(model: DualEncoder, batch: NliBatch) -> list[Tensor]:
-    """Vectors [B, D] of each column: every sentence by itself, by the tower of its side."""
+    """Return the vectors [B, D] of each column; each sentence is encoded alone by the tower of its side."""
     vectors = []
     for name, side in zip(("source", "target"), batch.sides, strict=True):
         for row in range(len(side)):
@@ -85,7 +85,7 @@ def test_classification(task, towers: str, head: str, features: tuple[str, ...],
 @pytest.mark.parametrize("masked", [True, False])
 def test_contrast(task, towers: str, masked: bool) -> None:
     model = make_model(task("triplets"), towers=towers)
-    batch = task("triplets").make(np.array([3, 30, 5, 3, 17, 44, 9]))  # one comes twice
+    batch = task("triplets").make(np.array([3, 30, 5, 3, 17, 44, 9]))  # one sentence is repeated
     tau, alpha = 0.1, 2.0
     config = NliTriplet.Config(temperature=tau, hard_negative_weight=alpha, mask_equal_sentences=masked)
     criterion = NliTriplet(config, model, task("triplets").text)
@@ -176,7 +176,7 @@ def test_the_head_is_thrown_away_but_saved(task) -> None:
     }  # fmt: skip
     x = torch.randn(500, 64)
     share = (mlp.train().hidden(x) == 0).double().mean() - (mlp.eval().hidden(x) == 0).double().mean()
-    assert 0.03 < float(share) < 0.07  # a tenth of the half that ReLU lets through
+    assert 0.03 < float(share) < 0.07  # a tenth of the half that passes ReLU
 
 
 def test_other_tasks_are_refused(task, text) -> None:

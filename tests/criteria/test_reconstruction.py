@@ -1,4 +1,4 @@
-"""Which tokens the RTL head reads and predicts, on two pairs by hand."""
+"""The tokens that the RTL head reads and predicts, worked out by hand for two pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DE, EN, ES = range(3)
 
 @pytest.fixture
 def batch() -> PairBatch:
-    """de-en of 2 and 3 words, en-es of 1 and 0."""
+    """Return a pair de-en of 2 and 3 words, and a pair en-es of 1 and 0."""
     sides = [[[11, 12], [31]], [[21, 22, 23], []]]
     source, target = (collate([np.array(ids, dtype=np.int64) for ids in side], VOCABULARY, 9) for side in sides)
     return PairBatch(source, target, torch.zeros(2, 2).long(), torch.tensor([7, 4]), torch.tensor([[DE, EN], [EN, ES]]))
@@ -55,7 +55,7 @@ def test_from_the_pivot(batch: PairBatch) -> None:
 
 
 def test_both_directions(batch: PairBatch) -> None:
-    """Pairs of odd number go from the pivot language; runs come in the order of direction and language."""
+    """Pairs with odd numbers go from the pivot language; groups are ordered by direction and language."""
     planner = Planner(pivot=EN, direction="both", ratio=1.0)
     tokens, _, _ = read(planner, batch)
     assert tokens == [[3, 31, 3, 0, 0, 0, 0], [21, 22, 23, 3, 11, 12, 3]]

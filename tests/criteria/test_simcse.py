@@ -1,4 +1,4 @@
-"""simcse against the plain formula, in float64, on two encodings with dropout."""
+"""simcse against the plain formula in float64, on two encodings with dropout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_criterion(model: DualEncoder, text, **options: Any) -> SimCSE:
 
 @pytest.fixture
 def batch(make_batch):
-    """Of 7 pairs: the first German sentence comes again, and so does an English one."""
+    """Return 7 pairs in which the first German sentence and an English sentence are repeated."""
     some = sentence_pairs(7)
     return make_batch([*some[:5], (some[0][0], some[5][1]), (some[6][0], some[1][1])])
 
@@ -42,14 +42,14 @@ def twice(side: TokenBatch) -> TokenBatch:
 
 
 def plain(both: Tensor, ids: Tensor | None) -> tuple[Tensor, int]:
-    """Equation 4 of the paper for each sentence, added up, and how many find themselves."""
+    """Return the sum of equation 4 of the paper over sentences, and how many sentences find themselves."""
     h, other = both.split(len(both) // 2)
     loss, found = torch.zeros((), dtype=torch.float64), 0
     for i in range(len(h)):
         scores = [h[i] @ other[j] / TAU for j in range(len(h)) if ids is None or i == j or ids[i] != ids[j]]
         right = h[i] @ other[i] / TAU
         loss = loss - torch.log(right.exp() / sum(score.exp() for score in scores))
-        found += sum(bool(right <= score) for score in scores) == 1  # itself
+        found += sum(bool(right <= score) for score in scores) == 1  # the sentence itself
     return loss, found
 
 
@@ -101,7 +101,7 @@ def test_dropout_makes_the_two_encodings(text, batch) -> None:
 
 
 def test_equal_sentences_matter(text, batch) -> None:
-    """Masked, the sentence that comes twice has one negative less; the sides are masked by their own sentences."""
+    """With masks a repeated sentence has one negative less; each side is masked by its own sentences."""
     model = make_model(text, 0.0, towers="shared")
     sums = {}
     for side, masked in itertools.product(("source", "target", "both"), (False, True)):

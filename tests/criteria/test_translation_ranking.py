@@ -1,4 +1,4 @@
-"""translation_ranking against the plain formula, in float64."""
+"""translation_ranking against the plain formula in float64."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ TAU = 0.07
 
 
 def plain(x: Tensor, y: Tensor, ids: Tensor | None, before: float, after: float) -> tuple[Tensor, int]:
-    """Loss of finding each y by its x, and how many are found.
+    """Return the loss of finding each y from its x, and how many are found.
 
     Args:
-        before, after: margins that are subtracted before and after the division by the temperature.
+        before: Margin that is subtracted before the division by the temperature.
+        after: Margin that is subtracted after it.
     """
     loss, found = torch.zeros((), dtype=torch.float64), 0
     for i in range(len(x)):
@@ -71,7 +72,7 @@ def test_loss_gradient_and_accuracy(text, make_batch, towers: str, options: dict
     term.sum.backward()
     assert sizes_of(criterion, batch) == {"translation_ranking": 9}
     assert float(term.sum.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    if ids is not None or margin:  # else equal sentences tie
+    if ids is not None or margin:  # otherwise equal sentences tie
         found = sum(count for _, count in results)
         assert loss.metrics["accuracy"] == pytest.approx(100 * found / (9 * len(sides)))
     for (name, mine), theirs in zip(model.named_parameters(), exact.parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""Masking: which tokens are chosen, what becomes of them, and that special ones never are."""
+"""Masking: the tokens that are chosen (never special ones) and their replacements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NORMAL = np.setdiff1d(np.arange(1000), SPECIALS)
 
 @pytest.fixture(scope="module")
 def batch() -> TokenBatch:
-    """A million tokens in sentences of 20 to 60 subwords, among them unknown ones."""
+    """Return a million tokens in sentences of 20 to 60 subwords, with unknown ones."""
     random = np.random.default_rng(1)
     sentences = [random.choice(NORMAL, random.integers(20, 61)) for _ in range(25_000)]
     for sentence in sentences[::10]:
@@ -87,7 +87,7 @@ def test_whole_words(batch: TokenBatch) -> None:
     chosen = chosen.view_as(batch.tokens)
     special = torch.isin(batch.tokens, torch.tensor(SPECIALS))
     inside = ~begins[batch.tokens][:, 1:] & ~special[:, 1:] & ~special[:, :-1]
-    assert chosen[:, 1:][inside].equal(chosen[:, :-1][inside])  # a word is hidden whole or not at all
+    assert chosen[:, 1:][inside].equal(chosen[:, :-1][inside])  # a word is masked as a whole or not at all
     counts, budget = chosen.sum(dim=1), mask_counts(batch, VOCABULARY, 0.15)
     assert (counts <= budget).all() and counts.sum() > 0.97 * budget.sum()
     assert len(masked.labels) == counts.sum() < masked.size == budget.sum()

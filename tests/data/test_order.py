@@ -1,4 +1,4 @@
-"""The order of data: a permutation, a function of seed and epoch alone, in blocks of similar length."""
+"""The order of data: a permutation that depends only on seed and epoch, in blocks of similar length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xrep.data.order import BLOCK_SIZE, WINDOW_SIZE, ExampleOrder, permute, samp
 
 
 def length_of(corpus: int, rows: np.ndarray) -> np.ndarray:
-    """Lengths that look random: 1 to 50."""
+    """Return pseudo-random lengths from 1 to 50."""
     return (rows * 7919 + corpus * 31) % 50 + 1
 
 
@@ -30,7 +30,7 @@ def test_permute_is_a_permutation(sizes) -> None:
 
 def test_permute_looks_random() -> None:
     images = np.stack([permute(np.arange(1000), 1000, (key, 0, 0)) for key in range(400)])
-    # Each place sees about every number: means of 400 draws have a standard error of 14.4.
+    # Each place gets all numbers equally often: means of 400 draws have a standard error of 14.4.
     assert np.abs(images.mean(0) - 499.5).max() < 5 * 14.4
     correlations = np.corrcoef(np.concatenate([[np.arange(1000)], images[:100]]))
     assert np.abs(correlations - np.eye(101)).max() < 5.5 / np.sqrt(1000)

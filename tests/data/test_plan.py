@@ -1,4 +1,4 @@
-"""Batches by number of tokens: full, within their budget, and a stretch of the order on whatever rank."""
+"""Batches by number of tokens: full, within their budget, and consecutive in the order on every rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPOCH = sum(SIZES)
 
 
 def lengths_of(corpus: int, rows: np.ndarray) -> np.ndarray:
-    """Of both sides: 2 to 41 tokens, and now and then 400."""
+    """Return the lengths of both sides: 2 to 41 tokens, and sometimes 400."""
     first = (rows * 7919 + corpus * 31) % 40 + 2
     second = (rows * 104729 + corpus) % 40 + 2
     return np.stack([np.where(rows % 97 == 5, 400, first), second], axis=1)
@@ -38,7 +38,7 @@ def order(seed: int = 1) -> ExampleOrder:
 def expected(
     stream: np.ndarray, max_tokens: int, max_examples: int | None, lengths: Callable[..., np.ndarray]
 ) -> list[list[tuple[int, int]]]:
-    """One example after the other, as long as it fits."""
+    """Fill batches with one example after the other while they fit."""
     batches: list[list[tuple[int, int]]] = []
     totals = widths = np.zeros(1)
     for corpus, row in stream.tolist():
@@ -61,7 +61,7 @@ def rows(plan: Plan) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("lengths", [one_side, lengths_of])
 @pytest.mark.parametrize("max_examples", [None, 60])
 def test_a_batch_is_as_many_of_the_next_examples_as_fit(max_tokens: int, lengths, max_examples: int | None) -> None:
-    """The same batches for any number of ranks; over an epoch nothing is lost or repeated."""
+    """Batches are the same for any number of ranks, and an epoch neither loses nor repeats examples."""
     budget = TokenBudget(max_tokens, lengths, max_examples)
     batches = expected(order().take(0, EPOCH), max_tokens, max_examples, lengths)
     long = [batch for batch in batches if any(lengths(c, np.array([row])).max() > max_tokens for c, row in batch)]
@@ -86,7 +86,7 @@ def test_a_batch_is_as_many_of_the_next_examples_as_fit(max_tokens: int, lengths
     st.lists(st.tuples(st.integers(30, 9000), st.integers(1, 4), st.integers(1, 4)), min_size=2, max_size=4),
 )
 def test_a_run_goes_on_at_any_example_with_another_budget(start: int, legs: list[tuple[int, int, int]]) -> None:
-    """And with a fixed number of examples in place of a budget, and back."""
+    """This also holds when a budget is replaced by a fixed number of examples, and back."""
     cursor, seen = start, []
     for max_tokens, world, steps in legs:
         budget = TokenBudget(max_tokens, lengths_of)
@@ -115,7 +115,7 @@ def test_it_ends_where_it_is_told_to() -> None:
 
 @pytest.mark.parametrize("max_tokens", [300, 4000, 900_000])
 def test_lengths_are_looked_up_once(max_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the budget, work and memory are a few times the examples, never their square."""
+    """For any budget, work and memory grow linearly with the examples, not with their square."""
     looked_up, filled = [], []
     fill = TokenBudget.fill
 

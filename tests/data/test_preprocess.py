@@ -1,4 +1,4 @@
-"""Preprocessing: exact counts of every step, no leak between splits, nothing left behind by a failure."""
+"""Preprocessing: exact counts of every step, no leak between splits, and no files after a failure."""
 
 import gzip
 import itertools
@@ -49,7 +49,7 @@ def texts(path, split):
 def test_every_step_is_counted(tmp_path):
     evaluation = tmp_path / "evaluation"
     evaluation.mkdir()
-    # Full-width letters, another case, other punctuation, one on each side of a pair.
+    # Full-width letters, another case and other punctuation, one on each side of a pair.
     (evaluation / "test.deu").write_text("der HUND schläft... im Wald\n", encoding="utf-8")
     (evaluation / "test.eng.gz").write_bytes(gzip.compress("Ｔhe bird sleeps, in the park!\n".encode()))
     (evaluation / "README.md").write_text("# About\n", encoding="utf-8")
@@ -184,7 +184,7 @@ def test_the_tokenizer_s_text_is_bounded_in_characters(tmp_path, monkeypatch):
         read.clear()
         run(tmp_path / str(bound), {"train": corpora}, vocabulary_size=60)
         assert min(bound, whole) * 0.9 < sum(map(len, read)) < min(bound, whole) * 1.05
-    # Half of the text, evenly: every animal comes early or late in it.
+    # Half of the text, evenly drawn: every animal occurs early or late in it.
     assert all(any(animal in text for text in read) for animal in ANIMALS)
 
 

@@ -1,4 +1,4 @@
-"""The token store: what is written is read back; what was cut, swapped or is foreign is refused."""
+"""The token store reads what it wrote, and refuses files that are cut, swapped or foreign."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Batches from worker processes: those the trainer would make itself; a worker that dies or outlives nobody."""
+"""Batches from worker processes equal those of the trainer, and workers neither die unnoticed nor outlive it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Squares:
-    """Plans count upwards, a batch is the square of its number in ``size`` numbers; ``make`` may do something first."""
+    """A task whose batch ``n`` holds ``n`` squared ``size`` times; ``make`` may do something before."""
 
     def __init__(self, size: int = 1, first: Callable[[int], object] = lambda number: None) -> None:
         self.size, self.first, self.planned = size, first, 0
@@ -68,7 +68,7 @@ def is_running(process: int) -> bool:
 
 
 def held_open(process: int) -> tuple[int, int]:
-    """Number of open descriptors and of maps of shared memory; other tests, run beside this one, have their own."""
+    """Return the numbers of this process's open descriptors and maps of shared memory."""
     maps = Path(f"/proc/{process}/maps").read_text().splitlines()
     return len(os.listdir(f"/proc/{process}/fd")), sum("/dev/shm/" in line for line in maps)
 
@@ -87,7 +87,7 @@ def test_workers_make_the_same_batches(data_directory: Path, world_size: int, wo
                 assert one.dtype == other.dtype and torch.equal(one, other)
             assert (plan.cursor, plan.examples) == (expected_plan.cursor, expected_plan.examples)
             assert np.array_equal(plan.what, expected_plan.what)
-            batch.source.tokens.fill_(0)  # its memory is its own
+            batch.source.tokens.fill_(0)  # its memory is not shared
     assert worker_ids() == []
 
 
@@ -127,9 +127,9 @@ def test_thousands_of_batches_leave_nothing_open(data_directory: Path) -> None:
     kept, opened = [], set()
     with contextlib.closing(stream(task, workers=2)) as batches:
         for number, (batch, _) in enumerate(itertools.islice(batches, 3001)):
-            kept.append(batch)  # what is still in use holds nothing open either
+            kept.append(batch)  # batches that are still in use hold nothing open either
             if number % 1000 == 0:
-                gc.collect()  # the maps of other tests
+                gc.collect()  # maps of other tests
                 opened.add(tuple(map(held_open, [os.getpid(), *worker_ids()])))
     assert len(opened) == 1
 
@@ -151,7 +151,7 @@ def test_a_worker_killed_within_a_batch_is_named() -> None:
     def die(number: int) -> None:
         if number == 5:
             faulthandler.disable()
-            os.kill(os.getpid(), signal.SIGBUS)  # what reading a file that was cut meanwhile does
+            os.kill(os.getpid(), signal.SIGBUS)  # reading a file that was cut meanwhile does this
 
     batches = stream(Squares(first=die), workers=3)
     assert [next(batches)[0].item() for _ in range(5)] == [0, 1, 4, 9, 16]

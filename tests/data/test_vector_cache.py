@@ -1,4 +1,4 @@
-"""The cache of vectors: what was added is found, whoever added it and however it ended."""
+"""The cache of vectors finds all that was added, by any process and however that process ended."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_processes_write_beside_each_other_and_read_each_other(tmp_path: Path) -
     add(one, np.arange(40, 45))
     check(two, np.arange(40, 45))
     assert sorted(path.name for path in tmp_path.glob("*.index")) == ["00000.index", "00001.index"]
-    del one  # its lock is free again
+    del one  # the lock is free again
     three = VectorCache(tmp_path, WIDTH, "x")
     add(three, np.arange(50, 55))
     check(two, np.arange(50, 55))

@@ -1,4 +1,4 @@
-"""A real encoder in ten lines of numpy, and text in the layout of the Tatoeba test."""
+"""A small real encoder in numpy, and text in the layout of the Tatoeba test."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from xrep.retrieval.neighbours import normalize_rows
 
 
 class NgramEncoder:
-    """Hashed character trigrams: finds translations that share names, numbers and cognates.
+    """An encoder of hashed character trigrams, which finds translations that share names, numbers and cognates.
 
-    Each trigram has a weight of its own, so that different sentences are never equally similar: no test rests on
+    Each trigram has a weight of its own, so that different sentences are never equally similar and no test depends on
     the last bit of a sum.
 
     Args:
-        known: the languages of separate towers; None: one shared tower, which takes any language.
+        known: The languages of separate towers; None: one shared tower, which encodes any language.
     """
 
     def __init__(self, known: list[str] | None = None, training_hashes: Path | None = None) -> None:
@@ -83,7 +83,7 @@ def ngram_encoder() -> type[NgramEncoder]:
 
 @pytest.fixture
 def write_tatoeba(tmp_path: Path) -> Callable[[dict[str, list[tuple[str, str]]]], Path]:
-    """Writes {code: [(sentence, English), ...]} as the files of the Tatoeba test and returns their folder."""
+    """Return a function that writes {code: [(sentence, English), ...]} as files of the Tatoeba test."""
 
     def write(pairs: dict[str, list[tuple[str, str]]]) -> Path:
         folder = tmp_path / "tatoeba"
@@ -99,12 +99,12 @@ def write_tatoeba(tmp_path: Path) -> Callable[[dict[str, list[tuple[str, str]]]]
 
 @pytest.fixture
 def tatoeba_folder(write_tatoeba: Callable[[dict[str, list[tuple[str, str]]]], Path]) -> Path:
-    """Six German, four Chinese and three Swahili pairs."""
+    """Write six German, four Chinese and three Swahili pairs."""
     return write_tatoeba(PAIRS)
 
 
 def published(name: str) -> Path:
-    """A folder of published data: in the one that XREP_DATA names, else beside the repository."""
+    """Return a folder of published data, in XREP_DATA or beside the repository."""
     folder = Path(os.environ.get("XREP_DATA", Path(__file__).parents[3] / "shared" / "data")) / name
     if not folder.is_dir():
         pytest.skip(f"the published files are not in {folder} (set XREP_DATA)")
@@ -113,11 +113,11 @@ def published(name: str) -> Path:
 
 @pytest.fixture
 def published_tatoeba() -> Path:
-    """LASER's Tatoeba test."""
+    """Return the folder of LASER's Tatoeba test."""
     return published("tatoeba")
 
 
 @pytest.fixture
 def published_sts() -> Path:
-    """STS12 to STS14, STS-B, SICK and the translated STS-B."""
+    """Return the folder of STS12 to STS14, STS-B, SICK and the translated STS-B."""
     return published("sts")

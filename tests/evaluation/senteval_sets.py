@@ -1,4 +1,4 @@
-"""Small sets in the published layouts of SentEval, of real words whose classes a few cues tell apart."""
+"""Small sets in the published layouts of SentEval. A few words in each sentence indicate its class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTIONS["ENTY:animal"] = "which animal"
 
 
 def sentence(generator: random.Random, cues: str, noise: float = 0.1) -> str:
-    """Eight words of which two are cues; with probability ``noise`` of the other class."""
+    """Return eight words, two of which indicate the class, or with probability ``noise`` the other class."""
     if generator.random() < noise and cues in (GOOD, BAD):
         cues = BAD if cues == GOOD else GOOD
     words = generator.choices(OTHER.split(), k=6) + generator.choices(cues.split(), k=2)
@@ -28,7 +28,7 @@ def sentence(generator: random.Random, cues: str, noise: float = 0.1) -> str:
 
 
 def write_sets(folder: Path, size: int = 60, seed: int = 0) -> Path:
-    """All ten sets in the folders of SentEval's download; ``size`` sentences a class and split."""
+    """Write all ten sets in the folders of SentEval's download, with ``size`` sentences for each class and split."""
     generator = random.Random(seed)
     for name, negative, positive in (
         ("MR", "rt-polarity.neg", "rt-polarity.pos"),

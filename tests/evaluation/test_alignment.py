@@ -37,7 +37,7 @@ def scored(tmp_path: Path) -> Path:
 def _write_parallel(folder: Path, count: int) -> tuple[str, list[tuple[str, str]]]:
     pairs = sentence_pairs(count)
     rows = "".join(f"{german}\t{english}\n" for german, english in pairs)
-    (folder / "pairs.tsv").write_text("\n" + rows, encoding="utf-8")  # a blank line is no pair
+    (folder / "pairs.tsv").write_text("\n" + rows, encoding="utf-8")  # a blank line is not a pair
     return f"de-en={folder / 'pairs.tsv'}", pairs
 
 
@@ -48,7 +48,7 @@ def _read(data: str, **options: object) -> PairSet:
 
 
 def _losses(first: np.ndarray, second: np.ndarray, positive: list[int]) -> tuple[float, float]:
-    """By the definitions, in float64; the vectors are of length 1."""
+    """Compute both by their definitions in float64, for vectors of length 1."""
     x, y = first.astype(np.float64), second.astype(np.float64)
     align = np.mean(np.linalg.norm(x[positive] - y[positive], axis=1) ** 2)
     return float(align), float(np.log(np.exp(-2 * pdist(np.concatenate([x, y])) ** 2).mean()))
@@ -142,7 +142,7 @@ def test_only_the_named_file_is_read(scored: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three checkpoints of a run, which differ."""
+    """Write three different checkpoints of a run."""
     folder = tmp_path_factory.mktemp("run")
     for step in (20, 100, 3):
         write_encoder(folder / f"checkpoint-{step:08d}", seed=step)

@@ -29,7 +29,7 @@ SAMPLE, NEWSTEST = DATA / "mining" / "bucc2018_zh-en_sample", DATA / "mt" / "new
 
 
 class Trigrams:
-    """Hashed character trigrams, each with a weight of its own, so that no two sentences are equally similar."""
+    """Hashed character trigrams, each with its own weight, so that no two sentences are equally similar."""
 
     path, training_hashes = "trigrams", None
 
@@ -43,7 +43,7 @@ class Trigrams:
 
 
 class Planted(Trigrams):
-    """Random vectors, those of the gold pairs of a split near to each other: letters tell nothing of Chinese."""
+    """Random vectors that are near to each other for gold pairs, because trigrams cannot align Chinese."""
 
     def __init__(self, split: bucc.Split) -> None:
         draw = np.random.default_rng(0)
@@ -62,11 +62,11 @@ class Planted(Trigrams):
 
 @pytest.fixture
 def write_split(tmp_path: Path) -> Callable[..., Path]:
-    """A split in the layout of the shared task: pairs that hide among sentences without a translation."""
+    """Write a split in the layout of the shared task: pairs among sentences without a translation."""
 
     def write(name: str, seed: int, pairs: int = 40, others: int = 60) -> Path:
         drawn = sentence_pairs(pairs + 2 * others, seed)
-        # Names that both languages share, for trigrams to find.
+        # Both languages share names, which trigrams can find.
         named = [(f"{a} {n}", f"{b} {n}") for n, (a, b) in enumerate(drawn, start=1000 * (seed + 1))]
         sides = [pair[0] for pair in named[: pairs + others]], [pair[1] for pair in named[:pairs] + named[-others:]]
         ids = []
@@ -144,7 +144,7 @@ def test_which_split_is_measured_and_which_one_is_tuned_on() -> None:
 
 
 def test_equal_sentences_count_once(tmp_path: Path) -> None:
-    """Whichever id of a sentence the gold file names; two gold pairs of equal sentences are one."""
+    """The gold file may name any id of a sentence, and two gold pairs of equal sentences count once."""
     (tmp_path / "de-en.dev.de").write_text("d1\tHaus\n\nd2\tHof\nd3\tHaus\n")
     (tmp_path / "de-en.dev.en").write_text("e1\tyard\ne2\thouse\ne3\thouse\n")
     (tmp_path / "de-en.dev.gold").write_text("d3\te3\nd1\te2\n\nd2\te1\n")
@@ -236,7 +236,7 @@ def test_the_command(write_split: Callable[..., Path], tmp_path: Path, capsys: p
 
 
 def smaller(split: bucc.Split, others: int) -> bucc.Split:
-    """The gold pairs and some sentences more: the plain version takes minutes with all 13,000."""
+    """The test uses gold pairs and some other sentences, because the plain version takes minutes with all 13,000."""
     sides, columns = [], []
     for side, rows in zip((split.source, split.target), split.gold.T, strict=True):
         kept = np.unique(np.concatenate([rows, np.arange(others)]))

@@ -15,7 +15,7 @@ SENTENCES = [("de", "Wir trinken Wasser."), ("en", "We drink water."), ("en", "C
 
 @pytest.fixture
 def vectors(tmp_path: Path) -> Path:
-    """A folder of precomputed vectors, [4, 3]."""
+    """Write a folder of precomputed vectors, [4, 3]."""
     folder = tmp_path / "vectors"
     folder.mkdir()
     np.save(folder / "vectors.npy", np.arange(12, dtype=np.float16).reshape(4, 3) + 1)
@@ -112,7 +112,7 @@ def test_listed_sentences_encoded_elsewhere_give_the_same_vectors(tmp_path: Path
 
 
 class Counting:
-    """Counts the sentences that are really encoded."""
+    """An encoder that counts the sentences it encodes."""
 
     training_hashes = None
 

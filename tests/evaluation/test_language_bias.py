@@ -24,7 +24,7 @@ NUMBERS = [f"{i}" for i in range(40)]
 
 
 class Biased:
-    """Knows what a sentence says (a number) but for some noise, and adds a direction of its language."""
+    """An encoder whose vectors have a direction for the meaning (a number), noise, and a direction for the language."""
 
     path, training_hashes = "biased", None
 

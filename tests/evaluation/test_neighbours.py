@@ -41,7 +41,7 @@ def test_the_nearest_are_those_of_the_whole_product(
         for hit in found:
             text = Path(hit.file).read_text(encoding="utf-8").splitlines()
             assert text[hit.line - 1] == hit.sentence
-            assert lines.index(hit.sentence) == hit.line - 1 + 50 * hit.file.endswith("b.en")  # where it stands first
+            assert lines.index(hit.sentence) == hit.line - 1 + 50 * hit.file.endswith("b.en")  # its first occurrence
 
 
 @pytest.mark.parametrize("chunk", [20, 16384])
@@ -98,7 +98,7 @@ def test_too_few_sentences_and_wrong_numbers_are_one_clear_line(tmp_path: Path, 
 
 
 def test_vectors_of_another_system_in_two_languages(tmp_path: Path) -> None:
-    """It has vectors of the queries in one language and of the text in the other."""
+    """The system has vectors of the queries in one language and of the text in the other."""
     file = _write(tmp_path / "text", ["the house", "a tree"])
     _write(tmp_path / "sentences.tsv", ["de\tdas Haus", "en\tthe house", "en\ta tree"])
     np.save(tmp_path / "vectors.npy", np.array([[1, 0.1], [1, 0], [0, 1]], dtype=np.float32))

@@ -19,7 +19,7 @@ def _save(path: Path, sentences: list[str]) -> Path:
 
 
 TRAINED = [
-    "ＭＡＲＩＡ wohnt - seit 1998 - in Berlin",  # full-width capitals, other punctuation: same sentence
+    "ＭＡＲＩＡ wohnt - seit 1998 - in Berlin",  # full-width capitals and other punctuation: the same sentence
     "did you READ the book",  # the English side of another German pair
     "Tom lives in Boston.",
     "Tom lebt.",

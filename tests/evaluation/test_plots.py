@@ -14,12 +14,12 @@ from xrep.evaluation.plots import Points
 from xrep.metrics.retrieval import Accuracy
 
 pytest.importorskip("matplotlib")
-UNDRAWABLE = "\ue123"  # for private use: no font of text has it
+UNDRAWABLE = "\ue123"  # a character for private use, which no font has
 
 
 @pytest.fixture(autouse=True)
 def _no_warnings() -> Iterator[None]:
-    """A glyph that is missing, an argument that is ignored: matplotlib warns of them."""
+    """Turn warnings of matplotlib, such as those of missing glyphs and ignored arguments, into errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -108,7 +108,7 @@ def test_labels_of_any_script_are_drawn_or_explained(tmp_path: Path) -> None:
 def test_fonts_are_added_until_each_character_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plots.fonts_for("Straße, кот") == (["DejaVu Sans"], set())
     assert plots.fonts_for(f"a {UNDRAWABLE}\n")[1] == {UNDRAWABLE}
-    monkeypatch.setattr(plots, "_FONT", "cmr10")  # a font of few letters: others have the rest
+    monkeypatch.setattr(plots, "_FONT", "cmr10")  # a font with few letters; other fonts have the rest
     families, missing = plots.fonts_for("aкот")
     assert families[0] == "cmr10" and len(families) > 1 and not missing
 

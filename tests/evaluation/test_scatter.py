@@ -84,7 +84,7 @@ def test_tokens_are_those_of_the_pooled_layer(checkpoint: Path) -> None:
     sentences = [GERMAN[0], "Katze", *GERMAN[1:5]]
     labels, vectors = scatter.token_vectors(encoder.encoder, sentences, "deu")
     model, start = encoder.encoder.model, 0
-    for sentence in sentences:  # each by itself: no padding
+    for sentence in sentences:  # each sentence by itself, without padding
         ids = encoder.encoder.tokenizers["shared"].encode([sentence])[0]
         batch = collate([np.array(ids)], encoder.encoder.text.vocabulary("source"), 64)
         with torch.inference_mode():

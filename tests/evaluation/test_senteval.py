@@ -1,4 +1,4 @@
-"""The whole of SentEval: its protocols against plain loops over scikit-learn, figures, overlap, the command."""
+"""SentEval: its protocols against plain loops over scikit-learn, its figures, overlap and command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SKLEARN = SklearnClassifier(grid=(0.01, 0.3, 10.0))
 
 
 class WordEncoder:
-    """Counts of words in 48 bins; it notes what it encodes."""
+    """An encoder that counts words in 48 bins and records what it encodes."""
 
     path, training_hashes = "words", None
 
@@ -66,7 +66,7 @@ def plain_fit(x: np.ndarray, y: np.ndarray, strength: float) -> Any:
 
 
 def plain_choice(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float]:
-    """The best strength by 4-fold cross-validation and its accuracy in percent."""
+    """Return the best strength by 4-fold cross-validation, and its accuracy in percent."""
     from sklearn.model_selection import StratifiedKFold
 
     folds = list(StratifiedKFold(4, shuffle=True, random_state=seed).split(x, y))
@@ -86,7 +86,7 @@ def test_nested_folds_are_a_plain_double_loop() -> None:
         chosen.add(strength)
     found = nested(Examples(x, y), 2, SKLEARN, folds=4, seed=9)
     assert found == pytest.approx({"accuracy": np.mean(tests), "dev": np.mean(devs)})
-    assert len(chosen) > 1  # the folds disagree on the strength: each has its own
+    assert len(chosen) > 1  # the folds choose different strengths
 
 
 def test_folds_of_train_never_see_the_test() -> None:
@@ -130,7 +130,7 @@ def test_relatedness_finds_scores_that_depend_on_the_features(classifier: Any) -
 @pytest.mark.slow
 @pytest.mark.parametrize(("classifier", "least"), [("senteval", (50, 20)), ("sklearn", (75, 80))])
 def test_every_set_is_measured(folder: Path, classifier: str, least: tuple[float, float]) -> None:
-    """A hundred examples are few for SentEval's early stopping, and enough for the exact minimum."""
+    """A hundred examples are too few for SentEval's early stopping, and enough for the exact minimum."""
     encoder = WordEncoder()
     figures = measured(SentEval, encoder, data=str(folder), classifier=classifier, seeds="1,2", folds=3)
     assert {name: own["protocol"] for name, own in figures.values.items()} == {
@@ -227,7 +227,7 @@ def test_sets_that_are_not_there(folder: Path) -> None:
 
 @pytest.fixture
 def vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Path]:
-    """Lists the sentences that the command wants in a language and gives each a vector, as any other system would."""
+    """List the sentences that the command needs in a language, and write a vector for each, as another system does."""
 
     def write(lang: str) -> Path:
         place = tmp_path / f"vectors.{lang}"

@@ -1,4 +1,4 @@
-"""Both classifiers: against torch and scikit-learn used plainly, one model at a time."""
+"""Both classifiers, against torch and scikit-learn with one model at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("sklearn", reason="it is in the extra 'senteval'")
 
 
 def points(count: int, classes: int, width: int = 12, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Noisy clusters, so that no classifier is perfect: float32 [N, D], int64 [N]."""
+    """Return noisy clusters, which no classifier separates perfectly: float32 [N, D], int64 [N]."""
     generator = np.random.default_rng(seed)
     y = generator.integers(0, classes, count)
     x = generator.normal(size=(classes, width))[y] + generator.normal(scale=2, size=(count, width))
@@ -35,7 +35,7 @@ def alone(
     seed: int,
     stop: Stopping,
 ) -> tuple[np.ndarray, float, int]:
-    """SentEval's classifier for one fold and strength, with torch's own layer, loss and Adam."""
+    """Train SentEval's classifier for one fold and strength, with torch's layer, loss and Adam."""
     order = np.random.default_rng(seed)
     layer = torch.nn.Linear(x.shape[1], classes)
     bound = x.shape[1] ** -0.5
@@ -65,7 +65,7 @@ def alone(
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_many_at_once_are_what_each_is_alone(classes: int) -> None:
-    """Folds of other sizes (an epoch of 3, of 2 and of 1 batches), every strength, folds that stop at other times."""
+    """Folds have different sizes (epochs of 3, 2 and 1 batches), strengths and numbers of epochs."""
     x, y = points(260, classes)
     rows = np.random.default_rng(1).permutation(260)
     folds = [Fold(rows[:60], rows[200:]), Fold(rows[:190], rows[190:]), Fold(rows[50:178], rows[:50])]
@@ -135,7 +135,7 @@ def test_scores_as_distributions() -> None:
 
 
 def test_a_regression_on_distributions_is_one_on_their_draws() -> None:
-    """An example that is 0.4 of class 2 and 0.6 of class 3 is two examples of the one and three of the other."""
+    """An example with 0.4 of class 2 and 0.6 of class 3 equals two examples of class 2 and three of class 3."""
     from sklearn.linear_model import LogisticRegression
 
     x, y = points(150, 5, width=4)

@@ -1,4 +1,4 @@
-"""SentEval's files: the published layouts, as small files and (where they are) the real ones."""
+"""SentEval's files: the published layouts as small files, and the real files if they are there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_sizes_and_classes_of_the_published_sets() -> None:
     found = {name: ({s: len(split) for s, split in data.splits.items()}, data.classes) for name, data in sets.items()}
     assert found == expected
     assert np.bincount(sets["MR"].splits["all"].targets).tolist() == [5331, 5331]
-    assert sum(text == "." for text in sets["CR"].splits["all"].sides[0]) >= 4  # published with blank lines
+    assert sum(text == "." for text in sets["CR"].splits["all"].sides[0]) >= 4  # the published file has blank lines
     assert any("é" in text for text in sets["MR"].splits["all"].sides[0])  # latin-1
 
 
@@ -56,7 +56,7 @@ def test_all_sets_of_the_download_are_found(folder: Path) -> None:
         **{"SST5": 5, "TREC": 6, "SICK-E": 3},
     }
     first, second = (side[0] for side in sets["MRPC"].splits["train"].sides)
-    assert first.startswith('"') and first.endswith("he said.") and '"' not in second  # quotes are text
+    assert first.startswith('"') and first.endswith("he said.") and '"' not in second  # quotation marks are text
     assert sets["SICK-R"].splits["test"].targets.max() == 5
     assert all("\r" not in text for text in sets["SICK-E"].splits["test"].sides[1])
 
@@ -79,7 +79,7 @@ def test_latin1_is_read_in_english_alone(folder: Path) -> None:
 
 
 def test_other_published_names(folder: Path) -> None:
-    """TREC.train and stsa.fine.*, which have the label in front."""
+    """TREC.train and stsa.fine.*, in which the label comes first, are read as well."""
     sets = read_all(folder)
     for old, new in (("train_5500.label", "TREC.train"), ("TREC_10.label", "TREC.test")):
         (folder / "TREC" / old).rename(folder / "TREC" / new)

@@ -30,7 +30,7 @@ def _write(path: Path, lines: list[str], end: str = "\n") -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Every data set in the layout of its publisher, with what these are known for."""
+    """Write every data set in the layout of its publisher, with its known peculiarities."""
     root = tmp_path / "sts"
     year = root / "STS16-en-test"
     _write(year / "STS.input.news.txt", [f"{a}\t{b}\thttp://a\thttp://b" for a, b, _ in PAIRS[:4]])
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     _write(year / "STS.input.ALL.txt", [f"{a}\t{b}" for a, b, _ in PAIRS])
     _write(year / "STS.gs.ALL.txt", [str(score) for *_, score in PAIRS])
     rows = [f"main-news\tMSRvid\t2012test\t{i:04}\t{s}\t{a}\t{b}" for i, (a, b, s) in enumerate(PAIRS)]
-    rows[0] = rows[0].replace("A man", '"A man', 1) + "\tsource\tsource"  # a quote that never ends, and licences
+    rows[0] = rows[0].replace("A man", '"A man', 1) + "\tsource\tsource"  # an open quotation mark, and licences
     _write(root / "STSBenchmark" / "sts-test.csv", rows)
     _write(root / "STSBenchmark" / "sts-dev.csv", rows[:4])
     header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"

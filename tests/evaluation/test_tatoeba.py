@@ -16,7 +16,7 @@ from xrep.metrics.retrieval import Accuracy
 
 
 def _by_hand(encoder, folder: Path, code: str, language: str) -> Accuracy:
-    """The published protocol without any of our code."""
+    """Compute the published protocol without our code."""
     sides = []
     for side, lang in ((code, language), ("eng", "en")):
         text = (folder / f"tatoeba.{code}-eng.{side}").read_text(encoding="utf-8")
@@ -149,7 +149,7 @@ def test_saved_embeddings_replace_older_ones(tatoeba_folder: Path, ngram_encoder
 
 
 def _break(folder: Path, how: str) -> str:
-    """Damage the folder and return the --langs to ask for."""
+    """Damage the folder and return the --langs to give."""
     german = folder / "tatoeba.deu-eng.deu"
     if how == "missing half":
         (folder / "tatoeba.deu-eng.eng").unlink()
@@ -204,7 +204,7 @@ def test_an_encoder_without_a_tower_says_so_before_the_work(tatoeba_folder: Path
 
 
 def _published_formula(x: np.ndarray, count: int) -> np.ndarray:
-    """v - (v.c)c with the first right singular vectors c of the uncentred matrix, in float64."""
+    """Return v - (v.c)c for the first right singular vectors c of the uncentred matrix, in float64."""
     x = x.astype(np.float64)
     for component in np.linalg.svd(x, full_matrices=False)[2][:count]:
         x = x - np.outer(x @ component, component)

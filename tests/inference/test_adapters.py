@@ -77,7 +77,7 @@ class TestSentenceVectors:
         }  # fmt: skip
         expected = transformer.fit(GERMAN).transform(GERMAN)
         data = pickle.dumps(transformer)
-        assert len(data) < 1000  # the path, not the encoder
+        assert len(data) < 1000  # only the path, not the encoder
         for copy in (clone(transformer), pickle.loads(data)):
             assert type(copy) is SentenceVectors and copy.get_params() == parameters
             check_is_fitted(copy)
@@ -271,7 +271,7 @@ class TestMtebEncoder:
         return MockBitextMiningTask.metadata.model_copy(update={"eval_langs": languages})
 
     def encoded(self, model: MtebEncoder, texts: list[str], languages: object, subset: str) -> np.ndarray:
-        """What mteb gets for texts that it sends in batches."""
+        """Return the vectors that mteb gets for texts in batches."""
         from datasets import Dataset
         from torch.utils.data import DataLoader
 

@@ -1,4 +1,4 @@
-"""Lines of a file in, rows of a .npy file out, whatever stops it on the way."""
+"""Encoding of the lines of a file into the rows of a .npy file, also after interruptions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def interrupted(encoder: SentenceEncoder, source: Path, output: Path) -> None:
-    """Encode until line 18 cannot be read; then repair it."""
+    """Encode until line 18 cannot be read, then repair the line."""
     whole = source.read_bytes()
     lines = whole.splitlines(keepends=True)
     source.write_bytes(b"".join([*lines[:17], b"Stra\xdfe\n", *lines[18:]]))
@@ -208,7 +208,7 @@ def test_two_processes_do_not_write_one_file(encoder: SentenceEncoder, source: P
     interrupted(encoder, source, output)
     before = partial.read_bytes()
     with partial.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # of another open file, as another process has
+        fcntl.flock(file, fcntl.LOCK_EX)  # the lock of another open file, as of another process
         with pytest.raises(UserError, match=r"vectors.npy.partial: another process is writing this file; wait for it"):
             encode_file(encoder, str(source), output, show_progress=False)
         assert partial.read_bytes() == before

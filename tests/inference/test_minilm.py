@@ -1,4 +1,4 @@
-"""The real all-MiniLM-L6-v2 against sentence-transformers and its published quality; for what is not there it skips."""
+"""The real all-MiniLM-L6-v2 against sentence-transformers and its published quality; skipped without the data."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def sick(data: Path) -> Scored:
 
 
 def subsets(data: Path, year: str) -> Scored:
-    """All subsets of a year together; lines without a gold score are unscored."""
+    """Return all subsets of a year together; lines without a gold score are not scored."""
     pairs: Scored = []
     for file in sorted((data / "sts" / f"STS{year}-en-test").glob("STS.input.*.txt")):
         gold = file.with_name(file.name.replace("input", "gs")).read_text().split("\n")

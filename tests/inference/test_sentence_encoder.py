@@ -1,4 +1,4 @@
-"""SentenceEncoder: what a checkpoint directory gives its user."""
+"""SentenceEncoder: loading and encoding with checkpoint directories."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""A small tokenizer, sentences for it, and sentence vectors made of what was read from a directory."""
+"""A small tokenizer, sentences for it, and sentence vectors of encoders that were read from directories."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ library = pytest.importorskip("sentence_transformers", reason="compares with the
 tokenizers = pytest.importorskip("tokenizers", reason="makes the tokenizer of the small models")
 SENTENCES = [sentence for pair in sentence_pairs(4) for sentence in pair] + ["", "the", "unknown words 42"]
 MAXIMUM = 8
-"""Longest sentence in tokens: longer ones are cut."""
+"""Maximum length of a sentence in tokens; longer ones are cut."""
 
 
 def write_tokenizer(directory: Path) -> Any:
-    """A WordPiece tokenizer of tests/corpus.py with at most 60 pieces, as transformers writes it."""
+    """Write a WordPiece tokenizer of tests/corpus.py with at most 60 pieces, as transformers does."""
     from transformers import PreTrainedTokenizerFast
 
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}

@@ -1,4 +1,4 @@
-"""The way out and back: transformers and sentence-transformers compute what our encoder does, and no bit is lost."""
+"""Export and import: transformers and sentence-transformers compute the same as our encoder, and no bit is lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_encoder(shape: EncoderShape) -> TransformerEncoder:
 
 
 def from_transformers(directory: Path, model_class: str = "AutoModel") -> Any:
-    """Their model; the pooler is all that may be missing, nothing may be left over."""
+    """Load their model and check that no weights are left over and at most the pooler is missing."""
     model, report = getattr(transformers, model_class).from_pretrained(directory, output_loading_info=True)
     assert set(report["missing_keys"]) <= {"pooler.dense.weight", "pooler.dense.bias"}
     assert not any(found for kind, found in report.items() if kind != "missing_keys"), report
@@ -87,12 +87,12 @@ def test_out_and_back(name: str, tmp_path: Path) -> None:
 
 def test_the_layout_is_robertas_too(tmp_path: Path) -> None:
     encoder, batch = make_encoder(SHAPES["roberta"]), make_batch(1)
-    write_huggingface(tmp_path, encoder, max_length=20, **IDS)  # an empty folder will do
+    write_huggingface(tmp_path, encoder, max_length=20, **IDS)  # an empty folder is accepted
     assert_same(encoder, hidden_states(from_transformers(tmp_path, "RobertaModel"), batch), batch)
 
 
 def test_what_others_trained_on_comes_back(tmp_path: Path) -> None:
-    """Our encoder has no table of types; theirs has a row of it, which their training moves."""
+    """Our encoder has no table of token types; theirs has one row, which their training changes."""
     write_huggingface(tmp_path / "ours", make_encoder(BERT), max_length=20, **IDS)
     model, batch = from_transformers(tmp_path / "ours"), make_batch(0)
     with torch.no_grad():

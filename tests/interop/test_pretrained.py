@@ -1,4 +1,4 @@
-"""Directories that transformers wrote, read into our encoder: every layer, the heads, every refusal."""
+"""Directories of transformers, read into our encoder: every layer, the heads, and all errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(bert: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """Return a copy that a test may damage."""
     return Path(shutil.copytree(bert, tmp_path / "copy"))
 
 
@@ -65,7 +65,7 @@ def test_every_layer_is_theirs(name: str, offset: int, tmp_path: Path) -> None:
     assert (pretrained.path, pretrained.pooling, pretrained.normalize) == (tmp_path, None, None)
     batch = make_batch(pad_id)
     assert_same(encoder, hidden_states(model, batch), batch)
-    # What is not used is what lies outside of embeddings and layers.
+    # The unused tensors are those outside of embeddings and layers.
     names = load_file(tmp_path / "model.safetensors").keys()
     assert unused == sorted(n for n in names if "embeddings." not in n and "encoder.layer." not in n)
 
@@ -108,7 +108,7 @@ def assert_same_logits(model: Any, pretrained: Any, encoder: Any, batch: Any) ->
 
 @pytest.mark.parametrize("name", [name for name in CLASSES if "For" in name])
 def test_masked_language_heads(name: str, tmp_path: Path) -> None:
-    options = {"hidden_act": "relu"} if name == "RobertaForMaskedLM" else {}  # its head keeps GELU
+    options = {"hidden_act": "relu"} if name == "RobertaForMaskedLM" else {}  # its head has GELU
     model = make_model(name, **options)
     pretrained, encoder, _ = load(save(model, tmp_path))
     assert_same_logits(model, pretrained, encoder, make_batch(model.config.pad_token_id))

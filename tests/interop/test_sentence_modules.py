@@ -1,4 +1,4 @@
-"""Directories that sentence-transformers wrote: vectors made of what we read are the vectors it makes."""
+"""Directories of sentence-transformers: encoders read from them give the same vectors as the library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def modules_of(library_model: Path, *, pooling: Any, dense: Any, normalize: bool
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face directory with a tokenizer."""
+    """Write a Hugging Face directory with a tokenizer."""
     directory = tmp_path_factory.mktemp("source")
     make_model("BertModel").save_pretrained(directory)
     write_tokenizer(directory)
@@ -72,7 +72,7 @@ def test_the_same_vectors(source: Path, tmp_path: Path, pooling: str, dense: Any
 
 
 def test_the_old_layout(whole: Path, tmp_path: Path) -> None:
-    """0_Transformer, flags for pooling, pytorch_model.bin of the dense layer, no folder of Normalize."""
+    """Old directories have 0_Transformer, flags for pooling, pytorch_model.bin of the dense layer, no Normalize."""
     shutil.copytree(whole, tmp_path / "0_Transformer", ignore=shutil.ignore_patterns("[0-9]_*", "modules.json"))
     chain = ["Transformer", "Pooling", "Dense", "Normalize"]
     entries = [
@@ -225,7 +225,7 @@ def test_real_models(name: str, pooling: str | None, normalize: bool | None, lay
         states = model(**encoded, output_hidden_states=True).hidden_states
         for number, expected in enumerate(states):
             expected = expected * batch.mask.unsqueeze(-1)
-            # Some of their token vectors are tens of units long.
+            # Some of their token vectors have lengths of several tens.
             torch.testing.assert_close(
                 encoder(batch, number), expected, rtol=0, atol=1e-5 * float(expected.abs().max())
             )

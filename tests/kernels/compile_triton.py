@@ -1,6 +1,6 @@
-"""Compiles every Triton kernel, in the variants in use, to machine code for Hopper GPUs: no GPU is needed for that.
+"""Compiles every Triton kernel, in the variants in use, to machine code for Hopper GPUs, which needs no GPU.
 
-Run with ``--resources`` it prints what each needs (registers, stack: what did not fit into them).
+With ``--resources`` it prints the registers of each kernel and the stack for what does not fit into them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Variant = tuple[Any, dict[str, str | None], dict[str, int | bool], int]
 
 
 def variants() -> Iterator[Variant]:
-    """Kernel, types of its arguments (None: not given), constants, warps."""
+    """A kernel, the types of its arguments (None: not given), constants, and warps."""
     for half, ids, mixed in (("*bf16", 0, True), ("*fp16", 2, True), (FLOAT, 1, True), (FLOAT, 0, False)):
         scaled = half != FLOAT
         per_query = {"maximum": FLOAT, "total": FLOAT, "hardest": FLOAT, "mixture": FLOAT if mixed else None}
@@ -63,7 +63,7 @@ def pair_variants(hard: bool, ids: int, half: str) -> Iterator[Variant]:
 
 
 def compiled(kernel: Any, types: dict[str, str | None], constants: dict[str, int | bool], warps: int) -> bytes:
-    """Machine code."""
+    """Return the machine code."""
     absent = {name: None for name, kind in types.items() if kind is None}
     fixed = {**constants, **absent}
     signature = {name: "constexpr" if name in fixed else types[name] for name in kernel.arg_names}

@@ -1,4 +1,4 @@
-"""What kernels are compared with: their formulas in plain torch, with everything materialised, in any precision."""
+"""The formulas of the kernels in plain torch, with everything materialised, in any precision."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.profiler import profile
 Results = dict[str, Tensor]
 
 TOLERANCES = {torch.float32: 5e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-"""How much larger an error may be than that of plain torch in the same type."""
+"""Tolerance by which an error may exceed that of plain torch in the same type."""
 
 
 def queue_infonce(query: Tensor, positive: Tensor, queue: Tensor, tau: Tensor, same: Tensor, margin: float) -> Tensor:
-    """-log exp((q·k⁺ - m)/τ) / Σ exp(.), [B], in the type of its inputs; ``same`` (bool [B, K]) is no negative."""
+    """Return -log exp((q·k⁺ - m)/τ) / Σ exp(.), [B], in the type of its inputs. ``same``: bool [B, K], no negatives."""
     negatives = (query @ queue.T / tau).masked_fill(same, float("-inf"))
     positives = ((query * positive).sum(1, keepdim=True) - margin) / tau
     return -torch.cat([positives, negatives], 1).log_softmax(1)[:, 0]
@@ -25,7 +25,7 @@ def queue_infonce(query: Tensor, positive: Tensor, queue: Tensor, tau: Tensor, s
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, smoothing: float, ignore_index: int
 ) -> Tensor:
-    """Summed over the tokens; ``bias`` is [V], or [N, V]."""
+    """Return the sum over the tokens; ``bias`` is [V], or [N, V]."""
     one = bias is not None and bias.dim() == 2
     logits = F.linear(hidden, weight) + bias if one else F.linear(hidden, weight, bias)
     return F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing, ignore_index=ignore_index)
@@ -34,7 +34,7 @@ def linear_cross_entropy(
 def differentiate(
     function: Callable[..., Tensor], inputs: Mapping[str, Tensor], factor: Tensor, frozen: Collection[str] = ()
 ) -> Results:
-    """The loss, and the gradients of Σ factor · loss towards the inputs that are not frozen."""
+    """Return the loss, and the gradients of Σ factor · loss for the inputs that are not frozen."""
     leaves = {name: tensor.clone().requires_grad_(name not in frozen) for name, tensor in inputs.items()}
     loss = function(**leaves)
     (loss * factor.to(loss.dtype)).sum().backward()
@@ -47,7 +47,7 @@ def in_type(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> Results:
 
 
 def error(found: Tensor, exact: Tensor, smallest: float = 1e-3) -> float:
-    """Largest difference, in units of the largest exact entry (of ``smallest``, if that is less)."""
+    """Return the largest difference in units of the largest exact entry, or of ``smallest`` if that is larger."""
     assert found.shape == exact.shape
     if not exact.numel():
         return 0.0
@@ -57,12 +57,12 @@ def error(found: Tensor, exact: Tensor, smallest: float = 1e-3) -> float:
 def assert_as_exact(
     found: Results, same_type: Results, single: Results, exact: Results, smallest: Mapping[str, float] | None = None
 ) -> None:
-    """Errors are those of torch: in the same type plus a tolerance, and 1.5 times those in float32 plus 5e-6.
+    """Check errors: at most those of torch in the same type plus a tolerance, and 1.5 times those in float32 plus 5e-6.
 
-    What was rounded to half precision at the end may be off by that rounding, too.
+    Results that are rounded to half precision at the end may also differ by that rounding.
 
     Args:
-        smallest: what ``error`` divides by at least, where it is not 1e-3: sums of large terms may cancel.
+        smallest: The least divisor of ``error`` if it is not 1e-3, because sums of large terms may cancel.
     """
     for name, truth in exact.items():
         units, dtype = (smallest or {}).get(name, 1e-3), found[name].dtype
@@ -73,7 +73,7 @@ def assert_as_exact(
 
 
 def largest_allocation(function: Callable[[], object]) -> int:
-    """Bytes of the largest tensor that is made, inside of custom operators too."""
+    """Records the bytes of the largest tensor that is made, also inside of custom operators."""
     with profile(profile_memory=True) as profiler:
         function()
     return max(event.self_cpu_memory_usage for event in profiler.events())

@@ -1,4 +1,4 @@
-"""What the tests of the losses between two sides of a batch share."""
+"""Helpers of the tests of the losses between two sides of a batch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from xrep.kernels import chunked_steps
 Results = dict[str, Tensor]
 
 TILES = [(7, 5), (16, 3), (9, 2), (64, 128)]
-"""Rows and columns of a tile: none divides most batches, the last holds any batch whole."""
+"""Rows and columns of a tile. None divides most batches, and the last is larger than any batch."""
 
 SLACK = {torch.float64: 1e-9, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-"""By how much an error may exceed one and a half times that of plain torch."""
+"""Tolerance by which an error may exceed one and a half times that of plain torch."""
 
 
 @contextmanager
 def tiles(shape: tuple[int, int], kept: bool = True) -> Iterator[None]:
-    """Context in which similarities are worked on in tiles of this shape, and kept for the backward pass or not."""
+    """A context in which tiles of similarities have this shape, and are kept for the backward pass or not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked_steps, "TILE", shape)
         patch.setattr(chunked_steps, "KEPT_PAIRS", 2**26 if kept else 0)
@@ -32,7 +32,7 @@ def tiles(shape: tuple[int, int], kept: bool = True) -> Iterator[None]:
 def differentiate(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, y: Tensor, tau: Tensor, weights: Tensor
 ) -> Results:
-    """Losses [2, B] and the gradients of a weighted sum of them."""
+    """Return the losses [2, B] and the gradients of a weighted sum of them."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in (x, y, tau)]
     losses = loss(*leaves)
     (losses * weights.to(losses.dtype)).sum().backward()
@@ -41,7 +41,7 @@ def differentiate(
 
 
 def error(found: Tensor, exact: Tensor, unit: float = 1e-3) -> float:
-    """Largest difference, in units of the largest exact entry (of ``unit`` if that is larger)."""
+    """Return the largest difference in units of the largest exact entry, or of ``unit`` if that is larger."""
     assert found.shape == exact.shape
     if not exact.numel():
         return 0.0
@@ -49,13 +49,13 @@ def error(found: Tensor, exact: Tensor, unit: float = 1e-3) -> float:
 
 
 def check(found: Results, plain: Results, exact: Results, slack: dict[str, float], units: dict[str, float]) -> None:
-    """No error worse than that of plain torch, but for the slack; ``units`` as in ``error``."""
+    """Check that no error exceeds that of plain torch by more than the slack; ``units`` are as in ``error``."""
     errors = {key: [error(results[key], exact[key], units[key]) for results in (found, plain)] for key in exact}
     assert all(mine <= 1.5 * torchs + slack[key] for key, (mine, torchs) in errors.items()), errors
 
 
 def check_equal(found: Results, exact: Results) -> None:
-    """In float64, whatever was added up in another order."""
+    """Check results in float64, which differ only by the order of sums."""
     errors = {key: error(found[key], exact[key]) for key in exact}
     assert all(value <= 1e-12 for value in errors.values()), errors
 
@@ -63,11 +63,11 @@ def check_equal(found: Results, exact: Results) -> None:
 def units_of(
     exact: Results, weights: Tensor, tau: Tensor, largest: float, slopes: tuple[float | Tensor, float | Tensor]
 ) -> dict[str, float]:
-    """How large the terms of the gradients are, which may nearly cancel.
+    """Return the size of the terms of the gradients, which may nearly cancel.
 
     Args:
-        largest: of the similarities.
-        slopes: largest derivatives of a similarity by an entry of x and of y; of each pair, or one number.
+        largest: The largest similarity.
+        slopes: Largest derivatives of a similarity by an entry of x and of y, for each pair or as one number.
     """
     share, tau = weights.abs() * -torch.expm1(-exact["loss"]), float(tau)
     of_sides = (float((share * slope).max()) / tau for slope in slopes)
@@ -76,11 +76,11 @@ def units_of(
 
 
 def make_ids(batch: int, columns: int, sentences: int, generator: torch.Generator) -> Tensor:
-    """Ids [B, columns], ``sentences`` different ones in each."""
+    """Return ids [B, columns] with ``sentences`` different values in each column."""
     return torch.randint(sentences, (batch, columns), generator=generator)
 
 
 def same_sentences(ids: Tensor | None, batch: int) -> Tensor:
-    """bool [B, B]: pairs that are not each other's negatives, every pair itself among them."""
+    """Return bool [B, B]: pairs that are not negatives of each other, including each pair with itself."""
     same = torch.eye(batch, dtype=torch.bool)
     return same if ids is None else same | (ids[:, None] == ids[None]).any(2)

@@ -1,4 +1,4 @@
-"""Processes that compute together, and the losses between two sides of a batch that they compute."""
+"""Processes that together compute the losses between two sides of a batch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from xrep.kernels.gather import current_group, gather_rows, rank_sizes
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 
-"""After which processes that wait for each other are given up."""
+"""Seconds after which processes that wait for each other count as hanging."""
 
 Results = dict[str, Tensor]
 Found = list[dict[str, Results]]
-"""By rank and case."""
+"""The results by rank and case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,13 @@ class Case:
     """A call of a loss.
 
     Attributes:
-        sizes: pairs of each rank.
-        hard: whether it is ``hard_infonce``.
-        options: of the loss.
-        sentences: of how many different ones the ids are; None: no ids.
-        learning: whether x, y and the temperature are differentiated by.
-        directions: weights of the two directions' losses.
-        members: the ranks of each group.
+        sizes: Number of pairs of each rank.
+        hard: Whether the loss is ``hard_infonce``.
+        options: Options of the loss.
+        sentences: Number of different sentences in the ids; None: no ids.
+        learning: Whether x, y and the temperature get a gradient.
+        directions: Weights of the losses of the two directions.
+        members: The ranks of each group.
     """
 
     sizes: tuple[int, ...]
@@ -58,12 +58,12 @@ class Case:
         return self.members or (tuple(range(len(self.sizes))),)
 
     def rows(self, rank: int) -> slice:
-        """Which of all pairs are a rank's."""
+        """Return the slice of all pairs that belongs to a rank."""
         start = sum(self.sizes[:rank])
         return slice(start, start + self.sizes[rank])
 
     def data(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """x, y [N, D] and random weights [2, N] of all ranks' losses, ids [N, 2]."""
+        """Return x and y [N, D], random weights [2, N] of all ranks' losses, and ids [N, 2]."""
         generator = torch.Generator().manual_seed(sum(self.sizes))
         count = sum(self.sizes)
         x, noise = torch.randn(2, count, 6, generator=generator, dtype=torch.float64) / 2
@@ -73,7 +73,7 @@ class Case:
         return x.to(self.dtype), (x + 0.7 * noise).to(self.dtype), weights, ids
 
     def run(self, rows: Tensor | slice, group: dist.ProcessGroup | None) -> Results:
-        """All that comes out of the loss of these pairs, and the gradients of the weighted sum."""
+        """Return the results of the loss of these pairs, and the gradients of the weighted sum."""
         x, y, weights, ids = self.data()
         tau = torch.tensor(0.3, dtype=torch.float64)
         inputs = zip((x[rows], y[rows], tau), self.learning, strict=True)
@@ -120,7 +120,7 @@ KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int6
 
 
 def shapes(rank: int) -> list[tuple[int, ...]]:
-    """Of the rows that a rank hands to ``gather_rows``."""
+    """Numbers of the rows that a rank gives to ``gather_rows``."""
     return [(3 - rank % 3, 2), (rank, 2, 3), (2,), (0, 5)]
 
 
@@ -130,7 +130,7 @@ def rows_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def weights_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """By which a rank multiplies all rows: exact in bfloat16, and their sums in float32 but not in half precision."""
+    """Factors of a rank for all rows, exact in bfloat16; their sums are exact in float32, not in half precision."""
     generator = torch.Generator().manual_seed(100 + rank)
     return (
         torch.randint(64, 128, shape, generator=generator) * 2.0 ** torch.randint(-6, 7, shape, generator=generator)
@@ -138,7 +138,7 @@ def weights_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def gather(rank: int) -> Results:
-    """What ``gather_rows`` makes of rows that ranks have different numbers of, and its gradient of a weighted sum."""
+    """Return the result of ``gather_rows`` for unequal numbers of rows, and its gradient of a weighted sum."""
     group, found = current_group(), {}
     assert group is not None
     for number, shape in enumerate(shapes(rank)):
@@ -150,7 +150,7 @@ def gather(rank: int) -> Results:
             found[f"rows {number} {dtype}"] = everyone.detach()
             if dtype.is_floating_point:
                 weights = weights_of(rank, everyone.shape, dtype)
-                # The gradient of the rows is not contiguous on some ranks, and it is that of ``other`` as well.
+                # The gradient of the rows is not contiguous on some ranks, and it is also that of ``other``.
                 other = torch.zeros_like(everyone, requires_grad=True)
                 factor = weights.movedim(0, -1) if rank % 2 else weights.movedim(0, -1).contiguous()
                 turned = (everyone + other).movedim(0, -1) * factor
@@ -160,20 +160,20 @@ def gather(rank: int) -> Results:
 
 
 def losses(rank: int, world: int) -> dict[str, Results]:
-    """What a rank finds, of each case."""
+    """Return the results of a rank for each case."""
     found = {"gather": gather(rank)}
     groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {tuple(range(world)): dist.group.WORLD}
     for name, case in cases(world).items():
         for members in case.groups:
             if members not in groups:
-                groups[members] = dist.new_group(members)  # by the others, too
+                groups[members] = dist.new_group(members)  # the other ranks divide by it, too
         mine = next(members for members in case.groups if rank in members)
         found[name] = case.run(case.rows(rank), groups[mine])
     return found
 
 
 def work(rank: int, world: int, folder: Path, task: bytes) -> None:
-    """One process: everything it finds goes to a file."""
+    """The work of one process, which writes its results to a file."""
     try:
         torch.set_num_threads(1)
         store, limit = f"file://{folder / 'store'}", datetime.timedelta(seconds=PATIENCE / 2)
@@ -187,12 +187,12 @@ def work(rank: int, world: int, folder: Path, task: bytes) -> None:
 
 
 def run_ranks(world: int, folder: Path, compute: Callable[..., dict[str, Results]], *arguments: Any) -> Found:
-    """``compute(rank, world, *arguments)``, a function of a module, of each of ``world`` processes.
+    """Run ``compute(rank, world, *arguments)``, a function of a module, in each of ``world`` processes.
 
     Raises:
-        RuntimeError: one failed, or they did not end in time.
+        RuntimeError: A process failed, or they did not end in time.
     """
-    context = warm_context()  # the ranks are forked from a process that has imported what operators need
+    context = warm_context()  # ranks are forked from a process with the needed imports
     task = pickle.dumps((compute, arguments))
     processes = [context.Process(target=work, args=(rank, world, folder, task), daemon=True) for rank in range(world)]
     for process in processes:

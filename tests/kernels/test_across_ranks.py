@@ -1,4 +1,4 @@
-"""Losses whose negatives are on all ranks, computed by real processes, against one process with all pairs."""
+"""Losses with the negatives of all ranks, computed by real processes, against one process with all pairs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ranks.Found:
-    """What every rank found, of each case."""
+    """Return the results of every rank for each case."""
     return ranks.run_ranks(request.param, tmp_path_factory.mktemp("ranks"), ranks.losses)
 
 
 def same(key: str, mine: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     if expected.dtype == torch.bool:
         return torch.equal(mine, expected)
-    unit = 100.0 if key == "tau" else 1e-3  # the size of its terms, which nearly cancel
+    unit = 100.0 if key == "tau" else 1e-3  # the size of the terms, which nearly cancel
     return mine.dtype == expected.dtype and error(mine, expected.double(), unit) <= tolerance
 
 
@@ -45,7 +45,7 @@ def test_the_cases_tell_right_from_wrong() -> None:
         result = ranks.cases(world)[f"{kind}, unequal"].run(slice(None), None)
         for field in ("forward_correct", "backward_correct"):
             assert result[field].any() and not result[field].all()
-        # Other ranks' pairs matter to the losses of this one.
+        # The losses of this rank depend on the pairs of other ranks.
         alone = ranks.cases(world)[f"{kind}, unequal"].run(slice(0, ranks.SIZES[world]["unequal"][0]), None)
         assert not torch.allclose(alone["forward"], result["forward"][: len(alone["forward"])], rtol=1e-2)
 
@@ -68,7 +68,7 @@ def test_the_gradient_of_a_row_is_what_all_ranks_have_for_it(
 ) -> None:
     shapes = [ranks.shapes(rank)[number] for rank in range(len(found))]
     whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-    # Rounded once, not with every rank that is added.
+    # The sum is rounded once, not with every rank.
     total = sum(ranks.weights_of(rank, whole, dtype).double() for rank in range(len(found))).to(dtype)
     gradients = [part["gather"][f"gradient {number} {dtype}"] for part in found]
     assert [list(gradient.shape) for gradient in gradients] == [list(shape) for shape in shapes]

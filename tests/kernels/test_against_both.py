@@ -1,4 +1,4 @@
-"""Two sets of negatives one after the other are worth the two together."""
+"""Two sets of negatives one after the other give the result of both together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_loss_gradient_and_correctness(tau: float, sizes: tuple[int, int], dtype
     torch.manual_seed(0)
     shapes = ((12, 16), (12, 16), (sizes[0], 16), (sizes[1], 16))
     query, positive, one, other = (torch.nn.functional.normalize(torch.randn(s), dim=1).to(dtype) for s in shapes)
-    positive[:4] = query[:4]  # hardly any loss
+    positive[:4] = query[:4]  # the loss is nearly 0
     query.requires_grad_()
     theta = torch.tensor(tau, dtype=dtype, requires_grad=True)
     results = []

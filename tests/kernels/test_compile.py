@@ -1,4 +1,4 @@
-"""The custom operators keep torch's rules for such, and torch.compile takes the kernels whole and changes nothing."""
+"""The custom operators obey torch's rules, and torch.compile captures the kernels whole without changing results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYOUTS = ["rows together", "rows apart"]
 
 
 class Maker:
-    """Random tensors whose rows lie together in memory or apart."""
+    """Makes random tensors whose rows are contiguous in memory or not."""
 
     def __init__(self, layout: str = LAYOUTS[0], dtype: torch.dtype = torch.float32) -> None:
         self.layout, self.dtype, self.generator = layout, dtype, torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""hard_infonce against HiCTL's equations 2, 3, 5 and 6, every harder negative built, in float64."""
+"""hard_infonce against HiCTL's equations 2, 3, 5 and 6 with every harder negative built, in float64."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from xrep.kernels.paths import use_path
 HALF = (torch.float16, torch.bfloat16)
 
 HARD_SLACK = SLACK | {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 3e-2}
-"""The closed form loses digits where k̂ is much shorter than q, which takes few dimensions; and the gradient of a cosine
-has more terms than that of a dot product, each rounded to the type of the vectors."""
+"""The closed form loses digits if k̂ is much shorter than q, which happens in few dimensions; and the gradient of a
+cosine has more terms than that of a dot product, each rounded to the type of the vectors."""
 
 
 class Formula(NamedTuple):
-    """Of both directions: losses, mean λ, the positive's lead over the best plain negative [2, B]; the number of
-    negatives that are farther than the positive, and of those that are not."""
+    """The results of both directions: losses, mean λ, the positive's lead over the best plain negative [2, B]; the
+    numbers of negatives that are farther than the positive and that are not."""
 
     losses: Tensor
     interpolation: Tensor
@@ -51,14 +51,14 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def unit_vectors(side: Tensor, dtype: torch.dtype) -> Tensor:
-    """Half precision vectors are that after normalisation, too."""
+    """Vectors in half precision stay so after normalisation."""
     if dtype in HALF:
         return torch.nn.functional.normalize(side.float(), dim=1).to(dtype).to(side.dtype)
     return side / side.norm(dim=1, keepdim=True)
 
 
 def formula(x: Tensor, y: Tensor, tau: Tensor, same: Tensor, exponent: float) -> Formula:
-    """In the type of the inputs; ``same[i, j]``: pairs i and j (i and i too) are no negatives of each other."""
+    """Compute in the type of the inputs; ``same[i, j]``: pairs i and j (also i and i) are not negatives."""
     losses, means, leads, farther = [], [], [], [0, 0]
     for queries, keys in ((x, y), (y, x)):
         for i, (q, positive) in enumerate(zip(queries, keys, strict=True)):
@@ -84,7 +84,7 @@ def kernel(x: Tensor, y: Tensor, tau: float | Tensor, exponent: float | Tensor, 
 def make(
     batch: int, size: int = 10, *, spread: float = 0.0, closeness: float = 0.6, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
-    """x and y [B, D] of lengths between 10^-spread and 10^spread, y being near x; weights [2, B] of the losses."""
+    """Return x and a near y [B, D] of lengths between 10^-spread and 10^spread, and weights [2, B] of the losses."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, size, generator=generator)
     y = closeness * x + (1 - closeness) * torch.randn(batch, size, generator=generator)
@@ -104,10 +104,10 @@ def compare(
     ids: Tensor | None = None,
     least: float = 0.0,
 ) -> Formula:
-    """The kernel against plain torch on the same numbers; half precision widened for the latter, as only that is sharp.
+    """Compare the kernel with plain torch on the same numbers, which torch widens from half precision.
 
     Args:
-        least: the least slack.
+        least: The least slack.
     """
     same, types = same_sentences(ids, len(x)), (x.dtype, y.dtype)
     wide = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
@@ -159,7 +159,7 @@ def test_equals_the_formula(
     with tiles(tile, kept):
         options = {"normalize": normalize, "ids": ids}
         if not normalize and dtype != torch.float64 and spread > 1:
-            options["least"] = 5e-4  # 1 - λ loses digits where the query is thousands of times as long as its negative
+            options["least"] = 5e-4  # 1 - λ loses digits if the query is thousands of times longer than its negative
         compare(x.to(dtype), y.to(dtype), torch.tensor(tau), weights, exponent, **options)
 
 
@@ -238,7 +238,7 @@ def test_the_reference_path_is_the_formula(batch, size, exponent, normalize, col
 def test_duplicates_among_the_negatives(dtype: torch.dtype, exponent: float) -> None:
     x, y, weights, _ = make(7, 8)
     x, y = x.to(dtype), y.to(dtype)
-    x[1], y[2], y[3], x[4] = x[0], y[0], x[0], y[0]  # of the query x0 and of its positive y0, on either side
+    x[1], y[2], y[3], x[4] = x[0], y[0], x[0], y[0]  # gradients of the query x0 and of its positive y0, on either side
     compare(x, y, torch.tensor(0.05), weights, exponent)
     result = hard_infonce(x, y, 0.05, exponent=exponent)
     assert not result.forward_correct[[0, 1]].any()

@@ -1,4 +1,4 @@
-"""inbatch_infonce against the formula of each direction, materialised, in float64."""
+"""inbatch_infonce against the materialised formula of each direction, in float64."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def formula(x: Tensor, y: Tensor, tau: Tensor, same: Tensor, margin: float) -> Tensor:
-    """Losses [2, B] of both directions in the type of the inputs; ``same[i, j]``: no negatives of each other."""
+    """Return losses [2, B] of both directions in the type of the inputs; ``same[i, j]`` pairs are not negatives."""
     logits = x @ y.T / tau
     positive = ((x * y).sum(1, keepdim=True) - margin) / tau
     sides = (logits.masked_fill(same, -math.inf), logits.T.masked_fill(same.T, -math.inf))
@@ -47,7 +47,7 @@ def kernel(x: Tensor, y: Tensor, tau: float | Tensor, **options) -> Tensor:
 def make(
     batch: int, size: int = 12, *, tau: float = 0.0625, reach: float = 10.0, closeness: float = 0.5, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
-    """x and y [B, D] whose logits are at most ``reach``, y being near x; weights [2, B] of the losses."""
+    """Return x and a near y [B, D] whose logits are at most ``reach``, and weights [2, B] of the losses."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, size, generator=generator)
     y = closeness * x + (1 - closeness) * torch.randn(batch, size, generator=generator)
@@ -56,7 +56,7 @@ def make(
 
 
 def compare(x: Tensor, y: Tensor, tau: Tensor, weights: Tensor, margin: float, ids: Tensor | None) -> None:
-    """The kernel against plain torch on the same numbers: half precision widened for it, as only that is sharp."""
+    """Compare the kernel with plain torch on the same numbers, which torch widens from half precision."""
     same = same_sentences(ids, len(x))
     wide = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
 
@@ -80,7 +80,7 @@ def compare(x: Tensor, y: Tensor, tau: Tensor, weights: Tensor, margin: float, i
     positive = ((x.double() * y.double()).sum(1) - margin) / tau.double()
     for mine, side in zip(beaten, (logits, logits.T), strict=True):
         lead = positive - side.amax(1)
-        clear = lead.abs() > 1e-4 * (1 + positive.abs())  # nearer ones are decided by rounding
+        clear = lead.abs() > 1e-4 * (1 + positive.abs())  # rounding decides between nearer ones
         assert torch.equal(mine[clear], lead[clear] > 0)
 
 
@@ -196,7 +196,7 @@ def test_correct_in_each_direction() -> None:
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("path", ["chunked", "reference"])
 def test_a_tie_is_not_correct(tile: tuple[int, int], path: str) -> None:
-    # Whole numbers and a temperature of 1/4, so that equal logits are equal: x·y is [[5, 5], [0, 5]].
+    # Whole numbers and a temperature of 1/4 make equal logits exactly equal: x·y is [[5, 5], [0, 5]].
     x, y = torch.tensor([[1.0, 2.0], [2.0, -1.0]]), torch.tensor([[1.0, 2.0], [3.0, 1.0]])
     with tiles(tile), use_path(path):
         result = inbatch_infonce(x, y, 0.25)
@@ -258,7 +258,7 @@ def test_the_same_gradient_twice_but_no_gradient_of_it() -> None:
     loss = (kernel(x, y, 0.0625) * weights).sum()
     first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second) and first.any()
-    # The sums are saved, not the graph behind them: a second derivative would be wrong, so there is none.
+    # The sums are saved without their graph. A second derivative would be wrong, so there is none.
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
     with pytest.raises(RuntimeError, match="no autograd formula"):
         gradient.sum().backward()

@@ -1,4 +1,4 @@
-"""The fast linear map against torch's in float64, and the switch of precision around it."""
+"""The fast linear map against torch's in float64, and its switch of precision."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_precision_is_switched_for_float32_cpu_products_alone_and_restored(monke
 def test_the_fused_form_is_the_same_and_for_inference_alone(dtype: torch.dtype, gelu: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((3, 17, 40), (30, 40), (30,)))
-    assert fused_linear(x, weight, bias, gelu) is None  # gradients could be wanted
+    assert fused_linear(x, weight, bias, gelu) is None  # gradients are enabled
     with torch.no_grad():
         found = fused_linear(x, weight, bias, gelu)
         if found is None:

@@ -29,8 +29,8 @@ SUBSETS = [names for n in range(3) for names in itertools.combinations(("hidden"
 
 @dataclass(frozen=True)
 class Case:
-    """A problem: ``logit`` is the largest there may be (but for the bias), ``block`` is VOCABULARY_LOGITS;
-    with ``groups`` a bias has so many rows."""
+    """A test case: ``logit`` is the largest possible logit (without the bias), ``block`` is VOCABULARY_LOGITS;
+    with ``groups`` a bias has this number of rows."""
 
     tokens: int = 300
     size: int = 16
@@ -77,7 +77,7 @@ class Problem:
         return hidden @ weight.t() + (0 if bias is None else bias.double())
 
     def bias(self, given: Tensor | None) -> Tensor | None:
-        """That of each token, or of all."""
+        """The loss of each token, or of all."""
         return given if self.groups is None or given is None else given[self.groups]
 
     def kernel(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -92,12 +92,12 @@ class Problem:
         )  # fmt: skip
 
     def expected(self) -> list[Results]:
-        """In the type of the hidden vectors, in float32 and in float64."""
+        """Return results in the type of the hidden vectors, in float32 and in float64."""
         types = (self.case.dtype, torch.float32, torch.float64)
         return [differentiate(self.plain, in_type(self.inputs, dtype), self.factor) for dtype in types]
 
     def check_tokens(self) -> None:
-        """Negative log-likelihood and correctness of each token."""
+        """Return the negative log-likelihood and the correctness of each token."""
         logits, ignored = self.logits(), self.target == self.ignore_index
         nll = F.cross_entropy(logits, self.target, reduction="none", ignore_index=self.ignore_index)
         assert error(self.result.nll, nll, self.case.logit) < 2e-6
@@ -110,7 +110,7 @@ class Problem:
 def check(case: Case) -> None:
     problem = Problem(case)
     expected = problem.expected()
-    # What is left where large logits, or the pulls of the target and of the other words, cancel.
+    # The size of results after large logits, or the gradients of the target and of the other words, cancel.
     pull = math.sqrt(case.logit)
     smallest = {"loss": (1 + case.tokens) * case.logit / 10, "hidden": pull, "weight": pull, "bias": 1.0}
     with patch.object(chunked_steps, "VOCABULARY_LOGITS", case.block):
@@ -185,7 +185,7 @@ def test_all_tokens_ignored_give_zeros() -> None:
 @pytest.mark.parametrize("path", ["chunked", "reference"])
 def test_correct_is_that_no_word_has_a_higher_logit(path: str) -> None:
     hidden, weight = torch.tensor([[1.0, 2.0]]).repeat(4, 1), torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-    # By hand: the logits are 2, 2 and 0 for every token; word 2 is also what is ignored.
+    # By hand: the logits are 2, 2 and 0 for every token; word 2 is also the ignored one.
     with use_path(path):
         correct = linear_cross_entropy(hidden, weight, torch.tensor([0, 1, 2, 2])).correct
         bias = torch.tensor([0.0, 0.0, 5.0])
@@ -341,7 +341,7 @@ def test_blocks_have_few_sizes() -> None:
 
 
 def test_there_is_no_second_derivative() -> None:
-    # The gradient is saved, not the graph behind it: a second derivative would be wrong.
+    # The gradient is saved without its graph. A second derivative would be wrong.
     problem = Problem(Case(tokens=9))
     leaves = {name: tensor.requires_grad_() for name, tensor in problem.inputs.items()}
     (gradient,) = torch.autograd.grad(problem.kernel(**leaves), leaves["hidden"], create_graph=True)

@@ -101,7 +101,7 @@ def test_bad_shapes() -> None:
 
 
 def shares(logits: Tensor, top_k: int, top_p: float, temperature: float, apart: tuple[int, ...]) -> Tensor:
-    """Probabilities of one row of logits [V], as the papers define them."""
+    """Return the probabilities of one row of logits [V], as the papers define them."""
     logits = logits.double() / temperature
     logits[list(apart)] = -torch.inf
     if top_k:
@@ -126,7 +126,7 @@ CASES = {
 @pytest.mark.parametrize("given", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("words", [12, 1500])
 def test_what_is_drawn_has_the_distribution_of_the_model(given: dict[str, float], words: int) -> None:
-    """Uniform numbers at equal distances must draw each word as often as its probability says, to one."""
+    """Equally spaced uniform numbers must draw each word as often as its probability says, to within one."""
     draws, apart = 20_000, (0, 3)
     row = logits_of(1, words, dtype=torch.float32, spread=2.0, seed=4)
     uniforms = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws

@@ -1,4 +1,4 @@
-"""Which implementation runs, and what is said about it."""
+"""Which implementation runs, and the message about it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, triton: bool, gpu: bool) -> None:
-    """Let it look as if there were Triton and a GPU, or not."""
+    """Pretend that there are Triton and a GPU, or that there are none."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if triton else None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     triton_problem.cache_clear()

@@ -1,4 +1,4 @@
-"""What the CPU is asked, and what layers do where it has no bfloat16 products, or torch no oneDNN."""
+"""Features of the CPU, and layers on one without bfloat16 products, or with a torch without oneDNN."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from xrep.nn.layers import Linear, feedforward
 from xrep.training.step import precision_on
 
 BFLOAT16 = 2.0**-8
-"""Largest relative error of a number that is rounded to bfloat16."""
+"""The largest relative error of a number that is rounded to bfloat16."""
 QUESTIONS = (processor.fast_float32_is_exact, processor.multiplies_bfloat16, processor.has_fused_linear)
 
 
 @pytest.fixture
 def asked_anew() -> Iterator[None]:
-    """Answers are not those of the processes' start, and are forgotten afterwards."""
+    """Clear the cached answers before and after a test."""
     for question in QUESTIONS:
         question.cache_clear()
     yield
@@ -36,7 +36,7 @@ def asked_anew() -> Iterator[None]:
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor without bfloat16 products."""
+    """Pretend that the processor has no bfloat16 products."""
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
 
 
@@ -96,7 +96,7 @@ def test_a_fused_product_that_is_wrong_is_not_taken(asked_anew: None, monkeypatc
 
 
 def check_linear(dtype: torch.dtype) -> None:
-    """Layers in inference against float64."""
+    """Check layers in inference against float64."""
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(size, generator=generator).to(dtype) for size in ((3, 17, 40), (30, 40), (30,)))
     inner, outer = Linear(40, 30).to(dtype), Linear(30, 8).to(dtype)
@@ -131,7 +131,7 @@ def test_layers_where_bfloat16_is_emulated(emulated: None, monkeypatch: pytest.M
         return product(x, *rest)
 
     monkeypatch.setattr(linear_module.F, "linear", noted)
-    with precision.default_float32_products():  # on processors whose fast products round
+    with precision.default_float32_products():  # this happens on processors whose fast products round
         check_linear(torch.bfloat16)
     assert torch.bfloat16 not in seen
     x = torch.ones(2, 3, dtype=torch.bfloat16)

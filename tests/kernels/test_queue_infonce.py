@@ -1,4 +1,4 @@
-"""queue_infonce against equation 2 as it is written, in float64 with everything materialised."""
+"""queue_infonce against equation 2 in float64, with everything materialised."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def unit_rows(generator: torch.Generator, rows: int, size: int) -> Tensor:
 
 
 def make(batch: int, size: int, rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, positive and queue, of length 1."""
+    """Return query, positive and queue of length 1."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(unit_rows(generator, n, size) for n in (batch, batch, rows))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A problem: ``logit`` is the largest there may be, ``columns`` and ``sentences`` are of the ids (0: none)."""
+    """A test case: ``logit`` is the largest logit, ``columns`` and ``sentences`` describe the ids (0: none)."""
 
     batch: int = 20
     size: int = 24
@@ -92,12 +92,12 @@ class Problem:
         return formulas.queue_infonce(query, positive, queue, tau, self.same, self.case.margin)
 
     def expected(self) -> list[Results]:
-        """In the type of the inputs, in float32 and in float64."""
+        """Return results in the type of the inputs, in float32 and in float64."""
         types = (self.case.dtype, torch.float32, torch.float64)
         return [differentiate(self.plain, in_type(self.inputs, dtype), self.factor) for dtype in types]
 
     def lead(self) -> Tensor:
-        """By how much each query's positive beats the negatives, in float64."""
+        """Return the lead of each query's positive over the negatives, in float64."""
         query, positive = self.inputs["query"].double(), self.inputs["positive"].double()
         negatives = (query @ self.queue[: self.filled].double().T).masked_fill(self.same, -math.inf)
         best = torch.cat([negatives, torch.full((len(query), 1), -math.inf)], 1).amax(1)
@@ -111,7 +111,7 @@ def check(case: Case) -> Results:
     decided = lead.abs() > 1e-5 * case.logit
     with patch.object(chunked_steps, "QUEUE_ROWS", case.block):
         found = differentiate(problem.kernel, problem.inputs, problem.factor)
-    # Results may be what large logits, or pulls of the positive and of the negatives, leave when they cancel.
+    # Results may be small differences of large logits, or of the gradients of the positive and of the negatives.
     largest_logits = float(problem.factor.abs().sum()) * case.logit
     pull = float(problem.factor.abs().max()) * math.sqrt(case.logit / case.temperature)
     smallest = {"loss": case.logit / 10, "query": pull, "tau": largest_logits / case.temperature}
@@ -330,7 +330,7 @@ def test_no_array_of_queries_by_queue_exists() -> None:
 
 
 def test_there_is_no_second_derivative() -> None:
-    # The softmax is saved, not the graph behind it: a second derivative would be wrong.
+    # The softmax is saved without its graph. A second derivative would be wrong.
     query, positive, queue = make(4, 8, 50)
     query.requires_grad_(), positive.requires_grad_()
     (gradient,) = torch.autograd.grad(queue_infonce(query, positive, queue, 0.05).loss.sum(), query, create_graph=True)

@@ -20,7 +20,7 @@ TAU = 0.3
 
 
 def triplets(count: int, sentences: int = 1000) -> tuple[Tensor, Tensor]:
-    """Vectors [3, N, D] and ids [N, 3], equal sentences having equal vectors."""
+    """Return vectors [3, N, D] and ids [N, 3]; equal sentences have equal vectors."""
     generator = torch.Generator().manual_seed(count)
     table = torch.randn(sentences, 6, generator=generator, dtype=torch.float64) / 2
     ids = torch.randint(sentences, (count, 3), generator=generator)
@@ -28,7 +28,7 @@ def triplets(count: int, sentences: int = 1000) -> tuple[Tensor, Tensor]:
 
 
 def formula(vectors: Tensor, tau: Tensor, weight: float, ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Losses [N], and whether the positive is the best."""
+    """Return losses [N], and whether the positive is the best."""
     anchor, positive, negative = vectors
     losses, correct = [], []
     for i in range(len(anchor)):

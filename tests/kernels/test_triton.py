@@ -1,4 +1,4 @@
-"""The Triton path: interpreted on the CPU where there is no GPU, and compiled for one that need not be there."""
+"""The Triton path: interpreted on the CPU where there is no GPU, and compiled, which needs none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""word_infonce against HiCTL's equation 7 in loops over words, in float64, and what it samples against enumeration."""
+"""word_infonce against HiCTL's equation 7 in loops over words, in float64, and its samples against enumeration."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ module = importlib.import_module("xrep.kernels.word_infonce")  # the package has
 
 SPECIAL = torch.tensor([0, 3])
 CHUNKS = [1, 40, 10**6]
-"""Similarities held at a time: of one word, of a few, of all."""
+"""Numbers of similarities held at a time: those of one word, of a few, of all."""
 
 
 @contextmanager
 def chunks(logits: int, cached: int = 30) -> Iterator[None]:
-    """So many similarities at a time, and of these so many from which words are drawn: of a few rows."""
+    """Hold this number of similarities at a time, and draw words from this number, which is that of a few rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK_LOGITS", logits)
         patch.setattr(module, "CACHED_KEYS", cached)
@@ -31,7 +31,7 @@ def chunks(logits: int, cached: int = 30) -> Iterator[None]:
 
 
 def make(rows: int = 7, words: int = 61, size: int = 9, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, word vectors of many lengths (one of 0), words of each pair and which are counted."""
+    """Return queries, word vectors of many lengths (one is 0), the words of each pair and which of them count."""
     generator = torch.Generator().manual_seed(seed)
     query = 3 * torch.randn(rows, size, generator=generator, dtype=torch.float64)
     embedding = torch.randn(words, size, generator=generator, dtype=torch.float64)
@@ -44,7 +44,7 @@ def make(rows: int = 7, words: int = 61, size: int = 9, seed: int = 0) -> tuple[
 
 
 def formula(query: Tensor, embedding: Tensor, words: Tensor, bag: Tensor, tau: float, sampled: Tensor) -> Tensor:
-    """Equation 7 for each pair, S being given."""
+    """Return equation 7 for each pair with a given S."""
 
     def score(i: int, word: int) -> Tensor:
         q, e = query[i], embedding[word]
@@ -78,7 +78,7 @@ def test_equation_7_and_its_gradient(tau: float, chunk: int, samples: int) -> No
 
 
 def test_a_word_that_everybody_names() -> None:
-    """Padding and frequent words: the gradient is the sum over all places, and what is not counted adds nothing."""
+    """With padding and frequent words, the gradient is the sum over all places; words that do not count add nothing."""
     query, (_, embedding, words, bag) = make(70)[0], make()
     words, bag = (side.repeat(10, 1) for side in (words, bag))  # more pairs than there are words
     common, padding, *_ = (word for word in range(61) if word not in {*words.flatten().tolist(), *SPECIAL.tolist()})
@@ -133,7 +133,7 @@ def test_what_is_never_sampled(chunk: int, samples: int) -> None:
 
 
 def inclusion(weights: list[float], count: int) -> list[float]:
-    """How often each thing is among ``count`` drawn one by one without replacement, by going through all orders."""
+    """Return how often each item is among ``count`` drawn one by one without replacement, by enumerating all orders."""
     found = [0.0] * len(weights)
     for order in itertools.permutations(range(len(weights)), count):
         left, chance = sum(weights), 1.0
@@ -150,13 +150,13 @@ def inclusion(weights: list[float], count: int) -> list[float]:
 def test_the_largest_are_found_by_way_of_groups(
     columns: int, samples: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the partition of NumPy where threads are few."""
+    """Use the partition of NumPy, as with few threads."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     partition, found_by = module.np.argpartition, []
     monkeypatch.setattr(module.np, "argpartition", lambda *given, **how: found_by.append(1) or partition(*given, **how))
     keys = torch.randn(9, columns, generator=torch.Generator().manual_seed(0)).double()
     keys[0, 5:] = -torch.inf
-    keys[1] = torch.arange(columns).double()  # neighbours in the order, and in different groups
+    keys[1] = torch.arange(columns).double()  # adjacent in the order, and in different groups
     top, places = module._largest(keys, samples)
     assert torch.equal(keys.gather(1, places), top)
     assert torch.equal(top.sort(1).values, keys.topk(samples, dim=1).values.flip(1))
@@ -168,7 +168,7 @@ def test_the_largest_are_found_by_way_of_groups(
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("chunk", [3 * 20_000, 10**6], ids=["chunks of 3 words", "one chunk"])
 def test_words_are_drawn_with_their_probabilities(samples: int, chunk: int) -> None:
-    """Of 9 words, one is special and one in the bag: 7 are left, with probabilities between 2% and 43%."""
+    """One of 9 words is special and one is in the bag; the other 7 have probabilities between 2% and 43%."""
     rows, tau = 20_000, 0.5
     embedding = make(1, 9, 4, seed=3)[1]
     embedding[0] = embedding[5]
@@ -225,7 +225,7 @@ def test_of_nothing(chunk: int) -> None:
         for given in (
             (query[:0], embedding, words[:0], bag[:0]),  # no pairs
             (query, embedding, words, none),  # no words to find
-            (query, embedding, everything, torch.ones(7, 61, dtype=torch.bool)),  # none to tell them from
+            (query, embedding, everything, torch.ones(7, 61, dtype=torch.bool)),  # no other words
         ):
             leaves = [side.clone().requires_grad_() for side in given[:2]]
             found = word_infonce(*leaves, *given[2:], 0.05, special=SPECIAL, samples=4)

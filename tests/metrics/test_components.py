@@ -10,7 +10,7 @@ from xrep.metrics.components import principal_components, remove_components
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_the_formula_in_float64(shape: tuple[int, int], count: int) -> None:
     generator = np.random.default_rng(0)
-    x = generator.normal(size=shape) + 2 * generator.normal(size=shape[1])  # a mean: uncentred is not centred
+    x = generator.normal(size=shape) + 2 * generator.normal(size=shape[1])  # not centred
     right = np.linalg.svd(x)[2][:count]
     components = principal_components(x, count)
     assert components.shape == (count, shape[1])

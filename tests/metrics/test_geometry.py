@@ -30,14 +30,14 @@ def test_alignment_is_its_definition() -> None:
 def test_uniformity_is_its_definition(monkeypatch: pytest.MonkeyPatch, block: int, count: int) -> None:
     monkeypatch.setattr(geometry, "_BLOCK", block)
     x = 3 * _vectors(count, 8)
-    x[1] = x[0]  # a sentence that stands twice is a pair, too
+    x[1] = x[0]  # two equal sentences are a pair, too
     expected = np.log(np.mean(np.exp(-2 * pdist(_unit(x)) ** 2)))
     assert uniformity_loss(x) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 def test_uniformity_of_known_shapes() -> None:
     assert uniformity_loss(np.ones((5, 3), np.float32)) == pytest.approx(0, abs=1e-12)
-    assert uniformity_loss(np.eye(6)) == pytest.approx(-4, rel=1e-12)  # squared distance 2 between any two
+    assert uniformity_loss(np.eye(6)) == pytest.approx(-4, rel=1e-12)  # the squared distance between any two is 2
     assert uniformity_loss(np.array([[1.0, 0], [-1, 0]])) == pytest.approx(-8, rel=1e-12)
 
 

@@ -28,11 +28,11 @@ def test_the_threshold_is_the_midpoint_below_the_last_pair_taken() -> None:
     threshold, found = best_threshold(scores, np.array([False, True, False, True]), gold=2)
     assert (threshold, found.f1, found.extracted) == (1.25, 100, 2)
     threshold, found = best_threshold(scores, np.array([True, True, True, True]), gold=4)
-    assert (threshold, found.extracted) == (0.5, 4)  # all: the lowest score itself
+    assert (threshold, found.extracted) == (0.5, 4)  # all pairs: the lowest score
 
 
 def test_pairs_of_one_score_are_taken_together() -> None:
-    """The order in which equal scores happen to stand must not give a better F1 than any threshold could."""
+    """The order of equal scores must not give a better F1 than the best threshold does."""
     threshold, found = best_threshold(np.full(3, 1.0), np.array([True, False, False]), gold=1)
     assert (threshold, found.extracted, found.f1) == (1.0, 3, 50)
 
@@ -44,7 +44,7 @@ def test_pairs_of_one_score_are_taken_together() -> None:
     st.booleans(),
 )
 def test_no_threshold_is_better(rows: list[tuple[int, bool]], missed: int, close: bool) -> None:
-    """Against every threshold tried in turn; with ``close`` scores that are neighbours in float32."""
+    """Compare with a search over all thresholds; ``close`` scores are neighbours in float32."""
     step = np.spacing(np.float32(1)) if close else 0.25
     scores = (1 + step * np.array([score for score, _ in rows])).astype(np.float32)
     correct = np.array([right for _, right in rows])

@@ -9,8 +9,8 @@ def test_each_direction_is_counted_over_its_own_questions() -> None:
     y = np.array([[1, 0], [0, 1], [0.6, 0.8], [1, 0]], dtype=np.float32)
     # x -> y: 0, 1, 2, 1 (right, right, right, wrong). y -> x: 0, 1, 2, 0 (right, right, right, wrong).
     assert retrieval_accuracy(x, y) == Accuracy(75.0, 75.0)
-    x[3] = [0.8, -0.6]  # asks for y[0]; as an answer it is in nobody's way
-    x[0] = [0.7, 0.714]  # asks for y[2], and y[0] and y[3] now prefer x[3]
+    x[3] = [0.8, -0.6]  # finds y[0], and is found by no other vector
+    x[0] = [0.7, 0.714]  # finds y[2], and y[0] and y[3] now find x[3]
     accuracy = retrieval_accuracy(x, y)
     assert accuracy == Accuracy(forward=50.0, backward=75.0)
     assert accuracy.mean == 62.5

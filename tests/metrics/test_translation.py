@@ -1,4 +1,4 @@
-"""BLEU by hand, and against sacrebleu on sentences with words changed, dropped, swapped and added."""
+"""BLEU by hand, and against sacrebleu on sentences with changed, missing, swapped and added words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHERS = [english for _, english in sentence_pairs(300, seed=1)]
 
 
 def noisy(sentences: list[str], seed: int, rate: float) -> list[str]:
-    """Translations of a poor system: some words are missing, doubled, swapped or of another sentence."""
+    """Return translations of a poor system, in which words are missing, doubled, swapped or from another sentence."""
     draw = random.Random(seed)
     found = []
     for sentence in sentences:
@@ -54,9 +54,9 @@ def test_by_hand() -> None:
 
 
 def test_several_references_by_hand() -> None:
-    # 4 words: 3 and 5 are as near, the shorter counts, so no penalty. "b" is twice in one, "a" twice in the other
+    # 4 words: of 3 and 5, equally near, the shorter counts, so no penalty. "b" is twice in one, "a" twice in the other
     found = multi_bleu(["a a b b"], [["a a c"], ["b b a x y"]])
-    assert found.precisions[0] == 100 and found.precisions[1] == pytest.approx(200 / 3)  # a b is in none
+    assert found.precisions[0] == 100 and found.precisions[1] == pytest.approx(200 / 3)  # "a b" is in no reference
     assert (found.reference_length, found.brevity_penalty) == (3, 1)
 
 
@@ -95,7 +95,7 @@ def test_text_may_be_cut_first(tokenize: str) -> None:
     found = multi_bleu(hypotheses, references, tokenize)
     assert found.value == pytest.approx(expected.score) and found.reference_length == expected.ref_len
     assert found.value != pytest.approx(multi_bleu(hypotheses, references).value)
-    assert bleu(hypotheses, references, tokenize).value == pytest.approx(expected.score)  # there is nothing to smooth
+    assert bleu(hypotheses, references, tokenize).value == pytest.approx(expected.score)  # nothing is smoothed
 
 
 def test_scores_of_sacrebleu_with_their_signatures() -> None:

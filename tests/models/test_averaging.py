@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints, and the way out for it: what comes out is an encoder that everything accepts."""
+"""The mean of the last checkpoints, exported as an encoder that all commands accept."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_averaged(tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with three checkpoints of random encoders and the hashes of its training sentences."""
+    """Write a run with three checkpoints of random encoders and the hashes of its training sentences."""
     (tmp_path / "run").mkdir()
     for step in (1, 2, 3):
         write_encoder(tmp_path / "run" / f"checkpoint-{step:08d}", seed=step)

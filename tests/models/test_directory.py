@@ -1,4 +1,4 @@
-"""Checkpoint directories: whole or not there, refused when damaged, unable to run code."""
+"""Checkpoint directories are complete or absent, are refused if damaged, and cannot run code."""
 
 import copy
 import hashlib
@@ -54,7 +54,7 @@ def test_what_is_written_is_read_back(write, text, tmp_path):
     torch.manual_seed(3)
     model = DualEncoder(DualEncoder.Config(**SHAPE), text)
     assert (checkpoint.step, checkpoint.text) == (7, text)
-    assert checkpoint.config == CONFIG  # interpolations are text
+    assert checkpoint.config == CONFIG  # interpolations remain text
     assert checkpoint.training_state()["tensor"].tolist() == [1, 1, 1]
     loaded = load_model(checkpoint)
     assert not loaded.training
@@ -104,7 +104,7 @@ def test_a_snapshot_stays_as_it_was(text, tokenizer):
     then = live()
     train_a_step()
     assert all(map(same, parts(first), then)) and not any(map(same, parts(first), live()))
-    # The next takes over its memory, where the tensors are of the same kind.
+    # The next one reuses its memory if the tensors have the same shapes and types.
     memory = {tensor.data_ptr() for tensor in first.model.values()}
     criterion.weight = nn.Parameter(torch.rand(3, 2))
     second = take(2, spare=first)
@@ -180,7 +180,7 @@ def test_a_failed_write_leaves_what_was_there(write, tmp_path):
 
 @pytest.mark.parametrize("large", ["criterion", "training_state"])
 def test_a_file_that_finds_no_room_leaves_what_was_there(write, tmp_path, large):
-    """A file may have 64 KiB: the operating system refuses the rest, as it does on a full disk."""
+    """A file may have 64 KiB: the operating system refuses further writes, as on a full disk."""
     resource = pytest.importorskip("resource")
     write(tmp_path / "c")
     before = contents(tmp_path)
@@ -206,7 +206,7 @@ class Harmful:
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_a_training_state_cannot_run_code(write, tmp_path):
-    """Not even one whose checksums were made to fit."""
+    """This also holds for one with forged checksums."""
     checkpoint = write(tmp_path / "c")
     state, manifest = checkpoint / "training_state.pt", checkpoint / "manifest.json"
     harmful = Harmful(tmp_path / "owned")
@@ -222,7 +222,7 @@ def test_a_training_state_cannot_run_code(write, tmp_path):
         with pytest.raises(UserError, match="not a training state that is safe to read"):
             open_checkpoint(checkpoint).training_state()
         assert not (tmp_path / "owned").exists()
-    torch.load(state, weights_only=False)  # the trap does work
+    torch.load(state, weights_only=False)  # the trap works
     assert (tmp_path / "owned").exists()
 
 

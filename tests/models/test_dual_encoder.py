@@ -1,4 +1,4 @@
-"""The dual encoder: a sentence has one vector whatever its batch, and each language its tower."""
+"""The dual encoder: the vector of a sentence does not depend on its batch, and each language has its tower."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_model(text, **options) -> DualEncoder:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_vector_does_not_depend_on_the_batch(text, make_batch, pooling: str, norm: str) -> None:
     model = make_model(text, pooling=pooling, norm=norm, projection_size=20)
-    # Of 1 to 9 words on one side; twice as long on the other for every second sentence.
+    # One side has 1 to 9 words; on the other side every second sentence is twice as long.
     pairs = enumerate(sentence_pairs(9))
     batch = make_batch([(" ".join(german.split()[: 1 + n]), english * (1 + n % 2)) for n, (german, english) in pairs])
     for side, tower in ((batch.source, "source"), (batch.target, "target")):

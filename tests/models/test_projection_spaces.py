@@ -1,4 +1,4 @@
-"""Sentence vectors that are means of projection spaces (CMLM's 'proj'): trained, kept, taken along, left out."""
+"""Sentence vectors that are means of projection spaces (CMLM's 'proj'): training, checkpoints, starts and export."""
 
 from __future__ import annotations
 

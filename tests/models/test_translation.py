@@ -1,4 +1,4 @@
-"""The translator: steps equal the whole, options do what they say, and its parts start from where they are told."""
+"""The translator: steps equal the whole, its options have effect, and its parts start from given weights."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ EVERY = [(norm, tie, bias) for norm in ("post", "pre") for tie in ("all", "decod
 def make_model(text: TextSpec, **options) -> Translation:
     torch.manual_seed(0)
     model = Translation(Translation.Config(**{**SMALL, **options}), text).eval()
-    for parameter in model.parameters():  # so that what is attended to matters
+    for parameter in model.parameters():  # so that attention has an effect
         parameter.data.mul_(4 if parameter.dim() > 1 else 1)
     return model
 
 
 def make_pairs(make_batch) -> PairBatch:
-    """Eight pairs of mixed lengths, padded on both sides."""
+    """Return eight pairs of mixed lengths, padded on both sides."""
     return make_batch(
         [(" ".join(de.split()[: 1 + n]), en * (1 + n % 2)) for n, (de, en) in enumerate(sentence_pairs(8))]
     )
@@ -49,7 +49,7 @@ def loss_of(found: Predictions) -> CrossEntropy:
 
 
 def stepped(model: Translation, batch: PairBatch, languages: Tensor) -> Tensor:
-    """The same logits, from steps of four hypotheses of which one, now here and now there, is the target."""
+    """Return the same logits from steps of four hypotheses, one of which is the target, at changing places."""
     tokens, rows, draw = batch.target.tokens, torch.arange(len(batch)), torch.Generator().manual_seed(1)
     decoding = model.begin(batch.source, languages)
     steps, place = [decoding.next()[:, 0]], torch.zeros_like(rows)
@@ -98,7 +98,7 @@ def test_sentences_leave(text, make_batch) -> None:
 
 
 def test_the_semantic_bias_is_a_scaled_cosine(text, make_batch) -> None:
-    """z + s cos([CLS], E); with s = 0 the plain model."""
+    """The logits are z + s cos([CLS], E); with s = 0 they are those of the plain model."""
     batch, languages = make_pairs(make_batch), torch.zeros(8, dtype=torch.int64)
     model = make_model(text, semantic_bias=True).double()
     plain = make_model(text).double()
@@ -123,7 +123,7 @@ def test_gradients_reach_every_parameter(text, make_batch) -> None:
         model = make_model(text, semantic_bias=True, tie_embeddings=tie).train()
         found = model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64))
         loss_of(found).loss.backward()
-        # The row of padding has no direction: a normalised one would have a gradient of 1e12.
+        # The row of padding is zero and has no direction: normalised, it would have a gradient of 1e12.
         table = model.encoder.token_embedding.weight
         assert table.grad[text.vocabulary("source").pad_id].abs().max() < 10 * table.grad.abs().mean() + 1
         assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
@@ -169,7 +169,7 @@ def test_languages_are_carried_over_by_their_names(text) -> None:
     assert torch.equal(found["encoder.norm.weight"], theirs.encoder.norm.weight) and len(found) == len(
         ours.state_dict()
     )
-    other = dataclasses.replace(text, target_languages=["cs", "it"])  # as many, none of them known
+    other = dataclasses.replace(text, target_languages=["cs", "it"])  # as many languages, and none of them known
     assert "language_embedding.weight" not in ours.carried_over(make_model(other).state_dict(), other)
 
 

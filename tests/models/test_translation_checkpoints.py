@@ -1,4 +1,4 @@
-"""A checkpoint of a translation model where encoders are expected: as a start, for export, for sentence vectors."""
+"""Checkpoints of translation models in place of encoders: for starts, export and sentence vectors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GERMAN, ENGLISH = ([pair[side] for pair in sentence_pairs(100)] for side in rang
 
 
 def write_run(folder: Path, tokenizers: dict[str, Tokenizer]) -> Path:
-    """Three checkpoints of random models, and the hashes of training sentences."""
+    """Write three checkpoints of random models, and the hashes of training sentences."""
     text = TextSpec(
         vocabularies={side: Vocabulary.of(tokenizer) for side, tokenizer in tokenizers.items()},
         max_length=64,
@@ -57,7 +57,7 @@ def write_run(folder: Path, tokenizers: dict[str, Tokenizer]) -> Path:
 
 @pytest.fixture(scope="module", params=["shared", "separate"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One vocabulary, or one for each side."""
+    """Return one vocabulary, or one for each side."""
     folder = tmp_path_factory.mktemp(request.param)
     sides = {"shared": GERMAN + ENGLISH} if request.param == "shared" else {"source": GERMAN, "target": ENGLISH}
     return write_run(
@@ -66,7 +66,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def states(model: nn.Module, encoder: nn.Module, path: Path) -> torch.Tensor:
-    """[B, T, H], as the encoder of ``model`` gives them with the tokenizer in ``path``."""
+    """Return the states [B, T, H] of the encoder of ``model``, with the tokenizer in ``path``."""
     tokenizer = Tokenizer.load(path)
     ids = [np.array(sentence) for sentence in tokenizer.encode(GERMAN[:5])]
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_what_is_no_start(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"best: no tower 'decoder'; name .*best$"):
         find_start(str(run / "best" / "decoder"))
     model = nn.Linear(1, 1)
-    model.architecture = dict  # of a plugin
+    model.architecture = dict  # the model is that of a plugin
     snapshot = Snapshot.of(
         step=1,
         config_yaml="{}",

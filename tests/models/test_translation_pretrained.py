@@ -1,4 +1,4 @@
-"""A translator above an encoder of the transformers library."""
+"""A translator with a pretrained encoder of the transformers library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xrep.models.translation import Translation
 
 @pytest.mark.parametrize("name", ["BertModel", "XLMRobertaModel"])
 def test_starts_from_a_directory_of_transformers(tmp_path: Path, name: str) -> None:
-    """The decoder attends to the states of transformers; rows of the table that are no subwords are never written."""
+    """The decoder attends to the states of transformers; rows of the table without a subword are never generated."""
     theirs = make_model(name)
     path, pad_id, words = save(theirs, tmp_path / name), theirs.config.pad_token_id, VOCABULARY - 3
     vocabulary = Vocabulary(size=words, pad_id=pad_id, unk_id=3, bos_id=4, eos_id=2, mask_id=5)

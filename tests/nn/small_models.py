@@ -1,4 +1,4 @@
-"""Small random models of the transformers library, saved as real ones are, and batches for them."""
+"""Small random models of the transformers library, saved like real ones, and batches for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FAMILIES = {
 
 
 def make_model(name: str, **options: Any) -> nn.Module:
-    """A model of a class of transformers, say ``BertForMaskedLM``, in which no tensor is zero or one throughout."""
+    """Return a model of a class of transformers (``BertForMaskedLM``), none of whose tensors is constant."""
     family = next(family for family in sorted(FAMILIES, key=len, reverse=True) if name.startswith(family))
     offset = FAMILIES[family][1]
     given = {"max_position_embeddings": POSITIONS + offset, "layer_norm_eps": 1e-3, **SIZES, **options}
@@ -65,14 +65,14 @@ def make_batch(pad_id: int) -> TokenBatch:
 
 @torch.no_grad()
 def hidden_states(model: nn.Module, batch: TokenBatch) -> list[Tensor]:
-    """Theirs, of the embeddings and of each layer, with zeros at padding."""
+    """Return their states of the embeddings and of each layer, with zeros at padding."""
     mask = batch.mask
     output = model.base_model(input_ids=batch.tokens, attention_mask=mask.long(), output_hidden_states=True)
     return [hidden * mask.unsqueeze(-1) for hidden in output.hidden_states]
 
 
 def load(directory: Path, layers: int | None = None) -> tuple[Pretrained, TransformerEncoder, list[str]]:
-    """Ours, with the weights of the directory, and the tensors that it does not use."""
+    """Return our encoder with the weights of the directory, and the tensors that it does not use."""
     pretrained = read_pretrained(directory)
     state, unused = encoder_state(pretrained, layers)
     values = pretrained.shape.as_dict() | ({} if layers is None else {"layers": layers})
@@ -89,14 +89,14 @@ def assert_same(encoder: TransformerEncoder, theirs: list[Tensor], batch: TokenB
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    """Change entries of a JSON object; ``...`` takes one out."""
+    """Change entries of a JSON object; ``...`` removes one."""
     content = {**json.loads(path.read_text(encoding="utf-8")), **changes}
     content = {key: value for key, value in content.items() if value is not ...}
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def refusal(error: pytest.ExceptionInfo[BaseException], *parts: object) -> None:
-    """One line with all the parts and a cure."""
+    """Check that the error is one line with all the parts and a cure."""
     text = str(error.value)
     assert "\n" not in text and "; " in text, text
     for part in parts:

@@ -1,4 +1,4 @@
-"""Compiled layers against the same layers uncompiled."""
+"""Compiled layers against the same layers without compilation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIRECTION = torch.linspace(-1, 2, 32)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
-    # Without vector instructions the compiler of C++ has less to do, and need not try out which there are.
+    # Without vector instructions the C++ compiler has less work, and need not find out which there are.
     inductor = torch._inductor.config.patch({"cpp.simdlen": 1})
     with torch._dynamo.config.patch(optimize_ddp=True, recompile_limit=8), inductor:
         yield
@@ -41,15 +41,15 @@ def fresh() -> Iterator[None]:
 
 
 def make_pair(dropout: float = 0.0) -> tuple[TransformerEncoder, TransformerEncoder]:
-    """An encoder, and a copy of it to be compiled."""
+    """Return an encoder, and a copy of it to be compiled."""
     torch.manual_seed(0)
     encoder = TransformerEncoder(SHAPE, dropout=dropout, attention_dropout=dropout)
     return encoder, copy.deepcopy(encoder)
 
 
 def make_batches(count: int, layouts: list[str]) -> Iterator[TokenBatch]:
-    """Of 3 to 9 sentences and up to 80 tokens, by turns in each layout."""
-    chance = random.Random(2)  # torch takes sizes that happen to be equal at first for equal, and compiles once more
+    """Yield batches of 3 to 9 sentences and up to 80 tokens, in each layout in turn."""
+    chance = random.Random(2)  # torch assumes that sizes which are equal at first are always equal, and compiles again
     for number in range(count):
         layout = layouts[number % len(layouts)]
         rows, width = chance.randint(3, 9), chance.randint(30, 80)
@@ -61,7 +61,7 @@ def make_batches(count: int, layouts: list[str]) -> Iterator[TokenBatch]:
 
 @pytest.mark.slow
 def test_training_goes_on_as_without_it() -> None:
-    """The real compiler, on the layout that nearly all batches have."""
+    """The test uses the real compiler on the layout of nearly all batches."""
     encoder, compiled = make_pair()
     names = list(compiled.state_dict())
     compile_layers(compiled)
@@ -83,7 +83,7 @@ def test_training_goes_on_as_without_it() -> None:
 
 @pytest.mark.slow
 def test_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within DDP, in bfloat16, with activation checkpointing, in training and not."""
+    """The test uses DDP, bfloat16 and activation checkpointing, in training and inference."""
     monkeypatch.setattr(of_layers, "BACKEND", "aot_eager")
     encoder, compiled = make_pair()
     compile_layers(nn.ModuleDict({"anywhere": compiled}))

@@ -1,4 +1,4 @@
-"""The decoder against torch's own, and step by step against all at once."""
+"""The decoder against torch's own, and its single steps against the whole."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_decoder(norm: str, source_size: int = SIZE) -> TransformerDecoder:
 
 
 def sources(source_size: int = SIZE) -> tuple[Tensor, Tensor]:
-    """States of three sentences, and which of them are real."""
+    """Return states of three sentences, and the mask of real ones."""
     generator = torch.Generator().manual_seed(4)
     mask = torch.arange(6) < torch.tensor([[6], [2], [4]])
     return torch.randn(3, 6, source_size, generator=generator, dtype=torch.float64) * mask.unsqueeze(2), mask
@@ -44,7 +44,7 @@ def targets(length: int = 9) -> Tensor:
 
 
 def torch_decoder(ours: TransformerDecoder) -> nn.TransformerDecoder:
-    """torch's decoder with the same weights."""
+    """Return torch's decoder with the same weights."""
     first = ours.norm_first
     layer = nn.TransformerDecoderLayer(SIZE, HEADS, 40, 0.0, "gelu", 1e-5, batch_first=True, norm_first=first)
     theirs = nn.TransformerDecoder(layer, LAYERS, nn.LayerNorm(SIZE) if first else None).double()
@@ -118,7 +118,7 @@ def test_does_not_look_ahead() -> None:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("width", [SIZE, 16])
 def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int) -> None:
-    """Hypotheses change places, split and die, their number changes, and sentences leave."""
+    """Hypotheses change places, are copied and dropped, their number changes, and sentences leave the batch."""
     decoder, (states, mask) = make_decoder(norm, width), sources(width)
     decoder.eval()
     memory, cache, draw = remember(decoder, states, mask), StepCache(LAYERS), torch.Generator().manual_seed(6)

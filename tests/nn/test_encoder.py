@@ -39,7 +39,7 @@ ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
 def make_encoder(shape: EncoderShape) -> TransformerEncoder:
     torch.manual_seed(0)
     encoder = TransformerEncoder(shape, dropout=0.1, attention_dropout=0.1, initializer_range=0.3)
-    with torch.no_grad():  # so that no bias and no normalisation goes unnoticed
+    with torch.no_grad():  # so that every bias and normalisation has an effect
         for parameter in encoder.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
     return encoder.eval()
@@ -91,7 +91,7 @@ def test_equals_torchs_encoder(name: str) -> None:
     for number, layer in enumerate([None, *stack.layers]):
         if layer is not None:
             hidden = layer(hidden, src_key_padding_mask=~batch.mask)
-        if number < LAYERS:  # a final normalisation follows the last
+        if number < LAYERS:  # a final normalisation follows the last layer
             of_layer = encoder(batch, hidden_layer=number)
             torch.testing.assert_close(of_layer, hidden * batch.mask.unsqueeze(-1), rtol=0, atol=1e-11)
     assert torch.equal(encoder(batch, hidden_layer=LAYERS), encoder(batch))
@@ -167,7 +167,7 @@ def test_initialisation_is_berts() -> None:
 
 
 def test_attention_without_gradient_is_the_same_at_any_length() -> None:
-    """Short sentences take another path then, and dropout is not lost on it."""
+    """Short sentences take another path then, which has dropout as well."""
     torch.manual_seed(3)
     attention = SelfAttention(32, 4, 0.5).eval()
     for length in (SHORT, SHORT + 1):
@@ -184,7 +184,7 @@ def test_attention_without_gradient_is_the_same_at_any_length() -> None:
 
 
 def kept_bytes(encoder: TransformerEncoder, batch: TokenBatch) -> tuple[torch.Tensor, int]:
-    """Hidden states, and the size of what is kept for the backward pass besides parameters."""
+    """Return hidden states, and the size of what is kept for the backward pass, without parameters."""
     kept = {}
     parameters = {parameter.data_ptr() for parameter in encoder.parameters()}
 
@@ -211,7 +211,7 @@ def test_activation_checkpointing(lengths: list[int], half: bool) -> None:
         torch.manual_seed(5)
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             hidden, size = kept_bytes(encoder, batch)
-            again = encoder(batch)  # as a shared tower reads the other side
+            again = encoder(batch)  # a shared tower also reads the other side
         ((hidden + again) * direction).sum().backward()
         found.append(([hidden.detach(), *(p.grad for p in encoder.parameters())], size))
     (plain, much), (saving, little) = found
@@ -233,7 +233,7 @@ def test_products_are_taken_in_bfloat16_under_autocast(norm: str) -> None:
         with torch.autocast("cpu", torch.bfloat16), graph:
             hidden = encoder(batch)
         assert seen["linear"] == {torch.bfloat16} and hidden.dtype == torch.float32
-        # Sums of a residual connection are kept in float32.
+        # Sums of a residual connection stay in float32.
         assert seen["norm"] == {torch.float32}
         exact = encoder(batch)
         assert 1e-4 < float((hidden - exact).detach().abs().mean()) < 0.03
@@ -245,7 +245,7 @@ LAYOUTS = {"packed": [5, 11, 1, 8], "masked": [11, 11, 10, 11], "full": [11] * 4
 
 
 def make_inputs(lengths: list[int], dtype: torch.dtype) -> tuple[TokenBatch, dict[str, torch.Tensor]]:
-    """A batch, and all that can be given beside it."""
+    """Return a batch and all optional arguments."""
     generator = torch.Generator().manual_seed(2)
     rows = len(lengths)
     batch = token_batch(make_batch().tokens[:rows], torch.tensor(lengths, dtype=torch.int64))
@@ -260,7 +260,7 @@ def make_inputs(lengths: list[int], dtype: torch.dtype) -> tuple[TokenBatch, dic
 @pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_positions_additions_and_vectors_in_front(norm: str, lengths: list[int]) -> None:
-    """Against torch's encoder: which vectors are added, and that those in front are attended to and attend."""
+    """Compare with torch's encoder: the vectors that are added, and attention to and from those in front."""
     encoder = make_encoder(replace(SHAPE, norm=norm, type_vocabulary_size=2, position_offset=2)).double()
     batch, given = make_inputs(lengths, torch.float64)
     found = encoder(batch, **given)

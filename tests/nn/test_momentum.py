@@ -1,4 +1,4 @@
-"""The momentum encoder against equation 1, step by step."""
+"""The momentum encoder against equation 1 in each step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_is_a_copy_without_gradient() -> None:
 
 @pytest.mark.parametrize("dropout", [True, False])
 def test_dropout_switch(dropout: bool) -> None:
-    # As part of something larger, as a criterion holds it.
+    # As part of a larger module, such as a criterion.
     whole = nn.ModuleDict({"momentum": MomentumEncoder(make_model(), 0.9, dropout)})
     for training in (True, False, True):
         whole.train(training)

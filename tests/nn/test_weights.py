@@ -1,4 +1,4 @@
-"""Files of weights that are damaged, incomplete or dangerous, and the search for a directory."""
+"""Damaged, incomplete and dangerous files of weights, and the search for a directory."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_model_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_part_of_a_model_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers fetches the files that it needs, and leaves the others."""
+    """transformers fetches only the files that it needs."""
     hub = pytest.importorskip("huggingface_hub", reason="its cache is searched where it is installed")
     trees = pytest.importorskip("huggingface_hub._snapshot_download", reason="see below")
     if not hasattr(trees, "write_tree_cache"):

@@ -1,4 +1,4 @@
-"""What the tests of the repository share: setup.py as data, and xrep's commands without an installation."""
+"""Fixtures of the tests of the repository: setup.py as data, and xrep's commands without an installation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def repository() -> Path:
 
 @pytest.fixture
 def setup_arguments(monkeypatch: pytest.MonkeyPatch) -> dict:
-    """What setup.py hands to setuptools."""
+    """Return the arguments that setup.py gives to setuptools."""
     arguments: dict = {}
     monkeypatch.setattr(setuptools, "setup", lambda **given: arguments.update(given))
     monkeypatch.chdir(REPOSITORY)
@@ -33,7 +33,7 @@ def setup_arguments(monkeypatch: pytest.MonkeyPatch) -> dict:
 
 @pytest.fixture
 def console_scripts(setup_arguments: dict) -> dict[str, tuple[str, str]]:
-    """``{command: (module, function)}``."""
+    """Return ``{command: (module, function)}``."""
     scripts = dict(line.split("=") for line in setup_arguments["entry_points"]["console_scripts"])
     return {command: tuple(target.split(":")) for command, target in scripts.items()}
 
@@ -52,7 +52,7 @@ def write_executable() -> Callable[[Path, str], None]:
 def install_commands(
     console_scripts: dict[str, tuple[str, str]], write_executable: Callable[[Path, str], None]
 ) -> Iterator[Callable[[Path, dict[str, list[str]]], None]]:
-    """``install_commands(bin, extra)`` writes python and the commands; ``extra[command]`` comes after its arguments."""
+    """``install_commands(bin, extra)`` writes python and the commands, which append ``extra[command]``."""
     with command_server() as command_text:
 
         def install(folder: Path, extra: dict[str, list[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Every recipe that is shipped is a configuration the code understands."""
+"""Every shipped recipe is a valid configuration."""
 
 from pathlib import Path
 
@@ -31,13 +31,13 @@ def test_a_recipe_composes(path):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_what_a_recipe_learns_does_not_depend_on_the_clock(path):
-    """A slow or busy machine needs more minutes for the same steps; it must not stop earlier."""
+    """A slow or busy machine needs more minutes for the same steps and must not stop earlier."""
     runs = compose_course([(str(path), read_yaml(path))])
     assert [run.configs["trainer"].max_minutes for run in runs] == [None] * len(runs)
 
 
 def holds(values, given):
-    """Whether all that is given is so among the values."""
+    """Return whether the values contain everything that is given."""
     if isinstance(given, dict):
         return all(holds(values[key], value) for key, value in given.items())
     if isinstance(given, list):
@@ -55,7 +55,7 @@ def test_the_paper_recipe_has_the_values_of_table_9():
 
 
 def test_recipes_do_not_share_a_directory():
-    """One after the other, none is refused because another's run is in its way."""
+    """Recipes can run one after the other, because none finds the run of another in its directory."""
     courses = [compose_course([(str(path), read_yaml(path))]) for path in RECIPES]
     directories = [run_directory(run) for course in courses for run in course]
     assert len(set(directories)) == len(directories)

@@ -1,4 +1,4 @@
-"""scripts/setup.sh with the real pip and a package index on this machine that fails: what is kept, what is said."""
+"""scripts/setup.sh with the real pip and a failing package index on this machine: packages kept, and messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.index_server import IndexServer, serve, tiny_wheel
 
-# A new environment without pip of its own: it finds pip and setuptools where this Python has them.
+# A new environment without a pip of its own finds the pip and setuptools of this Python.
 PYTHON3 = """#!/bin/sh
 case "$*" in
   "-m venv "*) "{python}" -m venv --without-pip "$3" && cp "{folder}/these.pth" "$3"/lib/python3*/site-packages ;;
@@ -45,10 +45,10 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
 def set_up(
     repository: Path, tmp_path: Path, index: IndexServer, write_executable: Callable[[Path, str], None]
 ) -> Callable[..., tuple[int, list[str]]]:
-    """``set_up(environment)`` runs ``set_up ""`` as scripts/demo does, then imports the parts: exit code and lines."""
+    """``set_up(environment)`` runs ``set_up ""`` as scripts/demo does and imports the parts."""
     root = tmp_path / "a checkout"
     shutil.copytree(repository / "scripts", root / "scripts")
-    for name in ("xrep/__init__.py", "xrep/text/__init__.py", "xrep/text/package_index.py"):
+    for name in ("xrep/__init__.py", "xrep/lazy.py", "xrep/text/__init__.py", "xrep/text/package_index.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(repository / name, root / name)
     for name, text in PROJECT.items():
@@ -84,7 +84,7 @@ def test_it_goes_on_where_a_failing_index_stopped_it(set_up: Callable, index: In
     steps = [line for line in lines if " of 5: " in line]
     assert steps == ["  1 of 5: setuptools", "  2 of 5: first-part", "  3 of 5: second-part"]
 
-    # Now the first transfer breaks off in the middle; first-part is not asked for again.
+    # Now the first transfer breaks off in the middle; first-part is not requested again.
     index.fault, index.fault_in, index.faults_left = "close half-way", "/files/", 1
     index.requests.clear()
     code, lines = set_up()

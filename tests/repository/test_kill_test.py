@@ -1,4 +1,4 @@
-"""scripts/kill_test.py: a few runs of it, and that it sees what it looks for."""
+"""scripts/kill_test.py: a few runs of it, and differences that it has to find."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Model(nn.Linear):
 
 
 def write_run(directory: Path) -> Path:
-    """A finished run of two steps."""
+    """Train a run of two steps."""
     torch.manual_seed(1)
     model = Model(3, 3)
     with Checkpoints(Checkpoints.Config(), directory) as checkpoints:

@@ -1,4 +1,4 @@
-"""scripts/mining_set.py: what it writes is the parallel text again, shuffled, without some partners."""
+"""scripts/mining_set.py writes the parallel text again, shuffled and without some translations."""
 
 from __future__ import annotations
 

@@ -14,10 +14,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+import xrep
+
 COMMANDS = (
     "xrep-train", "xrep-eval", "xrep-encode", "xrep-mine", "xrep-generate", "xrep-export", "xrep-preprocess",
     "xrep-data",
 )  # fmt: skip
+ANSWERS = {"--help": "usage: {command}", "--version": f"xrep {xrep.__version__}\n"}
 
 
 def pins(repository: Path) -> dict[str, str]:
@@ -40,7 +43,7 @@ def test_the_pinned_setuptools_can_build_xrep(repository: Path) -> None:
 
 
 def test_every_installed_requirement_is_pinned(repository: Path, setup_arguments: dict) -> None:
-    """Follows what the installed packages need themselves, for this Python."""
+    """The test follows the requirements of the installed packages for this Python."""
     versions, seen = pins(repository), set()
     todo = [Requirement(line) for line in setup_arguments["install_requires"]]
     while todo:
@@ -65,11 +68,14 @@ def test_commands(console_scripts: dict[str, tuple[str, str]]) -> None:
         assert callable(getattr(importlib.import_module(module), function))
 
 
+@pytest.mark.parametrize(("option", "answer"), ANSWERS.items())
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_answers_without_torch(command: str, console_scripts: dict, repository: Path) -> None:
+def test_help_and_version_answer_without_torch(
+    command: str, option: str, answer: str, console_scripts: dict, repository: Path
+) -> None:
     module, function = console_scripts[command]
     program = (
-        f"import sys; sys.argv = [{command!r}, '--help']\n"
+        f"import sys; sys.argv = [{command!r}, {option!r}]\n"
         f"from {module} import {function}\n"
         f"try: code = {function}()\n"
         "except SystemExit as end: code = end.code\n"
@@ -77,7 +83,14 @@ def test_help_answers_without_torch(command: str, console_scripts: dict, reposit
     )
     result = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert f"usage: {command}" in result.stdout
+    assert result.stdout.startswith(answer.format(command=command))
+
+
+def test_the_version_is_written_once(repository: Path, setup_arguments: dict) -> None:
+    assert setup_arguments["version"] == xrep.__version__
+    files = [repository / "setup.py", *(repository / "xrep").glob("*.py"), *(repository / "xrep_cli").glob("*.py")]
+    version = f'"{xrep.__version__}"'
+    assert [path.name for path in files if version in path.read_text(encoding="utf-8")] == ["__init__.py"]
 
 
 def test_import_xrep_is_light(repository: Path) -> None:
@@ -99,4 +112,5 @@ def test_wheel_holds_every_file(repository: Path, tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("xrep-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert expected <= names, expected - names
+    assert {"xrep/py.typed", "xrep_cli/py.typed"} <= names
     assert not any(name.startswith("tests/") for name in names)

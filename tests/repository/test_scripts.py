@@ -1,4 +1,4 @@
-"""scripts/setup.sh, through scripts/test: what is made, kept, made anew and refused. pip alone is replaced."""
+"""scripts/setup.sh as scripts/test runs it: environments made, kept, made again and refused. Only pip is replaced."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ esac
 
 
 class Checkout:
-    """A copy of the scripts, with a python3 whose environments log what pip is asked to install."""
+    """A copy of the scripts with a python3 whose environments record what pip is asked to install."""
 
     def __init__(self, repository: Path, folder: Path, write_executable: Callable[[Path, str], None]) -> None:
         self.folder, self.root, self.write_executable = folder, folder / "a checkout", write_executable
         shutil.copytree(repository / "scripts", self.root / "scripts")
-        for name in ("xrep/__init__.py", "xrep/text/__init__.py", "xrep/text/package_index.py"):
+        for name in ("xrep/__init__.py", "xrep/lazy.py", "xrep/text/__init__.py", "xrep/text/package_index.py"):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(repository / name, self.root / name)
         for name in ("setup.py", "pyproject.toml", "constraints.txt", "README.md"):
@@ -48,11 +48,11 @@ class Checkout:
         (self.folder / "pip.exit").write_text(str(code), encoding="utf-8")
 
     def run(self, *arguments: str, **environment: str) -> tuple[int, str, list[str]]:
-        """Exit code and output of scripts/test, and what pip was asked to install."""
+        """Return exit code and output of scripts/test, and what pip was asked to install."""
         log = self.folder / "pip.log"
         log.write_text("", encoding="utf-8")
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        # PYTHON would choose another interpreter than the python3 of this checkout.
+        # With PYTHON the script would use another interpreter than the python3 of this checkout.
         inherited = {n: value for n, value in os.environ.items() if n != "PYTHON" and not n.startswith("PYTEST")}
         del inherited["XREP_HOME"]
         inherited["PYTEST_XDIST_AUTO_NUM_WORKERS"] = "0"

@@ -1,4 +1,4 @@
-"""The house plan: rooms on floors, imports only downwards, no circles, small files, ruff."""
+"""The structure of the code: imports go to lower floors and have no cycles, files are small, and ruff is content."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+import yaml
 
 FLOORS = {
     "xrep_cli": 8,
@@ -35,7 +36,7 @@ FLOORS = {
     "xrep.lazy": 0,
     "xrep.progress": 0,
 }
-# Rooms of one floor do not know each other, but for these, each in one direction.
+# Rooms of the same floor do not import each other, with these exceptions, each in one direction.
 NEIGHBOURS = {
     ("xrep.retrieval", "xrep.kernels"),  # the precision of products
     ("xrep.retrieval", "xrep.files"),  # what a search that may stop has found
@@ -50,7 +51,7 @@ MAXIMUM_LINES = 400
 
 
 def modules(repository: Path) -> dict[str, Path]:
-    """``{dotted name: file}`` of every module of xrep but its front door ``xrep``, which imports when first used."""
+    """Return ``{dotted name: file}`` of all modules except ``xrep``, which imports names at their first use."""
     found = {}
     for top in ("xrep", "xrep_cli"):
         for path in (repository / top).rglob("*.py"):
@@ -61,7 +62,7 @@ def modules(repository: Path) -> dict[str, Path]:
 
 
 def imports(name: str, files: dict[str, Path]) -> Iterator[str]:
-    """The modules of xrep that a module imports, anywhere in its text."""
+    """Yield the modules of xrep that a module imports, anywhere in its text."""
     package = name if files[name].name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(files[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -80,7 +81,7 @@ def room_of(module: str) -> str:
 
 
 def violations(repository: Path) -> list[str]:
-    """Every import that goes neither downwards nor to a neighbour of NEIGHBOURS, and every module in no room."""
+    """Return each import that goes neither downwards nor to a room of NEIGHBOURS, and each module without a room."""
     files = modules(repository)
     found = [f"{name} is in no room of FLOORS" for name in files if room_of(name) == "?"]
     for name in files:
@@ -129,7 +130,7 @@ def test_violations_are_found(tmp_path: Path) -> None:
 
 
 def test_logits_are_made_in_the_kernels_alone(repository: Path) -> None:
-    """A similarity matrix of a batch, or the logits of a vocabulary, would be written out by any of these."""
+    """Each of these functions would need a whole similarity matrix of a batch, or all logits of a vocabulary."""
     functions = ("cross_entropy(", "softmax(", "logsumexp(", "nll_loss(")
     files = {name: path for name, path in modules(repository).items() if not name.startswith("xrep.kernels")}
     texts = {
@@ -144,7 +145,25 @@ def test_files_are_small(repository: Path) -> None:
     assert {path: size for path, size in sizes.items() if size > MAXIMUM_LINES} == {}
 
 
-def test_ruff(repository: Path) -> None:
-    command = [sys.executable, "-m", "ruff", "check", "--output-format", "concise", "."]
+def hooks(repository: Path) -> dict[str, list[str]]:
+    """Return the command of each hook of pre-commit."""
+    text = (repository / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    return {hook["id"]: hook["entry"].split() for local in yaml.safe_load(text)["repos"] for hook in local["hooks"]}
+
+
+def test_hooks_use_the_tools_of_the_environment(repository: Path) -> None:
+    """The hooks are local, so that they have the versions of ``.venv`` and need no network."""
+    text = (repository / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    (local,) = yaml.safe_load(text)["repos"]
+    assert local["repo"] == "local" and all(hook["language"] == "system" for hook in local["hooks"])
+    assert list(hooks(repository)) == ["ruff-check", "ruff-format", "pyright"]
+    for command in hooks(repository).values():
+        assert ".venv/bin/python" in command
+
+
+@pytest.mark.parametrize("hook", ["ruff-check", "ruff-format"])
+def test_ruff(repository: Path, hook: str) -> None:
+    """``tests/repository/test_types.py`` runs the third hook, pyright."""
+    command = [sys.executable if word == ".venv/bin/python" else word for word in hooks(repository)[hook]]
     result = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""pyright: types agree, and nothing needs a newer Python than the oldest that setup.py promises."""
+"""pyright: types agree, and the code works with the oldest Python of setup.py."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from packaging.specifiers import SpecifierSet
 
 
 def check_types(folder: Path) -> subprocess.CompletedProcess[str]:
-    """pyright over a folder with a pyproject.toml; it reads the packages of the environment that runs the tests."""
+    """Run pyright on a folder with a pyproject.toml; it reads the packages of the environment that runs the tests."""
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYRIGHT_")}
-    environment["PYRIGHT_PYTHON_IGNORE_WARNINGS"] = "1"  # else it asks the package index for newer versions of itself
+    environment["PYRIGHT_PYTHON_IGNORE_WARNINGS"] = "1"  # else it asks for a newer version
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 

@@ -1,4 +1,4 @@
-"""Mining as one reads it in the papers: whole arrays, float64, loops."""
+"""Mining as in the papers, with whole arrays, float64 and loops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def scores(x: np.ndarray, y: np.ndarray, k: int, margin: str) -> np.ndarray:
-    """[N, M]: Artetxe and Schwenk (2019), section 3.1."""
+    """Return the scores [N, M] of Artetxe and Schwenk (2019), section 3.1."""
     cosine = x.astype(np.float64) @ y.astype(np.float64).T
     mean_x = np.sort(cosine, axis=1)[:, -k:].mean(axis=1)[:, None]
     mean_y = np.sort(cosine, axis=0)[-k:].mean(axis=0)[None, :]
@@ -15,7 +15,7 @@ def scores(x: np.ndarray, y: np.ndarray, k: int, margin: str) -> np.ndarray:
 
 
 def pairs(x: np.ndarray, y: np.ndarray, k: int, margin: str, retrieval: str) -> dict[tuple[int, int], float]:
-    """Candidates and their scores, each source once. Assumes that no two scores are equal."""
+    """Return candidates and their scores, each source once. No two scores may be equal."""
     cosine, score = x.astype(np.float64) @ y.astype(np.float64).T, scores(x, y, k, margin)
     forward, backward = set(), set()
     for i in range(len(x)):
@@ -33,7 +33,7 @@ def pairs(x: np.ndarray, y: np.ndarray, k: int, margin: str, retrieval: str) -> 
 
 
 def best_f1(found: dict[tuple[int, int], float], gold: set[tuple[int, int]]) -> tuple[float, float]:
-    """(threshold, F1 in percent): every midpoint of two consecutive scores tried, and the lowest score."""
+    """Return (threshold, F1 in percent), the best over the midpoints of consecutive scores and the lowest score."""
     ordered = sorted(found.values(), reverse=True)
     middles = [(a + b) / 2 for a, b in zip(ordered, ordered[1:], strict=False) if a > b]
     best = (0.0, -1.0)

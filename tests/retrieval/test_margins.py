@@ -11,7 +11,7 @@ from xrep.retrieval.margins import MARGINS, apply_margin, margin_scores
 from xrep.retrieval.neighbours import Neighbours, neighbours
 
 X, Y = np.abs(vectors(60, 8, seed=1)), np.abs(vectors(45, 8, seed=2))
-"""Positive numbers: all cosines are."""
+"""Vectors of positive numbers, whose cosines are all positive."""
 
 
 @pytest.mark.parametrize("margin", MARGINS)
@@ -28,7 +28,7 @@ def test_scores_of_all_pairs_and_of_some(margin: str, k: int) -> None:
 
 
 def test_the_ratio_is_twice_that_of_equation_8() -> None:
-    """ "Dual-Alignment Pre-training" adds the two means where the ratio margin takes the mean of them."""
+    """The paper "Dual-Alignment Pre-training" uses the sum of the two means, the ratio margin their mean."""
     cosine = X.astype(np.float64) @ Y.astype(np.float64).T
     k = 4
     nearest = np.sort(cosine, axis=1)[:, -k:] / k, np.sort(cosine, axis=0)[-k:] / k
@@ -67,7 +67,7 @@ def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
     near = neighbours(X, Y, 4)
     found = choose(near, "ratio", retrieval, one_to_one=True)
     assert len(set(found.source.tolist())) == len(set(found.target.tolist())) == len(found)
-    if retrieval == "intersection":  # each side is in one pair already
+    if retrieval == "intersection":  # each side is in only one pair already
         assert len(found) == len(choose(near, "ratio", retrieval))
     sets = ("forward", "backward") if retrieval == "max" else (retrieval,)
     candidates = [pair for name in sets for pair in _all_candidates(near, name)]
@@ -79,7 +79,7 @@ def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
 
 
 def _all_candidates(near: Neighbours, retrieval: str) -> list[tuple[float, int, int]]:
-    """Before a source is limited to one: backward gives each target's best source, several to one source."""
+    """Backward first gives the best source of each target, so sources are repeated; then each source is used once."""
     if retrieval == "backward":
         turned = choose(Neighbours(near.yx, near.yx_similarity, near.xy, near.xy_similarity), "ratio", "forward")
         columns = turned.score, turned.target, turned.source

@@ -14,7 +14,7 @@ def vectors(rows: int, width: int, seed: int) -> np.ndarray:
 
 
 def plain(x: np.ndarray, y: np.ndarray, k: int) -> Neighbours:
-    """By sorting all similarities, in float64; of equal ones the lowest index first."""
+    """Sort all similarities in float64; of equal ones the lowest index comes first."""
     similarity = x.astype(np.float64) @ y.astype(np.float64).T
     xy, yx = (np.argsort(-one, axis=1, kind="stable")[:, :k] for one in (similarity, similarity.T))
     return Neighbours(
@@ -44,7 +44,7 @@ def test_both_directions_are_those_of_one_whole_product(
 @settings(max_examples=60)
 @given(st.data())
 def test_of_equal_similarities_the_lowest_index_wins_whatever_the_tiles(data: st.DataObject) -> None:
-    """Few different whole numbers: products are exact, and most are ties."""
+    """Small whole numbers have exact products, and most similarities are equal."""
     n, m, tile = (data.draw(st.integers(1, 70)) for _ in range(3))
     k = data.draw(st.integers(1, min(n, m, 6)))
     draw = np.random.default_rng(data.draw(st.integers(0, 1000)))
@@ -59,7 +59,7 @@ def test_types() -> None:
     assert neighbours(x, y, 3).xy_similarity.dtype == np.float32
     assert_same(neighbours(x, y, 3), plain(x, y, 3))
     assert_same(neighbours(x.astype(np.float32), y, 3), plain(x, y, 3))
-    # A difference that float32 rounds away.
+    # float32 cannot represent the difference.
     x, y = np.array([[1.0, 1e-12], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 1.0]])
     close = y.copy()
     close[1] = 1.0, 1e-3

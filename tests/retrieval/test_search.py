@@ -61,7 +61,7 @@ def run(x: Side, y: Side, path: Path, way: str, stop_after: int | None = None, k
 def test_neighbours_in_files_are_those_in_memory(
     make_side: Callable[..., Side], tmp_path: Path, way: str, dtype: str
 ) -> None:
-    """With every cell of the inverted files searched. Of the rows only some are compared."""
+    """Search every cell of the inverted files. Only some of the rows are compared."""
     chosen = np.flatnonzero(np.random.default_rng(0).random(230) < 0.7)
     x, y = make_side(230, 1, chosen, dtype), make_side(310, 2, dtype=dtype)
     expected = plain(x.read(0, len(x)), y.read(0, len(y)), 4)
@@ -100,14 +100,14 @@ def test_a_search_goes_on_where_it_stopped(
         getattr(whole, name).tobytes() for name in vars(whole)
     ]
     if way == "flat":
-        assert min(row[1] for row in seen if row[0] == id(x)) == 40 * stop_after  # what was done is not done again
+        assert min(row[1] for row in seen if row[0] == id(x)) == 40 * stop_after  # finished work is not done again
     seen.clear()
     run(x, y, path, way)
     assert seen == []
 
 
 def test_parts_of_the_source_are_merged(tmp_path: Path) -> None:
-    """Rows that stand in several parts: of equal neighbours the lowest index wins, as in one search.
+    """Rows are in several parts: of equal neighbours the lowest index wins, as in a single search.
 
     Similarities are multiples of 1/4, which are exact in a product of any shape on any processor.
     """
@@ -122,7 +122,7 @@ def test_parts_of_the_source_are_merged(tmp_path: Path) -> None:
     doubled = np.concatenate([np.arange(100), np.arange(100)])
     both = Side(x.vectors, doubled)
     whole = run(both, y, tmp_path / "whole.npz", "flat")
-    edges = [0, 70, 71, 200]  # one of a single row, fewer than k
+    edges = [0, 70, 71, 200]  # one part has a single row, fewer than k
     parts = [
         run(Side(x.vectors, doubled[a:b]), y, tmp_path / f"part{a}.npz", "flat")
         for a, b in zip(edges, edges[1:], strict=False)

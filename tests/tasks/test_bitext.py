@@ -19,7 +19,7 @@ from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.text.cleaning import sentence_hash
 
-# The Spanish corpus comes first: examples 0 to 29.
+# The Spanish corpus is the first, with examples 0 to 29.
 TRAIN = spanish_pairs()[:30] + sentence_pairs(600)
 VALID = spanish_pairs()[30:] + sentence_pairs(660)[600:]
 
@@ -77,7 +77,7 @@ def test_ranks_share_the_stream(data_directory: Path, start: int, stop: int) -> 
 
 
 def read(task: BitextTask, world_size: int, cursor: int | None, stop: int) -> tuple[list[list[int]], list[int]]:
-    """Indices of each global batch, and the cursors behind them, which every rank must have alike."""
+    """Return the indices of each global batch and the cursors after it, which must be equal on every rank."""
     ranks = [
         list(stream(task, cursor=cursor, rank=rank, world_size=world_size, stop=stop)) for rank in range(world_size)
     ]
@@ -90,7 +90,7 @@ def read(task: BitextTask, world_size: int, cursor: int | None, stop: int) -> tu
 @pytest.mark.parametrize("before", [1, 2, 3, 4])
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_resumed_on_other_ranks_an_epoch_holds_each_example_once(data_directory: Path, before: int, after: int) -> None:
-    """Stopped within the epoch, going on with another batch size and number of ranks; the end is ragged for all."""
+    """A run stops within the epoch and continues with another batch size and number of ranks; the end is ragged."""
     first, cursors = read(make(data_directory, batch_size=37), before, None, 630)
     cursor = cursors[1]
     rest, cursors = read(make(data_directory, batch_size=23), after, cursor, 630)
@@ -133,7 +133,7 @@ def test_validation_pools(data_directory: Path) -> None:
     assert (german.name, german.source_language, german.target_language) == ("de-en", "de", "en")
     assert (spanish.name, spanish.source_language, spanish.target_language) == ("es-en", "es", "en")
     for pool, expected in ((spanish, VALID[:6]), (german, VALID[6:46])):
-        for _ in range(2):  # it can be read again
+        for _ in range(2):  # the pools can be read again
             read = list(pool.batches())
             found = {i: pair for b in read for i, pair in zip(b.indices.tolist(), pairs(task, b), strict=True)}
             assert found == dict(enumerate(expected))
@@ -167,7 +167,7 @@ def test_fingerprint_and_hashes(data_directory: Path, tmp_path: Path, monkeypatc
     task.write_training_hashes(tmp_path / "hashes.npy")
     hashes = np.load(tmp_path / "hashes.npy", allow_pickle=False)
     assert set(hashes.tolist()) == {sentence_hash(sentence) for pair in TRAIN for sentence in pair}
-    # Raw text is preprocessed once, with the vocabulary that was asked for.
+    # Raw text is preprocessed once, with the requested vocabulary.
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
     raw = write_corpus(tmp_path / "raw", train=120)
     from_raw = make(raw, vocab_size=130, batch_size=20)

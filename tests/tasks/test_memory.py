@@ -1,4 +1,4 @@
-"""Memory of reading batches does not grow with the corpus: peak of processes of its own, without mapped file pages."""
+"""Memory for reading batches does not grow with the corpus (peak of separate processes without mapped file pages)."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ print(peak)
 
 
 def write_large(directory: Path, small: Path, rows: int) -> Path:
-    """A data directory of ``rows`` pairs of random tokens, with the tokenizer and the other pairs of a small one."""
+    """Write a data directory of ``rows`` pairs of random tokens; the tokenizer and other pairs are from a small one."""
     shutil.copytree(small, directory)
     manifest = json.loads((directory / MANIFEST_FILE).read_text())
     pair = next(pair for pair in manifest["splits"]["train"] if pair["languages"] == ["de", "en"])

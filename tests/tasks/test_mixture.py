@@ -1,4 +1,4 @@
-"""Two bitext tasks as one: de-en and es-en text (630 pairs) beside 47 pairs of de-en of the same vocabulary."""
+"""Two bitext tasks in one: de-en and es-en text (630 pairs), and 47 pairs of de-en with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FRENCH = [
 
 @pytest.fixture(scope="module")
 def small_directory(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """47 training pairs and 8 others, in the vocabulary of ``data_directory``."""
+    """Return 47 training pairs and 8 others, in the vocabulary of ``data_directory``."""
     folder = tmp_path_factory.mktemp("small")
     raw = write_corpus(folder / "raw", train=47, valid=8, test=1)
     options = PreprocessOptions(tokenizers={"shared": str(data_directory / "tokenizer")})
@@ -48,7 +48,7 @@ def small_directory(data_directory: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def mix(data_directory: Path, small_directory: Path):
-    """``mix(large=32, small=8, mixing="weight", ...)``: the mixture with these batch sizes."""
+    """``mix(large=32, small=8, mixing="weight", ...)`` returns the mixture with these batch sizes."""
 
     def make(large: int = 32, small: int = 8, mixing: Any = "weight", shares=(1.0, 1.0), seed: int = 1) -> MixtureTask:
         configs = {
@@ -62,7 +62,7 @@ def mix(data_directory: Path, small_directory: Path):
 
 
 def rows(task: MixtureTask, plans: Iterator[Plan] | list[Plan]) -> dict[str, list[int]]:
-    """Examples of each part in the order of the plans."""
+    """Return the examples of each part in the order of the plans."""
     found: dict[str, list[int]] = {name: [] for name in SIZES}
     for plan in plans:
         for name, batch in task.make(plan.what).parts.items():
@@ -71,7 +71,7 @@ def rows(task: MixtureTask, plans: Iterator[Plan] | list[Plan]) -> dict[str, lis
 
 
 def check_epochs(found: dict[str, list[int]]) -> None:
-    """Every example of a part is seen exactly once in each whole epoch of the part, whatever the other does."""
+    """Each example of a part occurs exactly once in each whole epoch of the part, independently of the other part."""
     for name, size in SIZES.items():
         for start in range(0, len(found[name]) - size + 1, size):
             assert sorted(found[name][start : start + size]) == list(range(size)), (name, start)
@@ -79,7 +79,7 @@ def check_epochs(found: dict[str, list[int]]) -> None:
 
 def test_every_step_has_a_batch_of_each_part(mix) -> None:
     task = mix()
-    # 630 pairs in batches of 32 take longer than 47 in batches of 8: meanwhile the small part gives 630 * 8 / 32.
+    # 630 pairs in batches of 32 take longer than 47 in batches of 8; in that time the small part gives 630 * 8 / 32.
     assert task.examples == 630 + round(157.5)
     plans = list(task.plan(stop=task.examples))
     assert len(plans) == 20 and all(list(plan.what) == ["large", "small"] for plan in plans)
@@ -109,7 +109,7 @@ def test_the_part_that_takes_longest_ends_exactly(mix, large, small, epochs, mix
         *before, last = task.plan(stop=stop, world_size=world_size)
         seen = last.cursor["examples"][longest]
         assert seen == epochs * SIZES[longest] or epochs < 1 and 0 <= seen - epochs * SIZES[longest] < 2
-        # What the trainer counts reaches the end with the last batch, not before.
+        # The count of the trainer reaches the end with the last batch and not before.
         assert all(plan.examples < stop for plan in before) and last.examples >= stop
         assert all(a.examples <= b.examples for a, b in itertools.pairwise([*before, last]))
         assert list(task.plan(last.cursor, stop=stop, world_size=world_size)) == []
@@ -117,7 +117,7 @@ def test_the_part_that_takes_longest_ends_exactly(mix, large, small, epochs, mix
 
 @pytest.mark.parametrize("mixing", ["weight", "proportion"])
 def test_a_run_goes_on_with_other_batch_sizes_and_ranks(mix, mixing) -> None:
-    """Every example of each part once per epoch of its own, the cursor handed on between four topologies."""
+    """Each example of each part occurs once per epoch of its part, while the cursor passes through four topologies."""
     found: dict[str, list[int]] = {name: [] for name in SIZES}
     cursor, examples = None, 0
     for batch_sizes, world_size, steps in [((32, 8), 1, 9), ((20, 16), 3, 7), ((64, 5), 2, 4), ((16, 8), 4, 12)]:
@@ -156,11 +156,11 @@ def test_proportions_are_kept_over_any_stretch(mix) -> None:
     assert [list(plan.what) for plan in itertools.islice(task.plan(), 50)] == [[name] for name in drawn[:50]]
     other = mix(mixing="proportion", shares=(3.0, 1.0), seed=2)
     assert [other.drawn(step)[0] for step in range(100)] != drawn[:100]
-    # Not by rote: between two batches of the small part there are now one, now two, three or four others.
+    # The order is random: between two batches of the small part there are one to four others.
     turns = np.flatnonzero(np.array(drawn) == "small")
     assert set(np.diff(turns).tolist()) == {2, 3, 5}
-    # Batches of 32 three times as often as batches of 8: 630 pairs take 630 / (3 * 32) turns, in which the small part
-    # gives 8 each.
+    # Batches of 32 are three times as frequent as batches of 8: 630 pairs take 630 / (3 * 32) turns. The small part
+    # gives 8 pairs in each.
     assert task.examples == 630 + round(630 / 96 * 8)
 
 
@@ -225,7 +225,7 @@ def test_validation_batches_are_those_of_all_parts(mix, small_directory: Path) -
 
 
 def test_parts_of_different_languages_tell_them_alike(data_directory: Path, tmp_path: Path, monkeypatch) -> None:
-    """Places of languages in a part's batch are those in the text of all parts, which criteria are made with."""
+    """The languages in a part's batch are numbered as in the text of all parts, which criteria get."""
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
     for name, rows in (("fr", FRENCH), ("de", [pair[::-1] for pair in sentence_pairs(40)])):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""The task monolingual on small text of two languages whose documents are known."""
+"""The task monolingual on a small text of known documents in two languages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from xrep.text.tokenizer import train_tokenizer
 
 
 def documents(sentences: list[str], seed: int) -> list[list[str]]:
-    """Documents of 1 to 6 sentences."""
+    """Return documents of 1 to 6 sentences."""
     chance, found = random.Random(seed), []
     while sentences:
         size = chance.randint(1, 6)
@@ -50,7 +50,7 @@ def write(path: Path, some: list[list[str]]) -> None:
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """German text in two files, so that there is a border between them."""
+    """Write German text in two files, so that there is a border between them."""
     folder = tmp_path_factory.mktemp("text")
     write(folder / "news.1.de", GERMAN[:50])
     write(folder / "news.2.de.gz", GERMAN[50:])
@@ -61,7 +61,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(raw: Path, data_directory: Path) -> Callable[..., MonolingualTask]:
-    """``make(units="adjacent", batch_size=7)``: the task with the tokenizer of ``data_directory``."""
+    """``make(units="adjacent", batch_size=7)`` returns the task with the tokenizer of ``data_directory``."""
 
     def made(seed: int = 1, brought: dict[str, str] | None = None, **options: Any) -> MonolingualTask:
         given = {"data": str(raw), "tokenizer": str(data_directory), "max_length": 64, "sampling_alpha": 1.0}
@@ -150,7 +150,7 @@ def test_reordered(make) -> None:
             orders[-1][text] = y[:n].tolist()
         assert torch.equal(batch.source.lengths, batch.target.lengths)
         moved = (batch.source.tokens != batch.target.tokens)[batch.source.mask].double().mean()
-        assert 0.6 < moved < 0.95  # bos and eos stay, some tokens stand where they stood by chance
+        assert 0.6 < moved < 0.95  # bos and eos stay, and some tokens stay in place by chance
     assert np.mean([orders[0][text] != orders[1][text] for text in orders[0]]) > 0.99, "another order in each epoch"
     assert torch.equal(first.ids[:, 0], first.ids[:, 1])
 
@@ -175,7 +175,7 @@ def test_smoothed_sampling(make, alpha: float, share: float) -> None:
 
 @pytest.mark.parametrize("batch_size", [None, 20])
 def test_a_budget_of_tokens(make, batch_size: int | None) -> None:
-    """The tokens that a batch really has, with the special ones and with long sentences cut."""
+    """The budget counts special tokens, and long sentences after they are cut."""
     task = make(max_tokens=400, batch_size=batch_size, max_length=14)
     for world in (1, 2, 3):
         ranks = [[batch for batch, _ in stream(task, rank=rank, world_size=world, stop=490)] for rank in range(world)]
@@ -200,7 +200,7 @@ def test_a_budget_of_tokens(make, batch_size: int | None) -> None:
 @pytest.mark.parametrize("units", ["sentences", "adjacent", "reordered"])
 @pytest.mark.parametrize("before, after", [(1, 3), (2, 1), (4, 2)])
 def test_a_run_goes_on_with_other_ranks_and_batches(make, units: str, before: int, after: int) -> None:
-    """The same examples, and what is drawn for them, too."""
+    """Examples and random draws are the same."""
     seen: list[Any] = []
     cursor = None
 
@@ -238,7 +238,7 @@ def test_workers_make_the_same_batches(make) -> None:
 
 
 def test_beside_bitext(make, raw: Path, data_directory: Path) -> None:
-    """Languages of the other part move the places of the own ones."""
+    """The languages of the other part change the numbers of this part's languages."""
     of_text = {"data": str(raw), "tokenizer": str(data_directory), "batch_size": 20, "max_length": 64}
     parts = [
         Part("mono", MonolingualTask, MonolingualTask.Config(**of_text), 1.0, 1.0),
@@ -256,7 +256,7 @@ def test_beside_bitext(make, raw: Path, data_directory: Path) -> None:
 
 @pytest.mark.parametrize("max_tokens, longest", [(90, "mono"), (2000, "pairs")])
 def test_a_budget_beside_a_batch_size(raw: Path, data_directory: Path, max_tokens: int, longest: str) -> None:
-    """The part that takes longest is seen once in an epoch, whichever it is."""
+    """An epoch reads the longest part once, whichever it is."""
     of_text = {"data": str(raw), "tokenizer": str(data_directory), "max_tokens": max_tokens, "max_length": 32}
     parts = [
         Part("mono", MonolingualTask, MonolingualTask.Config(**of_text, sampling_alpha=1.0), 1.0, 1.0),
@@ -273,7 +273,7 @@ def test_a_budget_beside_a_batch_size(raw: Path, data_directory: Path, max_token
         seen = {name: sum(len(plan.what[name]) for step in steps for plan in step) for name in sizes}
         assert steps[-1][0].cursor["parts"] == seen and seen[longest] == sizes[longest]
         assert steps[-1][0].examples >= task.examples > steps[-2][0].examples
-        # What the other part gives meanwhile is known from the mean of its batches.
+        # The share of the other part follows from the mean of its batches.
         assert sum(seen.values()) == pytest.approx(task.examples, rel=0.05)
         assert task.make(steps[0][0].what).parts["mono"].token_count <= max_tokens
 
@@ -288,7 +288,7 @@ def test_describe(make) -> None:
 
 
 def test_evaluation_sets_are_dropped(make, raw: Path, tmp_path: Path) -> None:
-    """And what stood before and behind a dropped sentence is not taken for neighbours."""
+    """The sentences before and after a dropped sentence are not neighbours."""
     inner = next(document for document in GERMAN if len(document) > 3)
     (tmp_path / "tatoeba.tsv").write_text(f"x\t{inner[1].upper()}!\n{VALID[0][0]}\n")
     task = make(exclude=[str(tmp_path / "tatoeba.tsv")], units="adjacent", batch_size=10, swap_order=False)
@@ -351,7 +351,7 @@ def test_a_missing_file_to_exclude_is_named_before_anything_is_done(make, tmp_pa
 
 
 def test_text_is_written_in_pieces(make, monkeypatch, tmp_path: Path) -> None:
-    """Documents reach over the pieces that are tokenised at a time, dropped sentences stand at their ends."""
+    """Documents cross the borders of the chunks that are tokenised at a time, where sentences are dropped."""
     inner = [document[1] for document in GERMAN if len(document) > 3]
     (tmp_path / "excluded.txt").write_text("".join(f"{sentence}\n" for sentence in inner), encoding="utf-8")
     exclude = [str(tmp_path / "excluded.txt")]

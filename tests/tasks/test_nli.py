@@ -40,7 +40,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """German and English, which translate each other."""
+    """Write German and English rows that translate each other."""
     folder = tmp_path_factory.mktemp("both")
     write_columns(folder / "train-de.tsv", GERMAN)
     write_columns(folder / "train-en.tsv", ROWS)
@@ -49,7 +49,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(data_directory: Path) -> Callable[..., NliTask]:
-    """``make(folder, batch_size=7)``: the task with the tokenizer of ``data_directory``."""
+    """``make(folder, batch_size=7)`` returns the task with the tokenizer of ``data_directory``."""
 
     def made(folder: Path, seed: int = 1, brought: dict[str, str] | None = None, **options: Any) -> NliTask:
         given = {"tokenizer": str(data_directory), "max_length": 64, **options}
@@ -59,7 +59,7 @@ def make(data_directory: Path) -> Callable[..., NliTask]:
 
 
 def examples(task: NliTask, batch: NliBatch) -> list[tuple[str, ...]]:
-    """The sentences of each example, and its label."""
+    """Return the sentences of each example and its label."""
     texts = []
     for side, tokens in zip(("source", "target"), batch.sides, strict=True):
         tokenizer = task.tokenizers.get("shared") or task.tokenizers[side]
@@ -126,7 +126,7 @@ def test_premise_and_hypothesis_of_different_languages(make, both: Path, form: s
     else:
         assert task.examples == 200 and len(set(examples(task, whole))) == 200
     assert len(whole.sides[0]) > 0 and len(whole.sides[1]) > 0
-    border = len(whole.sides[0])  # German is read by the source side
+    border = len(whole.sides[0])  # German belongs to the source side
     assert torch.equal(whole.languages, (whole.places >= border).long()) and task.text.languages == ["de", "en"]
     batch = task.make(np.array([3, 17, 40, 41, 9, 160]))
     all_of_it = rows_of(batch, task)
@@ -227,7 +227,7 @@ def test_what_is_kept_is_found_again(make, raw: Path, tmp_path: Path, monkeypatc
 
 
 def test_beside_bitext(make, raw: Path, data_directory: Path) -> None:
-    """Each step has a batch of both, in one vocabulary."""
+    """Each step has a batch of both tasks, in one vocabulary."""
     nli = NliTask.Config(data=str(raw), tokenizer=str(data_directory), batch_size=16)
     bitext = BitextTask.Config(data=str(data_directory), batch_size=32)
     parts = [Part("bitext", BitextTask, bitext, 1.0, 1.0), Part("nli", NliTask, nli, 0.1, 1.0)]

@@ -27,7 +27,7 @@ from xrep.text.readers import discover_bitext
 from xrep.text.sides import open_tokenizers, tokenizer_of
 from xrep.text.tokenizer import train_tokenizer
 
-# The Spanish corpus comes first: examples 0 to 29.
+# The Spanish corpus is the first, with examples 0 to 29.
 TRAIN = spanish_pairs()[:30] + sentence_pairs(600)
 VALID = spanish_pairs()[30:] + sentence_pairs(660)[600:]
 DIRECTIONS = ["forward", "reverse", "both"]
@@ -47,7 +47,7 @@ def sentences(task: BitextTask, side: str, batch: PairBatch) -> list[str]:
 
 
 def translations(task: BitextTask, batches: Iterator[PairBatch]) -> list[tuple[str, str, str, str]]:
-    """Source language, source, target language, target of each pair."""
+    """Return source language, source, target language and target of each pair."""
     found = []
     for batch in batches:
         names = [[task.text.languages[place] for place in side] for side in batch.languages.T.tolist()]
@@ -57,7 +57,7 @@ def translations(task: BitextTask, batches: Iterator[PairBatch]) -> list[tuple[s
 
 
 def wanted(direction: str, pairs: list[tuple[str, str]], spanish: int) -> list[tuple[str, str, str, str]]:
-    """What ``translations`` should find of pairs of which the first ones are Spanish."""
+    """Return what ``translations`` should return for pairs of which the first ones are Spanish."""
     forward = [("es" if n < spanish else "de", one, "en", other) for n, (one, other) in enumerate(pairs)]
     reverse = [(target, other, source, one) for source, one, target, other in forward]
     return {"forward": forward, "reverse": reverse, "both": forward + reverse}[direction]
@@ -87,7 +87,7 @@ def test_an_epoch_is_the_training_text(data_directory: Path, direction: str) -> 
 
 
 def test_batches_fill_their_budget(data_directory: Path) -> None:
-    """Neither side has more tokens, and one pair more would not have fitted."""
+    """Neither side exceeds the budget, and another pair would not fit."""
     for most in (None, 20):
         task = make(data_directory, max_tokens=500, batch_size=most)
         batches = list(epoch(task))
@@ -103,7 +103,7 @@ def test_batches_fill_their_budget(data_directory: Path) -> None:
 
 
 def test_long_sentences_are_cut(data_directory: Path) -> None:
-    """A budget counts what is left of them."""
+    """A budget counts the tokens that are left of them."""
     task = make(data_directory, max_length=9, max_tokens=90)
     batches = list(epoch(task))
     assert max(int(batch.target.lengths.max()) for batch in batches) == 9
@@ -124,7 +124,7 @@ LEGS = [{"max_tokens": 300}, {"max_tokens": 1100}, {"max_tokens": None, "batch_s
 def test_resumed_an_epoch_holds_each_example_once(
     data_directory: Path, direction: str, before: int, after: int, legs: tuple[int, int]
 ) -> None:
-    """Stopped within the epoch, going on with another number of ranks and other batches; the end is ragged."""
+    """A run stops within the epoch and continues with other ranks and batches; the last batches are smaller."""
     seen: list[int] = []
     cursor = None
     for leg, world, steps in ((legs[0], before, 2), (legs[1], after, None)):
@@ -154,7 +154,7 @@ def test_a_batch_is_a_function_of_its_plan_alone(data_directory: Path) -> None:
 
 
 def test_small_language_pairs_are_repeated(data_directory: Path) -> None:
-    """n ** alpha of each direction of each pair: temperature 2 is alpha 0.5."""
+    """The share of each direction of each pair is n ** alpha: temperature 2 is alpha 0.5."""
     task = make(data_directory, direction="both", sampling_alpha=0.5, max_tokens=2000)
     counts = Counter((source, target) for source, _, target, _ in translations(task, epoch(task)))
     large, small = 600**0.5, 30**0.5
@@ -167,7 +167,7 @@ def test_small_language_pairs_are_repeated(data_directory: Path) -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_validation(data_directory: Path, direction: str) -> None:
-    """All pairs of the split, language pair by language pair and by length, as often as it is asked for."""
+    """All pairs of the split are returned by language pair and by length, and can be read again."""
     task = make(data_directory, direction=direction)
     expected = wanted(direction, VALID, 6)
     for _ in range(2):
@@ -222,7 +222,7 @@ def test_describe_and_what_is_kept(data_directory: Path, tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def of_sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """Text with a vocabulary of 90 German and one of 60 English subwords, and the folders of both."""
+    """Write text with a vocabulary of 90 German and one of 60 English subwords, and return the folders of both."""
     folder = tmp_path_factory.mktemp("sides")
     raw = write_corpus(folder / "raw", train=200, valid=20, test=20)
     paths = {"source": str(folder / "source"), "target": str(folder / "target")}
@@ -234,7 +234,7 @@ def of_sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 def test_vocabularies_of_their_own(of_sides: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    """The tokenizers turn with the direction: those of the data, those of the model, those that are saved."""
+    """The tokenizers of the data, of the model and of the checkpoint are swapped with the direction."""
     data, paths = of_sides
     turned = {"source": paths["target"], "target": paths["source"]}
     for direction, sizes, brought in (("forward", [90, 60], paths), ("reverse", [60, 90], turned)):
@@ -255,7 +255,7 @@ def test_vocabularies_of_their_own(of_sides: tuple[Path, dict[str, str]], tmp_pa
 
 
 def test_a_tokenizer_of_the_source_alone_reads_raw_english(of_sides, tmp_path: Path, monkeypatch) -> None:
-    """From English, the source is the second column of the text: its other vocabulary is trained on the first."""
+    """From English the source is the second column of the text, and the other vocabulary is trained on the first."""
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
     raw = write_corpus(tmp_path / "raw", train=120, valid=10, test=10)
     task = make(raw, direction="reverse", vocab_size=85, tokenizers={"source": of_sides[1]["target"]})
@@ -264,7 +264,7 @@ def test_a_tokenizer_of_the_source_alone_reads_raw_english(of_sides, tmp_path: P
 
 
 def test_beside_bitext(data_directory: Path) -> None:
-    """The part that takes longest is seen once; languages keep their names among those of all parts."""
+    """The longest part is read once, and languages keep their names among those of all parts."""
     parts = [
         Part("pairs", BitextTask, BitextTask.Config(data=str(data_directory), batch_size=40), 1.0, 1.0),
         Part("nmt", TranslationTask, TranslationTask.Config(

@@ -1,4 +1,4 @@
-"""Sentences for tests of tokenizers: many languages and scripts, and text that is hard on whoever normalises it."""
+"""Sentences for tests of tokenizers, in many languages and scripts, and text that is difficult to normalise."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LANGUAGES = [
     "Ninasoma kitabu kila asubuhi kabla ya kwenda kazini.",
     "Mo ń ka ìwé ní gbogbo òwúrọ̀ kí n tó lọ síbi iṣẹ́.",
 ]
-# Marks in the order in which people type them, which is not the one of Unicode's normal forms.
+# Marks in the order of typing, which differs from that of Unicode's normal forms.
 MARKED = [
     "\u0645\u064f\u062d\u064e\u0645\u0651\u064e\u062f\u064c \u062c\u064e\u064a\u0651\u0650\u062f\u064c",
     "\u05e9\u05c1\u05bc\u05b8\u05dc\u05d5\u05b9\u05dd \u05d1\u05bc\u05b7\u05d9\u05b4\u05ea",
@@ -83,4 +83,4 @@ SPELLED = [
     "< s> <mask <s",
 ]
 TEXT = [sentence for pair in sentence_pairs(150) for sentence in pair] + LANGUAGES * 3
-"""What the small tokenizers of the tests are trained on."""
+"""The text that the small tokenizers of the tests are trained on."""

@@ -1,4 +1,4 @@
-"""Small tokenizers of every family, trained with the real libraries, as the files of a model directory."""
+"""Small tokenizers of every family, trained with the real libraries and written as in a model directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_wordpiece(directory: Path, **config: Any) -> Path:
-    """``vocab.txt`` of 1500 pieces, upper and lower case, and ``tokenizer_config.json`` where there are options."""
+    """Write ``vocab.txt`` of 1500 cased pieces, and ``tokenizer_config.json`` if there are options."""
     directory.mkdir(parents=True, exist_ok=True)
     trainer = tokenizers.BertWordPieceTokenizer(lowercase=False, strip_accents=False)
     trainer.train_from_iterator([*TEXT, *map(str.lower, LANGUAGES * 2)], vocab_size=1500)
@@ -32,7 +32,7 @@ def write_wordpiece(directory: Path, **config: Any) -> Path:
 
 
 def write_byte_level(directory: Path, **config: Any) -> Path:
-    """``vocab.json`` and ``merges.txt`` of 1200 pieces."""
+    """Write ``vocab.json`` and ``merges.txt`` of 1200 pieces."""
     directory.mkdir(parents=True, exist_ok=True)
     trainer = tokenizers.ByteLevelBPETokenizer()
     trainer.train_from_iterator(TEXT, vocab_size=1200, special_tokens=BYTE_LEVEL_SPECIAL)
@@ -43,7 +43,7 @@ def write_byte_level(directory: Path, **config: Any) -> Path:
 
 
 def sentencepiece_model(**options: Any) -> bytes:
-    """A serialized SentencePiece model of the small text."""
+    """Return a serialized SentencePiece model of the small text."""
     model = io.BytesIO()
     options = {"model_type": "unigram", "vocab_size": 1400, "hard_vocab_limit": False, **options}
     sentencepiece.SentencePieceTrainer.train(
@@ -53,7 +53,7 @@ def sentencepiece_model(**options: Any) -> bytes:
 
 
 def write_xlm_roberta(directory: Path) -> Path:
-    """``sentencepiece.bpe.model`` as fairseq has it: no piece for padding, unknown first."""
+    """Write ``sentencepiece.bpe.model`` as in fairseq, without a piece for padding and with the unknown piece first."""
     directory.mkdir(parents=True, exist_ok=True)
     model = sentencepiece_model(unk_id=0, bos_id=1, eos_id=2, pad_id=-1)
     (directory / "sentencepiece.bpe.model").write_bytes(model)
@@ -61,11 +61,11 @@ def write_xlm_roberta(directory: Path) -> Path:
 
 
 OUR_IDS = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "control_symbols": ["<mask>"]}
-"""The special pieces of a tokenizer that xrep-preprocess trains."""
+"""Special pieces of a tokenizer that xrep-preprocess trains."""
 
 
 def write_ours(directory: Path, **options: Any) -> Path:
-    """A bare ``sentencepiece.model`` with the ids of xrep."""
+    """Write a bare ``sentencepiece.model`` with the ids of xrep."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "sentencepiece.model").write_bytes(sentencepiece_model(**OUR_IDS, **options))
     return directory

@@ -1,4 +1,4 @@
-"""Keys, hash sets and rules of cleaning, against Python's own sets and by hand."""
+"""Keys, hash sets and rules of cleaning, against Python's sets and by hand."""
 
 import gzip
 
@@ -41,7 +41,7 @@ def test_sentence_key(text, key):
 
 
 def test_hashes_are_stable():
-    """They are kept in files, so they may never change."""
+    """The hashes are stored in files, so they must never change."""
     assert sentence_hash("Hello, world!") == 0x50B1A332AA338687
 
 
@@ -70,7 +70,7 @@ def test_hash_set_against_a_python_set(size):
     generator = np.random.default_rng(size)
     hashes, reference = HashSet(), set()
     for _ in range(60):
-        batch = generator.integers(0, 20 * size, size, dtype=np.uint64)  # many repeats, and NO_KEY among them
+        batch = generator.integers(0, 20 * size, size, dtype=np.uint64)  # there are many repeats and NO_KEY among them
         expected = []
         for value in batch.tolist():
             expected.append(value not in reference)

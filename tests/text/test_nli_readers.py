@@ -1,4 +1,4 @@
-"""Inference data in every form it is published in."""
+"""Inference data in all published formats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(path: Path, split: str = "train", language: str = "en", **options) -> l
 
 def test_snli_and_mnli(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "snli_1.0" / "snli_1.0_train.jsonl", ROWS[:6])
-    write_snli_table(tmp_path / "snli_1.0" / "snli_1.0_train.txt", ROWS[6:])  # the same once more
+    write_snli_table(tmp_path / "snli_1.0" / "snli_1.0_train.txt", ROWS[6:])  # the same row again
     write_snli_table(tmp_path / "snli_1.0" / "snli_1.0_dev.txt", ROWS[:2])
     write_jsonl(tmp_path / "snli_1.0" / "snli_1.0_test.jsonl", [("a", "b", "hidden")])
     write(tmp_path / "snli_1.0" / "README.txt", ["This is text."])
@@ -52,7 +52,7 @@ def test_snli_and_mnli(tmp_path: Path) -> None:
 def test_quotes_in_glue_are_text(tmp_path: Path) -> None:
     write_glue_table(tmp_path / "train.tsv", ROWS)
     write_glue_table(tmp_path / "dev_matched.tsv", ROWS[:1])
-    write_snli_table(tmp_path / "original" / "multinli_1.0_train.txt", ROWS)  # as it lies in GLUE's folder
+    write_snli_table(tmp_path / "original" / "multinli_1.0_train.txt", ROWS)  # as in GLUE's folder
     assert read(tmp_path) == expected([(one, f'"{two}', label) for one, two, label in ROWS])
     assert len(read(tmp_path, "valid")) == 1
 

@@ -1,4 +1,4 @@
-"""Tokenizers read from model directories: the same ids as transformers' own, clear words where that cannot be."""
+"""Tokenizers read from model directories give the ids of transformers, or a clear error."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def copy(source: Path, target: Path, **config: Any) -> Path:
 
 
 def assert_same(ours: Tokenizer, theirs: Any, sentences: list[str]) -> None:
-    """Ids without and with special tokens, the special ids, the size."""
+    """Return ids without and with special tokens, the special ids, and the size."""
     ids = ours.encode(sentences)
     expected = theirs(sentences, add_special_tokens=False)["input_ids"]
     assert {s: i for s, i in zip(sentences, ids, strict=True)} == dict(zip(sentences, expected, strict=True))
@@ -84,7 +84,7 @@ def test_wordpiece_is_that_of_transformers(directories, tmp_path, transformers, 
     directory = copy(directories["bert"], tmp_path / "bert", **options)
     ours = read_pretrained_tokenizer(directory)
     given = {name: value for name, value in options.items() if value is not None}
-    write_json(directory / "tokenizer_config.json", given)  # transformers takes null for false
+    write_json(directory / "tokenizer_config.json", given)  # transformers reads null as false
     assert_same(ours, transformers.BertTokenizerFast.from_pretrained(directory), SENTENCES)
 
 
@@ -100,7 +100,7 @@ def test_options_of_wordpiece_differ(directories, tmp_path) -> None:
 def test_byte_level_bpe_is_that_of_transformers(directories, tmp_path, transformers, options) -> None:
     directory = copy(directories["roberta"], tmp_path / "roberta", **options)
     theirs = transformers.RobertaTokenizerFast.from_pretrained(directory)
-    # Special tokens spelled in text: transformers 4 lets <mask> swallow the space before it, 5 does not.
+    # Special tokens in text: in transformers 4 <mask> removes the space before it, in 5 it does not.
     sentences = [s for s in SENTENCES if "<mask>" not in s]
     assert_same(read_pretrained_tokenizer(directory), theirs, sentences)
 
@@ -108,7 +108,7 @@ def test_byte_level_bpe_is_that_of_transformers(directories, tmp_path, transform
 def test_xlm_roberta_is_that_of_transformers(directories, transformers) -> None:
     ours = read_pretrained_tokenizer(directories["xlm-roberta"])
     theirs = transformers.XLMRobertaTokenizer.from_pretrained(directories["xlm-roberta"])
-    # Composed only: transformers 5 applies SentencePiece's replacements to single characters.
+    # Only composed characters: transformers 5 applies SentencePiece's replacements to single characters.
     composed = [unicodedata.normalize("NFC", s) for s in LANGUAGES + ODD if "ｶﾞ" not in s]
     assert_same(ours, theirs, composed)
     assert not {ours.pad_id, ours.bos_id, ours.eos_id, ours.mask_id} & set(sum(ours.encode(SPELLED), []))
@@ -140,7 +140,7 @@ def test_tokenizer_json_is_that_of_transformers(directories, tmp_path, transform
     assert ours.kind == "huggingface"
     theirs.backend_tokenizer.no_truncation()
     theirs.backend_tokenizer.no_padding()
-    # Ours and transformers' read the same file, so special tokens which the text spells are special to both.
+    # Both read the same file, so special tokens that occur in the text are special to both.
     assert_same(ours, theirs, SENTENCES)
     assert ours.mask_id in ours.encode([SPELLED[2 if family == "bert" else 0]])[0]
     written["model"]["dropout"] = 0.5
@@ -235,7 +235,7 @@ def test_what_the_file_puts_around_a_sentence_counts(directories, tmp_path) -> N
     write_json(tmp_path / "tokenizer.json", content)
     ours = Tokenizer.load(tmp_path)
     assert (ours.bos_id, ours.eos_id) == (around[0][1], around[1][1])
-    # Neither the file's own words for a beginning and an end are text nor tokens it does not call special.
+    # The file's tokens for beginning and end are not text, even if it does not call them special.
     ids = ours.encode(["old house"])[0]
     assert ours.decode([*ours.add_special(ids), ours.pad_id, ours.mask_id]) == "old house"
 

@@ -1,4 +1,4 @@
-"""Readers: what a line is, what parallel text is called and how it lies in folders, and every bad file in one line."""
+"""Readers: lines, the notation of parallel text and its layouts in folders, and one-line errors for bad files."""
 
 import gzip
 import lzma

@@ -1,4 +1,4 @@
-"""Monolingual text: which files are read, and where documents end."""
+"""Monolingual text: the files that are read, and the ends of documents."""
 
 from __future__ import annotations
 

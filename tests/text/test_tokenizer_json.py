@@ -1,4 +1,4 @@
-"""The way out: what save_as_huggingface writes gives transformers the ids that xrep has."""
+"""Export: the files of save_as_huggingface give transformers the same ids as xrep."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def transformers() -> Any:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer, Path]]:
-    """Name -> our tokenizer and the directory it was written to."""
+    """Return our tokenizers, and the directories they were written to, by name."""
     root, found = tmp_path_factory.mktemp("exported"), {}
     for name, make in MAKERS.items():
         tokenizer = Tokenizer.load(make(root / name / "origin"))
@@ -71,7 +71,7 @@ def by_sentence(ids: list[list[int]]) -> dict[str, list[int]]:
 @pytest.mark.parametrize("name", MAKERS)
 def test_transformers_has_our_ids(made, transformers, name) -> None:
     ours, directory = made[name]
-    # AutoTokenizer looks at config.json too, and might take the class of that family rather than the file.
+    # AutoTokenizer also reads config.json, and could use the class of that family instead of the file.
     model_types = [None, "bert" if "bert" in name and "ro" not in name else "xlm-roberta", "roberta"]
     for model_type in model_types:
         if model_type:
@@ -140,7 +140,7 @@ def test_decoding(made, transformers, name) -> None:
 
 
 def test_marks_as_people_type_them_keep_their_order(made) -> None:
-    """Unicode's normal forms would reorder or compose each of these, SentencePiece does not."""
+    """Unicode's normal forms would reorder or compose each of these; SentencePiece does not."""
     for sentence in MARKED:
         assert unicodedata.normalize("NFC", sentence) != sentence
     ours, directory = made["ours-bytes"]
@@ -152,14 +152,14 @@ def test_marks_as_people_type_them_keep_their_order(made) -> None:
 
 
 def test_every_character_is_normalised_alike(made) -> None:
-    """Single characters between letters, all of Unicode up to the emoji."""
+    """Test single characters between letters, from all of Unicode up to the emoji."""
     ours, directory = made["ours"]
     processor = sentencepiece.SentencePieceProcessor(model_proto=ours.model)
     normalizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).normalizer
     points = [*range(1, 0xD800), *range(0xE000, 0xFDD0), *range(0xFDF0, 0x10000), *range(0x1F000, 0x1FB00)]
     texts = [f"a{chr(point)}b" for point in points]
     differ = [text for text in texts if processor.normalize(text) != normalizer.normalize_str(text)]
-    assert differ == ["a\u0344b"]  # a mark that Unicode advises against: NFC takes it apart
+    assert differ == ["a\u0344b"]  # a mark that Unicode discourages, which NFC decomposes
 
 
 def test_the_model_is_read_as_sentencepiece_reads_it() -> None:
@@ -190,7 +190,7 @@ def test_what_cannot_be_expressed_is_refused(tmp_path, options, problem) -> None
 
 
 def test_two_pieces_of_one_name_are_refused(tmp_path) -> None:
-    """In XLM-R's numbering <mask> comes on top; a model that has it already would have two."""
+    """XLM-R's numbering adds <mask>, which would be there twice if the model has one already."""
     model = sentencepiece_model(unk_id=0, bos_id=1, eos_id=2, pad_id=-1, control_symbols=["<mask>"])
     (tmp_path / "sentencepiece.bpe.model").write_bytes(model)
     with pytest.raises(UserError, match="two of its pieces have the same name"):
@@ -213,7 +213,7 @@ def test_length_may_stay_open_and_special_tokens_are_named(made, tmp_path) -> No
     assert "model_max_length" not in config and config["split_special_tokens"] is True
     assert special["cls_token"] == special["bos_token"] == "<s>" and special["mask_token"] == "<mask>"
     assert {name: config[name] for name in special} == special
-    for name, spaced in (("roberta", False), ("roberta-spaced", True)):  # what transformers 4 goes by
+    for name, spaced in (("roberta", False), ("roberta-spaced", True)):  # transformers 4 reads this
         config = json.loads((made[name][1] / "tokenizer_config.json").read_text())
         assert config["add_prefix_space"] is spaced and config["split_special_tokens"] is False
 
@@ -228,7 +228,7 @@ def test_a_model_without_mask(tmp_path) -> None:
 
 
 def test_pieces_with_spaces_inside(tmp_path) -> None:
-    """Models that do not split at spaces have such pieces ("▁in▁the")."""
+    """Models that do not split at spaces have pieces such as this ("▁in▁the")."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=itertools.islice(TEXT, 300),
@@ -247,7 +247,7 @@ def test_pieces_with_spaces_inside(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_pieces_that_begin_a_word(made, name: str) -> None:
-    """They are those behind a space, as many as there are words; a first word may have no sign of its own."""
+    """Word starts are the pieces after a space, one for each word; the first word may lack the sign."""
     tokenizer, directory = made[name]
     exported = Tokenizer.load(directory)
     for own in (tokenizer, exported):

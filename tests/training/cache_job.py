@@ -1,4 +1,4 @@
-"""Steps whose batches are encoded in pieces, and the same gradient from one graph that holds all pieces."""
+"""Steps that encode batches in pieces, and the same gradient from one graph of all pieces."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from xrep.training.step import Engine, Outcome, TrainingModule
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
 ROWS = 3
-"""Of a micro-batch."""
+"""Rows of a micro-batch."""
 
 
 class Everything(ContrastiveCriterion):
-    """All that a criterion may have: a head with dropout, a learnable temperature, a loss of rows alone."""
+    """A criterion with all features: a head with dropout, a learnable temperature, a loss of single rows."""
 
     def __init__(self, config: Any, model: nn.Module, text: TextSpec) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Everything(ContrastiveCriterion):
 
 
 class Lengths(Criterion):
-    """A loss that compares no rows, with a head of its own."""
+    """A criterion that does not compare rows, with a head of its own."""
 
     def __init__(self, config: Any, model: nn.Module, text: TextSpec) -> None:
         super().__init__()
@@ -108,10 +108,10 @@ KINDS: dict[str, Callable[[nn.Module, TextSpec], Criterion]] = {
 
 @dataclass
 class Setting:
-    """How a step is computed.
+    """The way in which a step is computed.
 
     Attributes:
-        rows: of a micro-batch; None: whole batches.
+        rows: Number of rows of a micro-batch; None: whole batches.
     """
 
     kind: str
@@ -126,7 +126,7 @@ def make(setting: Setting, text: TextSpec) -> TrainingModule:
     torch.manual_seed(0)
     rates = {"dropout": setting.dropout, "attention_dropout": setting.dropout}
     model = DualEncoder(DualEncoder.Config(**SMALL, **rates, towers=setting.towers), text)
-    with torch.no_grad():  # fresh weights are small, and all sentences alike
+    with torch.no_grad():  # initial weights are small, so that all sentences would be similar
         for parameter in model.parameters():
             parameter.mul_(5 if parameter.dim() > 1 else 1)
     criterion = KINDS[setting.kind](model, text)
@@ -140,7 +140,7 @@ def make(setting: Setting, text: TextSpec) -> TrainingModule:
 
 
 def batches_of(kind: str, batches: list[Any]) -> list[Any]:
-    """What a criterion of that kind gets: each batch, or a mixture of it with parts of the others."""
+    """Return what a criterion of this kind reads: each batch, or a mixture of it with parts of the others."""
     if kind != "parts":
         return batches
     others = batches[1:] + batches[:1]
@@ -155,7 +155,7 @@ def world_of(rank: int = 0, size: int = 1) -> World:
 
 
 def total_sizes(module: TrainingModule, batches: list[Any]) -> dict[str, float]:
-    """Of each term, over batches and ranks."""
+    """Return the size of each term over batches and ranks."""
     totals: dict[str, float] = {}
     for batch in batches:
         for name, size in sizes_of(module.criterion, batch).items():
@@ -168,7 +168,7 @@ def total_sizes(module: TrainingModule, batches: list[Any]) -> dict[str, float]:
 
 @dataclass
 class Found:
-    """What a step gave: gradients of all parameters beside each other, and what comes after it."""
+    """The results of a step: the concatenated gradients of all parameters, and the state after it."""
 
     gradient: Tensor
     outcome: Outcome
@@ -178,7 +178,7 @@ class Found:
 
 
 def step(setting: Setting, text: TextSpec, batches: list[Any], world: World, steps: int = 2) -> Found:
-    """The last of some steps of the engine."""
+    """Return the last of some steps of the engine."""
     module = make(setting, text)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
     engine = Engine(module, optimizer, Freezing([]), world, precision=setting.precision, clip_norm=0)
@@ -190,7 +190,7 @@ def step(setting: Setting, text: TextSpec, batches: list[Any], world: World, ste
             counted.reductions += 1
             return allreduce_hook(dist.group.WORLD, bucket)
 
-        hook.__annotations__.clear()  # strings, where torch wants the class
+        hook.__annotations__.clear()  # torch needs the class, not a string
         engine._parallel.register_comm_hook(None, hook)
     torch.manual_seed(7 + world.rank)
     for _ in range(steps):
@@ -208,7 +208,7 @@ def gradient_of(module: nn.Module) -> Tensor:
 
 
 def expected(setting: Setting, text: TextSpec, batches: list[Any], world: World, steps: int = 2) -> Found:
-    """The same from one graph for each batch that holds all its pieces, whose dropout is drawn in the same order."""
+    """Return the same from one graph for each batch with all its pieces, whose dropout is drawn in the same order."""
     module = make(setting, text)
     criterion, model = module.criterion, module.model
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -244,7 +244,7 @@ def losses(setting: Setting, criterion: Any, model: nn.Module, batch: Any) -> It
             before = torch.get_rng_state()
             encoded = criterion.encode(model, piece)
             yield encoded.loss
-            torch.set_rng_state(before)  # the next piece's dropout does not depend on what only ``encode`` draws
+            torch.set_rng_state(before)  # the dropout of the next piece does not depend on draws of ``encode`` alone
             criterion.vectors(model, piece)
             trained.append(encoded.vectors)
             with torch.no_grad():
@@ -255,7 +255,7 @@ def losses(setting: Setting, criterion: Any, model: nn.Module, batch: Any) -> It
 
 
 class Held:
-    """How many bytes graphs hold at once, at most."""
+    """Measures the largest number of bytes that graphs hold at once."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
@@ -266,7 +266,7 @@ class Held:
 
         class Kept:
             def __init__(self, tensor: Tensor) -> None:
-                # Detached, for an output that its own graph holds is never dropped.
+                # Detached, because an output that its own graph holds is never freed.
                 self.tensor, self.bytes = tensor.detach(), tensor.numel() * tensor.element_size()
                 held.now += self.bytes
                 held.peak = max(held.peak, held.now)

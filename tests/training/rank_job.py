@@ -1,4 +1,4 @@
-"""What one rank does in the tests of several ranks: it trains small runs and leaves what came out in a file.
+"""The work of one rank in the tests of several ranks: it trains small runs and writes the results to a file.
 
 Each rank runs ``python -m tests.training.rank_job DATA FOLDER CASE ...``; for a world of one, a test calls ``train``.
 """
@@ -17,19 +17,19 @@ from xrep.registry import CRITERIA
 from xrep.training.distributed import World, leave, start
 
 ROWS = 40
-"""Rows of a step over all ranks."""
+"""Number of rows of a step over all ranks."""
 EXACT = {"dropout": 0, "attention_dropout": 0, "lr_scheduler": "constant", "warmup_steps": 0, "log_every": 1}
 CASES: dict[str, dict[str, Any]] = {
     "dual_moco": {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_steps": 10},
     "ranking": {"criterion": "translation_ranking", "optimizer": "sgd", "lr": 0.1, "max_steps": 10},
     "two_terms": {"criterion": "two_terms", "optimizer": "sgd", "lr": 0.01, "max_steps": 10},
     "adamw": {"criterion": "dual_moco", "optimizer": "adamw", "max_steps": 10},
-    # 403 of 630 examples: three rows are left for the last step, fewer than four ranks.
+    # 403 of 630 examples: the last step has three rows, fewer than four ranks.
     "ragged": {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_epochs": 402.5 / 630},
     "ragged ranking": {"criterion": "translation_ranking", "optimizer": "sgd", "lr": 0.1, "max_epochs": 402.5 / 630},
     "ragged dap": {"criterion": "dap", "rtl_layers": 1, "rtl_direction": "both", "rtl_vocabulary": "target-language",
                    "optimizer": "sgd", "lr": 0.1, "max_epochs": 402.5 / 630},
-    # Two batches a step, the last of them with three rows.
+    # Two batches in a step; the last batch has three rows.
     "accumulated": {"criterion": "two_terms", "optimizer": "sgd", "lr": 0.01, "max_epochs": 302.5 / 630, "rows": 20},
     "frozen": {"criterion": "dual_moco", "optimizer": "adamw", "max_steps": 6, "freeze": "encoders.*.layers@3"},
     "pooled below": {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_steps": 4, "pooled_layer": 0},
@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def train(case: str, data: Path, folder: Path, world: World) -> dict[str, Any]:
-    """Weights, buffers, last gradients and the cursor after a run."""
+    """Return weights, buffers, last gradients and the cursor after a run."""
     given = {**EXACT, **CASES[case]}
     rows = given.pop("rows", ROWS)
     if rows != ROWS:

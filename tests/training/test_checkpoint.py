@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on, and which runs are refused."""
+"""The checkpoint that a run resumes from, and runs that are refused."""
 
 import json
 import re
@@ -21,7 +21,7 @@ STEADY = {"lr_scheduler": "constant", "save_every": 4, "keep_last": 3}
 
 @pytest.fixture(scope="module")
 def finished(data_directory, tmp_path_factory):
-    """A run of 12 steps with checkpoints at 4, 8 and 12."""
+    """Train a run of 12 steps with checkpoints at 4, 8 and 12."""
     return train(compose_run(data_directory, tmp_path_factory.mktemp("runs") / "run", max_steps=12, **STEADY)).directory
 
 
@@ -127,7 +127,7 @@ def test_init_takes_what_fits(data_directory, run, tmp_path, capfd):
     old, new = (open_checkpoint(place / "last") for place in (run, tmp_path / "next"))
     assert all(torch.equal(new.tensors()[name], tensor) for name, tensor in old.tensors().items())
     assert "model tensors" in said and "; new: projections.shared.weight, projections.shared.bias" in said
-    # The queue of another size starts empty: its count does not come without its rows.
+    # A queue of another size starts empty: its count is not taken without its rows.
     assert int(new.tensors(CRITERION)["source_queue.count"]) == 30
     assert "source_queue.vectors" in said and "vocabulary" not in said
 
@@ -148,7 +148,7 @@ def test_init_of_the_same_sizes_takes_the_queues(data_directory, run, tmp_path, 
     old, new = (open_checkpoint(place / "last").tensors(CRITERION) for place in (run, tmp_path / "next"))
     assert int(new["source_queue.count"]) == int(old["source_queue.count"]) + 30 == 390
     assert all(torch.equal(new[name], tensor) for name, tensor in old.items() if name.startswith("momentum"))
-    # Going on with this run needs its --init no more.
+    # To resume this run, its --init is not needed any more.
     shutil.rmtree(run)
     assert train(compose_run(data_directory, **{**init, "max_steps": 2})).state.step == 2
 

@@ -1,4 +1,4 @@
-"""Checkpoints are written beside training: what is on the disk at each moment, after failures, and by whom."""
+"""Checkpoints are written beside training: the files at each moment, after failures, and of several processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Model(nn.Linear):
 
 
 class Run:
-    """A run whose whole training is to write the number of its step into the weights."""
+    """A run whose training only writes the number of the step into the weights."""
 
     def __init__(self, directory: Path, keep_last: int = 2) -> None:
         self.directory, self.said = directory, list[str]()
@@ -41,7 +41,7 @@ class Run:
     def save(
         self, step: int, best: bool = False, final: bool = False, during: Callable[[], None] = lambda: None
     ) -> None:
-        """``during`` is called in the middle of the writing."""
+        """Call ``during`` in the middle of writing."""
 
         def save_tokenizers(folder: Path) -> None:
             folder.mkdir()
@@ -106,10 +106,10 @@ def test_one_is_written_at_a_time_from_the_same_memory(run: Run) -> None:
         memory.append(run.checkpoints._spare.model["weight"].data_ptr())
     assert len(set(memory)) == 1
     assert set(now) == {threading.active_count() + 1}
-    # Without waiting in between, each save waits for the one before, and the numbers are still right.
+    # Without waiting in between, each save waits for the one before, and the weights are still right.
     for step in range(5, 9):
         run.save(step)
-    assert run.steps() == [1, 7, 8]  # nothing was the best, so it is still the first
+    assert run.steps() == [1, 7, 8]  # no other checkpoint was the best, so it is still the first
     for step in (7, 8):
         tensors = open_checkpoint(run.directory / f"checkpoint-{step:08d}").tensors()
         assert tensors["weight"].unique().tolist() == [step]
@@ -135,7 +135,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(run: Run) -> None:
     path = run.directory / "checkpoint-00000003"
     assert warning.startswith(f"warning: {path}: No space left on device: no checkpoint of step 3")
     assert "make room" in warning
-    # What would have been the best is made up for by the next.
+    # The next checkpoint replaces the best one that failed.
     run.save(4, during=disk_is_full)
     run.save(5)
     run.save(6)
@@ -145,7 +145,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(run: Run) -> None:
 
 @pytest.mark.parametrize("large", ["model", "criterion"])
 def test_a_file_that_finds_no_room(run: Run, large: str) -> None:
-    """A file may have 200 KiB: the operating system refuses the rest, in whatever thread, as it does on a full disk."""
+    """A file may have 200 KiB: the operating system refuses further writes in every thread, as on a full disk."""
     resource = pytest.importorskip("resource")
     run.save(1)
     run.checkpoints.wait()
@@ -202,7 +202,7 @@ def test_a_run_that_fails_waits_for_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_whole_checkpoint_is_not_written_anew(run: Run) -> None:
-    """Asked to stop right after it was saved, or resumed: there is no moment without it."""
+    """A run that must stop right after saving or resuming has its checkpoint at every moment."""
     run.save(1)
     run.save(2)
     run.checkpoints.wait()
@@ -242,7 +242,7 @@ def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
         holder.kill()
         holder.wait()
     try:
-        with lock(directory):  # though a process that it forked lives on
+        with lock(directory):  # even though a process that it forked is alive
             assert (directory / LOCK).read_text().startswith(f"process {os.getpid()} on ")
         assert (directory / LOCK).read_bytes() == b""
     finally:
@@ -279,7 +279,7 @@ SEVERAL = {
 
 
 def changed(config: dict, **given: object) -> dict:
-    """A copy with other values, by keys such as ``task__batch_size``."""
+    """Return a copy with other values, by keys such as ``task__batch_size``."""
     config = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
     for key, value in given.items():
         *section, name = key.split("__")
@@ -294,7 +294,7 @@ def test_what_may_change_and_what_may_not() -> None:
         check_same_run(ONE, changed(ONE, task__max_length=30, trainer__freeze=["x"], seed=2, new=None), Path("run"))
     listed = "seed 1 -> 2, task.max_length 20 -> 30, trainer.freeze [] -> ['x']"
     assert f"configuration: {listed}; choose" in str(error.value)
-    # Of another criterion the options do not compare.
+    # Options of another criterion are not compared.
     with pytest.raises(UserError, match=r"configuration: criterion\.name 'dual_moco' -> 'translation_ranking'; choose"):
         check_same_run(ONE, changed(ONE, criterion={"name": "translation_ranking", "margin": 0}), Path("run"))
 

@@ -1,4 +1,4 @@
-"""What a run says when a step goes wrong."""
+"""Messages of a run whose step fails."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_weights_that_are_no_numbers_are_named(data_directory: Path, two_terms: 
 def test_a_gradient_that_is_no_number_is_named(
     data_directory: Path, two_terms: Any, tmp_path: Path, value: float, clip_norm: float
 ) -> None:
-    """Of all gradients it is the only one that is not finite, and clipping must not spread it."""
+    """Only one gradient is not finite, and clipping must not spread it to others."""
     trainer = trainer_of(data_directory, tmp_path, max_steps=5, clip_norm=clip_norm)
     bias = trainer.module.model.encoders["shared"].layers[0].attention.output.bias
     bias.register_hook(lambda gradient: torch.full_like(gradient, value))
@@ -67,7 +67,7 @@ def test_a_gradient_that_is_no_number_is_named(
 def test_memory_that_runs_out(
     data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The allocator's own words: more memory than any machine has is asked for."""
+    """The error is the allocator's own, because the test requests more memory than any machine has."""
     forward = two_terms.forward
 
     def greedy(self: TwoTerms, model: Any, planned: Planned) -> Any:
@@ -112,7 +112,7 @@ def test_a_preempted_run_saves_and_goes_on(
     stopped = trainer_of(data_directory, tmp_path / "twice", max_steps=6)
     before = signal.getsignal(number)
     state = stopped.train()
-    # The step is finished; a signal that comes later ends the process as ever.
+    # The step is finished; a later signal ends the process as usual.
     assert (state.step, stopped.finished, signal.getsignal(number)) == (4, False, before)
     checkpoint = open_checkpoint(tmp_path / "twice" / "last")
     monkeypatch.setattr(two_terms, "forward", forward)

@@ -1,4 +1,4 @@
-"""Frozen parameters stay as they are to the last bit, their dropout is off, and they thaw when they should."""
+"""Frozen parameters stay equal to the last bit, their dropout is off, and they thaw at the right step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def copies(module: nn.Module) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_frozen_parameters_keep_every_bit(text, make_batch, name: str) -> None:
-    """With weight decay on: the source tower for ever, embeddings of the target tower for the first two steps."""
+    """The source tower is always frozen, the target tower's embeddings for two steps, with weight decay."""
     module = Whole(text, TranslationRanking)
     freezing = Freezing(["encoders.source", "model.encoders.target.*_embedding@2", "*.token_embedding@1"])
     part = OPTIMIZERS.load(name)
@@ -131,7 +131,7 @@ def test_dropout_is_off_where_all_is_frozen(text, make_batch) -> None:
     batch = make_batch(sentence_pairs(6))
 
     def differing() -> tuple[bool, bool]:
-        """Whether two passes of source and of target tower differ."""
+        """Return whether two passes of source and target tower differ."""
         first, second = (module.model.encode_pair(batch.source, batch.target) for _ in range(2))
         return not torch.equal(first[0], second[0]), not torch.equal(first[1], second[1])
 
@@ -154,7 +154,7 @@ def test_dropout_is_off_where_all_is_frozen(text, make_batch) -> None:
 
 
 def test_a_criterion_whose_parameters_are_frozen_still_trains(text) -> None:
-    """The head rests; the criterion fills its queue only in training mode, and its momentum encoder keeps dropout."""
+    """The head is frozen; the criterion fills its queue only in training mode, and its momentum encoder has dropout."""
     module = Whole(text, Classifier)
     Freezing(["criterion"]).apply(module, 0)
     assert module.criterion.training and module.training and module.model.training
@@ -196,7 +196,7 @@ def test_misspelt_patterns(pattern: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_with_frozen_parts(data_directory, tmp_path) -> None:
-    """A layer for ever, embeddings for three of five steps; LAMB with decay, rates by pattern; resumed in between."""
+    """A layer is always frozen, embeddings for three of five steps, with LAMB, decay, rates by pattern, a restart."""
     given = {
         "optimizer": "lamb", "weight_decay": 0.1, "lr_multipliers": "*_embedding=0.5", "lr_scheduler": "constant",
         "freeze": "encoders.shared.layers.0,*.token_embedding@3", "save_every": 1, "keep_last": 9, "warmup_steps": 1,

@@ -1,4 +1,4 @@
-"""A batch encoded in pieces has the gradient of the batch encoded at once."""
+"""A batch that is encoded in pieces has the same gradient as the whole batch."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from xrep.training.gradient_cache import GradientCache
 from xrep.training.run import train
 
 TOLERANCE = {torch.float32: 64 * torch.finfo(torch.float32).eps, torch.float64: 1e-10}
-"""Largest error of a gradient, as a part of its largest number: sums over some dozen subwords in another order, and in
-float64 what the second step makes of them."""
+"""Largest error of a gradient, relative to its largest number: that of sums in another order over some dozen subwords,
+and in float64 of the second step."""
 
 
 @pytest.fixture(scope="module")
 def batches(make_batch) -> list[Any]:
-    """Of 8 and of 5 pairs, of unequal lengths."""
+    """Return batches of 8 and of 5 pairs of unequal lengths."""
     pairs = [(german * (1 + n % 3), english) for n, (german, english) in enumerate(sentence_pairs(13))]
     return [make_batch(pairs[:8]), make_batch(pairs[8:])]
 
 
 def assert_near(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> None:
-    """As parts of the largest number."""
+    """Return errors relative to the largest number."""
     assert torch.equal(one.isnan(), other.isnan()), "parameters without gradient"
     other = other.nan_to_num()
     assert other.abs().max() > 1e-4
@@ -55,15 +55,15 @@ def assert_near(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> N
     ids=["float64", "dropout", "float32", "bf16"],
 )
 def test_gradient_of_pieces_equals_that_of_one_graph(text, batches, kind: str, options: dict[str, Any]) -> None:
-    """Two batches a step. In float64 two steps, in other types one, because the second begins at weights that rounding
-    has moved; two with a queue, which is empty in the first. Random numbers go on alike."""
+    """A step has two batches. There are two steps in float64 and with a queue, which is empty in the first; otherwise
+    there is one, because rounding changes the weights of the second. Random numbers continue alike."""
     setting = Setting(kind, **options)
     given, steps = batches_of(kind, batches), 2 if setting.dtype == torch.float64 or kind == "dual_moco" else 1
     mine, theirs = (run(setting, text, given, world_of(), steps) for run in (step, expected))
     assert_near(mine.gradient, theirs.gradient, setting.dtype)
     assert mine.outcome.loss == pytest.approx(theirs.outcome.loss, rel=TOLERANCE[setting.dtype])
     assert torch.equal(mine.random, theirs.random)
-    if not setting.dropout:  # nor does it matter how the batch is cut, or whether it is
+    if not setting.dropout:  # the result does not depend on the pieces
         for rows in (1, 100, None):
             whole = step(Setting(kind, rows=rows), text, given, world_of())
             assert_near(mine.gradient, whole.gradient, setting.dtype)
@@ -90,7 +90,7 @@ def test_forward_in_pieces_is_forward(text, batches) -> None:
 
 
 def ranks_job(rank: int, world: int, text, batches: list[Any]) -> dict[str, Any]:
-    """Gradients of this rank's parts of the batches: one of the ranks has nothing of the second."""
+    """Return gradients of this rank's parts of the batches. One rank has no rows of the second."""
     sizes = ((0, 5), (0, 5)) if rank == 0 else ((5, 8), (5, 5))
     mine = [batch.rows(*rows) for batch, rows in zip(batches, sizes, strict=True)]
     found = {}
@@ -122,10 +122,10 @@ def test_two_ranks(text, batches, tmp_path: Path) -> None:
             cached, whole = mine["reductions"].tolist()
             assert cached == whole > 0, "gradients are averaged once a step, not once a piece"
             assert torch.allclose(*mine["losses"], rtol=1e-9)
-            if kind != "dual_moco":  # whose queue is empty in a first step
+            if kind != "dual_moco":  # its queue is empty in the first step
                 assert_near(mine["dropped"], mine["graph"], torch.float64)
         assert torch.equal(found[0][kind]["state"], found[1][kind]["state"]), "the ranks went apart"
-        if kind != "parts":  # ranks cut the rows of a mixture otherwise
+        if kind != "parts":  # ranks cut the rows of a mixture in another way
             alone = step(Setting(kind), text, batches, world_of())
             assert_near(found[0][kind]["cached"], alone.gradient, torch.float64)
 
@@ -159,7 +159,7 @@ def test_keys_are_encoded_once_and_in_pieces(text, batches) -> None:
 
 @pytest.mark.slow
 def test_a_run(data_directory: Path, tmp_path: Path) -> None:
-    """As a user asks for it; and it resumes exactly, dropout and all."""
+    """The option works as on the command line, and a run resumes exactly, with dropout."""
     torch.set_default_dtype(torch.float64)
     try:
         options = {"criterion": "translation_ranking", "batch_size": 50, "optimizer": "sgd", "save_every": 2}
@@ -192,7 +192,7 @@ def test_what_is_not_for_pieces(data_directory: Path, two_terms, text, tmp_path:
 
 
 def test_what_is_left_after_a_step_is_one_gradient(text, batches) -> None:
-    """Parameters that the criterion trains have theirs: of the comparison and of the rows alone."""
+    """Parameters of the criterion get the gradients of the comparison and of the single rows."""
     module = make(Setting("everything"), text)
     assert isinstance(module.criterion.theta, nn.Parameter)
     found = step(Setting("everything"), text, batches, world_of(), steps=1)

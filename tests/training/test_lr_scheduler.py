@@ -29,7 +29,7 @@ def test_warm_up_then_decay(name, halfway, end):
     options = {"min_lr_ratio": 0.1} if name in ("cosine", "linear", "polynomial") else {}
     warming = [factor(name, step, step / 20, **options) for step in range(4)]
     assert warming == pytest.approx([0.25, 0.5, 0.75, 1.0])
-    # 20 steps, 4 of them to warm up: step 12 is half of the rest, step 20 (never taken) its end.
+    # 20 steps with 4 of warm-up: step 12 is half of the rest, step 20 (which is not made) its end.
     assert factor(name, 11 if name == "inverse_sqrt" else 12, 12 / 20, **options) == pytest.approx(halfway)
     assert factor(name, 19, 1.0, **options) == pytest.approx(end)
     assert factor(name, 30, 1.5, **options) <= factor(name, 19, 1.0, **options)
@@ -47,7 +47,7 @@ def test_no_warm_up_starts_at_the_peak():
 
 @pytest.mark.parametrize("name", LR_SCHEDULERS.names())
 def test_warm_up_for_a_share_of_the_budget(name):
-    """Whatever the steps are: also where minutes end a run, whose steps are of unequal length."""
+    """The rate depends on the share of the budget and not on the step, also if the budget is given in minutes."""
 
     def at(progress, step=7):
         return factor(name, step, progress, 0.9, warmup_ratio=0.2)

@@ -1,4 +1,4 @@
-"""Optimizers against plain arithmetic, and which rate and decay each parameter of a real encoder gets."""
+"""Optimizers against plain arithmetic, and the rate and decay of each parameter of a real encoder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build(name: str, named: list[tuple[str, nn.Parameter]], **options) -> torch.
 
 
 def make_parameters(dtype: torch.dtype = torch.float64) -> list[tuple[str, nn.Parameter]]:
-    """Matrices, one of zeros, one that nothing moves, a bias and a temperature."""
+    """Parameters: matrices (one is zero, one gets no gradient), a bias and a temperature."""
     generator = torch.Generator().manual_seed(1)
     shapes = {"small": (3, 5), "large": (40, 7), "zero": (4, 4), "idle": (2, 3), "bias": (6,), "temperature": ()}
     values = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
@@ -36,7 +36,7 @@ def make_parameters(dtype: torch.dtype = torch.float64) -> list[tuple[str, nn.Pa
 
 
 def gradient(name: str, step: int, parameter: Tensor) -> Tensor | None:
-    """Some gradient; none for ``small`` in its first steps (it is frozen); 0 for ``idle``, at first also ``zero``."""
+    """Set gradients: none for ``small`` in its first steps (it is frozen), 0 for ``idle`` and at first for ``zero``."""
     if name == "model.small" and step < 3:
         return None
     generator = torch.Generator().manual_seed(1000 * step + len(name))
@@ -53,7 +53,7 @@ def run(optimizer: torch.optim.Optimizer, named: list[tuple[str, nn.Parameter]],
 
 
 def lamb_by_hand(steps: int, lr: float, decay: float, epsilon: float, correction: bool) -> dict[str, Tensor]:
-    """Algorithm 2 of You et al. 2020, one parameter and one step after the other."""
+    """Compute algorithm 2 of You et al. 2020 for one parameter and one step after the other."""
     results = {}
     for name, parameter in make_parameters():
         x = parameter.detach().clone()
@@ -112,7 +112,7 @@ def test_sgd_with_momentum_by_hand() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_a_saved_state_goes_on_bit_for_bit(name: str) -> None:
-    """Saved before ``small`` has a state of its own."""
+    """The state is saved before ``small`` has one of its own."""
     given = {"lr": 0.01, "weight_decay": 0.1, "lr_multipliers": ["large=0.5"]}
     whole, halves = make_parameters(torch.float32), make_parameters(torch.float32)
     run(build(name, whole, **given), whole, range(8))
@@ -139,7 +139,7 @@ def make_model(text, **options) -> DualEncoder:
 
 
 def named_parameters(text) -> list[tuple[str, nn.Parameter]]:
-    """Those of an encoder of two layers, and a temperature and a head of the criterion."""
+    """Return the parameters of an encoder of two layers, and a temperature and a head of the criterion."""
     named = [(f"model.{name}", p) for name, p in make_model(text, towers="shared").named_parameters()]
     own = {"temperature": torch.zeros(()), "head.layers.0.weight": torch.zeros(3, 3)}
     return named + [(f"criterion.{name}", nn.Parameter(value)) for name, value in own.items()]
@@ -267,8 +267,8 @@ def test_refused_multipliers(given: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "lr"), [("adamw", 3e-3), ("lamb", 3e-2)])
 def test_adaptive_optimizers_learn(text, make_batch, name: str, lr: float) -> None:
-    """Translations among 32, both ways: the loss falls below half of that of chance. Plain SGD, whose arithmetic is
-    checked above, does not get a post-norm transformer off the ground."""
+    """With translations among 32 in both directions, the loss falls below half of that of guessing. Plain SGD, whose
+    arithmetic is checked above, is left out because it hardly trains a post-norm transformer."""
     model = make_model(text, towers="shared", dropout=0.0, attention_dropout=0.0)
     criterion = TranslationRanking(TranslationRanking.Config(), model, text)
     batch = make_batch(sentence_pairs(32))

@@ -34,7 +34,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Directories as transformers writes them, of a German and an English encoder."""
+    """Return directories of a German and an English encoder, as transformers writes them."""
     folder = tmp_path_factory.mktemp("pretrained")
     german, english = zip(*sentence_pairs(400), strict=True)
     found = {}

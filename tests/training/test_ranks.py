@@ -1,4 +1,4 @@
-"""Several ranks train as one process would with the whole batch."""
+"""Several ranks train as one process with the whole batch does."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def test_ranks_equal_one_process_with_the_whole_batch(
                 for name, tensor in theirs.items():
                     apart = (mine[name] - tensor).abs().max()
                     assert apart <= tolerance, f"{case}, rank {rank}, {kind} {name}: {apart}"
-            # What the ranks hold is the same to the last bit: their queues and momentum encoders too.
+            # The state of the ranks is equal to the last bit, including queues and momentum encoders.
             for name, tensor in found[0][case]["state"].items():
                 assert torch.equal(tensor, results[case]["state"][name]), f"{case}, rank {rank}: {name}"

@@ -1,4 +1,4 @@
-"""Courses of training: real stages, killed and resumed, and the order in which they are left out or stopped."""
+"""Courses of training: real stages that are killed and resumed, and stages that are skipped or stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOCO = {"name": "dual_moco", "queue_size": 100, "momentum": 0.9}
 
 @pytest.fixture
 def course(data_directory: Path, tmp_path: Path) -> list[str]:
-    """Arguments of a course: momentum contrast, translation ranking, then both as parts with a frozen learning rate."""
+    """Return a course: momentum contrast, translation ranking, then both as parts with a constant learning rate."""
     task = {"name": "bitext", "data": str(data_directory), "max_length": 32, "batch_size": 30}
     small = {**task, "batch_size": 20}
     values = {
@@ -82,7 +82,7 @@ def test_a_course_is_trained_stage_by_stage(course, tmp_path, capfd) -> None:
     assert (os.readlink(out / "best"), os.readlink(out / "last")) == ("both/best", "both/last")
     reached = [open_checkpoint(out / name / "last").step for name in ("moco", "2", "both")]
     assert reached == [12, 9, 12] and open_checkpoint(out / "last").step == 12
-    # The second stage begins with the best of the first, the third with the last of the second, which it keeps.
+    # The second stage starts from the best of the first, the third from the last of the second, which it keeps.
     second, third = (open_checkpoint(out / name / "last") for name in ("2", "both"))
     assert second.config["init"] == f"{out}/moco/best" and third.config["init"] == f"{out}/2/last"
     assert all(torch.equal(tensor, third.tensors()[name]) for name, tensor in second.tensors().items())
@@ -92,7 +92,7 @@ def test_a_course_is_trained_stage_by_stage(course, tmp_path, capfd) -> None:
         f"stage 2 (2 of 3, bitext-translation_ranking): in {out}/2",
         f"stage both (3 of 3, queue+rank): in {out}/both",
     ]
-    # Of the parts one is drawn at each step, two of three times the first.
+    # Each step draws one of the parts, the first with probability 2/3.
     drawn = ["queue/accuracy" in record for record in train_records(out / "both")]
     assert all(
         ("rank/accuracy" in record) != queue for record, queue in zip(train_records(out / "both"), drawn, strict=True)
@@ -105,7 +105,7 @@ def test_a_course_is_trained_stage_by_stage(course, tmp_path, capfd) -> None:
     said = capfd.readouterr().err
     assert contents(out) == before
     assert said.count("finished before") == 2 and "this run is finished" in said
-    # A larger budget for one stage: that one goes on, the one before is left alone.
+    # With a larger budget one stage continues, and the stage before is unchanged.
     assert main([*given, "stages.2.trainer.max_steps=11"]) == 0
     said = capfd.readouterr().err
     assert said.count("finished before") == 1 and "going on from" in said
@@ -141,7 +141,7 @@ class Ended:
 
 
 class Recorder:
-    """Stands for training: notes the stages, and is asked to stop at one of them."""
+    """Replaces training: it records the stages and is stopped at one of them."""
 
     def __init__(self, stop_at: str = "") -> None:
         self.stop_at, self.seen = stop_at, []
@@ -188,7 +188,7 @@ def test_a_directory_of_a_run_is_refused(course, tmp_path) -> None:
 
 
 def test_what_counts_as_finished(course, tmp_path) -> None:
-    """The summary must be of the last checkpoint, and that of this configuration."""
+    """The summary must belong to the last checkpoint and to this configuration."""
     run = runs_of([*course, "--save-dir", str(tmp_path)])[0]
     last = tmp_path / "moco" / "last"
     last.mkdir(parents=True)

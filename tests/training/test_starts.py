@@ -1,4 +1,4 @@
-"""What towers start from: one side alone, a tower of an earlier run; and the pipeline of frozen_source, figure 1."""
+"""The starts of towers: one side only, a tower of an earlier run, and the pipeline of frozen_source (figure 1)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.fixture(scope="module")
 def first(raw: Path, pretrained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An English teacher, which is the target side, and a German student from scratch with a tokenizer of its own."""
+    """Train a German student from scratch, with its own tokenizer, from an English teacher on the target side."""
     directory = tmp_path_factory.mktemp("runs") / "first"
     line = arguments(raw, directory, target_encoder=pretrained["en"], vocab_size=60, source_side="target", **frozen())
     finished = xrep_train(*line, "--layers", 1, "--hidden-size", 40, "--heads", 4, "--feedforward-size", 32)
@@ -107,7 +107,7 @@ def test_first_layers_of_a_tower(first: Path) -> None:
 
 
 def test_export_without_the_projection(first: Path, tmp_path: Path) -> None:
-    """Table 8: [CLS] with the MLP, without it, and the mean, of one checkpoint."""
+    """Table 8 compares [CLS] with the MLP, without it, and the mean, from one checkpoint."""
     encoder = SentenceEncoder.load(first / "best")
     for name, changes in {
         "as trained": {},
@@ -137,7 +137,7 @@ def test_export_without_the_projection(first: Path, tmp_path: Path) -> None:
 
 
 def test_the_pipeline_of_figure_1(raw: Path, pretrained: dict[str, Path], tmp_path: Path) -> None:
-    """(A) an English teacher makes a German encoder, (B) which teaches an English one."""
+    """In (A) an English teacher trains a German encoder, which in (B) teaches an English encoder."""
     german = tmp_path / "course" / "A" / "best" / "source"
     course = {
         "task": {"name": "bitext", "data": str(raw), "batch_size": 20, "max_length": 32, "vocab_size": 60},

@@ -1,4 +1,4 @@
-"""What a step is, when a run ends, what it keeps."""
+"""The trainer: its steps, the end of a run, and the state that it keeps."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from xrep.training.run import train
 
 
 class Scripted:
-    """A validator that answers what it was told to."""
+    """A validator that returns given metrics."""
 
     metric, maximize = "score", True
 
@@ -38,7 +38,7 @@ def double():
 
 
 def test_accumulated_batches_equal_one_large_batch(data_directory, two_terms, double, tmp_path):
-    """Each term is divided by its own size, summed over the batches of a step: equal for pairs, not for tokens."""
+    """Each term is divided by its size over the batches of a step, which is equal for pairs but not for tokens."""
     exact = {"criterion": "two_terms", "dropout": 0, "attention_dropout": 0, "max_steps": 4}
     large = make_trainer(compose_run(data_directory, tmp_path / "a", batch_size=80, **exact), tmp_path / "a")
     large.train()
@@ -117,7 +117,7 @@ def test_best_last_and_recent_checkpoints_are_kept(data_directory, two_terms, tm
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
         "checkpoint-00000008", "checkpoint-00000009", "checkpoint-00000012",
     ]  # fmt: skip
-    # Of equal scores the later is the best.
+    # Of equal scores the later one is the best.
     assert (tmp_path / "best").resolve().name == "checkpoint-00000008"
     assert (tmp_path / "last").resolve().name == "checkpoint-00000012"
     assert (state.best, state.best_step) == (30, 8)
@@ -133,7 +133,7 @@ def test_a_lower_value_may_be_better(data_directory, two_terms, tmp_path):
 
 
 def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path):
-    """Dropout, queues, momentum encoders, optimizer and order of data: all come back, to the last bit."""
+    """Dropout, queues, momentum encoders, optimizer and order of data continue exactly after a resumption."""
     steady = {"lr_scheduler": "constant", "validate_every": 4, "save_every": 5}
     once = train(compose_run(data_directory, tmp_path / "once", max_steps=24, **steady))
     train(compose_run(data_directory, tmp_path / "twice", max_steps=11, **steady))

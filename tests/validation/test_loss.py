@@ -1,4 +1,4 @@
-"""The objective on the dev split, against the same sums of one batch after the other."""
+"""The objective on the dev split, against the same sums over single batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Natural language inference as a validator measures it: by the classifier, or by the vectors of triplets."""
+"""The validator of natural language inference, by the classifier or by the vectors of triplets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRAIN = nli_rows(60)
 
 
 class Bag(nn.Module):
-    """Vectors of a sentence by what its subwords are worth; dropout while training."""
+    """A model with bag-of-subwords vectors, and dropout while training."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Bag(nn.Module):
 
 @pytest.fixture
 def make(tmp_path: Path):
-    """``make(rows)``: the task whose dev split has these rows, or files of rows by their names."""
+    """``make(rows)`` returns the task whose dev split has these rows, or files of rows by their names."""
 
     def made(name: str, files: dict[str, list[Row]], form: str = "pairs", **options: Any) -> NliTask:
         if not any(file.startswith("train") for file in files):
@@ -65,7 +65,7 @@ def vector(model: Bag, task: NliTask, sentence: str) -> Tensor:
 
 
 def by_hand(model: Bag, criterion: Nli, task: NliTask, rows: list[Row]) -> list[bool]:
-    """Which rows the classifier of two layers gets right, in float64."""
+    """Return the rows that the classifier of two layers gets right, in float64."""
     weights = {name: tensor.double() for name, tensor in criterion.state_dict().items()}
     right = []
     for premise, hypothesis, label in rows:

@@ -19,7 +19,7 @@ TEXT = TextSpec(vocabularies={"shared": VOCABULARY}, max_length=32)
 
 
 class BagOfSubwords(nn.Module):
-    """A small encoder of the kind the validator is for: one table per tower, mean over real tokens, dropout."""
+    """A small encoder: one table for each tower, the mean over real tokens, and dropout."""
 
     def __init__(self, towers: list[str]) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_translations_are_found_again_whatever_the_batches() -> None:
     validate = _validator(_pool(same, same, ("de", "en")), _pool(same, other, ("fr", "en"), size=7))
     measured = validate(BagOfSubwords(["shared"]), nn.Identity())
     assert measured["accuracy_de-en"] == 100.0
-    assert measured["accuracy_fr-en"] < 15  # unrelated sentences: chance
+    assert measured["accuracy_fr-en"] < 15  # unrelated sentences: the accuracy of guessing
     assert measured["accuracy"] == (measured["accuracy_de-en"] + measured["accuracy_fr-en"]) / 2
     assert set(measured) == {"accuracy", "accuracy_de-en", "accuracy_fr-en", "mean_cosine"}
     assert measured["mean_cosine"] == pytest.approx((_mean_cosine(same) + _mean_cosine(other)) / 2, abs=1e-5)
@@ -99,7 +99,7 @@ def test_the_model_is_left_as_it_was() -> None:
     same = _sentences(20, seed=5)
     validate = _validator(_pool(same, same, ("de", "en")))
     for _ in range(2):
-        assert validate(model, nn.Identity())["accuracy"] == 100.0  # no dropout while it measures
+        assert validate(model, nn.Identity())["accuracy"] == 100.0  # no dropout during validation
     assert model.training and model.dropout.training
     assert not model.tables.training and not model.tables["shared"].training
     model.encode = functools.partial(_fail)

@@ -1,4 +1,4 @@
-"""STS while a model trains: the numbers of xrep-eval sts, and the best checkpoint by them."""
+"""STS during training: the figures of xrep-eval sts, and the best checkpoint by them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["data_directory", "text", "tokenizer"]
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """STS-B in German, English and French, 40 pairs each: the more words two sentences share, the higher the score."""
+    """Write STS-B in German, English and French, 40 pairs each; scores rise with the number of shared words."""
     folder = tmp_path_factory.mktemp("sts")
     pairs = sentence_pairs(80)
     for language, column in (("de", 0), ("en", 1), ("fr", 0)):

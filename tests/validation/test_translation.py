@@ -1,4 +1,4 @@
-"""BLEU of real generations while a model trains, against sentences translated one by one and the files' own text."""
+"""BLEU of generations during training, against sentences translated one by one and the text of the files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIZES = {
     "layers": 1, "decoder_layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64, "max_positions": 64,
 }  # fmt: skip
 VALID = {"de": sentence_pairs(720)[600:660], "es": spanish_pairs()[30:]}
-"""Of ``data_directory``."""
+"""Held-out pairs of ``data_directory``."""
 
 
 def make_task(data: Path, **options: Any) -> TranslationTask:
@@ -49,7 +49,7 @@ def make_model(task: Any, **options: Any) -> tuple[Translation, LabelSmoothedCro
 
 
 def learn(model: Translation, criterion: LabelSmoothedCrossEntropy, batches: Sequence[PairBatch]) -> None:
-    """One step each, the rate falling to 0."""
+    """Each part makes one step, and the rate falls to 0."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(batches))
     for batch in batches:
@@ -67,7 +67,7 @@ def task(data_directory: Path) -> TranslationTask:
 
 @pytest.fixture(scope="module")
 def trained(task: TranslationTask) -> tuple[Translation, LabelSmoothedCrossEntropy]:
-    """For as long as some words are right and some are wrong."""
+    """Train until some words are right and some are wrong."""
     model, criterion = make_model(task, dropout=0.1)
     learn(model, criterion, [task.make(plan.what) for plan in islice(task.plan(), 120)])
     return model, criterion
@@ -139,7 +139,7 @@ def test_losses_of_the_whole_split(
 
 @pytest.mark.slow
 def test_what_was_learnt_by_heart(data_directory: Path) -> None:
-    """In both directions, so that the language is told apart."""
+    """Both directions are trained, so that the language decides."""
     task = make_task(data_directory, direction="both")
     model, criterion = make_model(task, dropout=0.0, attention_dropout=0.0, norm="pre")
     pools = [pool for pool in task.validation_pools(4) if "de" in (pool.source_language, pool.target_language)]
@@ -177,7 +177,7 @@ def test_of_several_parts(data_directory: Path, tmp_path: Path) -> None:
     assert found["out/loss"] == pytest.approx(found["out/nll"]) and abs(found["in/loss"] - found["in/nll"]) > 1e-4
     spanish = one_by_one(model, task.parts["out"], [english for _, english in VALID["es"][:5]], "es", beam=1)
     assert found["out/bleu_en-es"] == pytest.approx(score(spanish, [es for es, _ in VALID["es"][:5]]))
-    assert task.text.target_languages == ["de", "en", "es"]  # places are those of all parts
+    assert task.text.target_languages == ["de", "en", "es"]  # languages are numbered as in all parts
 
 
 def test_nothing_to_measure() -> None:

@@ -1,4 +1,4 @@
-"""A small translator that says something else about each sentence, and lines of different lengths."""
+"""A small translator with different translations of different sentences, and lines of different lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_model(text: TextSpec) -> Callable[..., Translation]:
 
 @pytest.fixture(scope="session")
 def lines(make_batch: Callable[..., PairBatch]) -> PairBatch:
-    """64 sentences of 1 to 8 words."""
+    """Return 64 sentences of 1 to 8 words."""
     words = [[side.split() for side in pair] for pair in sentence_pairs(64)]
     cut = zip(words, itertools.cycle(range(1, 9)))
     return make_batch([(" ".join(source[:n]), " ".join(target[:n])) for (source, target), n in cut])

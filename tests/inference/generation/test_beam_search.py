@@ -1,4 +1,4 @@
-"""Beam search against every translation there is, against a search written plainly, and against the model itself."""
+"""Beam search against all possible translations, against a plain search, and against the model itself."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ def test_the_language_reaches_the_model() -> None:
 
 
 def test_finished_sentences_leave_the_batch() -> None:
-    """A sentence has as many steps as it needs (but for some that wait until enough are done)."""
+    """A sentence has the steps that it needs, apart from waiting until enough sentences are done."""
     source = sources_of(24)
     options = {"beam": 2, "max_length_a": 2.0, "max_length_b": 0}
     alone = 0
     for row in range(24):
         model = ToyModel(3, max_target_length=40, eos=-30)
         found_by(model, source.rows(row, row + 1), **options)
-        assert len(model.calls) == 2 * (row % 6 + 1) + 1  # as long as it may be, and eos
+        assert len(model.calls) == 2 * (row % 6 + 1) + 1  # the longest translation, and eos
         alone += len(model.calls)
     model = ToyModel(3, max_target_length=40, eos=-30)
     found_by(model, source, **options)
@@ -112,7 +112,7 @@ def test_finished_sentences_leave_the_batch() -> None:
 
 
 def test_few_that_are_done_wait_for_others() -> None:
-    """What is left is copied only when an eighth of the batch is done."""
+    """The remaining sentences are copied only when an eighth of the batch is done."""
     model, source = ToyModel(0, max_target_length=30, eos=-30), sources_of(40, longest=20)
     found_by(model, source, beam=1, max_length_a=1, max_length_b=0)
     sizes = [sentences for sentences, _ in model.calls]
@@ -132,7 +132,7 @@ def test_no_ngram_is_repeated() -> None:
             return sum(len(some) - len(set(some)) for some in grams)
 
         assert sum(map(repeats, free)) > 20 and sum(map(repeats, bound)) == 0
-        # What is banned keeps its share of the probability.
+        # Banned tokens keep their share of the probability.
         for row, best in enumerate(bound):
             words = (*best[0].tokens, 3)
             follow = [model.log_probabilities(source_key(source, row), words[:n])[word] for n, word in enumerate(words)]
@@ -181,7 +181,7 @@ def test_no_sentence_has_no_translation() -> None:
 def test_steps_with_a_cache_score_as_the_whole_model_does(
     make_model: Callable[..., Translation], lines: PairBatch, semantic_bias: bool
 ) -> None:
-    """Incremental decoding of a padded batch against teacher forcing, in float64 but for the logits."""
+    """Incremental decoding of a padded batch equals teacher forcing, in float64 except for the logits."""
     model = make_model(semantic_bias=semantic_bias).double()
     options = SearchOptions(beam=4, nbest=3, max_length_a=1.0, max_length_b=4, length_penalty=0.6)
     found = search(model, lines.source, first(len(lines)), options)

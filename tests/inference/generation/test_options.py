@@ -1,4 +1,4 @@
-"""What is wrong with options of a search is said before it begins."""
+"""Errors in the options of a search are reported before it begins."""
 
 from __future__ import annotations
 

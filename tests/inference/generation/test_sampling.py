@@ -1,4 +1,4 @@
-"""Sampling: the distribution is the model's, and a sentence's draws do not depend on what is beside it."""
+"""Sampling: the distribution is the model's, and the draws of a sentence do not depend on its batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drawn_by(
 
 
 def likelihood(model: ToyModel, source: tuple[int, ...], words: tuple[int, ...]) -> float:
-    """Probability of a whole translation among the tokens that may be drawn; eos is certain at the end."""
+    """Return the probability of a whole translation among the tokens that may be drawn; eos is certain at the end."""
     total = 0.0
     for place, word in enumerate((*words, 3)):
         if place < model.max_target_length - 1:
@@ -42,11 +42,11 @@ def test_translations_come_as_often_as_the_model_says() -> None:
         expected = count * likelihood(model, source_key(source, 0), words)
         squares += (counts.pop(words, 0) - expected) ** 2 / expected
     assert not counts
-    assert squares < 32.9  # of chi-square with 12 degrees of freedom 0.1% are above
+    assert squares < 32.9  # 0.1% quantile of chi-square with 12 degrees of freedom
 
 
 def test_scores_are_the_models_own(make_model: Callable[..., Translation]) -> None:
-    """Not those of the narrower distribution that is drawn from."""
+    """Scores are not those of the narrower distribution of the draws."""
     model, source = ToyModel(1, max_target_length=8), sources_of(6)
     options = {"nbest": 5, "temperature": 0.7, "top_k": 3, "top_p": 0.9, "length_penalty": 0.5}
     for row, drawn in enumerate(drawn_by(model, source, **options)):
@@ -109,7 +109,7 @@ def test_numbers_drawn_are_uniform_and_independent() -> None:
     assert drawn.min() >= 0 and drawn.max() < 1 and drawn.unique().numel() > drawn.numel() - 5
     flat = drawn.flatten()
     counts = (flat * 100).long().bincount(minlength=100)
-    assert ((counts - 400) ** 2 / 400).sum() < 148.2  # chi-square, 99 degrees of freedom, 0.1%
+    assert ((counts - 400) ** 2 / 400).sum() < 148.2  # 0.1% quantile of chi-square with 99 degrees of freedom
     table = drawn.permute(1, 0, 2).flatten(1)  # one column for each seed, step and place
     correlations = torch.corrcoef(table.t()) - torch.eye(20)
     assert correlations.abs().max() < 5 / 2000**0.5

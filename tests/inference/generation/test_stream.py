@@ -1,4 +1,4 @@
-"""Lines in chunks, and their translations in the order of the lines."""
+"""Lines are read in chunks, and translations are written in the order of the lines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_file_comes_in_full_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_stands_in_a_pipe_is_not_kept_waiting() -> None:
-    """Each line is written only after the one before came out."""
+    """Each line is written only after the one before was read."""
     reading, writing = os.pipe()
     chunks = iter(Chunks(f"/dev/fd/{reading}", 64))
     for number in range(5):

@@ -1,4 +1,4 @@
-"""Sentences in, translations out, in order; and what is no translator."""
+"""Translator: sentences in, translations out in their order; and checkpoints that are no translators."""
 
 from __future__ import annotations
 

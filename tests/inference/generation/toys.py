@@ -1,4 +1,4 @@
-"""A translator of which every probability is drawn anew, and searches that can be read in a few lines."""
+"""A translator whose probabilities are all random, and short plain versions of the searches."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from xrep.data.batching import TokenBatch, Vocabulary, collate
 from xrep.inference.generation.options import SearchOptions
 
 VOCABULARY = Vocabulary(size=7, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
-"""Ids 5 and 6 are words, and so is unk: 1."""
+"""Ids 5 and 6 are words, and so is unk, 1."""
 WORDS = (1, 5, 6)
 
 
 class ToyModel:
-    """Logits are a function of the source sentence, the language and what is translated so far."""
+    """A model whose logits are a function of the source sentence, the language and the translation so far."""
 
     def __init__(self, seed: int, max_target_length: int = 4, eos: float = 0.0) -> None:
         self.seed, self.max_target_length, self.eos = seed, max_target_length, eos
         self.target_vocabulary = VOCABULARY
         self.calls: list[tuple[int, int]] = []
-        """Sentences and hypotheses of each step."""
+        """Numbers of sentences and hypotheses of each step."""
 
     def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
         draw = random.Random(f"{self.seed} {source} {prefix}")
@@ -65,7 +65,7 @@ class ToyDecoding:
 
 
 def sources_of(count: int, longest: int = 6) -> TokenBatch:
-    """Different sentences of 1 to ``longest`` words."""
+    """Return different sentences of 1 to ``longest`` words."""
     draw = random.Random(count)
     sentences = [np.array([draw.choice((5, 6)) for _ in range(1 + i % longest)]) for i in range(count)]
     return collate(sentences, VOCABULARY, 32)
@@ -76,7 +76,7 @@ def source_key(batch: TokenBatch, row: int, language: int = 0) -> tuple[int, ...
 
 
 def best_of_all(model: ToyModel, source: tuple[int, ...], options: SearchOptions) -> list[tuple[float, list[int]]]:
-    """Every translation, best first."""
+    """Return all translations, best first."""
     found = []
     for length in range(model.max_target_length):
         for words in itertools.product(WORDS, repeat=length):
@@ -86,8 +86,8 @@ def best_of_all(model: ToyModel, source: tuple[int, ...], options: SearchOptions
 
 
 def plain_search(model: ToyModel, source: tuple[int, ...], options: SearchOptions) -> list[tuple[float, list[int]]]:
-    """fairseq's rule, a sentence and a hypothesis at a time: of 2 · beam candidates those by eos finish that are among
-    the first ``beam``; the first ``beam`` of the others go on."""
+    """Search by fairseq's rule for one sentence at a time: of 2 · beam candidates those with eos among the first
+    ``beam`` finish; the first ``beam`` of the others continue."""
     limit = min(int(options.max_length_a * (len(source) - 3) + options.max_length_b) + 1, model.max_target_length)
     going: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished: list[tuple[float, list[int]]] = []
