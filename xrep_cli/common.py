@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,6 +65,25 @@ def naming_options(options: Mapping[str, str]) -> Iterator[None]:
     except (UserError, TrainingError) as error:
         error.args = (re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), str(error)),)
         raise
+
+
+def command_script(
+    build_parser: Callable[[], argparse.ArgumentParser], run: Callable[[argparse.Namespace], None]
+) -> ConsoleScript:
+    """Turn ``run(options)`` into an entry point that parses its arguments first; errors name the options."""
+
+    @functools.wraps(run)
+    def function(argv: Sequence[str]) -> None:
+        options = build_parser().parse_args(argv)
+        with naming_options(names_of(vars(options))):
+            run(options)
+
+    return console_script(function)
+
+
+def names_of(fields: Iterable[str]) -> dict[str, str]:
+    """Map fields to the names of their options: ``queue_size`` to ``--queue-size``."""
+    return {name: "--" + name.replace("_", "-") for name in fields}
 
 
 def choose_device(named: str | None) -> str:

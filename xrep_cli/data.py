@@ -6,11 +6,10 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from xrep.text.corpora import RESOURCES, Resource, find_resource
-from xrep_cli.common import command_parser, console_script
+from xrep_cli.common import command_parser, command_script
 
 DESCRIPTION = """\
 List the known corpora and pretrained encoders, with their licences, layouts and origins, and fetch them.
@@ -41,8 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _main(argv: Sequence[str]) -> None:
-    arguments = build_parser().parse_args(argv)
+def _main(arguments: argparse.Namespace) -> None:
     if arguments.command == "get":
         _get(find_resource(arguments.name), arguments.print_path)
     elif arguments.json:
@@ -76,7 +74,7 @@ def _describe(resource: Resource) -> str:
     return "\n".join([f"{resource.name}: {resource.what}", *lines])
 
 
-main = console_script(_main)
+main = command_script(build_parser, _main)
 
 if __name__ == "__main__":
     sys.exit(main())

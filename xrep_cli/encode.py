@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from xrep_cli.common import (
     add_shared_options,
     choose_device,
     command_parser,
-    console_script,
+    command_script,
     limit_kept_products,
     say_if_slow,
 )
@@ -46,8 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _main(argv: Sequence[str]) -> None:
-    options = build_parser().parse_args(argv)
+def _main(options: argparse.Namespace) -> None:
     output = Path(options.output)
     limit_kept_products()
 
@@ -95,7 +93,7 @@ def _main(argv: Sequence[str]) -> None:
     print(f"{done.lines:,} lines{resumed}, {speed:,.0f} a second, {shape}{empty}: {done.path}")
 
 
-main = console_script(_main)
+main = command_script(build_parser, _main)
 
 if __name__ == "__main__":
     sys.exit(main())

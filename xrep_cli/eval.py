@@ -13,7 +13,7 @@ from xrep.config.source import docstring
 from xrep.errors import UserError
 from xrep.files import check_output, write_aside
 from xrep.registry import EVALUATIONS, import_plugin
-from xrep_cli.common import HelpFormatter, command_parser, console_script
+from xrep_cli.common import HelpFormatter, command_parser, console_script, names_of, naming_options
 
 DESCRIPTION = """\
 Measure a sentence encoder, or a translation model, on published test sets.
@@ -88,9 +88,10 @@ def main(argv: Sequence[str]) -> None:
     chosen = others[0] if others and others[0] in EVALUATIONS.names() else None
     options = vars(build_parser(chosen).parse_args(others))
     name, path, json_file, _ = (options.pop(key) for key in ("evaluation", "path", "json", "plugin"))
-    _check(json_file, options)
     evaluation = EVALUATIONS.load(name)
-    _measure(name, evaluation(evaluation.Config(**options)), path, json_file, options)
+    with naming_options(names_of(["path", *options])):
+        _check(json_file, options)
+        _measure(name, evaluation(evaluation.Config(**options)), path, json_file, options)
 
 
 def _check(json_file: str | None, options: dict[str, Any]) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
-from xrep_cli.common import command_parser, console_script
+from xrep_cli.common import command_parser, command_script
 
 DESCRIPTION = """\
 Write an encoder as a directory that sentence-transformers, transformers or xrep load, tokenizer included.
@@ -61,8 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _main(argv: Sequence[str]) -> None:
-    options = build_parser().parse_args(argv)
+def _main(options: argparse.Namespace) -> None:
 
     from xrep.inference.export import export_path
     from xrep.registry import import_plugin
@@ -74,7 +72,7 @@ def _main(argv: Sequence[str]) -> None:
         print(path)
 
 
-main = console_script(_main)
+main = command_script(build_parser, _main)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,7 +17,7 @@ from xrep_cli.common import (
     check_outputs,
     choose_device,
     command_parser,
-    console_script,
+    command_script,
     limit_kept_products,
     say_if_slow,
     write_summary,
@@ -218,8 +218,7 @@ def _named(path: str) -> str:
     return "/dev/stdin" if path == "-" else path
 
 
-def _main(argv: Sequence[str]) -> None:
-    options = build_parser().parse_args(argv)
+def _main(options: argparse.Namespace) -> None:
     search = _search_options(options)
     _check(options)
     limit_kept_products()
@@ -250,7 +249,7 @@ def _main(argv: Sequence[str]) -> None:
         write_summary({**_score(options, done.best), "search": asdict(search)}, options.json)
 
 
-main = console_script(_main)
+main = command_script(build_parser, _main)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from xrep_cli.common import (
@@ -12,7 +11,7 @@ from xrep_cli.common import (
     check_outputs,
     choose_device,
     command_parser,
-    console_script,
+    command_script,
     write_summary,
 )
 
@@ -94,8 +93,7 @@ def _check(options: argparse.Namespace) -> None:
     check_outputs(options.output, options.json)
 
 
-def _main(argv: Sequence[str]) -> None:
-    options = build_parser().parse_args(argv)
+def _main(options: argparse.Namespace) -> None:
     _check(options)
     shard = _shard(options.shard)
 
@@ -127,7 +125,7 @@ def _main(argv: Sequence[str]) -> None:
         print(f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}: {mined.path}")
 
 
-main = console_script(_main)
+main = command_script(build_parser, _main)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from xrep.data.preprocess import PreprocessOptions, PreprocessReport, preprocess
 from xrep.data.store import TOKENIZER_DIRECTORY
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
-from xrep_cli.common import check_outputs, command_parser, console_script, write_summary
+from xrep_cli.common import check_outputs, command_parser, command_script, write_summary
 
 DESCRIPTION = """\
 Clean parallel text, train a SentencePiece vocabulary on it and write the tokens that xrep-train reads.
@@ -71,8 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _main(argv: Sequence[str]) -> None:
-    arguments = build_parser().parse_args(argv)
+def _main(arguments: argparse.Namespace) -> None:
     named = {"train": arguments.bitext, "valid": arguments.valid, "test": arguments.test}
     splits = {split: [parse_bitext(spec) for spec in specs] for split, specs in named.items()}
     check_outputs(arguments.json)
@@ -133,7 +131,7 @@ def _summary(report: PreprocessReport) -> str:
     return "\n".join(lines)
 
 
-main = console_script(_main)
+main = command_script(build_parser, _main)
 
 if __name__ == "__main__":
     sys.exit(main())

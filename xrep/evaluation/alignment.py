@@ -193,7 +193,7 @@ def read_scored(config: Alignment.Config) -> PairSet:
     positive = subset.gold > config.positive_above
     if not positive.any():
         problem = f"no pair scores higher than {config.positive_above:g}"
-        raise UserError(problem, path=path, cure="give a lower --positive-above")
+        raise UserError(problem, path=path, cure="give a lower `positive_above`")
     rule, languages = f"positives score higher than {config.positive_above:g}", (test.language, test.language)
     return PairSet(f"{test.name} {test.split}", languages, subset.first, subset.second, positive, [path], rule)
 
@@ -206,14 +206,14 @@ def read_parallel(config: Alignment.Config) -> PairSet:
     """
     pairs, true_pairs = config.pairs, config.true_pairs
     if not 1 <= true_pairs <= pairs:
-        raise UserError(f"--true-pairs {true_pairs} of --pairs {pairs}", cure="give 1 to as many as --pairs")
+        raise UserError(f"`true_pairs` {true_pairs} of `pairs` {pairs}", cure="give 1 to as many as `pairs`")
     bitext = orient(parse_bitext(config.data))[0]
     rows = ((source, target) for _, source, target in read_pairs(bitext) if source.strip() and target.strip())
     taken, replaced = list(islice(rows, pairs)), pairs - true_pairs
     others, following = _draw((source for source, _ in rows), replaced, random.Random(config.seed))
     if len(taken) < pairs or following < replaced:
         problem = f"{len(taken) + following} pairs, but {pairs} and {replaced} others to draw from are needed"
-        raise UserError(problem, path=bitext.paths[0], cure="give a smaller --pairs")
+        raise UserError(problem, path=bitext.paths[0], cure="give a smaller `pairs`")
     return PairSet(
         bitext.name,
         bitext.languages,
@@ -251,7 +251,7 @@ def losses(encoder: Encoder, pairs: PairSet, drop_overlap: bool = False) -> tupl
     keep, overlap = find_overlap(encoder.training_hashes, pairs.first, pairs.second, drop=drop_overlap, name=pairs.name)
     positive = pairs.positive[keep]
     if not positive.any():
-        raise UserError(f"no positive pair of {pairs.name} is left", cure="measure without --drop-overlap")
+        raise UserError(f"no positive pair of {pairs.name} is left", cure="measure without `drop_overlap`")
     first, second = chosen(keep, pairs.first, pairs.second)
     x, y = encoder.encode(first, pairs.languages[0]), encoder.encode(second, pairs.languages[1])
     found = {

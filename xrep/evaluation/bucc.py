@@ -108,7 +108,7 @@ class Bucc(Evaluation):
     def read(self) -> None:
         config = self.config
         if config.oracle and config.threshold is not None:
-            raise UserError("--oracle and --threshold", cure="give one of them")
+            raise UserError("`oracle` and `threshold`", cure="give one of them")
         self.tests: list[Split] = []
         self.tunings: list[Split | None] = []
         for pair, gold in select(config.langs, config.data).items():
@@ -190,12 +190,12 @@ def plan(splits: Iterable[str], pair: str, config: Bucc.Config) -> tuple[str, st
     split = measured or ("test" if "test" in splits else splits[0] if len(splits) == 1 else None)
     if split not in splits:
         problem = f"no split {measured}" if measured else "which split is measured is not clear"
-        raise UserError(f"{pair}: {problem}", cure=f"give --split with one of {' '.join(splits)}")
+        raise UserError(f"{pair}: {problem}", cure=f"give `split` with one of {' '.join(splits)}")
     if config.threshold is not None or config.oracle:
         return split, None
     tuning = next((name for name in TUNING if name in splits and name != split), None)
     if tuning is None:
-        cure = "give --threshold, or --oracle to take the best one of this split, as no real search could"
+        cure = "give `threshold`, or `oracle` to take the best one of this split, as no real search could"
         raise UserError(f"{pair}: there is no split but {split}, so none to find a threshold in", cure=cure)
     return split, tuning
 
@@ -319,7 +319,7 @@ def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Buc
         assert split is not None
         candidates, is_gold = (pairs, correct) if config.oracle else mine(encoder, split, config)
         if not len(candidates):
-            raise UserError(f"{split.pair}: no candidates in {split.name}", cure="use another margin or --retrieval")
+            raise UserError(f"{split.pair}: no candidates in {split.name}", cure="use another margin or `retrieval`")
         threshold, _ = best_threshold(candidates.score, is_gold, len(split.gold))
         origin = "oracle" if config.oracle else split.name
     taken = pairs.score.astype(np.float64) >= threshold

@@ -98,7 +98,7 @@ def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
         reason = next(iter(refused.values())).problem
         raise UserError(
             f"the encoder cannot encode {' '.join(refused)} ({reason})",
-            cure=f"give --langs {','.join(known)}" if known and "en" not in refused else "name another encoder",
+            cure=f"give `langs` {','.join(known)}" if known and "en" not in refused else "name another encoder",
         )
 
 
@@ -199,7 +199,7 @@ class Precomputed:
         return digest.hexdigest()
 
     def random_baseline(self) -> Encoder:
-        raise UserError("vectors have no random baseline", path=self.path, cure="measure without --random-baseline")
+        raise UserError("vectors have no random baseline", path=self.path, cure="measure without `random_baseline`")
 
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
@@ -209,7 +209,7 @@ class Precomputed:
         missing = [sentence for sentence, row in zip(sentences, rows, strict=True) if row is None]
         if missing:
             problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
-            cure = "encode what --list-sentences writes"
+            cure = "encode what `list_sentences` writes"
             raise UserError(f"{problem}the first is {missing[0][:80]!r}", path=self.path, cure=cure)
         vectors = self._vectors[[row for row in rows if row is not None]].astype(np.float32)
         vectors = _finite(vectors, str(Path(self.path) / VECTORS), "check the system that made them")

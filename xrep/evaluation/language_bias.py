@@ -86,7 +86,7 @@ class LanguageBias(Evaluation):
 
     def read(self) -> None:
         if self.config.remove_components < 1:
-            raise UserError(f"--remove-components {self.config.remove_components}", cure="give at least 1")
+            raise UserError(f"`remove_components` {self.config.remove_components}", cure="give at least 1")
         self.texts = read_texts(self.config)
         self.groups = _pool(self.texts)
         _even(self.groups, self.config.sentences)
@@ -145,7 +145,7 @@ def language_bias(encoder: Encoder, groups: Sequence[Group], neighbours: int, co
     vectors = [encoder.encode(columns[language], language) for language in progress(languages, "languages")]
     if components >= vectors[0].shape[1]:
         cure = f"give at most {vectors[0].shape[1] - 1}"
-        raise UserError(f"--remove-components {components} of vectors {vectors[0].shape[1]} wide", cure=cure)
+        raise UserError(f"`remove_components` {components} of vectors {vectors[0].shape[1]} wide", cure=cure)
     without = [normalize_rows(remove_components(own, components)) for own in vectors]
     before, after = (100 * language_shares(sides, neighbours) for sides in (vectors, without))
     return Results(languages, count, before, after)
@@ -172,7 +172,7 @@ def _even(groups: Sequence[Group], limit: int) -> list[Group]:
     if count < 2:
         languages = [language for group in groups for language, sentences in group.items() if len(sentences) < 2]
         problem = f"fewer than 2 sentences of {' '.join(languages) or 'each language'}"
-        raise UserError(problem, cure="leave it out of --langs" if languages else "give a larger --sentences")
+        raise UserError(problem, cure="leave it out of `langs`" if languages else "give a larger `sentences`")
     return [{language: sentences[:count] for language, sentences in group.items()} for group in groups]
 
 
@@ -180,9 +180,9 @@ def _check(neighbours: int, components: int, count: int, languages: int) -> None
     sentences = f"{count} sentences of each of {languages} languages"
     if not 1 <= neighbours < count * languages:
         cure = f"give 1 to {count * languages - 1}"
-        raise UserError(f"--neighbours {neighbours}, but {sentences}", cure=cure)
+        raise UserError(f"`neighbours` {neighbours}, but {sentences}", cure=cure)
     if components >= count:
-        raise UserError(f"--remove-components {components}, but {sentences}", cure=f"give at most {count - 1}")
+        raise UserError(f"`remove_components` {components}, but {sentences}", cure=f"give at most {count - 1}")
 
 
 def _text(results: Results, shares: Mapping[str, np.ndarray], neighbours: int) -> str:

@@ -120,12 +120,12 @@ def _read(path: Path, column: int) -> list[str]:
     if ".tsv" not in path.suffixes:
         return read_sentences(path)
     if column < 1:
-        raise UserError(f"--column {column}", cure="columns are counted from 1")
+        raise UserError(f"`column` {column}", cure="columns are counted from 1")
     sentences = []
     for number, line in read_lines(path):
         fields = line.split("\t")
         if len(fields) < column:
-            problem = f"{len(fields)} columns, but --column {column}"
+            problem = f"{len(fields)} columns, but `column` {column}"
             raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
         sentences.append(fields[column - 1])
     return sentences

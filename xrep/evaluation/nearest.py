@@ -54,7 +54,7 @@ def read_queries(queries: Sequence[str], file: str | Path | None) -> list[str]:
     lines = read_sentences(Path(file)) if file is not None else []
     found = list(dict.fromkeys(query for query in [*queries, *lines] if query.strip()))
     if not found:
-        raise UserError("no query", cure="give --query 'a sentence', or --query-file with one on each line")
+        raise UserError("no query", cure="give `query` 'a sentence', or `query_file` with one on each line")
     return found
 
 
@@ -86,7 +86,7 @@ class Neighbours(Evaluation):
 
     def read(self) -> None:
         if self.config.top < 1:
-            raise UserError(f"--top {self.config.top}", cure="give at least 1")
+            raise UserError(f"`top` {self.config.top}", cure="give at least 1")
         self.queries = read_queries(self.config.query, self.config.query_file)
 
     def measure(self, encoder: Encoder) -> Figures:
@@ -143,8 +143,8 @@ def nearest(
             progress.update(len(chunk.lines))
     fewest = min(map(len, hits))
     if fewest < top:
-        problem = f"--top {top}, but {fewest} different sentences to find"
-        raise UserError(problem, path=files[0], cure="give a smaller --top, or more text")
+        problem = f"`top` {top}, but {fewest} different sentences to find"
+        raise UserError(problem, path=files[0], cure="give a smaller `top`, or more text")
     return hits
 
 

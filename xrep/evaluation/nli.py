@@ -100,7 +100,7 @@ class NliAccuracy(Evaluation):
         config = self.config
         if config.list_sentences:
             problem = "vectors of another system have no classifier"
-            raise UserError(problem, cure="leave --list-sentences out and give --path, or measure by xrep-eval sts")
+            raise UserError(problem, cure="leave `list_sentences` out and give `path`, or measure by xrep-eval sts")
         files = discover_nli_test(config.data, config.split, config.language)
         self.tests = read_tests(files, config.langs, config.premise_lang)
         used = {language for test in self.tests for language in test.languages}
@@ -155,7 +155,7 @@ def _test(language: str, found: dict[str, list[Example]], other: str) -> NliTest
     labels = [example.label for example in hypotheses]
     if labels != [example.label for example in premises]:
         problem = f"the examples in {language} do not translate those in {other} one by one"
-        raise UserError(problem, cure="measure without --premise-lang")
+        raise UserError(problem, cure="measure without `premise_lang`")
     return NliTest(
         (other, language),
         [example.sentences[0] for example in premises],
@@ -174,7 +174,7 @@ def load_classifier(encoder: Encoder, part: str | None = None) -> Nli:
         UserError: There is no classifier (the encoder is from another system, or the run did not use the criterion
             nli), or there are several and ``part`` does not choose one.
     """
-    cure = "give --path a checkpoint of a run with --criterion nli, such as run1/best"
+    cure = "give `path` a checkpoint of a run with the criterion nli, such as run1/best"
     if not isinstance(encoder, Loaded) or not (Path(encoder.path) / MANIFEST).is_file():
         raise UserError("no run of xrep, so no classifier of natural language inference", path=encoder.path, cure=cure)
     checkpoint = open_checkpoint(encoder.path)
@@ -188,7 +188,7 @@ def load_classifier(encoder: Encoder, part: str | None = None) -> Nli:
         raise UserError("has no classifier of natural language inference", path=encoder.path, cure=cure)
     if len(found) > 1:
         names = " ".join(prefix.split(".")[1] for prefix in found)
-        raise UserError(f"has several classifiers ({names})", path=encoder.path, cure="choose one with --part")
+        raise UserError(f"has several classifiers ({names})", path=encoder.path, cure="choose one with `part`")
     ((prefix, values),) = found.items()
     kind = CRITERIA.load(values.pop("name"))
     model = encoder.encoder.model

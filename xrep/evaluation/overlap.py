@@ -97,7 +97,7 @@ def find_overlap(
     hashes = load_training_hashes(training_hashes)
     if hashes is None:
         if drop:
-            raise UserError("no training hashes beside the encoder", cure="measure without --drop-overlap")
+            raise UserError("no training hashes beside the encoder", cure="measure without `drop_overlap`")
         return keep, Overlap(None, len(keep))
     known = np.logical_or.reduce([seen(column, hashes) for column in columns])
     overlap = Overlap(int(known.sum()), len(keep), dropped=drop)
@@ -105,7 +105,7 @@ def find_overlap(
         return keep, overlap
     if overlap.total - known.sum() < least:
         problem = f"{overlap.found} of {overlap.total} examples of {name} were in the training text, too few are left"
-        raise UserError(problem, cure="measure without --drop-overlap")
+        raise UserError(problem, cure="measure without `drop_overlap`")
     return ~known, overlap
 
 

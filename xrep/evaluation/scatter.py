@@ -65,9 +65,9 @@ class Scatter(Evaluation):
     def read(self) -> None:
         config = self.config
         if config.plot is None and config.list_sentences is None:
-            raise UserError("nothing to draw to", cure="give --plot FILE.png")
+            raise UserError("nothing to draw to", cure="give `plot` FILE.png")
         if config.tokens and config.list_sentences is not None:
-            problem = "--tokens with --list-sentences: precomputed vectors have no tokens"
+            problem = "`tokens` with `list_sentences`: precomputed vectors have no tokens"
             raise UserError(problem, cure="leave one of the two out")
         check_method(config.method)
         texts = read_texts(config)
@@ -99,7 +99,7 @@ def check_method(method: Method) -> None:
         UserError: The method is t-SNE, and scikit-learn is not installed.
     """
     if method == "tsne" and importlib.util.find_spec("sklearn") is None:
-        raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give --method pca")
+        raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give `method` pca")
 
 
 def draw_rows(texts: Texts, count: int, seed: int = 0) -> list[Group]:
@@ -111,7 +111,7 @@ def draw_rows(texts: Texts, count: int, seed: int = 0) -> list[Group]:
     smallest = min(texts.groups, key=lambda group: len(next(iter(group.values()))))
     there = len(next(iter(smallest.values())))
     if not 1 <= count <= there:
-        problem = f"--sentences {count}, but {there} of {' '.join(smallest)} with a translation"
+        problem = f"`sentences` {count}, but {there} of {' '.join(smallest)} with a translation"
         raise UserError(problem, cure=f"give 1 to {there}")
     chosen = [random.Random(seed).sample(range(len(next(iter(group.values())))), count) for group in texts.groups]
     return [
@@ -150,7 +150,7 @@ def token_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, see
     """
     if not isinstance(encoder, Loaded):
         raise UserError(
-            "precomputed vectors have no tokens", path=encoder.path, cure="name an encoder, or omit --tokens"
+            "precomputed vectors have no tokens", path=encoder.path, cure="name an encoder, or omit `tokens`"
         )
     _check_languages(encoder, groups)
     vectors, languages, labels = [], [], []
@@ -203,7 +203,7 @@ def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndar
     """
     centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     if len(vectors) < 3:
-        raise UserError(f"{len(vectors)} points make no picture", cure="give a larger --sentences")
+        raise UserError(f"{len(vectors)} points make no picture", cure="give a larger `sentences`")
     if np.abs(centred).max() < 1e-6:
         raise UserError("all vectors are equal", cure="take another checkpoint: this one has collapsed")
     if method == "tsne":

@@ -106,8 +106,8 @@ class Tatoeba(Evaluation):
     def read(self) -> None:
         if self.config.save_embeddings is not None:
             if self.config.list_sentences is not None:
-                problem = "--save-embeddings with --list-sentences, which measures nothing"
-                raise UserError(problem, cure="leave --save-embeddings out")
+                problem = "`save_embeddings` with `list_sentences`, which measures nothing"
+                raise UserError(problem, cure="leave `save_embeddings` out")
             check_output(self.config.save_embeddings, folder=True)
         codes = select(self.config.langs, self.config.data)
         self.pools = [read_pool(self.config.data, code) for code in codes]
@@ -185,16 +185,16 @@ class Tatoeba(Evaluation):
 def _check_numbers(config: Tatoeba.Config, pools: Sequence[Pool]) -> None:
     neighbours, components = config.neighbours, config.remove_components
     if neighbours < 1:
-        raise UserError(f"--neighbours {neighbours}", cure="give at least 1")
+        raise UserError(f"`neighbours` {neighbours}", cure="give at least 1")
     if components < 0:
-        raise UserError(f"--remove-components {components}", cure="give 0 or more")
+        raise UserError(f"`remove_components` {components}", cure="give 0 or more")
     smallest = min(pools, key=len)
     pairs = f"{len(smallest)} pairs of {smallest.code}"
     cure = f"give a smaller number, or leave {smallest.code} out"
     if config.margin != "absolute" and len(smallest) < neighbours:
-        raise UserError(f"--neighbours {neighbours}, but {pairs}", cure=cure)
+        raise UserError(f"`neighbours` {neighbours}, but {pairs}", cure=cure)
     if components and len(smallest) <= components:
-        raise UserError(f"--remove-components {components}, but {pairs}", cure=cure)
+        raise UserError(f"`remove_components` {components}, but {pairs}", cure=cure)
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def _compared(side: np.ndarray, components: int) -> np.ndarray:
         return unit
     if components >= unit.shape[1]:
         cure = f"give at most {unit.shape[1] - 1}"
-        raise UserError(f"--remove-components {components} of vectors {unit.shape[1]} wide", cure=cure)
+        raise UserError(f"`remove_components` {components} of vectors {unit.shape[1]} wide", cure=cure)
     return normalize_rows(remove_components(unit, components))
 
 

@@ -164,7 +164,7 @@ class TranslationQuality(Evaluation):
             raise UserError(f"no file of {target}", path=self.config.data, cure=cure)
         if not wanted or target in wanted:
             problem = f"{target} is the target language" if wanted else "no source language"
-            raise UserError(problem, path=self.config.data, cure=f"name others with --langs; {cure}")
+            raise UserError(problem, path=self.config.data, cure=f"name others with `langs`; {cure}")
         references, tests = read_sentences(self.found[target]), []
         for language in wanted:
             sources, files = read_sentences(self.found[language]), (self.found[language], self.found[target])

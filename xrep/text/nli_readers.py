@@ -93,7 +93,7 @@ def discover_nli_test(path: str | Path, split: str, language: str) -> list[NliFi
     """
     files = _discover(Path(path), canonical(language), (_SPLITS[split],))[_SPLITS[split]]
     if not files:
-        cure = "name XNLI, SNLI, MNLI or CNSD as downloaded, or another --split"
+        cure = "name XNLI, SNLI, MNLI or CNSD as downloaded, or another `split`"
         raise UserError(f"no {split} split for natural language inference", path=path, cure=cure)
     return files
 
@@ -175,7 +175,7 @@ def read_nli(
     counts = Counter() if counts is None else counts
     for file in files:
         if file.kind == "triplets" and (cross_lingual or not triplets):
-            cure = "leave out --cross-lingual" if triplets else "set --form triplets"
+            cure = "leave out `cross_lingual`" if triplets else "set `form` triplets"
             raise UserError("holds triplets without labels", path=file.paths[0], cure=cure)
     sources = _crossed(files) if cross_lingual else map(_read_file, files)
     for source in sources:
@@ -210,12 +210,12 @@ def _crossed(files: list[NliFile]) -> Iterator[Iterator[Example]]:
     families: dict[tuple[Path, str], list[NliFile]] = {}
     for file in files:
         if file.family is None:
-            cure = "leave out --cross-lingual, or name translated files such as train-de.tsv"
+            cure = "leave out `cross_lingual`, or name translated files such as train-de.tsv"
             raise UserError("has no language in its name", path=file.paths[0], cure=cure)
         families.setdefault((file.paths[0].parent, file.family), []).append(file)
     for some in families.values():
         if len(some) == 1:
-            raise UserError("has no translation beside it", path=some[0].paths[0], cure="leave out --cross-lingual")
+            raise UserError("has no translation beside it", path=some[0].paths[0], cure="leave out `cross_lingual`")
         yield _crossed_family(some)
 
 

@@ -235,13 +235,13 @@ def _explain_training(message: str, vocabulary_size: int) -> UserError:
     """Turn the text of SentencePiece's exception into an error that says what to do."""
     if match := re.search(r"Please set it to a value <= (\d+)", message):
         problem = f"a vocabulary of {vocabulary_size} pieces is too large for this text"
-        return UserError(problem, cure=f"ask for at most {match[1]} (--vocab-size {match[1]})")
+        return UserError(problem, cure=f"ask for at most {match[1]} (`vocab_size` {match[1]})")
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         problem = f"a vocabulary of {vocabulary_size} pieces is smaller than the number of different characters"
         return UserError(problem, cure=f"ask for more than {match[1]}")
     if "!sentences_.empty()" in message:
         return UserError("no sentence to train the tokenizer on", cure="check the input files and cleaning options")
-    return UserError(f"SentencePiece could not train: {message}", cure="check --vocab-size and the input text")
+    return UserError(f"SentencePiece could not train: {message}", cure="check `vocab_size` and the input text")
 
 
 def open_sentencepiece(model: bytes, origin: Path | str) -> sentencepiece.SentencePieceProcessor:

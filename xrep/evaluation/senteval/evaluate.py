@@ -85,7 +85,7 @@ class SentEval(Evaluation):
         check_sklearn()
         self.lang, self.seeds = canonical(self.config.lang), _seeds(self.config.seeds)
         if self.config.folds < 2:
-            raise UserError(f"{self.config.folds} folds", cure="give --folds 2 or more")
+            raise UserError(f"{self.config.folds} folds", cure="give `folds` 2 or more")
         self.sets = select(self.config.sets, self.config.data, self.lang)
 
     def measure(self, encoder: Encoder) -> Figures:
@@ -141,9 +141,9 @@ def _seeds(text: str) -> list[int]:
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--seeds {text!r} are no whole numbers", cure="give numbers such as 1,2,3") from None
+        raise UserError(f"`seeds` {text!r} are no whole numbers", cure="give numbers such as 1,2,3") from None
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
-        raise UserError(f"--seeds {text!r}", cure="give different numbers from 0 to 4294967295, such as 1,2,3")
+        raise UserError(f"`seeds` {text!r}", cure="give different numbers from 0 to 4294967295, such as 1,2,3")
     return seeds
 
 
@@ -190,7 +190,7 @@ def _check_sizes(data: readers.DataSet, folds: int) -> None:
     counts = np.bincount(train.targets, minlength=max(2, data.classes))
     if counts.min() < (needed := 1 if "dev" in data.splits else 2 * folds):
         problem = f"{data.name} has {counts.min()} training examples of class {counts.argmin()}, {needed} are needed"
-        raise UserError(problem, path=data.files[0], cure=f"measure with fewer --folds or without {data.name}")
+        raise UserError(problem, path=data.files[0], cure=f"measure with fewer `folds` or without {data.name}")
 
 
 def _protocol(

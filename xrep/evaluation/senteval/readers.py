@@ -177,7 +177,7 @@ def _place(name: str, layouts: tuple[Layout, ...], folders: dict[Path, set[str]]
         ]
         if len(places) > 1:
             problem = f"two copies of {name}: in {places[0]} and in {places[1]}"
-            raise UserError(problem, cure="name the folder of one of them with --data")
+            raise UserError(problem, cure="name the folder of one of them with `data`")
         if places:
             missing = sorted(layout.files.keys() - folders[places[0]])
             if missing:
