@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from xrep.data.batching import Movable
 from xrep.errors import UserError
 from xrep.models.model import Model, SentenceModel
 from xrep.tasks.task import Examples, Task
@@ -53,22 +54,14 @@ class Loss:
     rows: dict[str, int] = field(default_factory=dict)
 
 
-class Details(Protocol):
-    """What a criterion derives from a batch in addition to the batch itself: a dataclass of tensors and arrays."""
-
-    def to(self, device: torch.device | str) -> Any: ...
-
-    def pin_memory(self) -> Any: ...
-
-
 @dataclass
-class Planned:
+class Planned(Movable):
     """A batch and everything that a criterion derives from it before the forward pass.
 
     Attributes:
         batch: the batch, as the task made it.
         sizes: how many items each term sums over in this batch (pairs, masked tokens).
-        details: what ``forward`` needs beside the batch, such as masked tokens; None: nothing.
+        details: what ``forward`` needs beside the batch, such as masked tokens (a ``Movable``); None: nothing.
         pieces: consecutive rows of the batch that are encoded one piece at a time; empty: all rows at once.
     """
 
@@ -88,16 +81,6 @@ class Planned:
 
     def __len__(self) -> int:
         return len(self.batch)
-
-    def to(self, device: torch.device | str) -> Planned:
-        details = None if self.details is None else self.details.to(device)
-        pieces = [piece.to(device) for piece in self.pieces]
-        return replace(self, batch=self.batch.to(device), details=details, pieces=pieces)
-
-    def pin_memory(self) -> Planned:
-        details = None if self.details is None else self.details.pin_memory()
-        pieces = [piece.pin_memory() for piece in self.pieces]
-        return replace(self, batch=self.batch.pin_memory(), details=details, pieces=pieces)
 
 
 def percentage(correct: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.hictl_negatives import Hardness
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.criteria.tlm import read_together
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary
+from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, Vocabulary
 from xrep.data.masking import Masked, maskable
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
@@ -227,7 +227,7 @@ class HiCTL(ContrastiveCriterion):
 
 
 @dataclass
-class Words:
+class Words(Movable):
     """Pairs of sentences, each as one sequence, with their subwords.
 
     Attributes:
@@ -240,26 +240,13 @@ class Words:
     words: Tensor
     bag: Tensor
 
-    def to(self, device: torch.device | str) -> Words:
-        words, bag = (tensor.to(device, non_blocking=True) for tensor in (self.words, self.bag))
-        return Words(self.together.to(device), words, bag)
-
-    def pin_memory(self) -> Words:
-        return Words(self.together.pin_memory(), self.words.pin_memory(), self.bag.pin_memory())
-
 
 @dataclass
-class ReadTogether:
+class ReadTogether(Movable):
     """What HiCTL reads of pairs as one sequence: the masked one of L_LM and the one of L_W, if there are any."""
 
     masked: Masked | None
     words: Words | None
-
-    def to(self, device: torch.device | str) -> ReadTogether:
-        return ReadTogether(self.masked and self.masked.to(device), self.words and self.words.to(device))
-
-    def pin_memory(self) -> ReadTogether:
-        return ReadTogether(self.masked and self.masked.pin_memory(), self.words and self.words.pin_memory())
 
 
 def special_ids(vocabulary: Vocabulary) -> list[int]:

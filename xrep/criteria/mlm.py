@@ -9,7 +9,7 @@ import torch
 
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.criteria.masked_language import HeadChoice, MaskedLanguage
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.task import Task
@@ -17,16 +17,10 @@ from xrep.text.sides import SHARED, SIDES
 
 
 @dataclass
-class MaskedTowers:
+class MaskedTowers(Movable):
     """The masked sentences of each tower."""
 
     by_tower: dict[str, Masked]
-
-    def to(self, device: torch.device | str) -> MaskedTowers:
-        return MaskedTowers({tower: masked.to(device) for tower, masked in self.by_tower.items()})
-
-    def pin_memory(self) -> MaskedTowers:
-        return MaskedTowers({tower: masked.pin_memory() for tower, masked in self.by_tower.items()})
 
 
 class MLM(Criterion):

@@ -5,14 +5,14 @@ Plans are made with numpy from lengths and languages that are on the CPU, so tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.batching import PairBatch
+from xrep.data.batching import Movable, PairBatch
 
 Direction = Literal["to_pivot", "from_pivot", "both"]
 PLACE, SLOT, LANGUAGE, POSITION = range(4)
@@ -32,7 +32,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reconstruction:
+class Reconstruction(Movable):
     """Which tokens of B pairs are read and predicted; [CLS] is never among them.
 
     Attributes:
@@ -57,16 +57,6 @@ class Reconstruction:
         for run in self.runs:
             sizes[run.from_pivot] = sizes.get(run.from_pivot, 0) + run.stop - run.start
         return sizes
-
-    def to(self, device: torch.device | str) -> Reconstruction:
-        tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors().items()}
-        return replace(self, **tensors)
-
-    def pin_memory(self) -> Reconstruction:
-        return replace(self, **{name: tensor.pin_memory() for name, tensor in self._tensors().items()})
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"given": self.given, "predicted": self.predicted, "lengths": self.lengths}
 
 
 @dataclass(frozen=True, kw_only=True)

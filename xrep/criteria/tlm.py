@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from xrep.criteria.criterion import Loss, Planned
 from xrep.criteria.mlm import MLM
 from xrep.criteria.reconstruction import on_device
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
@@ -82,19 +82,12 @@ class TLM(MLM):
 
 
 @dataclass
-class MaskedPairs:
+class MaskedPairs(Movable):
     """Masked pairs of sentences, each pair as one sequence; the tensors are those of ``Together``."""
 
     masked: Masked
     second: Tensor
     positions: Tensor
-
-    def to(self, device: torch.device | str) -> MaskedPairs:
-        second, positions = (tensor.to(device, non_blocking=True) for tensor in (self.second, self.positions))
-        return MaskedPairs(self.masked.to(device), second, positions)
-
-    def pin_memory(self) -> MaskedPairs:
-        return MaskedPairs(self.masked.pin_memory(), self.second.pin_memory(), self.positions.pin_memory())
 
 
 @dataclass(frozen=True)

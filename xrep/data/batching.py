@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
@@ -65,37 +66,62 @@ class TextSpec:
         return cls(**{**values, "vocabularies": sides})
 
 
-class Batch(Protocol):
-    """A batch of examples, as every task makes them: a dataclass of tensors with these methods."""
+M = TypeVar("M", bound="Movable")
 
-    def to(self, device: torch.device | str) -> Batch:
-        """Return the batch on a device. What Python reads (indices, languages, host lengths) stays in host memory."""
-        ...
 
-    def pin_memory(self) -> Batch:
-        """Return the batch in page-locked memory, from which copies to a GPU do not block."""
-        ...
+class Movable:
+    """Base class of dataclasses of tensors that move to a device together.
+
+    Fields may also be movable themselves, or lists, tuples and dictionaries of such values. Everything else is kept.
+
+    Attributes:
+        kept: Names of tensor fields that stay in host memory, where Python reads them.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ()
+
+    def to(self: M, device: torch.device | str) -> M:
+        """Return the same with all tensors on a device."""
+        return self.moved(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self: M) -> M:
+        """Return the same with all tensors in page-locked memory, from which copies to a GPU do not block."""
+        return self.moved(torch.Tensor.pin_memory)
+
+    def moved(self: M, move: Callable[[torch.Tensor], torch.Tensor]) -> M:
+        values = {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+        return replace(
+            cast(Any, self), **{name: _moved(value, move) for name, value in values.items() if name not in self.kept}
+        )
+
+
+def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return move(value)
+    if isinstance(value, Movable):
+        return value.moved(move)
+    if isinstance(value, dict):
+        return {key: _moved(item, move) for key, item in value.items()}
+    return type(value)(_moved(item, move) for item in value) if isinstance(value, list | tuple) else value
+
+
+class Batch(Movable, ABC):
+    """A batch of examples: a dataclass of tensors. A batch whose examples can be taken apart has a method ``rows``."""
+
+    kept = ("indices", "languages")
 
     @property
+    @abstractmethod
     def token_count(self) -> int:
         """Number of tokens without padding."""
-        ...
 
+    @abstractmethod
     def __len__(self) -> int:
         """Return the number of examples."""
-        ...
-
-
-class RowBatch(Batch, Protocol):
-    """A batch whose examples can be taken apart."""
-
-    def rows(self, start: int, stop: int) -> RowBatch:
-        """Return the examples ``start`` to ``stop``, with no more padding than they need."""
-        ...
 
 
 @dataclass
-class TokenBatch:
+class TokenBatch(Movable):
     """A padded batch of sentences of one side.
 
     Attributes:
@@ -123,13 +149,6 @@ class TokenBatch:
     def is_padded(self) -> bool:
         return self.real_tokens < self.tokens.numel()
 
-    def to(self, device: torch.device | str) -> TokenBatch:
-        tokens, lengths = (tensor.to(device, non_blocking=True) for tensor in (self.tokens, self.lengths))
-        return TokenBatch(tokens, lengths, self.host_lengths)
-
-    def pin_memory(self) -> TokenBatch:
-        return TokenBatch(self.tokens.pin_memory(), self.lengths.pin_memory(), self.host_lengths)
-
     def followed_by(self, other: TokenBatch, pad_id: int) -> TokenBatch:
         """Return one batch with the rows of this batch, followed by the rows of ``other``."""
         width = max(self.tokens.size(1), other.tokens.size(1))
@@ -154,7 +173,7 @@ class TokenBatch:
 
 
 @dataclass
-class PairBatch:
+class PairBatch(Batch):
     """A batch of sentences and their translations: row i of ``source`` translates row i of ``target``.
 
     Attributes:
@@ -169,14 +188,6 @@ class PairBatch:
     ids: torch.Tensor
     indices: torch.Tensor
     languages: torch.Tensor
-
-    def to(self, device: torch.device | str) -> PairBatch:
-        sides = self.source.to(device), self.target.to(device)
-        return PairBatch(*sides, self.ids.to(device), self.indices, self.languages)
-
-    def pin_memory(self) -> PairBatch:
-        sides = self.source.pin_memory(), self.target.pin_memory()
-        return PairBatch(*sides, self.ids.pin_memory(), self.indices, self.languages)
 
     def rows(self, start: int, stop: int) -> PairBatch:
         """Return the pairs ``start`` to ``stop``."""

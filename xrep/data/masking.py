@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xrep.data.batching import TokenBatch, Vocabulary
+from xrep.data.batching import Movable, TokenBatch, Vocabulary
 
 MASKED, REPLACED = 0.8, 0.1
 """Shares of the chosen tokens replaced by [MASK] and by a random subword; the rest stay (Devlin et al., 2019)."""
 
 
 @dataclass
-class Masked:
+class Masked(Movable):
     """A batch with some tokens hidden.
 
     Attributes:
@@ -28,13 +28,6 @@ class Masked:
     positions: Tensor
     labels: Tensor
     size: int
-
-    def to(self, device: torch.device | str) -> Masked:
-        positions, labels = (tensor.to(device, non_blocking=True) for tensor in (self.positions, self.labels))
-        return Masked(self.batch.to(device), positions, labels, self.size)
-
-    def pin_memory(self) -> Masked:
-        return Masked(self.batch.pin_memory(), self.positions.pin_memory(), self.labels.pin_memory(), self.size)
 
     def at_positions(self, tokens: Tensor) -> Tensor:
         """Return the vectors of the chosen tokens: [B, T, H] -> [M, H]."""

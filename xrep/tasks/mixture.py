@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from xrep.config import Mixing, Part
-from xrep.data.batching import TextSpec
+from xrep.data.batching import Batch, TextSpec
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.files import write_aside
@@ -27,16 +26,10 @@ from xrep.text.sides import SIDES, same_tokenizers
 
 
 @dataclass
-class MixedBatch:
+class MixedBatch(Batch):
     """The batches of a step, by name of their part. Its length is that of all batches together."""
 
     parts: dict[str, Any]
-
-    def to(self, device: torch.device | str) -> MixedBatch:
-        return MixedBatch({name: batch.to(device) for name, batch in self.parts.items()})
-
-    def pin_memory(self) -> MixedBatch:
-        return MixedBatch({name: batch.pin_memory() for name, batch in self.parts.items()})
 
     @property
     def token_count(self) -> int:

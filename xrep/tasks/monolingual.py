@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.batching import Batch, PairBatch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.order import WINDOW_SIZE, ExampleOrder
 from xrep.data.plan import TokenBudget, check_budget, check_size, plan_batches, plan_by_tokens
 from xrep.data.store import TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE
@@ -35,7 +35,7 @@ GIVES: dict[Units, Examples] = {
 
 
 @dataclass
-class SentenceBatch:
+class SentenceBatch(Batch):
     """A batch of single sentences.
 
     Attributes:
@@ -51,12 +51,6 @@ class SentenceBatch:
     @property
     def sides(self) -> tuple[TokenBatch]:
         return (self.sentences,)
-
-    def to(self, device: torch.device | str) -> SentenceBatch:
-        return SentenceBatch(self.sentences.to(device), self.indices, self.languages)
-
-    def pin_memory(self) -> SentenceBatch:
-        return SentenceBatch(self.sentences.pin_memory(), self.indices, self.languages)
 
     def rows(self, start: int, stop: int) -> SentenceBatch:
         """Return some of the sentences."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.batching import Batch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.nli_store import NliOptions, NliSplit, prepare_nli
 from xrep.data.order import ExampleOrder
 from xrep.data.plan import check_size, plan_batches
@@ -35,7 +35,7 @@ from xrep.text.sides import (
 
 
 @dataclass
-class NliBatch:
+class NliBatch(Batch):
     """Examples of S sentences: premise and hypothesis, or anchor, positive and hard negative.
 
     Attributes:
@@ -55,16 +55,6 @@ class NliBatch:
     ids: Tensor
     indices: Tensor
     languages: Tensor
-
-    def to(self, device: torch.device | str) -> NliBatch:
-        source, target = (side.to(device) for side in self.sides)
-        places, labels, ids = (tensor.to(device, non_blocking=True) for tensor in (self.places, self.labels, self.ids))
-        return NliBatch((source, target), places, labels, ids, self.indices, self.languages)
-
-    def pin_memory(self) -> NliBatch:
-        source, target = (side.pin_memory() for side in self.sides)
-        places, labels, ids = (tensor.pin_memory() for tensor in (self.places, self.labels, self.ids))
-        return NliBatch((source, target), places, labels, ids, self.indices, self.languages)
 
     def rows(self, start: int, stop: int) -> NliBatch:
         """Return some of the examples, with only their sentences. Best called on a batch that is not on a GPU yet."""
