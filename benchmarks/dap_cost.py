@@ -28,6 +28,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from flops import transformer_flops, vocabulary_flops
 from harness import add_training_options, make_engine, make_parser, run_step, take_turns, write_json
 from torch import nn
 
@@ -37,7 +38,6 @@ from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary
 from xrep.data.stream import stream
-from xrep.metrics.flops import transformer_flops, vocabulary_flops
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
 from xrep.training.distributed import pick_device

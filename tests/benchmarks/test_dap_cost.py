@@ -18,7 +18,6 @@ from tests.planning import plan
 from xrep.criteria.dap import DAP
 from xrep.kernels.paths import use_path
 from xrep.kernels.precision import default_float32_products
-from xrep.metrics.flops import transformer_flops, vocabulary_flops
 from xrep.models.dual_encoder import DualEncoder
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -63,11 +62,13 @@ def test_operations_are_those_that_torch_counts(
     assert packed + 2 * layers * 4 * (4 * 32**2 + 2 * 32 * 48) == both
 
 
-def test_by_hand() -> None:
+def test_by_hand(script: ModuleType) -> None:
     # A token needs 4 maps of 2 x 2 and 2 of 2 x 3; a pair of tokens 2 scores and 2 averages. Each is two operations.
-    assert transformer_flops(np.array([3]), layers=1, hidden_size=2, feedforward_size=3) == 2 * (3 * 28 + 9 * 4)
-    assert transformer_flops(np.array([3, 1]), layers=2, hidden_size=2, feedforward_size=3) == 4 * (4 * 28 + 10 * 4)
-    assert vocabulary_flops(5, hidden_size=2, words=7) == 140
+    assert script.transformer_flops(np.array([3]), layers=1, hidden_size=2, feedforward_size=3) == 2 * (3 * 28 + 9 * 4)
+    assert script.transformer_flops(np.array([3, 1]), layers=2, hidden_size=2, feedforward_size=3) == 4 * (
+        4 * 28 + 10 * 4
+    )
+    assert script.vocabulary_flops(5, hidden_size=2, words=7) == 140
 
 
 def test_table_6_at_the_size_of_the_paper(script: ModuleType) -> None:

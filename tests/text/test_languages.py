@@ -1,6 +1,6 @@
 import pytest
 
-from xrep.text.languages import canonical, name, tatoeba_code
+from xrep.text.languages import canonical, name
 
 LASER_CODES = """afr amh ang ara arq arz ast awa aze bel ben ber bos bre bul cat cbk ceb ces cha cmn cor csb cym dan deu
 dsb dtp ell epo est eus fao fin fra fry gla gle glg gsw heb hin hrv hsb hun hye ido ile ina ind isl ita jav jpn kab kat
@@ -12,7 +12,6 @@ def test_every_language_of_the_tatoeba_test_has_its_own_code_and_a_name() -> Non
     assert len(LASER_CODES) == 112
     assert len({canonical(code) for code in LASER_CODES}) == 112
     for code in LASER_CODES:
-        assert tatoeba_code(canonical(code)) == code
         assert name(code) not in (code, canonical(code))
 
 
@@ -32,6 +31,4 @@ def test_spellings_of_one_language_have_one_code(spelling: str, code: str) -> No
 
 
 def test_unknown_codes_name_themselves() -> None:
-    assert (tatoeba_code("QQQ"), name("qqq"), name("zh-Hans"), name("nb")) == (
-        "qqq", "qqq", "Chinese", "Norwegian Bokmål",
-    )  # fmt: skip
+    assert (name("qqq"), name("zh-Hans"), name("nb")) == ("qqq", "Chinese", "Norwegian Bokmål")

@@ -18,11 +18,10 @@ _CODE = re.compile(r"([a-z]{2,3})([-_][a-z]{4})?([-_]([a-z]{2}|[0-9]{3}))?")  # 
 
 
 _CANONICAL: dict[str, str] = {}
-_TATOEBA: dict[str, str] = {}
 _NAME: dict[str, str] = {}
 for _row in (Path(__file__).parent / "languages.tsv").read_text(encoding="utf-8").splitlines()[1:]:
     _code, _tatoeba, _others, _name = _row.split("\t")
-    _TATOEBA[_code], _NAME[_code] = _tatoeba, _name
+    _NAME[_code] = _name
     _CANONICAL |= dict.fromkeys([_code, _tatoeba, *filter(None, _others.split(","))], _code)
 
 # English words that are rare in all other languages. In the translations of one program into 60 languages they were 11%
@@ -45,15 +44,6 @@ def canonical(code: str) -> str:
     code = code.strip().lower()
     match = _CODE.fullmatch(code)
     return _CANONICAL.get(match.group(1), match.group(1)) if match else code
-
-
-def tatoeba_code(code: str) -> str:
-    """Return the three-letter code in the file names of LASER's Tatoeba test, for any spelling ``canonical`` accepts.
-
-    >>> [tatoeba_code(code) for code in ("de", "zh", "fa", "sw", "ara", "qqq")]
-    ['deu', 'cmn', 'pes', 'swh', 'ara', 'qqq']
-    """
-    return _TATOEBA.get(canonical(code), canonical(code))
 
 
 def name(code: str) -> str:
