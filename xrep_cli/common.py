@@ -100,9 +100,9 @@ def choose_device(named: str | None) -> str:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError):  # torch without CUDA raises an AssertionError
-        cure = "give another --device, such as cpu"
+        cure = "choose another --device, such as cpu"
         cure += ", or start no more processes than there are GPUs" if several else ""
-        raise UserError(f"{device}: not a device of this machine", cure=cure) from None
+        raise UserError(f"{device} is not a device of this machine", cure=cure) from None
     return device
 
 

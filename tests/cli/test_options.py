@@ -193,7 +193,7 @@ def test_help_shows_the_parts_of_each_stage(tmp_path):
     shown = help_text(parse(["--config", str(tmp_path / "c.yaml")]))
     assert "\ncriterion dual_moco (stage 1): L(x, y)" in shown
     assert "\ncriterion translation_ranking (stage rank): " in shown
-    assert "\ntask bitext: " in shown and "The stages are 1, rank." in shown
+    assert "\ntask bitext: " in shown and "The stages are 1, rank." in " ".join(shown.split())
     assert shown.count("\n  --temperature FLOAT") == 1
 
 

@@ -343,7 +343,7 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
     ("gives", "monolingual", "problem"),
     [
         (Examples.SENTENCES, True, "reads translations or reordered sentences, .* gives single .*`units` to reordered"),
-        (Examples.NEIGHBOURS, False, "gives neighbouring sentences; set `task` to bitext or .*`units` to reordered"),
+        (Examples.NEIGHBOURS, False, "gives neighbouring sentences; set `task` to bitext, or .*`units` to reordered"),
         (Examples.REORDERED, False, "each tells what is masked of the other; set `monolingual` to true"),
     ],
 )

@@ -100,7 +100,7 @@ def test_what_was_trained_on_is_counted_and_left_out(scored: Path, tmp_path: Pat
     found, overlap = losses(encoder, pairs, drop_overlap=True)
     assert (found["positives"], found["sentences"], overlap) == (1, 6, Overlap(2, 5, dropped=True))
     np.save(hashes, np.unique(sentence_hashes([one for one, _, score in SCORED if score > 4])))
-    with pytest.raises(UserError, match="no positive pair of STS-B dev is left; measure without --drop-overlap"):
+    with pytest.raises(UserError, match="no positive pair of STS-B dev is left; measure without `drop_overlap`"):
         measured(Alignment, encoder, data=str(scored), drop_overlap=True)
 
 
@@ -112,11 +112,11 @@ def test_what_was_trained_on_is_counted_and_left_out(scored: Path, tmp_path: Pat
         (
             "{folder}/sts-dev.csv",
             {"positive_above": 5.0},
-            "no pair scores higher than 5; give a lower --positive-above",
+            "no pair scores higher than 5; give a lower `positive_above`",
         ),
         ("de-en={folder}/pairs.tsv", {"pairs": 20, "true_pairs": 5}, "30 pairs, but 20 and 15 others to draw from"),
-        ("de-en={folder}/pairs.tsv", {"pairs": 40}, "--true-pairs 250 of --pairs 40; give 1 to"),
-        ("de-en={folder}/pairs.tsv", {"pairs": 5, "true_pairs": 0}, "--true-pairs 0 of --pairs 5"),
+        ("de-en={folder}/pairs.tsv", {"pairs": 40}, "`true_pairs` 250 of `pairs` 40; give 1 to"),
+        ("de-en={folder}/pairs.tsv", {"pairs": 5, "true_pairs": 0}, "`true_pairs` 0 of `pairs` 5"),
         ("de-en={folder}/blank.tsv", {}, "blank.tsv: 0 pairs, but 1000 and 750 others"),
         ("de-en={folder}/pairs.de,{folder}/pairs.en", {}, "pairs.de: no such file"),
     ],

@@ -112,7 +112,7 @@ def test_the_threshold_of_one_split_is_applied_to_the_other(
 
 def test_a_given_threshold_and_the_oracle_exclude_each_other(write_split: Callable[..., Path]) -> None:
     folder = str(write_split("test", 0).parent)
-    with pytest.raises(UserError, match="--oracle and --threshold; give one of them"):
+    with pytest.raises(UserError, match="`oracle` and `threshold`; give one of them"):
         Bucc(Bucc.Config(data=folder, oracle=True, threshold=1.0)).read()
 
 
@@ -135,11 +135,11 @@ def test_which_split_is_measured_and_which_one_is_tuned_on() -> None:
     assert bucc.plan(["sample", "training"], "de-en", replace(options, split="training")) == ("training", "sample")
     assert bucc.plan(["dev"], "de-en", Bucc.Config(data="", oracle=True)) == ("dev", None)
     assert bucc.plan(["dev", "test"], "de-en", Bucc.Config(data="", threshold=1.0)) == ("test", None)
-    with pytest.raises(UserError, match="de-en: there is no split but dev, so none to find a threshold in; give --thr"):
+    with pytest.raises(UserError, match="de-en: there is no split but dev, so none to find a threshold in; give `thr"):
         bucc.plan(["dev"], "de-en", options)
-    with pytest.raises(UserError, match="which split is measured is not clear; give --split with one of dev training"):
+    with pytest.raises(UserError, match="which split is measured is not clear; give `split` with one of dev training"):
         bucc.plan(["dev", "training"], "de-en", options)
-    with pytest.raises(UserError, match="no split final; give --split with one of dev"):
+    with pytest.raises(UserError, match="no split final; give `split` with one of dev"):
         bucc.plan(["dev"], "de-en", replace(options, split="final"))
 
 

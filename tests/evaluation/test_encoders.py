@@ -39,7 +39,7 @@ def test_vectors_are_found_by_language_and_text_in_any_order(vectors: Path) -> N
 
 def test_a_sentence_without_a_vector_is_named(vectors: Path) -> None:
     with pytest.raises(
-        UserError, match="no vector for 2 of 3 sentences of de, the first is 'Chat'; .*--list-sentences"
+        UserError, match="no vector for 2 of 3 sentences of de, the first is 'Chat'; .*`list_sentences`"
     ):
         open_encoder(vectors).encode(["Chat", "Wir trinken Wasser.", "Nein."], "de")
 
@@ -89,7 +89,7 @@ def test_vectors_that_are_not_finite_are_counted(vectors: Path) -> None:
 
 
 def test_vectors_have_no_random_baseline(vectors: Path) -> None:
-    with pytest.raises(UserError, match="without --random-baseline"):
+    with pytest.raises(UserError, match="without `random_baseline`"):
         open_encoder(vectors).random_baseline()
 
 
@@ -158,5 +158,5 @@ def test_a_model_that_gives_no_numbers_is_refused(tmp_path: Path) -> None:
 def test_every_language_without_a_tower_is_named(ngram_encoder) -> None:
     asked = {"en": "yes", "de": "ja", "fr": "oui", "zh": "是"}
     check_languages(ngram_encoder(), asked)
-    with pytest.raises(UserError, match=r"cannot encode fr zh \(.*\); give --langs de$"):
+    with pytest.raises(UserError, match=r"cannot encode fr zh \(.*\); give `langs` de$"):
         check_languages(ngram_encoder(known=["de", "en"]), asked)

@@ -145,12 +145,12 @@ def test_what_is_dropped_is_replaced_by_later_sentences(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"neighbours": 80}, "--neighbours 80, but 40 sentences of each of 2 languages; give 1 to 79"),
-        ({"neighbours": 0}, "--neighbours 0"),
-        ({"remove_components": 0}, "--remove-components 0; give at least 1"),
-        ({"remove_components": 40}, "--remove-components 40, but 40 sentences .*; give at most 39"),
-        ({"remove_components": 68, "sentences": 1000}, "--remove-components 68, but 40"),
-        ({"sentences": 1}, "fewer than 2 sentences of each language; give a larger --sentences"),
+        ({"neighbours": 80}, "`neighbours` 80, but 40 sentences of each of 2 languages; give 1 to 79"),
+        ({"neighbours": 0}, "`neighbours` 0"),
+        ({"remove_components": 0}, "`remove_components` 0; give at least 1"),
+        ({"remove_components": 40}, "`remove_components` 40, but 40 sentences .*; give at most 39"),
+        ({"remove_components": 68, "sentences": 1000}, "`remove_components` 68, but 40"),
+        ({"sentences": 1}, "fewer than 2 sentences of each language; give a larger `sentences`"),
         ({"drop_overlap": True}, "no training hashes beside the encoder"),
     ],
 )
@@ -205,7 +205,7 @@ def test_tatoeba_pairs_each_language_with_english(tatoeba_folder: Path) -> None:
         ("tatoeba", None, "tatoeba.deu-eng.eng: no such file"),
         ("twice.{lang}", None, "twice.deu: .*twice.de is of the same language"),
         ("blank.{lang}", None, "blank.de: 0 different sentences with a translation"),
-        ("short-{lang}.tsv", None, "short-de.tsv:2: 1 columns, but --column 2"),
+        ("short-{lang}.tsv", None, "short-de.tsv:2: 1 columns, but `column` 2"),
     ],
 )
 def test_bad_data_is_one_clear_line(tmp_path: Path, data: str, languages: str | None, message: str) -> None:

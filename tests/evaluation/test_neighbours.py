@@ -76,7 +76,7 @@ def test_of_equally_near_sentences_the_earlier_come_first(tmp_path: Path, monkey
 def test_queries_of_the_command_line_and_of_a_file(tmp_path: Path) -> None:
     file = _write(tmp_path / "queries", ["two", "", "one", "three"])
     assert nearest.read_queries(["one", " ", "one"], file) == ["one", "two", "three"]
-    with pytest.raises(UserError, match="no query; give --query"):
+    with pytest.raises(UserError, match="no query; give `query`"):
         nearest.read_queries([" "], None)
 
 
@@ -84,12 +84,12 @@ def test_too_few_sentences_and_wrong_numbers_are_one_clear_line(tmp_path: Path, 
     file = _write(tmp_path / "text", ["one", "two", "", "two"])
     assert len(nearest.nearest(ngram_encoder(), ["three"], [file], top=2)[0]) == 2
     for queries, top, message in (
-        (["three"], 3, "text: --top 3, but 2 different sentences to find; give a smaller --top"),
-        (["three", "one"], 2, "--top 2, but 1 different sentences"),
+        (["three"], 3, "text: `top` 3, but 2 different sentences to find; give a smaller `top`"),
+        (["three", "one"], 2, "`top` 2, but 1 different sentences"),
     ):
         with pytest.raises(UserError, match=message):
             nearest.nearest(ngram_encoder(), queries, [file], top=top)
-    with pytest.raises(UserError, match="--top 0; give at least 1"):
+    with pytest.raises(UserError, match="`top` 0; give at least 1"):
         nearest.Neighbours(nearest.Neighbours.Config(data=[str(file)], query=["three"], top=0)).read()
     with pytest.raises(UserError, match="absent: no such file"):
         nearest.nearest(ngram_encoder(), ["one"], [tmp_path / "absent"], top=1)

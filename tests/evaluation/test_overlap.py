@@ -61,7 +61,7 @@ def test_dropped_pairs_are_in_neither_pool(tatoeba_folder: Path, ngram_encoder, 
 def test_without_hashes_the_overlap_is_unknown_and_cannot_be_dropped(tatoeba_folder: Path, ngram_encoder) -> None:
     printed = _measured(tatoeba_folder, ngram_encoder()).printed()
     assert printed.endswith("\noverlap: unknown (no training hashes beside the encoder)")
-    with pytest.raises(UserError, match="no training hashes.*without --drop-overlap"):
+    with pytest.raises(UserError, match="no training hashes.*without `drop_overlap`"):
         _measured(tatoeba_folder, ngram_encoder(), drop_overlap=True)
 
 

@@ -48,7 +48,7 @@ def test_tsne_keeps_clusters_apart() -> None:
 
 def test_without_scikit_learn_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'xrep\[plot\]', or give --method pca"):
+    with pytest.raises(UserError, match=r"pip install 'xrep\[plot\]', or give `method` pca"):
         scatter.check_method("tsne")
     scatter.check_method("pca")
 
@@ -61,7 +61,7 @@ def test_rows_are_drawn_whole() -> None:
         rows = list(zip(*drawn.values(), strict=True))
         assert set(rows) < set(zip(*whole.values(), strict=True)) and len(set(rows)) == 6
     for count in (11, 0):
-        with pytest.raises(UserError, match=f"--sentences {count}, but 10 of fr en with a translation; give 1 to 10"):
+        with pytest.raises(UserError, match=f"`sentences` {count}, but 10 of fr en with a translation; give 1 to 10"):
             scatter.draw_rows(texts, count)
 
 

@@ -197,10 +197,10 @@ def test_sentences_of_the_training_text_are_counted_and_left_out(folder: Path, t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": "1,1"}, "--seeds '1,1'; give different numbers"),
-        ({"seeds": "-1"}, "--seeds '-1'"),
-        ({"folds": 1}, "1 folds; give --folds 2 or more"),
-        ({"folds": 40}, "MR has 60 training examples of class 0, 80 are needed.*fewer --folds or without MR"),
+        ({"seeds": "1,1"}, "`seeds` '1,1'; give different numbers"),
+        ({"seeds": "-1"}, "`seeds` '-1'"),
+        ({"folds": 1}, "1 folds; give `folds` 2 or more"),
+        ({"folds": 40}, "MR has 60 training examples of class 0, 80 are needed.*fewer `folds` or without MR"),
     ],
 )
 def test_settings_that_cannot_be(folder: Path, options: dict, message: str) -> None:

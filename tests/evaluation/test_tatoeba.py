@@ -194,7 +194,7 @@ def test_a_folder_without_the_test_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_an_encoder_without_a_tower_says_so_before_the_work(tatoeba_folder: Path, ngram_encoder) -> None:
     options = {"data": str(tatoeba_folder), "save_embeddings": str(tatoeba_folder / "vectors")}
-    with pytest.raises(UserError, match=r"cannot encode zh sw \(.*no tower.*\); give --langs de$"):
+    with pytest.raises(UserError, match=r"cannot encode zh sw \(.*no tower.*\); give `langs` de$"):
         measured(Tatoeba, ngram_encoder(known=["de", "en"]), **options)
     with pytest.raises(UserError, match="cannot encode en .*name another encoder"):
         measured(Tatoeba, ngram_encoder(known=["de", "zh", "sw"]), **options)
@@ -233,10 +233,10 @@ def test_components_and_margins_are_those_of_the_formulas(tatoeba_folder: Path, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"margin": "ratio", "neighbours": 4}, "--neighbours 4, but 3 pairs of swh; give a smaller number"),
-        ({"remove_components": 3}, "--remove-components 3, but 3 pairs of swh"),
-        ({"remove_components": -1}, "--remove-components -1; give 0 or more"),
-        ({"neighbours": 0}, "--neighbours 0; give at least 1"),
+        ({"margin": "ratio", "neighbours": 4}, "`neighbours` 4, but 3 pairs of swh; give a smaller number"),
+        ({"remove_components": 3}, "`remove_components` 3, but 3 pairs of swh"),
+        ({"remove_components": -1}, "`remove_components` -1; give 0 or more"),
+        ({"neighbours": 0}, "`neighbours` 0; give at least 1"),
     ],
 )
 def test_numbers_too_large_for_the_data_are_one_clear_line(tatoeba_folder: Path, options: dict, message: str) -> None:

@@ -31,7 +31,6 @@ class TranslationTask(BitextTask):
     """
 
     default_model = "translation"
-    default_validation = "translation"
 
     @dataclass(kw_only=True)
     class Config(BitextTask.Config):

@@ -201,7 +201,7 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
     in_source, words = count_english_words(source for _, source, _ in rows)
     in_target, others = count_english_words(target for _, _, target in rows)
     share = in_source / max(1, words)
-    if in_source < 3 or share < 0.03 or share < 4 * in_target / max(1, others):
+    if in_source < 3 or share < 0.02 or share < 4 * in_target / max(1, others):
         return bitext, None
     english, other = bitext.columns[0] + 1, bitext.columns[1] + 1
     turned = replace(bitext, columns=(bitext.columns[1], bitext.columns[0]))
