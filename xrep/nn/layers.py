@@ -70,7 +70,7 @@ class Packing:
     def pad(self, packed: Tensor) -> Tensor:
         """Scatter [N, ...] into [B, T, ...], with zeros at padding."""
         flat = packed.new_zeros(self.batch * self.length, *packed.shape[1:])
-        return flat.index_copy(0, self.rows, packed[: len(self.rows)]).unflatten(0, (self.batch, self.length))
+        return flat.index_copy_(0, self.rows, packed[: len(self.rows)]).unflatten(0, (self.batch, self.length))
 
 
 class Masking:
