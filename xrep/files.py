@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,10 +41,36 @@ def naming(path: str | Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
+def is_stream(path: str | Path) -> bool:
+    """Return whether a path is that of a device, a pipe or an open stream such as /dev/stdout, which is only written
+    to and never replaced."""
+    given, real = os.path.abspath(path), os.path.realpath(path)
+    if given.startswith(("/dev/", "/proc/")) and not given.startswith("/dev/shm/"):
+        return True
+    return os.path.exists(real) and not os.path.isfile(real) and not os.path.isdir(real)
+
+
+def same_file(one: str | Path, other: str | Path) -> bool:
+    """Return whether two paths lead to the same file, through links as well, or will once it exists."""
+    with suppress(OSError):
+        return os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
 @contextmanager
 def write_aside(path: str | Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path beside ``path``, which replaces ``path`` if the block succeeds."""
-    path = Path(path)
+    """Context manager that yields a temporary path, whose file becomes the one at ``path`` if the block succeeds.
+
+    A regular file is replaced at once, and of a link the file that it leads to. Devices and pipes are never replaced:
+    the content is written to them.
+    """
+    if is_stream(path):
+        with naming(path), tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / "content"
+            with open(Path(folder) / "content", "rb") as content, open(path, "ab") as stream:
+                shutil.copyfileobj(content, stream)
+        return
+    path = Path(os.path.realpath(path) if os.path.islink(path) else path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path):
@@ -169,7 +196,11 @@ def check_output(path: str | Path, *, folder: bool = False) -> None:
             the reverse.
     """
     path = Path(path)
-    place = path if folder and path.is_dir() else path.absolute().parent
+    if is_stream(path) and not folder:
+        if not os.access(path, os.W_OK):
+            raise UserError("no permission to write to it", path=path, cure="write elsewhere")
+        return
+    place = path if folder and path.is_dir() else Path(os.path.realpath(path)).parent
     if not place.is_dir():
         raise UserError("no such folder", path=place, cure="make it first, or write elsewhere")
     if not os.access(place, os.W_OK | os.X_OK):

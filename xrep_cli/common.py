@@ -153,13 +153,28 @@ def add_shared_options(parser: argparse.ArgumentParser, *names: str) -> None:
         parser.add_argument(name, **SHARED_OPTIONS[name])
 
 
-def check_outputs(*files: str | None) -> None:
-    """Raise UserError if one of the files cannot be written; None and ``-`` (standard output) are ignored."""
-    from xrep.files import check_output
+def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, str | Sequence[str] | None]) -> None:
+    """Check before the work that the files of a command can be written and that they are not among its inputs.
 
-    for file in files:
-        if file not in (None, "-"):
-            check_output(file)
+    Args:
+        outputs: Maps options to the files they name; None and ``-`` (standard output) are ignored.
+        inputs: Maps options, or other names, to the files that are read.
+
+    Raises:
+        UserError: One of the outputs cannot be written, or is the same file as an input or as another output.
+    """
+    from xrep.files import check_output, is_stream, same_file
+
+    lists = {name: [files] if isinstance(files, str) else files or () for name, files in inputs.items()}
+    taken = [(name, file) for name, files in lists.items() for file in files if file != "-"]
+    for option, file in outputs.items():
+        if file in (None, "-"):
+            continue
+        check_output(file)
+        for other, its_file in taken if not is_stream(file) else ():
+            if same_file(file, its_file):
+                raise UserError(f"{option} is the same file as {other}", path=file, cure="choose another name")
+        taken.append((option, file))
 
 
 def write_summary(values: dict[str, Any], file: str | None) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from xrep_cli.common import (
     add_shared_options,
+    check_outputs,
     choose_device,
     command_parser,
     command_script,
@@ -50,7 +51,7 @@ def _main(options: argparse.Namespace) -> None:
     limit_kept_products()
 
     from xrep.errors import UserError
-    from xrep.files import check_output
+    from xrep.files import is_stream
     from xrep.inference.encoding import encode_file
     from xrep.inference.sentence_encoder import SentenceEncoder
     from xrep.registry import import_plugin
@@ -60,7 +61,9 @@ def _main(options: argparse.Namespace) -> None:
         raise UserError(f"--batch-tokens {options.batch_tokens}", cure="give at least 1")
     if output.suffix != ".npy":
         raise UserError("the output is a .npy file", path=output, cure="give a name that ends in .npy")
-    check_output(output)
+    if is_stream(output):
+        raise UserError("is a device or a pipe, but encoding may have to continue", path=output, cure="name a file")
+    check_outputs({"--output": options.output}, {"--input": options.input})
     source = Path(options.input)
     if options.input != "-" and (source.is_file() or not source.exists()):
         next(read_lines(source))  # to report errors in the file before the encoder is loaded

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import glob
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from xrep.config.fields import FieldSpec, choices, members, read_fields
@@ -13,7 +15,7 @@ from xrep.config.source import docstring
 from xrep.errors import UserError
 from xrep.files import check_output, write_aside
 from xrep.registry import EVALUATIONS, import_plugin
-from xrep_cli.common import HelpFormatter, command_parser, console_script, names_of, naming_options
+from xrep_cli.common import HelpFormatter, check_outputs, command_parser, console_script, names_of, naming_options
 
 DESCRIPTION = """\
 Measure a sentence encoder, or a translation model, on published test sets.
@@ -30,6 +32,9 @@ PATH = (
     "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
     "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows."
 )
+READ = ("data", "query_file", "text")
+"""Options of evaluations that name files to read."""
+RESULTS = (".json", ".png")
 METAVARS = {int: "N", float: "X"}
 
 
@@ -102,20 +107,31 @@ def _check(json_file: str | None, options: dict[str, Any]) -> None:
     """
     if options.get("batch_tokens", 1) < 1:
         raise UserError(f"--batch-tokens {options['batch_tokens']}", cure="give at least 1")
-    outputs = {"json": json_file, "plot": options.get("plot")}
-    for output, file in outputs.items():
+    results = {"--json": json_file, "--plot": options.get("plot")}
+    for option, file in results.items():
         if file is not None and options.get("list_sentences") is not None:
-            problem = f"--{output} with --list-sentences, which measures nothing"
-            raise UserError(problem, cure=f"leave --{output} out")
-    for file in (*outputs.values(), options.get("list_sentences")):
-        if file not in (None, "-"):
-            check_output(file)
+            problem = f"{option} with --list-sentences, which measures nothing"
+            raise UserError(problem, cure=f"leave {option} out")
+    inputs = {f"--{name.replace('_', '-')}": list(_files(value)) for name, value in options.items() if name in READ}
+    check_outputs({**results, "--list-sentences": options.get("list_sentences")}, inputs)
     if options.get("cache") is not None:
         check_output(options["cache"], folder=True)
     if options.get("plot") is not None:
         from xrep.evaluation.plots import check_matplotlib
 
         check_matplotlib()
+
+
+def _files(named: str | list[str] | None) -> Iterator[str]:
+    """Yield the files that an option names: ``FILE``, ``de-en=FILE,FILE``, ``test.{lang}`` or a folder. In a folder,
+    results of earlier evaluations are left out, because they may be written again."""
+    for part in [part for each in _as_list(named) for part in each.rpartition("=")[2].split(",")]:
+        for path in map(Path, glob.glob(part.replace("{lang}", "*"))):
+            yield from map(str, [path] if path.is_file() else (p for p in path.rglob("*") if p.suffix not in RESULTS))
+
+
+def _as_list(named: str | list[str] | None) -> list[str]:
+    return [named] if isinstance(named, str) else named or []
 
 
 def _measure(name: str, evaluation: Any, path: str | None, json_file: str | None, options: dict[str, Any]) -> None:

@@ -121,7 +121,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("--json without scores to write", cure="give --reference FILE")
     if options.json == "-" and options.output == "-":
         raise UserError("--json - and the translations both go to stdout", cure="give --output FILE or --json FILE")
-    check_outputs(options.output, options.json)
+    inputs = {"--input": options.input, "--reference": options.reference}
+    check_outputs({"--output": options.output, "--json": options.json}, inputs)
     source = Path(options.input)
     if options.input != "-" and (source.is_file() or source.is_dir() or not source.exists()):
         next(read_lines(options.input, allow_empty=True, most_words=None), None)
@@ -165,12 +166,12 @@ def _load(options: argparse.Namespace) -> Translator:
 def _writer(output: str) -> Iterator[Callable[[str], object]]:
     """Context manager that yields a function to write text with: into a file, which appears if the block succeeds, or
     directly to standard output or a device."""
-    from xrep.files import naming, write_aside
+    from xrep.files import is_stream, naming, write_aside
 
     if output == "-":
         yield _print_now
-    elif Path(output).exists() and not Path(output).is_file():
-        with open(output, "w", encoding="utf-8", newline="\n") as file:
+    elif is_stream(output):  # what is translated appears at once
+        with open(output, "a", encoding="utf-8", newline="\n") as file:
             yield lambda text: (file.write(text), file.flush())
     else:
         with write_aside(output) as aside, open(aside, "w", encoding="utf-8", newline="\n") as file:

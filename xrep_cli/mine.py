@@ -90,7 +90,9 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError("each shard would encode the texts anew", cure=cure)
     if options.shard and options.merge:
         raise UserError("--shard and --merge", cure="merge when all shards are there")
-    check_outputs(options.output, options.json)
+    sides = ("source", "target", "source_vectors", "target_vectors")
+    inputs = {f"--{name.replace('_', '-')}": getattr(options, name) for name in sides}
+    check_outputs({"--output": options.output, "--json": options.json}, inputs)
 
 
 def _main(options: argparse.Namespace) -> None:

@@ -73,7 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
 def _main(arguments: argparse.Namespace) -> None:
     named = {"train": arguments.bitext, "valid": arguments.valid, "test": arguments.test}
     splits = {split: [parse_bitext(spec) for spec in specs] for split, specs in named.items()}
-    check_outputs(arguments.json)
+    inputs = [path for bitexts in splits.values() for bitext in bitexts for path in bitext.paths]
+    check_outputs({"--json": arguments.json}, {"a training, validation or test text": inputs})
     log = functools.partial(print, file=sys.stderr if arguments.json == "-" else sys.stdout, flush=True)
     report = preprocess(splits, arguments.destdir, _options(arguments), log)
     log(f"\n{report.cleaning.table()}\n")

@@ -86,6 +86,8 @@ def encode_file(
     lang = lang and canonical(lang)
     encoder.model.tower(lang)
     target, file = shard_path(output, rank, world_size), "/dev/stdin" if path == "-" else path
+    if target.is_symlink():  # what it leads to is written
+        target = target.resolve()
     first, last = 0, None
     if world_size > 1:
         if Path(file).is_fifo() or path == "-":
