@@ -6,6 +6,7 @@ import argparse
 import errno
 import functools
 import json
+import math
 import os
 import re
 import sys
@@ -79,6 +80,14 @@ def command_script(
             run(options)
 
     return console_script(function)
+
+
+def finite(text: str) -> float:
+    """Convert an argument to a number; infinity and NaN are none."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a finite number, not {text!r}")
+    return number
 
 
 def names_of(fields: Iterable[str]) -> dict[str, str]:

@@ -15,7 +15,15 @@ from xrep.config.source import docstring
 from xrep.errors import UserError
 from xrep.files import check_output, write_aside
 from xrep.registry import EVALUATIONS, import_plugin
-from xrep_cli.common import HelpFormatter, check_outputs, command_parser, console_script, names_of, naming_options
+from xrep_cli.common import (
+    HelpFormatter,
+    check_outputs,
+    command_parser,
+    console_script,
+    finite,
+    names_of,
+    naming_options,
+)
 
 DESCRIPTION = """\
 Measure a sentence encoder, or a translation model, on published test sets.
@@ -79,7 +87,7 @@ def _add_option(parser: argparse.ArgumentParser, spec: FieldSpec) -> None:
     elif kind == list[str]:
         options |= {"action": "extend", "nargs": "+", "metavar": name}
     else:
-        options |= {"type": kind, "metavar": METAVARS.get(kind, name)}
+        options |= {"type": finite if kind is float else kind, "metavar": METAVARS.get(kind, name)}
     parser.add_argument(f"--{spec.name.replace('_', '-')}", **options)
 
 

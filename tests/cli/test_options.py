@@ -1,5 +1,6 @@
 """The command line of xrep-train."""
 
+import importlib
 import subprocess
 import sys
 
@@ -222,3 +223,28 @@ def test_errors_name_the_options_of_the_command(tmp_path):
 def test_xrep_train_names_its_options(capsys):
     assert main(["--criterion", "dual_moco"]) == 2
     assert capsys.readouterr().err == f"xrep-train: error: no task is chosen; set --task to one of {TASK_NAMES}\n"
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e400"])
+def test_numbers_are_finite(number: str, tmp_path, capsys):
+    for program, line in (
+        ("train", ["--task", "bitext", "--criterion", "dual_moco", "--max-epochs", number]),
+        ("train", ["--task", "bitext", "--criterion", "dual_moco", "--temperature", number]),
+        ("mine", ["--source", "a", "--target", "b", "--output", "c", f"--threshold={number}"]),
+        ("preprocess", ["--bitext", "de-en=a,b", "--destdir", "d", f"--max-length-ratio={number}"]),
+        ("generate", ["--path", "x", f"--lenpen={number}"]),
+        ("eval", ["bucc", "--path", "x", "--data", "y", f"--threshold={number}"]),
+    ):
+        try:
+            code = importlib.import_module(f"xrep_cli.{program}").main(line)
+        except SystemExit as exit:
+            code = exit.code
+        error = capsys.readouterr().err
+        assert code == 2 and "must be a finite number" in error and "Traceback" not in error, (program, line, error)
+
+
+def test_a_configuration_of_a_thousand_levels_is_one_line(tmp_path, capsys):
+    (tmp_path / "deep.yaml").write_text("task: " + "[" * 1000 + "]" * 1000, encoding="utf-8")
+    assert main(["--config", str(tmp_path / "deep.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert "deep.yaml: not a valid configuration" in error and error.count("\n") == 1

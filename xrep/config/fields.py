@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import types
 import typing
 from dataclasses import dataclass
@@ -12,8 +13,14 @@ from typing import Any, Literal
 from xrep.config.source import field_docstrings, option_class
 from xrep.errors import UserError
 
-TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string", types.NoneType: "none"}
-PLURALS = {int: "integers", float: "numbers", str: "strings"}
+TYPE_NAMES = {
+    int: "an integer",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a string",
+    types.NoneType: "none",
+}
+PLURALS = {int: "integers", float: "finite numbers", str: "strings"}
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,7 @@ def _convert_one(value: Any, kind: Any) -> Any:
         number = float(value) if not isinstance(value, int) else value
         if number == int(number):
             return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
-    elif kind is float and not isinstance(value, bool):
+    elif kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
         return float(value)
     elif kind is str and isinstance(value, str | int | float):
         return str(value)

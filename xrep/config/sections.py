@@ -202,7 +202,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         values = OmegaConf.to_container(loaded, resolve=True)
     except FileNotFoundError:
         raise UserError("no such file", path=path, cure="name an existing YAML file") from None
-    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"not a valid configuration: {one_line(error)}", path=path) from error
     if not isinstance(values, dict):
         raise UserError("is not a mapping of sections", path=path, cure="write for example 'task: bitext'")
