@@ -91,7 +91,7 @@ def test_files_to_measure_on(tmp_path: Path) -> None:
     assert measured(tmp_path, "test")[:3] == expected(ROWS[:3], "it")
     assert measured(tmp_path / "xnli" / "test-de.tsv", "test") == expected(ROWS[2:], "de")
     for path, split in ((tmp_path / "snli", "dev"), (tmp_path / "xnli" / "test-de.tsv", "dev")):
-        with pytest.raises(UserError, match="no dev split for natural language inference; name XNLI.*--split"):
+        with pytest.raises(UserError, match="no dev split for natural language inference; name XNLI.*`split`"):
             measured(path, split)
     with pytest.raises(UserError, match="no training text"):
         discover_nli(tmp_path / "xnli", "it")
@@ -120,7 +120,7 @@ def test_triplets_of_pairs_and_of_simcse(tmp_path: Path) -> None:
     assert found == [("p", "e1", "c1"), ("p", "e3", "c2"), (anchor, "yes", "no")]
     assert counts == {"read": 10, "empty": 1}
     assert read(tmp_path, triplets=True)[0] == Example(("p", "e1", "c1"), ("en",) * 3, None)
-    with pytest.raises(UserError, match="nli_for_simcse.csv: holds triplets without labels; set --form triplets"):
+    with pytest.raises(UserError, match="nli_for_simcse.csv: holds triplets without labels; set `form` triplets"):
         read(tmp_path)
 
 
@@ -153,7 +153,7 @@ def test_premise_and_hypothesis_in_different_languages(tmp_path: Path) -> None:
         ("train.tsv", "has no language in its name"),
     ):
         write_columns(tmp_path / name / name, ROWS)
-        with pytest.raises(UserError, match=f"{name}: {problem}; leave out --cross-lingual"):
+        with pytest.raises(UserError, match=f"{name}: {problem}; leave out `cross_lingual`"):
             read(tmp_path / name, cross_lingual=True)
 
 
