@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,7 +105,7 @@ class PairSplit:
 _Directory = TypeVar("_Directory", bound="TokenDirectory")
 
 
-class TokenDirectory:
+class TokenDirectory(ABC):
     """A directory of tokenised text, opened for reading.
 
     The manifest and the size of every file are checked.
@@ -131,8 +132,9 @@ class TokenDirectory:
     def open(cls: type[_Directory], path: str | Path) -> _Directory:
         return cls(Path(path))
 
+    @abstractmethod
     def _open_splits(self) -> None:
-        raise NotImplementedError
+        """Open the columns that the manifest lists."""
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
