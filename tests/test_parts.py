@@ -114,7 +114,7 @@ def test_all_problems_of_all_parts_are_told_together(tmp_path):
         "parts.rank.task: unknown task 'bitex'; did you mean 'bitext'?",
         f"no parts.none.criterion is chosen; set `parts.none.criterion` to one of {', '.join(CRITERIA.names())}",
         "unknown key parts.rank.wieght; did you mean 'weight'?",
-        "parts.rank.proportion must be a number or none, not 'x'",
+        "parts.rank.proportion must be a finite number or none, not 'x'",
         "parts.rank.weight must be above 0, not -1.0",
         "mixing must be weight or proportion, not 'both'",
         "seed must lie in [0, 2**63), not -1",

@@ -110,7 +110,7 @@ def test_a_plugin_trains(tmp_path, data_directory):  # noqa: F811
     # The saved configuration names the plugin, too, and problems that the plugin finds are reported like all others.
     again = xrep_train("--config", run / "config.yaml", "--strength=-1", "--lr=x", path=tmp_path)
     assert [line.split("error: ")[1] for line in again.stderr.splitlines()] == [
-        "criterion.strength must be above 0, not -1.0", "optimizer.lr must be a number, not 'x'",
+        "criterion.strength must be above 0, not -1.0", "optimizer.lr must be a finite number, not 'x'",
     ]  # fmt: skip
 
 

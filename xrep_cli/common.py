@@ -77,17 +77,17 @@ def command_script(
     def function(argv: Sequence[str]) -> None:
         options = build_parser().parse_args(argv)
         with naming_options(names_of(vars(options))):
+            check_finite(vars(options))
             run(options)
 
     return console_script(function)
 
 
-def finite(text: str) -> float:
-    """Convert an argument to a number; infinity and NaN are none."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"must be a finite number, not {text!r}")
-    return number
+def check_finite(options: Mapping[str, Any]) -> None:
+    """Raise UserError if an option is infinite or not a number."""
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"`{name}` must be finite, not {value}", cure="give a finite number")
 
 
 def names_of(fields: Iterable[str]) -> dict[str, str]:

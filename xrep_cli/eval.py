@@ -17,10 +17,10 @@ from xrep.files import check_output, write_aside
 from xrep.registry import EVALUATIONS, import_plugin
 from xrep_cli.common import (
     HelpFormatter,
+    check_finite,
     check_outputs,
     command_parser,
     console_script,
-    finite,
     names_of,
     naming_options,
 )
@@ -87,7 +87,7 @@ def _add_option(parser: argparse.ArgumentParser, spec: FieldSpec) -> None:
     elif kind == list[str]:
         options |= {"action": "extend", "nargs": "+", "metavar": name}
     else:
-        options |= {"type": finite if kind is float else kind, "metavar": METAVARS.get(kind, name)}
+        options |= {"type": kind, "metavar": METAVARS.get(kind, name)}
     parser.add_argument(f"--{spec.name.replace('_', '-')}", **options)
 
 
@@ -103,6 +103,7 @@ def main(argv: Sequence[str]) -> None:
     name, path, json_file, _ = (options.pop(key) for key in ("evaluation", "path", "json", "plugin"))
     evaluation = EVALUATIONS.load(name)
     with naming_options(names_of(["path", *options])):
+        check_finite(options)
         _check(json_file, options)
         _measure(name, evaluation(evaluation.Config(**options)), path, json_file, options)
 

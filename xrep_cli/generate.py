@@ -18,7 +18,6 @@ from xrep_cli.common import (
     choose_device,
     command_parser,
     command_script,
-    finite,
     limit_kept_products,
     say_if_slow,
     write_summary,
@@ -65,22 +64,22 @@ def build_parser() -> argparse.ArgumentParser:
     add("--target-lang", metavar="CODE", help="language to translate into, if the model has several")
     add("--beam", type=int, default=given.beam, metavar="K", help="number of hypotheses of the beam; 1: greedy search")
     add("--nbest", type=int, default=given.nbest, metavar="N", help="number of translations of each line")
-    add("--lenpen", type=finite, default=given.length_penalty, metavar="A", help="length penalty; above 1, longer "
+    add("--lenpen", type=float, default=given.length_penalty, metavar="A", help="length penalty; above 1, longer "
         "translations are preferred")  # fmt: skip
     add("--lenpen-form", choices=("fairseq", "gnmt"), default=given.length_penalty_form, help="divide by length^A, or "
         "by ((5 + length) / 6)^A as in the GNMT paper")  # fmt: skip
     add("--min-length", type=int, default=given.min_length, metavar="N", help="smallest number of subwords of a "
         "translation")  # fmt: skip
-    add("--max-length-a", type=finite, default=given.max_length_a, metavar="A", help="a translation of x subwords has "
+    add("--max-length-a", type=float, default=given.max_length_a, metavar="A", help="a translation of x subwords has "
         "at most A x + B subwords, and no more than the model was made for")  # fmt: skip
     add("--max-length-b", type=int, default=given.max_length_b, metavar="B", help="see --max-length-a")
     add("--no-repeat-ngram-size", type=int, default=given.no_repeat_ngram_size, metavar="N", help="no n-gram of this "
         "size occurs twice in a translation; 0: no limit")  # fmt: skip
     add("--sampling", action="store_true", help="sample translations instead of searching for the best ones")
     add("--sampling-topk", type=int, default=given.top_k, metavar="K", help="sample from the K best subwords; 0: all")
-    add("--sampling-topp", type=finite, default=given.top_p, metavar="P", help="sample from the fewest best subwords "
+    add("--sampling-topp", type=float, default=given.top_p, metavar="P", help="sample from the fewest best subwords "
         "whose probabilities sum to P")  # fmt: skip
-    add("--temperature", type=finite, default=given.temperature, metavar="T", help="divide the logits by T; below 1, "
+    add("--temperature", type=float, default=given.temperature, metavar="T", help="divide the logits by T; below 1, "
         "likely subwords become likelier")  # fmt: skip
     add("--seed", type=int, default=given.seed, metavar="N", help="random seed of the sampling")
     add("--max-tokens", type=int, default=4096, metavar="N", help="size of a batch: lines x hypotheses x subwords of "

@@ -12,7 +12,6 @@ from xrep_cli.common import (
     choose_device,
     command_parser,
     command_script,
-    finite,
     write_summary,
 )
 
@@ -48,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--retrieval", choices=("forward", "backward", "intersection", "max"), default="max", help="candidates: the "
         "best target of each source; the best source of each target; pairs that are both; pairs that are "
         "either")  # fmt: skip
-    add("--threshold", type=finite, metavar="SCORE", help="leave out pairs with a lower score")
+    add("--threshold", type=float, metavar="SCORE", help="leave out pairs with a lower score")
     add("--one-to-one", action="store_true", help="use each target only once, in its best pair")
     add("--index", choices=("flat", "ivf", "ivf-pq"), default="flat", help="flat is exact search; the others are "
         "faiss's inverted files, which may miss neighbours and are faster for millions of sentences")  # fmt: skip

@@ -11,7 +11,7 @@ from xrep.data.preprocess import PreprocessOptions, PreprocessReport, preprocess
 from xrep.data.store import TOKENIZER_DIRECTORY
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
-from xrep_cli.common import check_outputs, command_parser, command_script, finite, write_summary
+from xrep_cli.common import check_outputs, command_parser, command_script, write_summary
 
 DESCRIPTION = """\
 Clean parallel text, train a SentencePiece vocabulary on it and write the tokens that xrep-train reads.
@@ -52,14 +52,14 @@ def build_parser() -> argparse.ArgumentParser:
         "directory of a pretrained encoder, RUN/best, or another data directory)")  # fmt: skip
     add("--source-tokenizer", metavar="PATH", help="the same, only for the first side of each pair")
     add("--target-tokenizer", metavar="PATH", help="the same, only for the second side of each pair")
-    add("--sampling-exponent", type=finite, default=options.sampling_exponent, help="a language with n sentences has "
+    add("--sampling-exponent", type=float, default=options.sampling_exponent, help="a language with n sentences has "
         "the weight n ** this in the text used to train the vocabulary")  # fmt: skip
 
     rules = "lengths are in words; a Chinese, Japanese or Thai character counts as half a word"
     add = parser.add_argument_group("cleaning", rules).add_argument
-    add("--min-length", type=finite, default=cleaning.minimum_length, help="smallest length of each side")
-    add("--max-length", type=finite, default=cleaning.maximum_length, help="largest length of each side")
-    add("--max-length-ratio", type=finite, default=cleaning.maximum_length_ratio, help="drop pairs with a side that is "
+    add("--min-length", type=float, default=cleaning.minimum_length, help="smallest length of each side")
+    add("--max-length", type=float, default=cleaning.maximum_length, help="largest length of each side")
+    add("--max-length-ratio", type=float, default=cleaning.maximum_length_ratio, help="drop pairs with a side that is "
         "more than this many times as long as the other, after adding two words to both")  # fmt: skip
     add("--keep-duplicates", action="store_true", help="keep repeated pairs")
     add("--keep-identical", action="store_true", help="keep pairs whose sides are equal")

@@ -117,7 +117,7 @@ def test_all_problems_at_once_before_any_data_is_read(tmp_path):
     finished = xrep_train(tmp_path / "nowhere", *options(), *wrong)
     assert finished.returncode == 2
     assert [line.split(": error: ")[1].split(";")[0] for line in finished.stderr.splitlines()] == [
-        "unknown option --batch-sise", "criterion.temperature must be a number, not 'hot'",
+        "unknown option --batch-sise", "criterion.temperature must be a finite number, not 'hot'",
         "criterion.queue_size must be at least 0, not -5", "unknown key trainer.max_step",
         "trainer.clip_norm must be at least 0, not -1.0",
     ]  # fmt: skip
