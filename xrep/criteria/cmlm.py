@@ -66,8 +66,10 @@ class CMLM(Criterion):
         is worse than without)."""
 
         def problems(self) -> list[str]:
-            found = [] if self.projections >= 1 else [f"projections must be at least 1, not {self.projections}"]
-            return found + ([] if 0 < self.mask_rate <= 1 else [f"mask_rate must lie in (0, 1], not {self.mask_rate}"])
+            problems = [] if self.projections >= 1 else [f"projections must be at least 1, not {self.projections}"]
+            return problems + (
+                [] if 0 < self.mask_rate <= 1 else [f"mask_rate must lie in (0, 1], not {self.mask_rate}"]
+            )
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()

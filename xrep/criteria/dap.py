@@ -69,12 +69,12 @@ class DAP(TranslationRanking):
         predict the same."""
 
         def problems(self) -> list[str]:
-            found = super().problems()
+            problems = super().problems()
             if self.rtl_layers < 1:
-                found.append(f"rtl_layers must be at least 1 (with none no [MASK] sees x), not {self.rtl_layers}")
+                problems.append(f"rtl_layers must be at least 1 (with none no [MASK] sees x), not {self.rtl_layers}")
             if not 0 < self.reconstruction_ratio <= 1:
-                found.append(f"reconstruction_ratio must lie in (0, 1], not {self.reconstruction_ratio}")
-            return found
+                problems.append(f"reconstruction_ratio must lie in (0, 1], not {self.reconstruction_ratio}")
+            return problems
 
     config: Config
 

@@ -50,14 +50,14 @@ class DualMoco(ContrastiveCriterion):
         """Keep dropout in the momentum encoders during training, as MoCo does (the paper does not say)."""
 
         def problems(self) -> list[str]:
-            found = []
+            problems = []
             if self.queue_size < 0:
-                found.append(f"queue_size must be at least 0, not {self.queue_size}")
+                problems.append(f"queue_size must be at least 0, not {self.queue_size}")
             if not self.temperature > 0:
-                found.append(f"temperature must be above 0, not {self.temperature}")
+                problems.append(f"temperature must be above 0, not {self.temperature}")
             if not 0 <= self.momentum <= 1:
-                found.append(f"momentum must lie in [0, 1], not {self.momentum}")
-            return found
+                problems.append(f"momentum must lie in [0, 1], not {self.momentum}")
+            return problems
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__()

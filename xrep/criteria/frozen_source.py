@@ -87,21 +87,23 @@ class FrozenSource(ContrastiveCriterion):
         there, in any order; case and punctuation do not count."""
 
         def problems(self) -> list[str]:
-            found = []
+            problems = []
             if self.queue_size < 0:
-                found.append(f"queue_size must be at least 0, not {self.queue_size}")
+                problems.append(f"queue_size must be at least 0, not {self.queue_size}")
             if self.learnable_temperature and not SMALLEST <= self.temperature <= LARGEST:
                 bounds = f"[{SMALLEST}, {LARGEST:g}]"
-                found.append(f"temperature must lie in {bounds} where it is learnable, not be {self.temperature}")
+                problems.append(f"temperature must lie in {bounds} where it is learnable, not be {self.temperature}")
             elif not self.temperature > 0:
-                found.append(f"temperature must be above 0, not {self.temperature}")
+                problems.append(f"temperature must be above 0, not {self.temperature}")
             if self.queue_size > 0 and self.loss == "mse":
-                found.append("queue_size is for loss: contrastive; mse has no negatives")
+                problems.append("queue_size is for loss: contrastive; mse has no negatives")
             if bool(self.teacher_vectors) != bool(self.teacher_text):
-                found.append("teacher_vectors and teacher_text belong together; give both")
+                problems.append("teacher_vectors and teacher_text belong together; give both")
             if self.cache_source and self.teacher_vectors:
-                found.append("cache_source is for a source tower, and teacher_vectors take its place; give one of them")
-            return found + (self._needs_frozen() if self.source == "trained" else [])
+                problems.append(
+                    "cache_source is for a source tower, and teacher_vectors take its place; give one of them"
+                )
+            return problems + (self._needs_frozen() if self.source == "trained" else [])
 
         def _needs_frozen(self) -> list[str]:
             needs = {
@@ -235,16 +237,16 @@ class FrozenSource(ContrastiveCriterion):
         return torch.from_numpy(self._cache.read(places)).to(device)
 
     def warnings(self, task: Task) -> list[str]:
-        found = []
+        warnings = []
         if self._projects_at_random:
-            found.append(
+            warnings.append(
                 f"the frozen {self._source_side} tower has a new projection, of random weights unless `init` has them; "
                 f"set `projected_side` to {self._target_side}"
             )
         if 2 * self.config.queue_size <= task.examples or self.config.mask_equal_sentences:
-            return found
+            return warnings
         return [
-            *found,
+            *warnings,
             f"queue_size {self.config.queue_size} exceeds half of the {task.examples} training pairs: sentences meet "
             "themselves as negatives; lower `queue_size`, or set `mask_equal_sentences`",
         ]

@@ -92,21 +92,21 @@ class HiCTL(ContrastiveCriterion):
         unmasked: that of a separate pass that sees all words. Without TLM it is always the separate pass."""
 
         def problems(self) -> list[str]:
-            found = []
+            problems = []
             if not (self.sentence_contrast or self.word_contrast or self.language_model):
-                found.append(
+                problems.append(
                     "language_model, sentence_contrast and word_contrast are all off, so nothing is left to train"
                 )
             for name in ("temperature", "word_temperature"):
                 if not getattr(self, name) > 0:
-                    found.append(f"{name} must be above 0, not {getattr(self, name)}")
+                    problems.append(f"{name} must be above 0, not {getattr(self, name)}")
             if self.mask_rate is not None and not 0 < self.mask_rate <= 1:
-                found.append(f"mask_rate must lie in (0, 1], not {self.mask_rate}")
+                problems.append(f"mask_rate must lie in (0, 1], not {self.mask_rate}")
             if not 0 < self.slack < 1:
-                found.append(f"slack must lie in (0, 1), not {self.slack}")
+                problems.append(f"slack must lie in (0, 1), not {self.slack}")
             if self.word_samples < 1:
-                found.append(f"word_samples must be at least 1, not {self.word_samples}")
-            return found
+                problems.append(f"word_samples must be at least 1, not {self.word_samples}")
+            return problems
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__()
@@ -202,13 +202,13 @@ class HiCTL(ContrastiveCriterion):
             self.hardness.update()
 
     def warnings(self, task: Task) -> list[str]:
-        found = [] if self.language is None else list(self.language.notes)
+        warnings = [] if self.language is None else list(self.language.notes)
         if self.hardness is not None and self.config.temperature > 0.5:
-            found.append(
+            warnings.append(
                 f"hard negatives hardly differ from plain ones at a `temperature` of {self.config.temperature}, where "
                 "p+ stays near 1 / (2n - 1); lower it, or set `hard_negatives` to false"
             )
-        return found
+        return warnings
 
     def _add_words(self, loss: Loss, query: Tensor, embedding: Tensor, words: Words) -> None:
         """Add L_W to ``loss``."""

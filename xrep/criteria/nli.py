@@ -46,14 +46,16 @@ class Nli(Criterion):
         """Dropout of the hidden units of the mlp."""
 
         def problems(self) -> list[str]:
-            known, found = ", ".join(FEATURES), []
+            known, problems = ", ".join(FEATURES), []
             if not self.features or len(set(self.features)) != len(self.features) or set(self.features) - {*FEATURES}:
-                found.append(f"features must be some of {known}, each once, not {', '.join(self.features) or 'none'}")
+                problems.append(
+                    f"features must be some of {known}, each once, not {', '.join(self.features) or 'none'}"
+                )
             if self.head_size < 1:
-                found.append(f"head_size must be at least 1, not {self.head_size}")
+                problems.append(f"head_size must be at least 1, not {self.head_size}")
             if not 0 <= self.head_dropout < 1:
-                found.append(f"head_dropout must lie in [0, 1), not {self.head_dropout}")
-            return found
+                problems.append(f"head_dropout must lie in [0, 1), not {self.head_dropout}")
+            return problems
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__()

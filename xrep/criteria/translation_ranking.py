@@ -48,8 +48,8 @@ class TranslationRanking(ContrastiveCriterion):
         """With several ranks, the pairs of all ranks are negatives. Off: only those of the rank's own part."""
 
         def problems(self) -> list[str]:
-            found = [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]
-            return found + ([] if self.margin >= 0 else [f"margin must be at least 0, not {self.margin}"])
+            problems = [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]
+            return problems + ([] if self.margin >= 0 else [f"margin must be at least 0, not {self.margin}"])
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__()

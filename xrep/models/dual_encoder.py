@@ -108,26 +108,28 @@ class DualEncoder(SentenceModel):
             sizes = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions")
             sizes = (*sizes, "projection_size", "projection_spaces")
             given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
-            found = [f"{name} must be at least 1, not {value}" for name, value in given.items() if value < 1]
-            if not found and self.hidden_size % self.heads:
-                found.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
+            problems = [f"{name} must be at least 1, not {value}" for name, value in given.items() if value < 1]
+            if not problems and self.hidden_size % self.heads:
+                problems.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
             rates = {name: getattr(self, name) for name in ("dropout", "attention_dropout")}
-            found += [f"{name} must lie in [0, 1), not {x}" for name, x in rates.items() if not 0 <= x < 1]
+            problems += [f"{name} must lie in [0, 1), not {x}" for name, x in rates.items() if not 0 <= x < 1]
             if self.pretrained_layers is not None and self.pretrained_layers < 1:
-                found.append(f"pretrained_layers must be at least 1, not {self.pretrained_layers}")
+                problems.append(f"pretrained_layers must be at least 1, not {self.pretrained_layers}")
             if self.pooled_layer is not None and self.pooled_layer < 0:
-                found.append(f"pooled_layer must be at least 0, not {self.pooled_layer}")
+                problems.append(f"pooled_layer must be at least 0, not {self.pooled_layer}")
             of_sides = [side for side in SIDES if getattr(self, f"{side}_encoder")]
             if self.towers == "shared" and of_sides:
-                found.append(f"{of_sides[0]}_encoder needs towers: separate; a shared tower has `encoder`")
+                problems.append(f"{of_sides[0]}_encoder needs towers: separate; a shared tower has `encoder`")
             for name in ("source_pooling", "target_pooling", "projected_side"):
                 if getattr(self, name) != "auto" and self.towers == "shared":
-                    found.append(f"{name} needs towers: separate")
+                    problems.append(f"{name} needs towers: separate")
             if self.projected_side != "auto" and self.projection_size is not None:
-                found.append("projected_side is for one tower, projection_size for both; give one of them")
+                problems.append("projected_side is for one tower, projection_size for both; give one of them")
             if self.projection == "spaces" and (self.projection_size is not None or self.projected_side != "auto"):
-                found.append("projection spaces are in all towers, as wide as they: no projection_size, projected_side")
-            return found
+                problems.append(
+                    "projection spaces are in all towers, as wide as they: no projection_size, projected_side"
+                )
+            return problems
 
         def pretrained(self) -> dict[str, str]:
             """Return the directory or name of each tower's pretrained encoder; empty if there is none."""

@@ -117,11 +117,11 @@ class Translation(TranslationModel):
             sizes = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions", "pretrained_layers")
             sizes = (*sizes, *(name for name in vars(self) if name.startswith("decoder_")))
             given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
-            found = [f"{name} must be at least 1, not {value}" for name, value in given.items() if value < 1]
-            if not found and not self.encoder and self.hidden_size % self.heads:
-                found.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
+            problems = [f"{name} must be at least 1, not {value}" for name, value in given.items() if value < 1]
+            if not problems and not self.encoder and self.hidden_size % self.heads:
+                problems.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
             rates = {name: getattr(self, name) for name in ("dropout", "attention_dropout")}
-            return found + [f"{name} must lie in [0, 1), not {x}" for name, x in rates.items() if not 0 <= x < 1]
+            return problems + [f"{name} must lie in [0, 1), not {x}" for name, x in rates.items() if not 0 <= x < 1]
 
         def pretrained(self) -> dict[str, str]:
             """Return the directory or name of the pretrained encoder by the side it reads; empty if there is none."""

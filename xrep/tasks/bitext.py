@@ -59,10 +59,12 @@ class BitextTask(ParallelTask):
         def problems(self) -> list[str]:
             least = {"batch_size": 1, "max_length": 3, "vocab_size": 8}
             given = {name: value for name in least if (value := getattr(self, name)) is not None}
-            found = [f"{name} must be at least {least[name]}, not {x}" for name, x in given.items() if x < least[name]]
+            problems = [
+                f"{name} must be at least {least[name]}, not {x}" for name, x in given.items() if x < least[name]
+            ]
             if not 0 <= self.sampling_alpha <= 1:
-                found.append(f"sampling_alpha must lie in [0, 1], not {self.sampling_alpha}")
-            return found
+                problems.append(f"sampling_alpha must lie in [0, 1], not {self.sampling_alpha}")
+            return problems
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config

@@ -116,17 +116,17 @@ class MonolingualTask(Task):
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
 
         def problems(self) -> list[str]:
-            found = []
+            problems = []
             for name in ("sampling_alpha", "vocabulary_alpha"):
                 if not 0 <= getattr(self, name) <= 1:
-                    found.append(f"{name} must lie in [0, 1], not {getattr(self, name)}")
+                    problems.append(f"{name} must lie in [0, 1], not {getattr(self, name)}")
             for name, least in (("batch_size", 1), ("max_tokens", 1), ("max_length", 3), ("vocab_size", 8)):
                 value = getattr(self, name)
                 if value is not None and value < least:
-                    found.append(f"{name} must be at least {least}, not {value}")
+                    problems.append(f"{name} must be at least {least}, not {value}")
             if self.max_tokens is not None and self.units != "sentences":
-                found.append(f"max_tokens is for units sentences; batches of {self.units} ones have a batch_size")
-            return found
+                problems.append(f"max_tokens is for units sentences; batches of {self.units} ones have a batch_size")
+            return problems
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config, self._seed = config, seed

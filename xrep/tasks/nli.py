@@ -114,14 +114,14 @@ class NliTask(Task):
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
 
         def problems(self) -> list[str]:
-            found = []
+            problems = []
             if self.batch_size < 1:
-                found.append(f"batch_size must be at least 1, not {self.batch_size}")
+                problems.append(f"batch_size must be at least 1, not {self.batch_size}")
             if self.max_length < 3:
-                found.append(f"max_length must be at least 3, not {self.max_length}")
+                problems.append(f"max_length must be at least 3, not {self.max_length}")
             if self.vocab_size < 8:
-                found.append(f"vocab_size must be at least 8, not {self.vocab_size}")
-            return found
+                problems.append(f"vocab_size must be at least 8, not {self.vocab_size}")
+            return problems
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config

@@ -55,12 +55,12 @@ class TranslationTask(BitextTask):
         small corpora."""
 
         def problems(self) -> list[str]:
-            found = super().problems()
+            problems = super().problems()
             if self.max_tokens is None and self.batch_size is None:
-                found.append("batch_size must be given where max_tokens is none")
+                problems.append("batch_size must be given where max_tokens is none")
             elif self.max_tokens is not None and self.max_tokens < 1:
-                found.append(f"max_tokens must be at least 1, not {self.max_tokens}")
-            return found
+                problems.append(f"max_tokens must be at least 1, not {self.max_tokens}")
+            return problems
 
     config: Config
 

@@ -61,8 +61,8 @@ class Checkpoints:
         """Number of recent checkpoints that are kept, in addition to the best."""
 
         def problems(self) -> list[str]:
-            found = [f"save_every must not be negative: {self.save_every}"] if self.save_every < 0 else []
-            return found + ([f"keep_last must be at least 1, not {self.keep_last}"] if self.keep_last < 1 else [])
+            problems = [f"save_every must not be negative: {self.save_every}"] if self.save_every < 0 else []
+            return problems + ([f"keep_last must be at least 1, not {self.keep_last}"] if self.keep_last < 1 else [])
 
     def __init__(self, config: Config, directory: Path, say: Callable[[str], None] | None = None) -> None:
         self.config, self.directory = config, directory

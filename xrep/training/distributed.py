@@ -39,8 +39,12 @@ class Distributed:
         """Steps between checks that weights, momentum encoders and queues are equal on every rank. 0: never."""
 
         def problems(self) -> list[str]:
-            found = [] if self.timeout_minutes > 0 else [f"timeout_minutes must be above 0, not {self.timeout_minutes}"]
-            return found + ([f"check_every must not be negative: {self.check_every}"] if self.check_every < 0 else [])
+            problems = (
+                [] if self.timeout_minutes > 0 else [f"timeout_minutes must be above 0, not {self.timeout_minutes}"]
+            )
+            return problems + (
+                [f"check_every must not be negative: {self.check_every}"] if self.check_every < 0 else []
+            )
 
 
 @dataclass(frozen=True)

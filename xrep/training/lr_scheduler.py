@@ -23,10 +23,10 @@ class WarmUp:
     the budget that is spent, from 0 at the first step. none: use warmup_steps."""
 
     def problems(self) -> list[str]:
-        found = [f"warmup_steps must not be negative: {self.warmup_steps}"] if self.warmup_steps < 0 else []
+        problems = [f"warmup_steps must not be negative: {self.warmup_steps}"] if self.warmup_steps < 0 else []
         if self.warmup_ratio is not None and not 0 < self.warmup_ratio < 1:
-            found.append(f"warmup_ratio must lie between 0 and 1, not {self.warmup_ratio}")
-        return found
+            problems.append(f"warmup_ratio must lie between 0 and 1, not {self.warmup_ratio}")
+        return problems
 
 
 @dataclass(kw_only=True)
@@ -37,10 +37,10 @@ class Decay(WarmUp):
     """Learning rate at the end, as a share of the peak rate."""
 
     def problems(self) -> list[str]:
-        found = super().problems()
+        problems = super().problems()
         if not 0 <= self.min_lr_ratio <= 1:
-            found.append(f"min_lr_ratio must lie in [0, 1], not {self.min_lr_ratio}")
-        return found
+            problems.append(f"min_lr_ratio must lie in [0, 1], not {self.min_lr_ratio}")
+        return problems
 
 
 class Schedule(ABC):
@@ -108,8 +108,8 @@ class Polynomial(Schedule):
         """Exponent of the remaining share of the budget: 1 is a straight line, higher values fall faster at first."""
 
         def problems(self) -> list[str]:
-            found = super().problems()
-            return found if 0 < self.power < math.inf else [*found, f"power must be above 0, not {self.power}"]
+            problems = super().problems()
+            return problems if 0 < self.power < math.inf else [*problems, f"power must be above 0, not {self.power}"]
 
     def decay(self, elapsed: float, rest: float) -> float:
         low = self.config.min_lr_ratio

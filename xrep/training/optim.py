@@ -107,12 +107,12 @@ class SGD:
         """Use Nesterov momentum."""
 
         def problems(self) -> list[str]:
-            found = super().problems()
+            problems = super().problems()
             if not 0 <= self.sgd_momentum < 1:
-                found.append(f"sgd_momentum must lie in [0, 1), not {self.sgd_momentum}")
+                problems.append(f"sgd_momentum must lie in [0, 1), not {self.sgd_momentum}")
             elif self.nesterov and not self.sgd_momentum:
-                found.append("nesterov needs sgd_momentum above 0")
-            return found
+                problems.append("nesterov needs sgd_momentum above 0")
+            return problems
 
     @staticmethod
     def build(config: Config, named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

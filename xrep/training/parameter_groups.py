@@ -44,17 +44,17 @@ class ParameterOptions:
     (embeddings and their normalisation) by this to the power L + 1; everything else has the full rate. 1: no decay."""
 
     def problems(self) -> list[str]:
-        found = []
+        problems = []
         for name in ("lr", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
-                found.append(f"{name} must be a number of at least 0, not {getattr(self, name)}")
+                problems.append(f"{name} must be a number of at least 0, not {getattr(self, name)}")
         if not 0 < self.layer_decay <= 1:
-            found.append(f"layer_decay must lie in (0, 1], not {self.layer_decay}")
+            problems.append(f"layer_decay must lie in (0, 1], not {self.layer_decay}")
         for given in self.lr_multipliers:
             pattern, factor = _multiplier(given)
             if not pattern or not 0 <= factor < math.inf:
-                found.append(f"lr_multipliers must be PATTERN=FACTOR with a factor of at least 0, not {given!r}")
-        return found
+                problems.append(f"lr_multipliers must be PATTERN=FACTOR with a factor of at least 0, not {given!r}")
+        return problems
 
 
 def _multiplier(given: str) -> tuple[str, float]:

@@ -99,21 +99,21 @@ class Trainer:
         GPU, else chunked; reference: plain formulas in float64, to check the others."""
 
         def problems(self) -> list[str]:
-            found = pattern_problems(self.freeze)
+            problems = pattern_problems(self.freeze)
             for name in ("max_steps", "max_epochs", "max_minutes", "micro_batch"):
                 value = getattr(self, name)
                 if value is not None and not value > 0:
-                    found.append(f"{name} must be above 0, not {value}")
+                    problems.append(f"{name} must be above 0, not {value}")
             for name, low in (("update_freq", 1), ("clip_norm", 0), ("validate_every", 0), ("data_workers", 0)):
                 if not getattr(self, name) >= low:
-                    found.append(f"{name} must be at least {low}, not {getattr(self, name)}")
+                    problems.append(f"{name} must be at least {low}, not {getattr(self, name)}")
             if self.device == "cuda" and not torch.cuda.is_available():
-                found.append("device is cuda, but there is no GPU here")
+                problems.append("device is cuda, but there is no GPU here")
             elif self.precision == "fp16" and pick_device(self.device) == "cpu":
-                found.append("precision fp16 is for GPUs; set `precision` to bf16 on a CPU")
+                problems.append("precision fp16 is for GPUs; set `precision` to bf16 on a CPU")
             if self.kernels == "triton" and (triton_problem() or self.device == "cpu"):
-                found.append(f"kernels is triton, but {triton_problem() or 'device is cpu'}")
-            return found
+                problems.append(f"kernels is triton, but {triton_problem() or 'device is cpu'}")
+            return problems
 
     def __init__(
         self,

@@ -52,10 +52,10 @@ class TranslationValidator(Validator):
         """The value b in the maximum length of a translation, a · x + b subwords for a source of x subwords."""
 
         def problems(self) -> list[str]:
-            found = [problem.replace("length_penalty", "lenpen") for problem in self.search_options().problems()]
+            problems = [problem.replace("length_penalty", "lenpen") for problem in self.search_options().problems()]
             if self.max_sentences < (1 if self.metric == "bleu" else 0):
-                found.append(f"max_sentences must be at least 1 with metric bleu, not {self.max_sentences}")
-            return found
+                problems.append(f"max_sentences must be at least 1 with metric bleu, not {self.max_sentences}")
+            return problems
 
         def search_options(self) -> SearchOptions:
             """Return the options of the search."""
