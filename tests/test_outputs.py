@@ -72,7 +72,12 @@ def test_one_file_by_two_names(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, text in {"s.txt": "eins\nzwei\n", "t.txt": "one\ntwo\n", "p.de-en.tsv": "eins\tone\n"}.items():
+    for name, text in {
+        "s.txt": "eins\nzwei\n",
+        "t.txt": "one\ntwo\n",
+        "t[1].txt": "one\n",
+        "p.de-en.tsv": "eins\tone\n",
+    }.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "also-s.txt").symlink_to("s.txt")
     (tmp_path / "null.npy").symlink_to("/dev/null")
@@ -105,6 +110,7 @@ SAME = "is the same file as"
         ("encode", "--input s.txt --output null.npy", "is a device or a pipe"),
         ("eval", "--data . --list-sentences s.txt", f"--list-sentences {SAME} --data"),
         ("eval", "--data s.txt --json s.txt", f"--json {SAME} --data"),
+        ("eval", "--data t[1].txt --json t[1].txt", f"--json {SAME} --data"),
     ],
 )
 def test_an_output_is_not_an_input(

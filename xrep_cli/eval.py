@@ -40,7 +40,7 @@ PATH = (
     "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
     "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows."
 )
-READ = ("data", "query_file", "text")
+READ = ("data", "query_file")
 """Options of evaluations that name files to read."""
 RESULTS = (".json", ".png")
 METAVARS = {int: "N", float: "X"}
@@ -134,13 +134,11 @@ def _check(json_file: str | None, options: dict[str, Any]) -> None:
 def _files(named: str | list[str] | None) -> Iterator[str]:
     """Yield the files that an option names: ``FILE``, ``de-en=FILE,FILE``, ``test.{lang}`` or a folder. In a folder,
     results of earlier evaluations are left out, because they may be written again."""
-    for part in [part for each in _as_list(named) for part in each.rpartition("=")[2].split(",")]:
-        for path in map(Path, glob.glob(part.replace("{lang}", "*"))):
-            yield from map(str, [path] if path.is_file() else (p for p in path.rglob("*") if p.suffix not in RESULTS))
-
-
-def _as_list(named: str | list[str] | None) -> list[str]:
-    return [named] if isinstance(named, str) else named or []
+    for argument in [named] if isinstance(named, str) else named or []:
+        for part in argument.rpartition("=")[2].split(","):
+            for path in map(Path, glob.glob(glob.escape(part).replace("{lang}", "*"))):
+                inside = (file for file in path.rglob("*") if file.suffix not in RESULTS)
+                yield from map(str, inside if path.is_dir() else [path])
 
 
 def _measure(name: str, evaluation: Any, path: str | None, json_file: str | None, options: dict[str, Any]) -> None:

@@ -344,7 +344,7 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
     [
         (Examples.SENTENCES, True, "reads translations or reordered sentences, .* gives single .*`units` to reordered"),
         (Examples.NEIGHBOURS, False, "gives neighbouring sentences; set `task` to bitext, or .*`units` to reordered"),
-        (Examples.REORDERED, False, "each tells what is masked of the other; set `monolingual` to true"),
+        (Examples.REORDERED, False, "reveal each other's masked words; set `monolingual` to true"),
     ],
 )
 def test_text_that_does_not_fit(text: TextSpec, gives: Examples, monolingual: bool, problem: str) -> None:

@@ -196,7 +196,7 @@ def refused(capfd, *line: object) -> str:
 def test_a_translation_model_does_not_train_sentence_vectors(data_directory: Path, tmp_path, capfd, name: str) -> None:
     line = refused(capfd, data_directory, *TRANSLATE, "--criterion", name, "--save-dir", tmp_path / "run")
     assert line == (
-        f"the criterion {name} needs a sentence encoder, and the model translation is none; "
+        f"the criterion {name} needs a sentence encoder, and the model translation is not one; "
         "choose the --model dual_encoder or another --criterion"
     )
     assert not (tmp_path / "run").exists()
@@ -207,7 +207,7 @@ def test_nor_is_it_validated_by_them(data_directory: Path, tmp_path, capfd, name
     given = ["--criterion", "label_smoothed_cross_entropy", "--validation", name, "--save-dir", tmp_path / "run"]
     given += ["--sts-path", tmp_path] if name == "sts" else []
     assert refused(capfd, data_directory, *TRANSLATE, *given) == (
-        f"the validation {name} needs a sentence encoder, and the model translation is none; "
+        f"the validation {name} needs a sentence encoder, and the model translation is not one; "
         "choose the --model dual_encoder or another --validation"
     )
 
@@ -216,7 +216,7 @@ def test_nor_is_it_validated_by_them(data_directory: Path, tmp_path, capfd, name
 def test_a_sentence_encoder_does_not_translate(data_directory: Path, tmp_path, capfd, task: str) -> None:
     given = options(task=task, criterion="label_smoothed_cross_entropy", model="dual_encoder", max_steps=1)
     assert refused(capfd, data_directory, *given, "--save-dir", tmp_path / "run") == (
-        "the criterion label_smoothed_cross_entropy needs a translation model, and the model dual_encoder is none; "
+        "the criterion label_smoothed_cross_entropy needs a translation model, and the model dual_encoder is not one; "
         "choose the --model translation or another --criterion"
     )
 

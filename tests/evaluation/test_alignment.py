@@ -130,7 +130,7 @@ def test_bad_input_is_one_clear_line(scored: Path, data: str, options: dict, mes
 
 
 def test_only_the_named_file_is_read(scored: Path) -> None:
-    """A copy in a subfolder, and a file of a language that is none, do not matter."""
+    """A copy in a subfolder, and a file whose name has no language, do not matter."""
     (scored.parent / "copy").mkdir()
     (scored.parent / "copy" / scored.name).write_text("damaged\n")
     assert len(_read(str(scored))) == 5

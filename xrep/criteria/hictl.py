@@ -129,7 +129,7 @@ class HiCTL(ContrastiveCriterion):
 
     def prepare(self, task: Task) -> None:
         if task.gives is Examples.REORDERED and not self.config.monolingual:
-            problem = "hictl: of a sentence and its own words reordered each tells what is masked of the other"
+            problem = "hictl: a sentence and its reordered words reveal each other's masked words"
             raise UserError(problem, cure="set `monolingual` to true")
 
     def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:

@@ -93,7 +93,9 @@ def _check_model(run: RunConfig) -> None:
     for section, name, kind in [*asking, ("validation", run.values["validation"]["name"], run.classes["validation"])]:
         needs: type[Model] | None = kind.needs
         if needs is not None and not issubclass(model, needs):
-            problem = f"the {section} {name} needs a {needs.kind}, and the model {run.values['model']['name']} is none"
+            problem = (
+                f"the {section} {name} needs a {needs.kind}, and the model {run.values['model']['name']} is not one"
+            )
             raise UserError(problem, cure=f"choose the `model` {needs.example} or another `{section}`")
 
 
