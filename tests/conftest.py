@@ -25,6 +25,19 @@ settings.register_profile(
 settings.load_profile("xrep")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "go on with other generated files for N minutes in each test of tests/hostile that fuzzes a reader"
+    parser.addoption("--fuzz-minutes", metavar="N", type=float, default=0.0, help=help)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what each fuzzed reader did, if ``--fuzz-minutes`` is given."""
+    if terminalreporter.config.getoption("--fuzz-minutes"):
+        for report in terminalreporter.getreports("passed"):
+            for line in (value for name, value in report.user_properties if name == "fuzz" and report.when == "call"):
+                terminalreporter.write_line(str(line))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def xrep_home(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Set $XREP_HOME to a temporary folder, unless it is set already."""
