@@ -71,6 +71,7 @@ setup(
             "xrep-encode=xrep_cli.encode:main",
             "xrep-mine=xrep_cli.mine:main",
             "xrep-generate=xrep_cli.generate:main",
+            "xrep-predict=xrep_cli.predict:main",
         ]
     },
 )

@@ -149,14 +149,18 @@ TASKS = Registry(
     "task",
     {
         "bitext": "xrep.tasks.bitext:BitextTask",
+        "classification": "xrep.tasks.annotated:ClassificationTask",
         "monolingual": "xrep.tasks.monolingual:MonolingualTask",
         "nli": "xrep.tasks.nli:NliTask",
+        "question_answering": "xrep.tasks.annotated:QuestionAnsweringTask",
+        "tagging": "xrep.tasks.annotated:TaggingTask",
         "translation": "xrep.tasks.translation:TranslationTask",
     },
 )
 MODELS = Registry(
     "model",
     {
+        "classifier": "xrep.models.classifier:Classifier",
         "dual_encoder": "xrep.models.dual_encoder:DualEncoder",
         "translation": "xrep.models.translation:Translation",
     },
@@ -171,6 +175,7 @@ ENCODERS = Registry(
 CRITERIA = Registry(
     "criterion",
     {
+        "classification": "xrep.criteria.annotated:Classification",
         "cmlm": "xrep.criteria.cmlm:CMLM",
         "dap": "xrep.criteria.dap:DAP",
         "dual_moco": "xrep.criteria.dual_moco:DualMoco",
@@ -181,6 +186,8 @@ CRITERIA = Registry(
         "nli": "xrep.criteria.nli:Nli",
         "nli_triplet": "xrep.criteria.nli_triplet:NliTriplet",
         "simcse": "xrep.criteria.simcse:SimCSE",
+        "span": "xrep.criteria.annotated:Span",
+        "tagging": "xrep.criteria.annotated:Tagging",
         "tlm": "xrep.criteria.tlm:TLM",
         "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
     },
@@ -206,6 +213,7 @@ LR_SCHEDULERS = Registry(
 VALIDATORS = Registry(
     "validation",
     {
+        "annotation": "xrep.validation.annotation:AnnotationValidator",
         "loss": "xrep.validation.loss:LossValidator",
         "nli": "xrep.validation.nli:NliValidator",
         "retrieval": "xrep.validation.retrieval:RetrievalValidator",
@@ -218,15 +226,22 @@ EVALUATIONS = Registry(
     {
         "alignment": "xrep.evaluation.alignment:Alignment",
         "all": "xrep.evaluation.all:All",
+        "amazon": "xrep.evaluation.annotated:Amazon",
         "bucc": "xrep.evaluation.bucc:Bucc",
         "language-bias": "xrep.evaluation.language_bias:LanguageBias",
+        "ner": "xrep.evaluation.annotated:NamedEntities",
         "neighbours": "xrep.evaluation.nearest:Neighbours",
         "nli": "xrep.evaluation.nli:NliAccuracy",
+        "pawsx": "xrep.evaluation.annotated:PawsX",
+        "pos": "xrep.evaluation.annotated:PartsOfSpeech",
+        "qa": "xrep.evaluation.annotated:Questions",
         "scatter": "xrep.evaluation.scatter:Scatter",
         "senteval": "xrep.evaluation.senteval.evaluate:SentEval",
         "sts": "xrep.evaluation.sts:Sts",
         "tatoeba": "xrep.evaluation.tatoeba:Tatoeba",
         "translation": "xrep.evaluation.translation:TranslationQuality",
+        "xnli": "xrep.evaluation.annotated:Xnli",
+        "xtreme": "xrep.evaluation.xtreme:Xtreme",
     },
 )
 REGISTRIES = {

@@ -151,9 +151,9 @@ def _measure(name: str, evaluation: Any, path: str | None, json_file: str | None
         sentences.write(list_file)
         print(f"{len(sentences)} sentences: {list_file}")
     else:
-        if path is None:
+        if path is None and evaluation.takes_path:
             raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
-        model = evaluation.open(path)
+        model = evaluation.open(path or "")
         figures = evaluation.measure(model)
         notes = figures.plot(options["plot"]) if options.get("plot") else ()
         _publish("\n".join([figures.printed(), *(notes or ())]), figures.record(name, model), json_file)

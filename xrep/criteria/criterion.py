@@ -22,6 +22,9 @@ TASKS = {
     Examples.REORDERED: "`task` to monolingual and `units` to reordered",
     Examples.LABELLED_PAIRS: "`task` to nli",
     Examples.TRIPLETS: "`task` to nli and `form` to triplets",
+    Examples.LABELLED_TEXTS: "`task` to classification",
+    Examples.TAGGED_WORDS: "`task` to tagging",
+    Examples.QUESTIONS: "`task` to question_answering",
 }
 """The task that gives each kind of examples."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ class Vocabulary:
     """Id of the token in front of every sentence; None if the encoder has none there (T5)."""
     eos_id: int
     mask_id: int | None
+    pair_separators: int = 1
+    """Number of eos tokens between two sentences that are read as one sequence: BERT has one, XLM-R two."""
 
     @property
     def special_count(self) -> int:
@@ -34,7 +36,17 @@ class Vocabulary:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
         special = {f"{name}_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "unk", "bos", "eos", "mask")}
-        return cls(size=tokenizer.vocabulary_size, **special)
+        return cls(size=tokenizer.vocabulary_size, pair_separators=tokenizer.pair_separators, **special)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Annotation:
+    """What a classifier predicts."""
+
+    kind: Literal["label", "tags", "span"]
+    """A label of each text (label), a tag of each word (tags), or the part of a text that answers a question (span)."""
+    labels: list[str] = field(default_factory=list)
+    """The labels or tags, in the order of their numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,8 @@ class TextSpec:
     """Maximum length of a sentence in subwords, including the two special tokens; longer sentences are cut."""
     source_languages: list[str] = field(default_factory=list)
     target_languages: list[str] = field(default_factory=list)
+    annotation: Annotation | None = None
+    """What is predicted of the text; None for sentences without annotation."""
 
     @property
     def languages(self) -> list[str]:
@@ -63,7 +77,8 @@ class TextSpec:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TextSpec:
         sides = {side: Vocabulary(**vocabulary) for side, vocabulary in values["vocabularies"].items()}
-        return cls(**{**values, "vocabularies": sides})
+        annotation = Annotation(**values["annotation"]) if values.get("annotation") else None
+        return cls(**{**values, "vocabularies": sides, "annotation": annotation})
 
 
 M = TypeVar("M", bound="Movable")
@@ -128,11 +143,14 @@ class TokenBatch(Movable):
         tokens: int64 [B, T], special tokens included, padded at the end.
         lengths: int64 [B], number of real tokens of each row, on the device of the tokens.
         host_lengths: int64 [B], the same numbers in host memory, so that no size has to be read from a GPU.
+        types: int64 [B, T], 0 in the first and 1 in the second of two sentences that are read as one sequence; None if
+            all rows are single sentences. Encoders without token types do not read it.
     """
 
     tokens: torch.Tensor
     lengths: torch.Tensor
     host_lengths: np.ndarray
+    types: torch.Tensor | None = None
 
     @property
     def mask(self) -> torch.Tensor:
@@ -160,7 +178,8 @@ class TokenBatch(Movable):
         """Return the sentences ``start`` to ``stop``, with no more padding than the longest of them needs."""
         lengths = self.host_lengths[start:stop]
         width = int(lengths.max()) if len(lengths) else self.tokens.size(1)
-        return TokenBatch(self.tokens[start:stop, :width], self.lengths[start:stop], lengths)
+        types = None if self.types is None else self.types[start:stop, :width]
+        return TokenBatch(self.tokens[start:stop, :width], self.lengths[start:stop], lengths, types)
 
     def select(self, rows: np.ndarray) -> TokenBatch:
         """Return the sentences of some rows, int64 [N], with no more padding than the longest of them needs."""

@@ -67,6 +67,8 @@ class Evaluation(ABC):
 
     Config: ClassVar[type]
     config: Any
+    takes_path: ClassVar[bool] = True
+    """Whether ``--path`` names the model; if not, the options of the evaluation name it."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

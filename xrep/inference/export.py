@@ -10,6 +10,7 @@ from torch import Tensor
 
 from xrep.errors import UserError
 from xrep.files import check_new_directory, write_aside
+from xrep.inference.classifier_files import export_classifier
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_huggingface, write_sentence_transformers
 from xrep.models.averaging import average_last
@@ -71,6 +72,8 @@ def export_path(
         return [_write_checkpoint(checkpoint or open_checkpoint(path), mean, Path(directory))]
     if Path(path, MANIFEST).is_file() and (checkpoint := checkpoint or open_checkpoint(path)).translates:
         return [_write_its_encoder(checkpoint, mean, Path(directory), kind)]
+    if checkpoint is not None and checkpoint.text.annotation is not None:
+        return [export_classifier(checkpoint, mean, Path(directory), kind)]
     encoder = SentenceEncoder.load(path, device="cpu")
     if mean is not None:
         encoder.model.load_state_dict(mean)

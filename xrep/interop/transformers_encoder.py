@@ -118,7 +118,9 @@ class TransformersEncoder(Encoder):
             return self(TokenBatch(ones, ones.sum(1), np.array([batch.tokens.size(1)])), hidden_layer)[:0]
         mask = batch.mask
         with self._recorded(None if hidden_layer == last else hidden_layer) as recorded:
-            states = self.model(input_ids=batch.tokens, attention_mask=mask.long()).last_hidden_state
+            several = batch.types is not None and (getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
+            types = {"token_type_ids": batch.types} if several else {}
+            states = self.model(input_ids=batch.tokens, attention_mask=mask.long(), **types).last_hidden_state
         return (recorded[0] if recorded else states).masked_fill(~mask.unsqueeze(-1), 0.0)
 
     @contextmanager

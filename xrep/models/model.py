@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
+from xrep.data.batching import Annotation, TextSpec, TokenBatch, Vocabulary
 
 
 class Model(nn.Module, ABC):
@@ -102,3 +102,19 @@ class TranslationModel(Model):
     @abstractmethod
     def begin(self, source: TokenBatch, languages: Tensor) -> Any:
         """Return the state with which a search for translations begins."""
+
+
+class ClassifyingModel(Model):
+    """A model that predicts annotations of text: a label of each text, a tag of each word, or the answer to a question.
+
+    Attributes:
+        annotation: What it predicts.
+    """
+
+    kind = "classifier"
+    example = "classifier"
+    annotation: Annotation
+
+    @abstractmethod
+    def forward(self, tokens: TokenBatch) -> Tensor:
+        """Return the logits: [N, labels] of texts, [N, T, tags] of words, or [N, T, 2] of the answers' ends."""

@@ -44,7 +44,8 @@ INERT: dict[str, tuple[Any, ...]] = {
 PREFIXES = ("", "bert.", "roberta.", "model.")
 WORDS, TYPES = "embeddings.word_embeddings.weight", "embeddings.token_type_embeddings.weight"
 BESIDE_ENCODER = re.compile(
-    r"embeddings\.(position_ids|token_type_ids)|pooler\..*|cls\.(predictions|seq_relationship)\..*|lm_head\..*"
+    r"embeddings\.(position_ids|token_type_ids)|pooler\..*|cls\.(predictions|seq_relationship)\..*|lm_head\..*|"
+    r"(classifier|qa_outputs)\..*"  # heads of classifiers
 )
 TOGETHER = f"check that {CONFIG} and the weights belong together"
 

@@ -166,13 +166,14 @@ class TransformerEncoder(Encoder):
         layout = layout_of(batch)
         if positions is None:
             positions = torch.arange(batch.tokens.size(1), device=batch.tokens.device)
-        positions, tokens = positions.expand_as(batch.tokens), batch.tokens
+        positions, tokens, types = positions.expand_as(batch.tokens), batch.tokens, batch.types
         if layout is not None:
             tokens, positions = layout.pack(tokens), layout.pack(positions)
+            types = None if types is None else layout.pack(types)
         vectors = self.token_embedding(tokens)
         if added is not None:
             vectors = vectors + (added if layout is None else layout.pack(added))
-        x, whole = self.embed_vectors(vectors, positions), layout
+        x, whole = self.embed_vectors(vectors, positions, types), layout
         if prefix is not None:
             x, whole = _behind(prefix, x, batch, layout)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
@@ -189,11 +190,16 @@ class TransformerEncoder(Encoder):
         """Return the input of the first layer for token ids of any shape at ``positions`` (from 0; None adds none)."""
         return self.embed_vectors(self.token_embedding(tokens), positions)
 
-    def embed_vectors(self, vectors: Tensor, positions: Tensor | None) -> Tensor:
-        """Return the input of the first layer for vectors [..., H] that replace token embeddings."""
+    def embed_vectors(self, vectors: Tensor, positions: Tensor | None, types: Tensor | None = None) -> Tensor:
+        """Return the input of the first layer for vectors [..., H] that replace token embeddings.
+
+        Args:
+            types: Token types, int64 [...]; None means 0. An encoder with a single type does not read them.
+        """
         x = vectors
         if self.type_embedding is not None:
-            x = x + self.type_embedding.weight[0]
+            several = types is not None and self.shape.type_vocabulary_size > 1
+            x = x + (self.type_embedding(types) if several else self.type_embedding.weight[0])
         if positions is not None:
             x = x + self.position_embedding(positions + self.shape.position_offset)
         return self.dropout(x if self.norm_first else self.norm(x))

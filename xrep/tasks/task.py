@@ -26,6 +26,9 @@ class Examples(str, Enum):
     REORDERED = "reordered sentences"
     LABELLED_PAIRS = "labelled pairs"
     TRIPLETS = "triplets"
+    LABELLED_TEXTS = "labelled texts"
+    TAGGED_WORDS = "tagged words"
+    QUESTIONS = "questions"
     MIXTURE = "examples of several kinds"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from xrep.errors import UserError
 from xrep.files import write_aside
+from xrep.text.spans import sentencepiece_spans
 from xrep.text.special_tokens import (
     ROLES,
     SPECIAL_FILE,
@@ -97,6 +98,7 @@ class HuggingFaceTokenizer(Tokenizer):
             if type(identity) is not int or self._tokenizer.id_to_token(identity) is None:
                 raise UserError(f"no piece has the {name} id {identity}", path=origin, cure=AGAIN)
             setattr(self, f"{name}_id", identity)
+        self.pair_separators = max(1, self._tokenizer.num_special_tokens_to_add(True) - 2)
         self._silent = {self.pad_id, self.bos_id, self.eos_id, self.mask_id}
 
     @classmethod
@@ -119,6 +121,10 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids if int(i) not in self._silent], skip_special_tokens=True)
@@ -153,6 +159,7 @@ class XLMRobertaTokenizer(Tokenizer):
 
     kind = "xlm-roberta"
     bos_id, pad_id, eos_id, unk_id = 0, 1, 2, 3
+    pair_separators = 2
 
     def __init__(self, model: bytes, origin: Path | str = XLM_ROBERTA_FILE) -> None:
         self.model = model
@@ -176,6 +183,10 @@ class XLMRobertaTokenizer(Tokenizer):
         unknown = self.unk_id
         rows = self._processor.encode(list(sentences), out_type=int)
         return [[i + 1 if i else unknown for i in row] for row in rows]
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        ids, spans = sentencepiece_spans(self._processor, text)
+        return [i + 1 if i else self.unk_id for i in ids], spans
 
     def decode(self, ids: Iterable[int]) -> str:
         silent = {self.bos_id, self.pad_id, self.eos_id, self.mask_id}

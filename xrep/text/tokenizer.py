@@ -44,6 +44,8 @@ class Tokenizer(ABC):
     bos_id: int | None
     eos_id: int
     mask_id: int | None
+    pair_separators: int = 1
+    """Number of eos tokens between two sentences that the model reads as one sequence."""
 
     @staticmethod
     def load(path: str | Path) -> Tokenizer:
@@ -73,6 +75,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return the ids of each sentence, without special ids; an empty sentence gives an empty list."""
+
+    @abstractmethod
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text and the characters (start, end) of the text that each of them stands for."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -130,6 +136,9 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         return self._processor.encode(list(sentences), out_type=int)
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        return _load("xrep.text.spans:sentencepiece_spans")(self._processor, text)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode([int(i) for i in ids])

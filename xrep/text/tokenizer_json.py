@@ -196,15 +196,15 @@ class SentencePieceModel(NamedTuple):
 def parse_sentencepiece(model: bytes) -> SentencePieceModel:
     """Parse a serialized ``ModelProto``, which SentencePiece must have opened before (its form is not checked here)."""
     pieces, trainer, normalizer = [], {}, {}
-    for field, value in _fields(model):
+    for field, value in protobuf_fields(model):
         if field == 1:
-            entry = dict(_fields(value))
+            entry = dict(protobuf_fields(value))
             score = struct.unpack("<f", entry[2])[0] if 2 in entry else 0.0
             pieces.append(Piece(entry[1].decode("utf-8"), score, entry.get(3, NORMAL)))
         elif field == 2:
-            trainer = dict(_fields(value))
+            trainer = dict(protobuf_fields(value))
         elif field == 3:
-            normalizer = dict(_fields(value))
+            normalizer = dict(protobuf_fields(value))
     return SentencePieceModel(
         pieces=pieces,
         type=trainer.get(3, UNIGRAM),
@@ -309,7 +309,7 @@ def _cuts(pieces: Sequence[Piece]) -> str:
     return "|".join(f"{re.escape(beginning)}(?={'|'.join(options)})" for beginning, options in rests.items())
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+def protobuf_fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Yield ``(number, value)`` for the fields of a protobuf message; values are int for a varint, else bytes."""
     position = 0
     while position < len(message):

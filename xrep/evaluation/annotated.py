@@ -1,0 +1,227 @@
+"""Evaluations of classifiers: XNLI, PAWS-X, Amazon reviews, parts of speech, named entities, question answering."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.evaluation.evaluation import Evaluation, OverlapOption, progress
+from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.overlap import find_overlap, total
+from xrep.evaluation.reading import choose_languages
+from xrep.inference.classifier import SentenceClassifier
+from xrep.inference.scoring import main_metric, score
+from xrep.metrics.answers import Normalisation
+from xrep.tasks.annotated import AnnotatedTask, ClassificationTask, QuestionAnsweringTask, TaggingTask
+from xrep.text.annotated import of_split
+from xrep.text.languages import name
+
+SPLITS: dict[str, Literal["valid", "test"]] = {"dev": "valid", "test": "test"}
+
+
+@dataclass(kw_only=True)
+class AnnotatedOptions(OverlapOption):
+    """Options of every evaluation of a classifier."""
+
+    data: str
+    """File or folder of the test, as it is published. The names of files tell their split and language."""
+    langs: str = "all"
+    """Languages to measure (de,fr or deu,fra), or all that are there."""
+    split: Literal["test", "dev"] = "test"
+    """Split to measure on."""
+    language: str = "en"
+    """Language of files that do not name it."""
+
+
+class AnnotatedEvaluation(Evaluation):
+    """Base class of the evaluations of classifiers.
+
+    Attributes:
+        kind: Kind of annotation that the classifier must predict.
+        task: Task that reads the files.
+    """
+
+    kind: ClassVar[str]
+    task: ClassVar[type[AnnotatedTask]]
+    config: Any
+
+    @dataclass(kw_only=True)
+    class Config(AnnotatedOptions):
+        pass
+
+    def read(self) -> None:
+        config = self.config
+        files = self.task.discover(config.data, config.language)
+        chosen = files if Path(config.data).is_file() else of_split(files, SPLITS[config.split])
+        if not chosen:
+            there = sorted({"dev" if file.split == "valid" else str(file.split) for file in files})
+            problem = f"no {config.split} split in it"
+            raise UserError(problem, path=config.data, cure=f"set `split`; there are files of {', '.join(there)}")
+        self.counts = Counter[str]()
+        tests: dict[str, list[Any]] = {}
+        for file in chosen:
+            for example in self.task.read(file, self.counts):
+                tests.setdefault(example.language, []).append(example)
+        if not tests:
+            raise UserError("no annotated example in it", path=config.data, cure="measure on a split with labels")
+        wanted = choose_languages(config.langs, sorted(tests), "test of", config.data)
+        self.tests = {language: tests[language] for language in wanted}
+        self.files = [file.path for file in chosen]
+
+    def open(self, path: str) -> SentenceClassifier:
+        return SentenceClassifier.load(path)
+
+    def measure(self, encoder: SentenceClassifier) -> Figures:
+        encoder.check_kind(self.kind)
+        self.check_labels(encoder)
+        metric, values, overlaps = main_metric(encoder.annotation), dict[str, dict[str, Any]](), []
+        for language in progress(list(self.tests), "languages"):
+            examples = self.tests[language]
+            columns = list(zip(*(self.task.texts(example)[:2] for example in examples), strict=True))
+            keep, overlap = find_overlap(
+                encoder.training_hashes, *columns, drop=self.config.drop_overlap, name=language
+            )
+            kept = [example for example, is_kept in zip(examples, keep, strict=True) if is_kept]
+            values[language] = {**self.score(encoder, kept), "examples": len(kept), "overlap": overlap.as_dict()}
+            overlaps.append(overlap)
+        mean = float(np.mean([own[metric] for own in values.values()]))
+        return Figures(
+            text="\n".join([_table(values, metric, mean), *self._left_out()]),
+            values={"mean": mean, "metric": metric, "languages": values},
+            headline={f"{metric}, mean of {len(values)}": mean},
+            settings={key: value for key, value in vars(self.config).items() if key != "data"},
+            files=self.files,
+            overlap=total(overlaps),
+        )
+
+    def score(self, classifier: SentenceClassifier, examples: Sequence[Any]) -> dict[str, float]:
+        """Return the figures of one language."""
+        return score(classifier, examples)
+
+    def check_labels(self, classifier: SentenceClassifier) -> None:
+        """Raise UserError if an example has a label that the classifier does not know."""
+        known = set(classifier.annotation.labels)
+        for example in (example for examples in self.tests.values() for example in examples):
+            for label in self.task.labels([example]):
+                if label not in known:
+                    cure = f"the classifier predicts {', '.join(classifier.annotation.labels[:20])}"
+                    raise UserError(f"unknown label {label!r}", path=example.path, line=example.line, cure=cure)
+
+    def _left_out(self) -> list[str]:
+        counts = {why: count for why, count in self.counts.items() if why != "read" and count}
+        return [f"{count:,} of {self.counts['read']:,} examples: {why}" for why, count in counts.items()]
+
+
+class _Labels(AnnotatedEvaluation):
+    kind = "label"
+    task = ClassificationTask
+
+
+class Xnli(_Labels):
+    """Measure natural language inference by a classifier of pairs: XNLI, MultiNLI, SNLI.
+
+    The accuracy is the share of pairs whose label is predicted. Premise and hypothesis are read as one sequence, by a
+    run of --task classification; for a classifier above two sentence vectors there is xrep-eval nli.
+
+      xrep-eval xnli --path xnli-run/best --data xnli/ --langs all --json xnli.json
+      xrep-eval xnli --path xnli-run/best --data xnli/ --langs de,fr --split dev
+
+    --data has files such as xnli.test.tsv, test-de.tsv or dev_matched.tsv.
+    """
+
+
+class PawsX(_Labels):
+    """Measure the recognition of paraphrases on PAWS-X by a classifier of pairs.
+
+    The accuracy is the share of pairs whose label is predicted. Pairs without a translation (NS) are left out.
+
+      xrep-eval pawsx --path pawsx-run/best --data x-final/
+      xrep-eval pawsx --path pawsx-run/best --data pawsx/ --langs de,fr --split dev
+
+    --data has files such as de/test_2k.tsv or test-de.tsv.
+    """
+
+
+class Amazon(_Labels):
+    """Measure the sentiment of Amazon reviews (Prettenhofer and Stein, 2010), or any labelled text, by a classifier.
+
+    Reviews of more than three stars are positive, the others negative (CMLM, section 4.5.2).
+
+      xrep-eval amazon --path amazon-run/best --data cls-acl10-unprocessed/ --langs en,de,fr,ja
+      xrep-eval amazon --path topic-run/best --data own-test.tsv --language de
+
+    --data has files such as de/books/test.review, or lines label<TAB>text.
+    """
+
+
+class _Tags(AnnotatedEvaluation):
+    kind = "tags"
+    task = TaggingTask
+
+
+class PartsOfSpeech(_Tags):
+    """Measure parts of speech on Universal Dependencies, by a tagger.
+
+    The accuracy is the share of words whose UPOS is predicted, which is also XTREME's F1. The first subword of a word
+    stands for it.
+
+      xrep-eval pos --path pos-run/best --data ud_pud/ --langs en,de,fr
+
+    --data has CoNLL-U files such as de_pud-ud-test.conllu.
+    """
+
+
+class NamedEntities(_Tags):
+    """Measure named entities on PAN-X (WikiAnn), by a tagger.
+
+    The F1 of entities counts as right those whose ends and type agree, as seqeval does for IOB2 in strict mode.
+
+      xrep-eval ner --path ner-run/best --data panx/ --langs en,de,zh --split dev
+
+    --data has files such as test-de.tsv with lines word<TAB>tag.
+    """
+
+
+class Questions(AnnotatedEvaluation):
+    """Measure question answering on XQuAD, MLQA, TyDiQA-GoldP or SQuAD.
+
+    F1 and exact match compare the words of the answer with those of the annotators' answers, after normalisation.
+
+      xrep-eval qa --path qa-run/best --data xquad/ --langs en,de,zh
+      xrep-eval qa --path qa-run/best --data tydiqa/ --split dev --normalisation squad
+
+    --data has JSON files such as xquad.de.json; a file whose name has no split is a test.
+    """
+
+    kind = "span"
+    task = QuestionAnsweringTask
+
+    @dataclass(kw_only=True)
+    class Config(AnnotatedOptions):
+        normalisation: Normalisation = "mlqa"
+        """How answers are compared. mlqa: without the articles and the punctuation of each language, Chinese by
+        characters. squad: as English in every language, which XTREME does for XQuAD and TyDiQA."""
+
+    def score(self, classifier: SentenceClassifier, examples: Sequence[Any]) -> dict[str, float]:
+        return score(classifier, examples, self.config.normalisation)
+
+    def check_labels(self, classifier: SentenceClassifier) -> None:
+        pass
+
+
+def _table(values: Mapping[str, Mapping[str, Any]], metric: str, mean: float) -> str:
+    others = [key for key in next(iter(values.values())) if key not in (metric, "examples", "overlap")]
+    names = [metric, *others]
+    rows = [
+        [f"{name(language)} ({language})", str(own["examples"]), *(f"{own[key]:.2f}" for key in names)]
+        for language, own in values.items()
+    ]
+    examples = str(sum(own["examples"] for own in values.values()))
+    heading = ["language", "examples", *(key.replace("_", " ") for key in names)]
+    return table(heading, [*rows, [], [f"mean of {len(rows)}", examples, f"{mean:.2f}"]])

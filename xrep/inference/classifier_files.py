@@ -1,0 +1,66 @@
+"""Classifiers as directories of transformers: export, and loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from xrep.data.batching import TextSpec, Vocabulary
+from xrep.errors import UserError
+from xrep.files import directory_aside, naming
+from xrep.interop.classifiers import read_classifier, write_classifier
+from xrep.models.classifier import Classifier
+from xrep.models.directory import TOKENIZER, Checkpoint, load_model
+from xrep.models.start import find_start
+from xrep.text.pretrained_tokenizer import maximum_length, save_as_huggingface
+from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
+from xrep.text.tokenizer import Tokenizer
+
+HEAD = ("dense.", "output.")
+
+
+def export_classifier(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: str) -> Path:
+    """Write the classifier of a checkpoint as a directory that transformers loads, and xrep reads back bit by bit.
+
+    Args:
+        tensors: Other weights, such as averaged ones; None: those of the checkpoint.
+        format: ``hf``; other formats have no classifiers.
+
+    Raises:
+        UserError: ``directory`` is not empty, or the format or transformers has no counterpart.
+    """
+    if format != "hf":
+        problem, cure = f"a classifier, which {format} does not have", "set `format` to hf or xrep"
+        raise UserError(problem, path=checkpoint.path, cure=cure)
+    model = load_model(checkpoint)
+    if tensors is not None:
+        model.load_state_dict(tensors)
+    if not isinstance(model, Classifier):
+        raise UserError("its model comes from a plugin", path=checkpoint.path, cure="set `format` to xrep")
+    tokenizer = open_tokenizers(checkpoint.path / TOKENIZER)[SHARED]
+    head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEAD)}
+    with naming(directory), directory_aside(directory) as aside:
+        write_classifier(aside, model.encoder, model.annotation, head)
+        save_as_huggingface(tokenizer, aside, checkpoint.text.max_length)
+        labels = ", ".join(model.annotation.labels) or "answers to questions"
+        readme = f"# A classifier\n\nTrained with xrep; it predicts {labels}. Load with `transformers` or xrep.\n"
+        (aside / "README.md").write_text(readme, encoding="utf-8")
+    return directory
+
+
+def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
+    """Load a classifier from a directory of transformers.
+
+    Raises:
+        UserError: There is no classifier of BERT, RoBERTa or XLM-R in it, or a file is damaged.
+    """
+    head = read_classifier(directory)
+    start, tokenizer = find_start(str(directory)), Tokenizer.load(directory)
+    length = min(maximum_length(directory) or start.shape.max_positions, start.shape.max_positions)
+    text = TextSpec(vocabularies={SHARED: Vocabulary.of(tokenizer)}, max_length=length, annotation=head.annotation)
+    model = Classifier(Classifier.Config(encoder=str(directory)), text)
+    missing, unexpected = model.load_state_dict(head.tensors, strict=False)
+    if unexpected or any(name.startswith(HEAD) for name in missing):
+        raise UserError("its head has other tensors", path=directory, cure="fetch the directory again")
+    return model.eval(), text, {SHARED: tokenizer}

@@ -1,0 +1,67 @@
+"""Figures of a classifier on annotated examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from xrep.data.batching import Annotation
+from xrep.inference.classifier import SentenceClassifier
+from xrep.metrics.answers import Normalisation, exact_match, f1
+from xrep.metrics.entities import entity_score, is_entity_scheme, tag_accuracy
+from xrep.text.annotated import LabelledText, Question, TaggedSentence
+
+
+def main_metric(annotation: Annotation) -> str:
+    """Return the name of the figure by which a classifier is usually judged: ``accuracy`` or ``f1``."""
+    return "f1" if annotation.kind == "span" or is_entity_scheme(annotation.labels) else "accuracy"
+
+
+def score(
+    classifier: SentenceClassifier, examples: Sequence[Any], normalisation: Normalisation = "mlqa"
+) -> dict[str, float]:
+    """Measure a classifier on examples of its kind.
+
+    Args:
+        normalisation: How answers are compared (``xrep.metrics.answers``).
+
+    Returns:
+        In percent: ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or ``f1`` and
+        ``exact_match`` of answers.
+
+    Raises:
+        UserError: The classifier is of another kind.
+    """
+    kind = classifier.annotation.kind
+    if kind == "label":
+        return _label_scores(classifier, examples)
+    return _tag_scores(classifier, examples) if kind == "tags" else _answer_scores(classifier, examples, normalisation)
+
+
+def _label_scores(classifier: SentenceClassifier, examples: Sequence[LabelledText]) -> dict[str, float]:
+    texts = [example.sentences[0] if len(example.sentences) == 1 else example.sentences for example in examples]
+    labels, _ = classifier.predict(texts)  # pyright: ignore[reportArgumentType]
+    right = [label == example.label for label, example in zip(labels, examples, strict=True)]
+    return {"accuracy": 100 * float(np.mean(right))}
+
+
+def _tag_scores(classifier: SentenceClassifier, examples: Sequence[TaggedSentence]) -> dict[str, float]:
+    gold = [example.tags for example in examples]
+    tags = classifier.tag([example.words for example in examples])
+    if main_metric(classifier.annotation) == "accuracy":
+        return {"accuracy": tag_accuracy(gold, tags)}
+    entities = entity_score(gold, tags)
+    return {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall}
+
+
+def _answer_scores(
+    classifier: SentenceClassifier, examples: Sequence[Question], normalisation: Normalisation
+) -> dict[str, float]:
+    overlaps, exact = list[float](), list[float]()
+    for answer, question in zip(classifier.answer(examples), examples, strict=True):
+        gold = [own.text for own in question.answers]
+        overlaps.append(f1(answer.text, gold, question.language, normalisation))
+        exact.append(exact_match(answer.text, gold, question.language, normalisation))
+    return {"f1": 100 * float(np.mean(overlaps)), "exact_match": 100 * float(np.mean(exact))}

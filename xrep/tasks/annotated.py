@@ -1,0 +1,391 @@
+"""Tasks of annotated text: classification, tagging and question answering."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from xrep.data.annotated import AnnotatedBatch, Row, Rows, label_rows, question_rows, tag_rows
+from xrep.data.batching import Annotation, TextSpec, Vocabulary
+from xrep.data.building import build_cached, train_vocabulary
+from xrep.data.order import ExampleOrder
+from xrep.data.plan import check_size, plan_batches
+from xrep.data.store import TOKENIZER_DIRECTORY, Kind, write_manifest
+from xrep.data.stream import Plan
+from xrep.errors import UserError
+from xrep.hashing import scramble
+from xrep.tasks.bitext import VALIDATION_BATCH_SIZE
+from xrep.tasks.task import Examples, Task
+from xrep.text import labelled_readers, question_readers, tagged_readers
+from xrep.text.annotated import AnnotatedFile, LabelledText, Question, TaggedSentence, discover, of_split
+from xrep.text.cleaning import HashSet, sentence_hashes
+from xrep.text.languages import canonical
+from xrep.text.sides import SHARED, Tokenizers, load_tokenizers
+from xrep.text.tokenizer import Tokenizer
+
+VOCABULARY = Kind("xrep-annotated-vocabulary", 1, "remove its directory; it is made again")
+ALL = "all"
+
+
+class AnnotatedTask(Task):
+    """Base class of tasks whose examples are text with annotations.
+
+    The text is read as it is published and tokenised in memory at the start of a run. The labels are those of the
+    training text. The tokenizer is that of the pretrained encoder, or ``tokenizer``, or one trained on the text.
+
+    Raises:
+        UserError: The data is missing or damaged, a label of the dev split does not occur in the training text, or two
+            labels differ only in upper and lower case.
+    """
+
+    default_model = "classifier"
+    default_validation = "annotation"
+    kind: ClassVar[Literal["label", "tags", "span"]]
+
+    @dataclass(kw_only=True)
+    class Config:
+        data: str
+        """File or folder of annotated text, as it is published. The names of files tell their split (train, dev) and
+        language (dev-de.tsv); a file without a split in its name is training text."""
+        languages: list[str] = field(default_factory=lambda: ["en"])
+        """Languages of the text that is read for training and validation; all: every language that is there."""
+        language: str = "en"
+        """Language of files that do not name it."""
+        dev_share: float = 0.0
+        """Share of the training examples that are held out for validation, if there is no dev split (CMLM: 0.1)."""
+        tokenizer: str | None = None
+        """Directory that holds the tokenizer, such as a checkpoint's or a data directory's. none: that of the
+        pretrained encoder, or one that is trained on this text."""
+        vocab_size: int = 16000
+        """Number of subwords in the vocabulary that is trained."""
+        batch_size: int = 32
+        """Number of rows in a batch."""
+        max_length: int = 128
+        """Maximum length of a row in subwords, special tokens included."""
+
+        def problems(self) -> list[str]:
+            problems = []
+            if not self.languages:
+                problems.append("languages must name at least one language, or all")
+            if not 0 <= self.dev_share < 1:
+                problems.append(f"dev_share must lie in [0, 1), not {self.dev_share}")
+            if self.batch_size < 1:
+                problems.append(f"batch_size must be at least 1, not {self.batch_size}")
+            if self.max_length < 8:
+                problems.append(f"max_length must be at least 8, not {self.max_length}")
+            if self.vocab_size < 8:
+                problems.append(f"vocab_size must be at least 8, not {self.vocab_size}")
+            return problems
+
+    config: Any
+
+    def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
+        self.config, self._seed = config, seed
+        self.files = self.discover(config.data, config.language)
+        chosen = None if ALL in config.languages else [canonical(language) for language in config.languages]
+        train = of_split(self.files, "train", chosen)
+        if not train:
+            there = sorted({file.language for file in of_split(self.files, "train")})
+            cure = f"there is training text in {', '.join(there)}" if there else "name files with train in their names"
+            raise UserError("no training text in these `languages`", path=config.data, cure=cure)
+        examples = self._read(train)
+        held_out = self._held_out(len(examples))
+        dev = self._read(of_split(self.files, "valid", chosen))
+        if not dev and held_out.any():
+            dev = [example for example, out in zip(examples, held_out, strict=True) if out]
+            examples = [example for example, out in zip(examples, held_out, strict=True) if not out]
+        if not examples:
+            raise UserError("no example in the training text", path=train[0].path, cure="check the file")
+        languages = sorted({example.language for example in examples})
+        self.tokenizers = self._tokenizers(tokenizers or {}, [file.path for file in train], examples)
+        tokenizer = self.tokenizers[SHARED]
+        self.text = TextSpec(
+            vocabularies={SHARED: Vocabulary.of(tokenizer)},
+            max_length=config.max_length,
+            target_languages=languages,
+            annotation=Annotation(kind=self.kind, labels=labels_of(self.labels(examples))),
+        )
+        self.training_examples, self.dev_examples = examples, dev
+        self._train = Rows(self.rows(examples, self.text, tokenizer))
+        self._dev = Rows(self.rows(dev, self.text, tokenizer))
+        self.examples = len(self._train)
+        self._order = ExampleOrder([self.examples], 1.0, seed, lambda _, rows: self._train.lengths[rows])
+
+    # -- what the kinds of annotation do differently ------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
+        """Return the files of a folder, or the single file."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[Any]:
+        """Yield the examples of a file."""
+
+    @staticmethod
+    @abstractmethod
+    def labels(examples: Iterable[Any]) -> Iterator[str]:
+        """Yield the labels of examples; each may occur several times."""
+
+    @staticmethod
+    @abstractmethod
+    def texts(example: Any) -> Sequence[str]:
+        """Return the texts of an example, from which the vocabulary is trained and the overlap with tests is found."""
+
+    @abstractmethod
+    def rows(self, examples: Iterable[Any], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
+        """Yield the rows of examples."""
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def _read(self, files: Iterable[AnnotatedFile]) -> list[Any]:
+        counts = Counter[str]()
+        examples = [example for file in files for example in self.read(file, counts)]
+        left_out = [f"{count:,} ({why})" for why, count in counts.items() if why != "read" and count]
+        if left_out:
+            print(f"{counts['read']:,} examples read; left out: {', '.join(left_out)}")
+        return examples
+
+    def _held_out(self, count: int) -> np.ndarray:
+        """Return which training examples are held out, bool [count]; it depends on the seed and the places alone."""
+        limit = np.uint64(int(self.config.dev_share * 2**32))
+        return scramble(np.arange(count, dtype=np.uint64), self._seed) >> np.uint64(32) < limit
+
+    def _tokenizers(self, brought: Mapping[str, str], files: list[Path], examples: list[Any]) -> Tokenizers:
+        config = self.config
+        if brought or config.tokenizer is not None:
+            tokenizers = load_tokenizers(brought or {SHARED: tokenizer_folder(config.tokenizer)})
+            return tokenizers
+
+        def sentences() -> Iterator[tuple[str, str]]:
+            return ((example.language, text) for example in examples for text in self.texts(example))
+
+        def build(folder: Path, place: Path) -> None:
+            tokenizer = train_vocabulary(sentences, config.vocab_size, folder / TOKENIZER_DIRECTORY, print)
+            write_manifest(folder, VOCABULARY, tokenizer.vocabulary_size, {})
+
+        facts = [self.kind, config.vocab_size, config.languages, config.language, config.dev_share, self._seed]
+        built = build_cached("annotated", VOCABULARY, facts, files, build)
+        return load_tokenizers({SHARED: built / TOKENIZER_DIRECTORY})
+
+    @property
+    def examples_per_batch(self) -> int:
+        return self.config.batch_size
+
+    def check_size(self, world_size: int) -> None:
+        check_size(self.examples, "examples", self.config.batch_size, world_size, self.config.data)
+
+    def plan(
+        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
+    ) -> Iterator[Plan]:
+        plans = plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
+        return (replace(plan, what=plan.what[:, 1]) for plan in plans)
+
+    def make(self, what: np.ndarray) -> AnnotatedBatch:
+        return self._train.batch(what, self.text.vocabulary(SHARED), self.kind)
+
+    def describe(self, batch: AnnotatedBatch, limit: int = 3) -> str:
+        tokenizer, lines = self.tokenizers[SHARED], []
+        for place in range(min(limit, len(batch))):
+            ids = batch.tokens.tokens[place, : int(batch.tokens.host_lengths[place])].tolist()
+            lines.append(f"row {int(batch.indices[place])}: {tokenizer.decode(ids)!r}")
+        return "; ".join(lines) or "no examples"
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self._train.digest()} {self.text.as_dict()}".encode()).hexdigest()
+
+    def write_training_hashes(self, path: Path) -> None:
+        hashes = HashSet()
+        for example in self.training_examples:
+            hashes.add(sentence_hashes(list(self.texts(example))))
+        with path.open("wb") as file:
+            np.save(file, hashes.to_array(), allow_pickle=False)
+
+    @property
+    def has_validation(self) -> bool:
+        return len(self._dev) > 0
+
+    def validation_batches(self) -> Iterator[AnnotatedBatch]:
+        order = np.argsort(self._dev.lengths, kind="stable")
+        for start in range(0, len(order), VALIDATION_BATCH_SIZE):
+            yield self._dev.batch(order[start : start + VALIDATION_BATCH_SIZE], self.text.vocabulary(SHARED), self.kind)
+
+
+class ClassificationTask(AnnotatedTask):
+    """Texts, or pairs of texts that are read as one sequence, with a label: XNLI, PAWS-X, reviews, own files.
+
+    The files are described in ``xrep.text.labelled_readers``.
+    """
+
+    kind = "label"
+
+    @property
+    def gives(self) -> Examples:
+        return Examples.LABELLED_TEXTS
+
+    @classmethod
+    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
+        forms, accepts = ".tsv, .jsonl or .review", labelled_readers.is_labelled
+        return discover(path, language, "labelled text", forms, accepts)
+
+    @classmethod
+    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[LabelledText]:
+        return labelled_readers.read_labelled(file, counts)
+
+    @staticmethod
+    def labels(examples: Iterable[LabelledText]) -> Iterator[str]:
+        return (example.label for example in examples)
+
+    @staticmethod
+    def texts(example: LabelledText) -> Sequence[str]:
+        return example.sentences
+
+    def rows(self, examples: Iterable[LabelledText], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
+        numbers = LabelNumbers(text)
+        vocabulary = text.vocabulary(SHARED)
+        return label_rows(
+            examples, tokenizer, vocabulary, lambda e: numbers.of(e.label, e.path, e.line), text.max_length
+        )
+
+
+class TaggingTask(AnnotatedTask):
+    """Sentences whose words have tags: parts of speech (CoNLL-U), named entities (PAN-X, IOB2), own files.
+
+    The files are described in ``xrep.text.tagged_readers``.
+    """
+
+    kind = "tags"
+
+    @property
+    def gives(self) -> Examples:
+        return Examples.TAGGED_WORDS
+
+    @classmethod
+    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
+        return discover(path, language, "tagged words", ".conllu or .tsv", tagged_readers.is_tagged)
+
+    @classmethod
+    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
+        return tagged_readers.read_tagged(file)
+
+    @staticmethod
+    def labels(examples: Iterable[TaggedSentence]) -> Iterator[str]:
+        return (tag for example in examples for tag in example.tags)
+
+    @staticmethod
+    def texts(example: TaggedSentence) -> Sequence[str]:
+        return [" ".join(example.words)]
+
+    def rows(self, examples: Iterable[TaggedSentence], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
+        numbers = LabelNumbers(text)
+
+        def of_sentence(example: TaggedSentence) -> list[int]:
+            return [numbers.of(tag, example.path, example.line) for tag in example.tags]
+
+        return tag_rows(examples, tokenizer, text.vocabulary(SHARED), of_sentence, text.max_length)
+
+
+class QuestionAnsweringTask(AnnotatedTask):
+    """Questions whose answers are parts of a text, in SQuAD's JSON: SQuAD, XQuAD, MLQA, TyDiQA-GoldP.
+
+    A long text is read in windows that overlap; a window without the answer is an example, too. Answers that are not
+    where the file says are counted, and nothing is trained on them.
+    """
+
+    kind = "span"
+
+    @dataclass(kw_only=True)
+    class Config(AnnotatedTask.Config):
+        max_length: int = 384
+        """Maximum length of a question with a window of its text in subwords, special tokens included."""
+        stride: int = 128
+        """Number of subwords by which a window begins after the one before it."""
+        max_question: int = 64
+        """Number of subwords of a question that are read."""
+
+        def problems(self) -> list[str]:
+            problems = super().problems()
+            if self.stride < 1:
+                problems.append(f"stride must be at least 1, not {self.stride}")
+            if self.max_question < 1:
+                problems.append(f"max_question must be at least 1, not {self.max_question}")
+            return problems
+
+    @property
+    def gives(self) -> Examples:
+        return Examples.QUESTIONS
+
+    @classmethod
+    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
+        return discover(path, language, "questions", ".json", question_readers.is_questions)
+
+    @classmethod
+    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[Question]:
+        return question_readers.read_questions(file, counts)
+
+    @staticmethod
+    def labels(examples: Iterable[Question]) -> Iterator[str]:
+        return iter(())
+
+    @staticmethod
+    def texts(example: Question) -> Sequence[str]:
+        return [example.question, *filter(None, example.context.splitlines())]
+
+    def rows(self, examples: Iterable[Question], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
+        return question_rows(
+            examples,
+            tokenizer,
+            text.vocabulary(SHARED),
+            max_length=text.max_length,
+            stride=self.config.stride,
+            max_question=self.config.max_question,
+        )
+
+
+class LabelNumbers:
+    """The numbers of the labels of a text."""
+
+    def __init__(self, text: TextSpec) -> None:
+        assert text.annotation is not None
+        self._numbers = {label: number for number, label in enumerate(text.annotation.labels)}
+
+    def of(self, label: str, path: Path, line: int) -> int:
+        """Return the number of a label.
+
+        Raises:
+            UserError: The label does not occur in the training text.
+        """
+        if label not in self._numbers:
+            problem = f"the label {label!r} does not occur in the training text"
+            raise UserError(problem, path=path, line=line, cure=f"known: {', '.join(list(self._numbers)[:20])}")
+        return self._numbers[label]
+
+
+def labels_of(labels: Iterable[str]) -> list[str]:
+    """Return the different labels, sorted; numbers by their value.
+
+    Raises:
+        UserError: Two labels differ only in upper and lower case.
+    """
+    unique = sorted(set(labels), key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
+    by_lower: dict[str, str] = {}
+    for label in unique:
+        other = by_lower.setdefault(label.lower(), label)
+        if other != label:
+            raise UserError(f"the labels {other!r} and {label!r} differ only in case", cure="write them alike")
+    return unique
+
+
+def tokenizer_folder(path: str) -> Path:
+    """Return the folder of a tokenizer, which may be inside of a checkpoint or a data directory."""
+    inner = Path(path) / TOKENIZER_DIRECTORY
+    return inner if inner.is_dir() else Path(path)
