@@ -31,7 +31,7 @@ def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) ->
         [text("der Koch"), text("der Koch", "the cook")], tokenizer, vocabulary, lambda e: 7, 64
     )
     assert single.ids == [vocabulary.bos_id, *one, vocabulary.eos_id] and single.first == len(single.ids)
-    assert pair.ids == [*single.ids, *two, vocabulary.eos_id] and pair.first == len(single.ids)
+    assert pair.ids == [*single.ids, vocabulary.eos_id, *two, vocabulary.eos_id] and pair.first == len(single.ids) + 1
     assert single.labels == pair.labels == [7] and (single.example, pair.example) == (0, 1)
     batch = Rows([single, pair]).batch(np.array([1, 0]), vocabulary, "label")
     assert batch.labels.tolist() == [7, 7] and batch.indices.tolist() == [1, 0]

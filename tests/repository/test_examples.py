@@ -9,7 +9,7 @@ from xrep.config.sections import merge
 from xrep.training.run import run_directory
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted([*ROOT.glob("examples/*/*.yaml"), *ROOT.glob("xrep/recipes/*.yaml")])
+RECIPES = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("xrep/recipes/*.yaml")])
 
 
 def test_there_are_recipes():

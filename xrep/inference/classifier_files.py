@@ -38,6 +38,9 @@ def export_classifier(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None,
         model.load_state_dict(tensors)
     if not isinstance(model, Classifier):
         raise UserError("its model comes from a plugin", path=checkpoint.path, cure="set `format` to xrep")
+    if model.annotation.kind == "label" and model.config.pooling != "cls":
+        problem = f"its labels are predicted from the {model.config.pooling} of token vectors, transformers reads [CLS]"
+        raise UserError(problem, path=checkpoint.path, cure="set `format` to xrep")
     tokenizer = open_tokenizers(checkpoint.path / TOKENIZER)[SHARED]
     head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEAD)}
     with naming(directory), directory_aside(directory) as aside:

@@ -14,6 +14,7 @@ from xrep.models.model import ClassifyingModel
 from xrep.models.start import check_vocabulary, encoder_shape, find_start, shape_from
 from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Linear, Norm
+from xrep.nn.pooling import Pooling, pool
 from xrep.text.sides import SHARED
 
 SPAN_OUTPUTS = 2
@@ -23,8 +24,8 @@ SPAN_OUTPUTS = 2
 class Classifier(ClassifyingModel):
     """An encoder with a linear head, as in BERT (Devlin et al., 2019) and XLM-R.
 
-    - ``label``: the [CLS] vector of a text, or of a pair that is read as one sequence (HiCTL 3.2, DAP 4.6), passes a
-      dense layer with tanh and dropout before the linear layer.
+    - ``label``: the [CLS] vector (``pooling``) of a text, or of a pair that is read as one sequence (HiCTL 3.2, DAP
+      4.6), passes a dense layer with tanh and dropout before the linear layer.
     - ``tags``: the linear layer reads every token vector; the first subword of a word stands for it.
     - ``span``: two outputs of each token, the beginning and the end of the answer.
 
@@ -60,6 +61,9 @@ class Classifier(ClassifyingModel):
         """Position of layer normalisation: after each sublayer (post, as in BERT) or before it (pre)."""
         max_positions: int = 512
         """Maximum length of a sequence in subwords, including special tokens."""
+        pooling: Pooling = "cls"
+        """What the label of a text is predicted from: the vector of [CLS], which HiCTL and DAP read, or the mean or the
+        maximum of the token vectors, which suits an encoder that was trained with it and is frozen (CMLM)."""
         dropout: float = 0.1
         """Dropout rate of embeddings, sublayer outputs and the input of the head."""
         attention_dropout: float = 0.1
@@ -121,5 +125,5 @@ class Classifier(ClassifyingModel):
         states = self.encoder(tokens)
         if self.dense is None:
             return self.output(self.dropout(states))
-        first = torch.tanh(self.dense(self.dropout(states[:, 0])))
-        return self.output(self.dropout(first))
+        vectors = pool(states, tokens.mask, self.config.pooling)
+        return self.output(self.dropout(torch.tanh(self.dense(self.dropout(vectors)))))

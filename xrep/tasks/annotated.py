@@ -105,13 +105,14 @@ class AnnotatedTask(Task):
         if not examples:
             raise UserError("no example in the training text", path=train[0].path, cure="check the file")
         languages = sorted({example.language for example in examples})
+        annotation = Annotation(kind=self.kind, labels=labels_of(self.labels(examples)))
         self.tokenizers = self._tokenizers(tokenizers or {}, [file.path for file in train], examples)
         tokenizer = self.tokenizers[SHARED]
         self.text = TextSpec(
             vocabularies={SHARED: Vocabulary.of(tokenizer)},
             max_length=config.max_length,
             target_languages=languages,
-            annotation=Annotation(kind=self.kind, labels=labels_of(self.labels(examples))),
+            annotation=annotation,
         )
         self.training_examples, self.dev_examples = examples, dev
         self._train = Rows(self.rows(examples, self.text, tokenizer))

@@ -112,6 +112,7 @@ class SentencePieceTokenizer(Tokenizer):
     """
 
     kind = "sentencepiece"
+    pair_separators = 2  # as in RoBERTa and XLM-R, because encoders that xrep makes have no token types either
 
     def __init__(self, model: bytes, origin: Path | str = SENTENCEPIECE_FILE) -> None:
         self.model = model
