@@ -7,14 +7,16 @@ import re
 import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
 from xrep.files import naming, point_link, try_lock
 from xrep.models.directory import PREFIX, Checkpoint, Snapshot, checkpoints_in, open_checkpoint, write_checkpoint
@@ -61,15 +63,14 @@ class Checkpoints:
         """Number of recent checkpoints that are kept, in addition to the best."""
 
         def problems(self) -> list[str]:
-            problems = [f"save_every must not be negative: {self.save_every}"] if self.save_every < 0 else []
-            return problems + ([f"keep_last must be at least 1, not {self.keep_last}"] if self.keep_last < 1 else [])
+            return out_of_range(self, save_every="[0, inf)", keep_last="[1, inf)")
 
     def __init__(self, config: Config, directory: Path, say: Callable[[str], None] | None = None) -> None:
         self.config, self.directory = config, directory
         self.say = say or (lambda line: print(line, file=sys.stderr))
         self.stalled_seconds = 0.0
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
         self._best_is_due = False
         self._whole: int | None = None
         self._spare: Snapshot | None = None
@@ -80,7 +81,7 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.wait()
-        else:
+        else:  # the error that ends the block is the one to report
             self._join()
 
     def snapshot(self, **facts: Any) -> Snapshot:
@@ -103,8 +104,7 @@ class Checkpoints:
         """
         with self._stalled():
             self.wait()
-            self._thread = threading.Thread(target=self._write, args=(snapshot, best, final), name="checkpoint")
-            self._thread.start()
+            self._writing = self._writer.submit(self._write, snapshot, best, final)
             if final:
                 self.wait()
 
@@ -114,10 +114,9 @@ class Checkpoints:
         Raises:
             OSError: it was the final checkpoint, and it could not be written.
         """
-        self._join()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def point(self, last: int, best: int | None) -> None:
         """Point the links ``last`` and ``best`` at the checkpoints of these steps.
@@ -134,12 +133,12 @@ class Checkpoints:
         """Return the newest intact checkpoint, or None; a warning names each damaged one that is skipped."""
         for path in reversed(checkpoints_in(self.directory)):
             try:
-                found = open_checkpoint(path)
+                checkpoint = open_checkpoint(path)
             except UserError as error:
                 self.say(f"warning: {error}; going back to the previous checkpoint")
                 continue
-            self._whole = found.step
-            return found
+            self._whole = checkpoint.step
+            return checkpoint
         return None
 
     def last_good(self) -> str:
@@ -162,15 +161,17 @@ class Checkpoints:
         except OSError as error:
             self._best_is_due = best
             if final:
-                self._error = error
-            else:
-                self.say(
-                    f"warning: {error.filename}: {error.strerror}: no checkpoint of step {snapshot.step}; training goes"
-                    " on with the older ones kept, make room before the next"
-                )
-        except BaseException as error:  # a bug in this code: ``wait`` raises it and so ends the run
-            self._error = error
-        self._spare = snapshot
+                raise
+            effect = (
+                f"the checkpoint of step {snapshot.step} is complete, but links and older checkpoints were not all "
+                "changed; training goes on, and the next checkpoint changes them"
+                if self._whole == snapshot.step
+                else f"no checkpoint of step {snapshot.step}; training goes on with the older ones kept, make room "
+                "before the next"
+            )
+            self.say(f"warning: {error.filename}: {error.strerror}: {effect}")
+        finally:
+            self._spare = snapshot
 
     def _tidy(self, step: int, best: bool) -> None:
         """Move the links, then delete the checkpoints that are no longer kept."""
@@ -182,8 +183,6 @@ class Checkpoints:
         for old in (p for p in paths if p.resolve() not in keep):
             shutil.rmtree(old)
 
-    # -- small things -------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _stalled(self) -> Iterator[None]:
         started = time.monotonic()
@@ -193,9 +192,8 @@ class Checkpoints:
             self.stalled_seconds += time.monotonic() - started
 
     def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._writing is not None:
+            futures.wait([self._writing])
 
     def _path(self, step: int) -> Path:
         return self.directory / f"{PREFIX}{step:08d}"

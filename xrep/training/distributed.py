@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from xrep.config.ranges import out_of_range
 from xrep.errors import TrainingError, UserError
 
 T = TypeVar("T")
@@ -39,12 +40,7 @@ class Distributed:
         """Steps between checks that weights, momentum encoders and queues are equal on every rank. 0: never."""
 
         def problems(self) -> list[str]:
-            problems = (
-                [] if self.timeout_minutes > 0 else [f"timeout_minutes must be above 0, not {self.timeout_minutes}"]
-            )
-            return problems + (
-                [f"check_every must not be negative: {self.check_every}"] if self.check_every < 0 else []
-            )
+            return out_of_range(self, timeout_minutes="(0, 1e6]", check_every="[0, inf)")
 
 
 @dataclass(frozen=True)
@@ -82,9 +78,9 @@ class World:
         """Return the values of all ranks, in the order of the ranks."""
         if self.patient is None:
             return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.patient)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.patient)
+        return values
 
     @contextmanager
     def together(self) -> Iterator[None]:

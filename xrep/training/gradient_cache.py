@@ -64,12 +64,12 @@ class GradientCache:
     def differentiate(self, objective: Tensor) -> None:
         """Compute the gradients of ``objective``, which was made from the terms of ``contrast``."""
         own = [parameter for parameter in self._criterion.parameters() if parameter.requires_grad]
-        count, found = len(self._vectors), [None] * (len(self._vectors) + len(own))
+        count, gradients = len(self._vectors), [None] * (len(self._vectors) + len(own))
         if objective.requires_grad:
-            found = torch.autograd.grad(objective, [*self._vectors, *own], allow_unused=True)
-        self._own = [(parameter, g) for parameter, g in zip(own, found[count:], strict=True) if g is not None]
+            gradients = torch.autograd.grad(objective, [*self._vectors, *own], allow_unused=True)
+        self._own = [(parameter, g) for parameter, g in zip(own, gradients[count:], strict=True) if g is not None]
         # Zeros where there is none: DDP waits for the gradients of all parameters that a vector depends on.
-        whole = [torch.zeros_like(v) if g is None else g for v, g in zip(self._vectors, found[:count], strict=True)]
+        whole = [torch.zeros_like(v) if g is None else g for v, g in zip(self._vectors, gradients[:count], strict=True)]
         by_vector = [g.split(rows) for g, rows in zip(whole, zip(*self._rows, strict=True), strict=True)]
         self._gradients = list(zip(*by_vector, strict=True)) if by_vector else [()] * len(self._rows)
 

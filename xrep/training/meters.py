@@ -10,33 +10,27 @@ import torch
 
 
 class Meters:
-    """Sums of weighted numbers since the last record."""
+    """Means and totals of numbers since the last record."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = defaultdict(float)
-        self._weights: dict[str, float] = defaultdict(float)
-        self._totals: dict[str, float] = defaultdict(float)
+        self.clear()
 
-    def add(self, values: dict[str, float], weight: float = 1.0) -> None:
-        """Add numbers that are averaged with this weight."""
+    def clear(self) -> None:
+        self.totals, self._sums, self._counts = (defaultdict[str, float](float) for _ in range(3))
+
+    def add(self, values: dict[str, float]) -> None:
+        """Add numbers that are averaged."""
         for name, value in values.items():
-            self._sums[name] += value * weight
-            self._weights[name] += weight
+            self._sums[name] += value
+            self._counts[name] += 1
 
     def count(self, **values: float) -> None:
         """Add numbers that are summed."""
         for name, value in values.items():
-            self._totals[name] += value
+            self.totals[name] += value
 
     def means(self) -> dict[str, float]:
-        return {name: total / self._weights[name] for name, total in self._sums.items() if self._weights[name]}
-
-    def total(self, name: str) -> float:
-        return self._totals[name]
-
-    def clear(self) -> None:
-        for numbers in (self._sums, self._weights, self._totals):
-            numbers.clear()
+        return {name: total / self._counts[name] for name, total in self._sums.items()}
 
 
 def memory_megabytes(device: torch.device) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from xrep.config.ranges import out_of_range
 from xrep.files import naming, write_aside
 from xrep.progress import ProgressLine
 
@@ -30,7 +31,7 @@ class Progress:
         """Write TensorBoard events below SAVE_DIR/tensorboard."""
 
         def problems(self) -> list[str]:
-            return [] if self.log_every >= 1 else [f"log_every must be at least 1, not {self.log_every}"]
+            return out_of_range(self, log_every="[1, inf)")
 
     def __init__(self, config: Config, directory: Path, resumed_step: int, stream: IO[str] | None = None) -> None:
         self.config = config
@@ -63,17 +64,10 @@ class Progress:
 class Quiet:
     """A progress that reports nothing, for all ranks but rank 0."""
 
-    def record(self, step: int, values: dict[str, Any], kind: str) -> None:
+    def record(self, *arguments: Any) -> None:
         pass
 
-    def line(self, text: str) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    line = say = close = record
 
 
 def _drop_records_after(path: Path, step: int) -> None:

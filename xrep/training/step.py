@@ -74,7 +74,7 @@ class Outcome:
     loss: float
     norm: float
     values: dict[str, float]
-    skipped: bool = False
+    skipped: bool
 
     @property
     def finite(self) -> bool:
