@@ -50,7 +50,7 @@ class Checkpoints:
         say: prints a warning; by default to stderr.
 
     Attributes:
-        stalled_seconds: total time for which ``snapshot`` and ``save`` have kept their caller from training.
+        stalled_seconds: total time for which ``save`` has kept its caller from training.
     """
 
     @dataclass(kw_only=True)
@@ -66,12 +66,10 @@ class Checkpoints:
             return out_of_range(self, save_every="[0, inf)", keep_last="[1, inf)")
 
     def __init__(self, config: Config, directory: Path, say: Callable[[str], None] | None = None) -> None:
-        self.config, self.directory = config, directory
+        self.config, self.directory, self.stalled_seconds = config, directory, 0.0
         self.say = say or (lambda line: print(line, file=sys.stderr))
-        self.stalled_seconds = 0.0
-        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writer, self._best_is_due = ThreadPoolExecutor(1, "checkpoint"), False
         self._writing: Future[None] | None = None
-        self._best_is_due = False
         self._whole: int | None = None
         self._spare: Snapshot | None = None
 
@@ -84,14 +82,8 @@ class Checkpoints:
         else:  # the error that ends the block is the one to report
             self._join()
 
-    def snapshot(self, **facts: Any) -> Snapshot:
-        """Return ``Snapshot.of(**facts)``, in the memory of the previous one, so that there is never more than one."""
-        with self._stalled():
-            self._join()
-            return Snapshot.of(**facts, spare=self._spare)
-
-    def save(self, snapshot: Snapshot, best: bool, final: bool = False) -> None:
-        """Wait for the previous checkpoint, then start writing this one.
+    def save(self, best: bool, final: bool = False, **facts: Any) -> None:
+        """Wait for the previous checkpoint, copy ``Snapshot.of(**facts)`` into its memory, and start writing it.
 
         If it cannot be written, for example because the disk is full, it is left out with a warning: the existing
         checkpoints stay, and training goes on. If it would have been the best, the next one becomes ``best`` instead.
@@ -102,11 +94,13 @@ class Checkpoints:
         Raises:
             OSError: the final checkpoint cannot be written.
         """
-        with self._stalled():
+        started = time.monotonic()
+        self.wait()
+        snapshot = Snapshot.of(**facts, spare=self._spare)
+        self._writing = self._writer.submit(self._write, snapshot, best, final)
+        if final:
             self.wait()
-            self._writing = self._writer.submit(self._write, snapshot, best, final)
-            if final:
-                self.wait()
+        self.stalled_seconds += time.monotonic() - started
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written.
@@ -123,11 +117,13 @@ class Checkpoints:
 
         If ``best`` is None or has no checkpoint, an existing link ``best`` stays, and a missing one is set to ``last``.
         """
-        self._point("last", self._path(last))
+        links = {"last": last}
         if best is not None and self._path(best).exists():
-            self._point("best", self._path(best))
+            links["best"] = best
         elif not (self.directory / "best").exists():
-            self._point("best", self._path(last))
+            links["best"] = last
+        for name, step in links.items():
+            point_link(self.directory / name, self._path(step).name)
 
     def latest(self) -> Checkpoint | None:
         """Return the newest intact checkpoint, or None; a warning names each damaged one that is skipped."""
@@ -183,23 +179,12 @@ class Checkpoints:
         for old in (p for p in paths if p.resolve() not in keep):
             shutil.rmtree(old)
 
-    @contextmanager
-    def _stalled(self) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.stalled_seconds += time.monotonic() - started
-
     def _join(self) -> None:
         if self._writing is not None:
             futures.wait([self._writing])
 
     def _path(self, step: int) -> Path:
         return self.directory / f"{PREFIX}{step:08d}"
-
-    def _point(self, name: str, path: Path) -> None:
-        point_link(self.directory / name, path.name)
 
 
 @contextmanager

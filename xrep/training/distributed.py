@@ -251,14 +251,9 @@ def check_equal(world: World, facts: dict[str, Any]) -> None:
     Raises:
         UserError: the values differ; it names which, and a rank that differs from rank 0.
     """
-    everyone = world.gather(facts)
-    for rank, theirs in enumerate(everyone):
-        for name, ours in everyone[0].items():
-            if theirs.get(name) != ours:
-                raise UserError(
-                    f"rank {rank} has another {name} than rank 0: {theirs.get(name)!r} against {ours!r}",
-                    cure="start every rank with the same command and the same files",
-                )
+    for rank, name, theirs, ours in _differences(world.gather(facts)):
+        problem = f"rank {rank} has another {name} than rank 0: {theirs!r} against {ours!r}"
+        raise UserError(problem, cure="start every rank with the same command and the same files")
 
 
 def check_in_step(world: World, module: nn.Module) -> None:
@@ -271,14 +266,16 @@ def check_in_step(world: World, module: nn.Module) -> None:
         return
     digests = {name: _digest(tensor) for name, tensor in module.state_dict().items()}
     everyone = world.gather({name: digest.tolist() for name, digest in digests.items()})
+    for rank, name, _, _ in _differences(everyone):
+        problem = f"{name} is no longer the same on rank 0 and rank {rank}: the ranks have drifted apart"
+        cure = "go on from the last checkpoint, and look for a criterion that treats ranks differently"
+        world.stop_all(TrainingError(f"{problem}; {cure}"), 1)
+
+
+def _differences(everyone: list[dict[str, Any]]) -> Iterator[tuple[int, str, Any, Any]]:
+    """Yield rank, name, the rank's value and that of rank 0, wherever they differ."""
     for name, ours in everyone[0].items():
-        for rank, theirs in enumerate(everyone):
-            if theirs[name] != ours:
-                problem = TrainingError(
-                    f"{name} is no longer the same on rank 0 and rank {rank}: the ranks have drifted apart; "
-                    "go on from the last checkpoint, and look for a criterion that treats ranks differently"
-                )
-                world.stop_all(problem, 1)
+        yield from ((rank, name, v.get(name), ours) for rank, v in enumerate(everyone) if v.get(name) != ours)
 
 
 def _digest(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -46,27 +46,22 @@ def not_finite(engine: Engine, outcome: Outcome, batches: list[Planned], describ
 
 def _bad_module(module: nn.Module, forward: Callable[[], Any]) -> str:
     """Run a forward pass again and name the module in which a NaN or an infinity first appears."""
+    names = {part: name or "the whole" for name, part in module.named_modules()}
     modules: list[str] = []
 
-    def watch(name: str) -> Callable[..., None]:
-        def look(_: nn.Module, inputs: Any, output: Any) -> None:
-            if not modules and not _finite(output):
-                cause = "from finite inputs" if _finite(inputs) else "its inputs are not finite either"
-                modules.append(f"{name} ({cause})")
+    def look(part: nn.Module, inputs: Any, output: Any) -> None:
+        if not modules and not _finite(output):
+            cause = "from finite inputs" if _finite(inputs) else "its inputs are not finite either"
+            modules.append(f"{names[part]} ({cause})")
 
-        return look
-
-    parameters = [name for name, parameter in module.named_parameters() if not _finite(parameter)]
-    hooks = [part.register_forward_hook(watch(name or "the whole")) for name, part in module.named_modules()]
-    try:
-        # Compiled layers would not call the hooks of the modules inside them.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            forward()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if parameters:
-        return f"{BEGINS}the weights of {parameters[0]}"
+    # Compiled layers would not call the hooks of the modules inside them.
+    with ExitStack() as hooks, torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for part in names:
+            hooks.callback(part.register_forward_hook(look).remove)
+        forward()
+    parameter = next((name for name, parameter in module.named_parameters() if not _finite(parameter)), None)
+    if parameter is not None:
+        return f"{BEGINS}the weights of {parameter}"
     return f"{BEGINS}{modules[0]}" if modules else "the forward pass is finite"
 
 

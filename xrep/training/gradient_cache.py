@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, joined
 from xrep.criteria.criterion import Loss, Planned
-from xrep.training.random_state import random_state, restore_random_state
+
+RandomState = dict[str, Tensor]
+"""States of the random generators of the CPU (``cpu``) and of the GPU that a process trains on (``cuda``)."""
 
 
 class GradientCache:
@@ -104,3 +106,15 @@ class GradientCache:
 
     def _is_last(self, number: int) -> bool:
         return number + 1 == len(self._rows)
+
+
+def random_state(device: torch.device) -> RandomState:
+    """Return the state of the generators from which dropout draws."""
+    own = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **own}
+
+
+def restore_random_state(state: RandomState, device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

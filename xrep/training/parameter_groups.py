@@ -8,7 +8,6 @@ name.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import itertools
 import math
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
+from xrep.registry import nearest
 
 if TYPE_CHECKING:  # the options are read for --help, which does not wait for torch
     from torch import nn
@@ -137,9 +137,7 @@ def _forms(name: str) -> list[str]:
 
 
 def _nearest(pattern: str, names: list[str]) -> str:
-    known = list(dict.fromkeys(form for name in names for form in _forms(name)))
-    near = difflib.get_close_matches(pattern.rstrip(".*"), known, n=3, cutoff=0.6)
-    if near:
-        return f"did you mean {' or '.join(repr(name) for name in near)}?"
+    if near := nearest(pattern.rstrip(".*"), [form for name in names for form in _forms(name)]):
+        return near
     shown = list(dict.fromkeys(".".join(name.split(".")[:3]) for name in names))
     return "known: " + ", ".join(shown[:NAMES_SHOWN]) + (", ..." if len(shown) > NAMES_SHOWN else "")

@@ -65,8 +65,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
         TrainingError: a loss or gradient is not finite, memory ran out, or a process died.
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
-    directory = run_directory(run)
-    is_new = False
+    directory, is_new = run_directory(run), False
     with missing_each_other(world), ExitStack() as stack:
         with world.together():
             _check_model(run)
@@ -92,9 +91,9 @@ def _check_model(run: RunConfig) -> None:
     for section, name, kind in [*asking, ("validation", run.values["validation"]["name"], run.classes["validation"])]:
         needs: type[Model] | None = kind.needs
         if needs is not None and not issubclass(model, needs):
-            problem = f"the {section} {name} needs a {needs.kind}"
-            problem += f", and the model {run.values['model']['name']} is not one"
-            raise UserError(problem, cure=f"choose the `model` {needs.example} or another `{section}`")
+            problem, chosen = f"the {section} {name} needs a {needs.kind}", run.values["model"]["name"]
+            cure = f"choose the `model` {needs.example} or another `{section}`"
+            raise UserError(f"{problem}, and the model {chosen} is not one", cure=cure)
 
 
 def _make_task(run: RunConfig) -> Task:

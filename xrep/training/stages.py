@@ -44,6 +44,7 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
         if not is_main:  # the main process reports it
             raise SystemExit(2)
         raise UserError("holds a run without stages", path=directory, cure="choose another `save_dir`")
+    summary: Summary | None = None
     for number, run in enumerate(runs, 1):
         place = f"stage {run.stage} ({number} of {len(runs)}, {run.label})"
         if number < len(runs) and is_finished(run):
@@ -53,11 +54,12 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
         summary = train(run)
         if not summary.finished:
             break
+    assert summary is not None  # the last stage is never skipped
     if is_main and summary.finished:
         for name in ("best", "last"):
             point_link(directory / name, Path(runs[-1].stage) / name)
         say(f"the course is finished; the model: {directory / 'best'} (last: {directory / 'last'})")
-    return summary  # of the last stage at least, which is never skipped
+    return summary
 
 
 def is_finished(run: RunConfig) -> bool:

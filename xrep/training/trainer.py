@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -27,11 +28,10 @@ from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import Preemption, is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
-from xrep.training.meters import Meters, memory_megabytes
+from xrep.training.gradient_cache import random_state, restore_random_state
 from xrep.training.parameter_groups import parameter_groups
 from xrep.training.planned import PlannedBatches
-from xrep.training.progress import Progress, Quiet
-from xrep.training.random_state import random_state, restore_random_state
+from xrep.training.progress import Meters, Progress, Quiet, memory_megabytes
 from xrep.training.step import Engine, Precision, TrainingModule
 from xrep.training.validator import Validator
 
@@ -57,11 +57,8 @@ class Trainer:
     """Accumulates, clips, steps, logs, validates, saves and resumes, in one process or as one rank of several.
 
     Args:
-        run: the resolved configuration.
         checkpoints: checkpoints of the run's directory; only rank 0 writes.
-        progress: reports on rank 0, and nothing on other ranks.
         validate: measures the model between steps; None: no validation.
-        world: the processes of the run.
     """
 
     @dataclass(kw_only=True)
@@ -140,10 +137,8 @@ class Trainer:
         freezing, options = Freezing([*self.config.freeze, *criterion.frozen]), run.configs["optimizer"]
         names = [name for name, _ in self.module.named_parameters()]
         groups = parameter_groups(options, freezing.ever_trained(self.module), names)
-        optimizer, precision = run.classes["optimizer"].build(options, groups), self.config.precision
-        self.engine = Engine(
-            self.module, optimizer, freezing, world, precision=precision, clip_norm=self.config.clip_norm
-        )
+        optimizer = run.classes["optimizer"].build(options, groups)
+        self.engine = Engine(self.module, optimizer, freezing, world, self.config.precision, self.config.clip_norm)
         self.schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         self.state = TrainingState()
         self.preemption = Preemption()
@@ -169,11 +164,11 @@ class Trainer:
                 before = time.monotonic()
                 group = next(groups)
                 self._meters.count(waited=time.monotonic() - before)
-                shared = self._agree(group)
-                if shared.stop:
+                sizes, tokens, stop = self._agree(group)
+                if stop:
                     self._save(best=False, final=True)
                     break
-                self._step(group, shared, before)
+                self._step(group, sizes, tokens, before)
                 if world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
                     self.state.seconds = world.sums([self._seconds()])[0]
                 finished = self.finished
@@ -202,16 +197,17 @@ class Trainer:
             while group := list(itertools.islice(pairs, self.config.update_freq)):
                 yield group
 
-    def _agree(self, group: Group) -> _Shared:
-        """Exchange what a step must know of all ranks: sizes, time (of rank 0), and whether one was told to stop."""
-        sizes: dict[str, float] = {}
+    def _agree(self, group: Group) -> tuple[dict[str, float], int, bool]:
+        """Return the sizes of a step's terms over all ranks, its number of tokens, and whether a rank was told to stop;
+        the clock of rank 0 counts for all ranks."""
+        sizes = defaultdict[str, float](float)
         for batch, _ in group:
             for name, size in batch.sizes.items():
-                sizes[name] = sizes.get(name, 0.0) + size
+                sizes[name] += size
         tokens = sum(batch.token_count for batch, _ in group)
         told = [self._seconds(), tokens, float(self.preemption.signal is not None)]
         self.state.seconds, tokens, stop, *summed = self.world.sums([*told, *sizes.values()])
-        return _Shared(dict(zip(sizes, summed, strict=True)), group[-1][1].examples, int(tokens), stop > 0)
+        return dict(zip(sizes, summed, strict=True)), int(tokens), stop > 0
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started if self.world.is_main else 0.0
@@ -236,11 +232,12 @@ class Trainer:
             shares.append(seconds / 60 / self.config.max_minutes)
         return shares
 
-    def _step(self, group: Group, shared: _Shared, began: float) -> None:
-        rate, batches = self._learning_rate(shared.examples / (self.state.step + 1)), [batch for batch, _ in group]
+    def _step(self, group: Group, sizes: dict[str, float], tokens: int, began: float) -> None:
+        batches, plan = [batch for batch, _ in group], group[-1][1]
+        rate = self._learning_rate(plan.examples / (self.state.step + 1))
         try:
             self.engine.prepare(self.state.step)
-            outcome = self.engine.run(batches, shared.sizes, lambda: self._set_learning_rate(rate))
+            outcome = self.engine.run(batches, sizes, lambda: self._set_learning_rate(rate))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -250,10 +247,9 @@ class Trainer:
         if not outcome.finite:  # the run ends on every rank, and names the module and the batch that went wrong
             where = not_finite(self.engine, outcome, batches, self.task.describe)
             self.world.stop_all(self._failed(where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
-        pairs = shared.examples - self.state.examples
-        self.state.step += 1
-        self.state.examples, self.state.cursor = shared.examples, group[-1][1].cursor
-        self._meters.count(pairs=pairs, tokens=shared.tokens, busy=time.monotonic() - began, skipped=outcome.skipped)
+        pairs = plan.examples - self.state.examples
+        self.state.step, self.state.examples, self.state.cursor = self.state.step + 1, plan.examples, plan.cursor
+        self._meters.count(pairs=pairs, tokens=tokens, busy=time.monotonic() - began, skipped=outcome.skipped)
         norm = {} if outcome.skipped else {"gradient_norm": outcome.norm}
         self._meters.add({"loss": outcome.loss, **outcome.values, **norm})
         if self._due(self.run.configs["distributed"].check_every):
@@ -323,8 +319,9 @@ class Trainer:
         metrics = self.world.from_main(metrics)
         self.progress.record(self.state.step, metrics, "valid")
         value, maximize = metrics[self.validate.metric], self.validate.maximize
+        best = self.state.best
         # Of equal values the later one counts as better, because its learning rate has decayed further.
-        better = self.state.best is None or (value >= self.state.best if maximize else value <= self.state.best)
+        better = best is None or math.isnan(best) or (value >= best if maximize else value <= best)
         if better:
             self.state.best, self.state.best_step = value, self.state.step
         shown = ", ".join(f"{name} {metrics[name]:.2f}" for name in metrics if "-" not in name)
@@ -335,7 +332,9 @@ class Trainer:
         everyone = self.world.gather(random_state(self.world.device))
         if not self.world.is_main:
             return
-        snapshot = self.checkpoints.snapshot(
+        self.checkpoints.save(
+            best,
+            final,
             step=self.state.step,
             config_yaml=self.run.to_yaml(),
             text=self.task.text,
@@ -350,7 +349,6 @@ class Trainer:
                 "random": everyone,
             },
         )
-        self.checkpoints.save(snapshot, best, final=final)
 
     def resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
         """Resume exactly where ``checkpoint`` was written; ``saved`` is its training state.
@@ -366,14 +364,3 @@ class Trainer:
             restore_random_state(saved["random"][self.world.rank], self.world.device)
         else:
             torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """What all ranks know about a step before it begins."""
-
-    sizes: dict[str, float]
-    examples: int
-    """Number of examples of all ranks since the start, including this step."""
-    tokens: int
-    stop: bool
