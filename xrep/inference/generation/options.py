@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from xrep.errors import ConfigError
@@ -45,11 +45,10 @@ class SearchOptions:
     """Seed of the samples. A sentence of the same number gets the same samples, whatever other sentences there are."""
 
     def problems(self) -> list[str]:
-        least = {"beam": 1, "nbest": 1, "min_length": 0, "max_length_b": 0, "no_repeat_ngram_size": 0, "top_k": 0}
-        least["seed"] = 0
-        problems = [
-            f"{name} must be at least {n}, not {x}" for name, n in least.items() if (x := getattr(self, name)) < n
-        ]
+        least = {"beam": 1, "nbest": 1, "seed": 0}
+        least |= dict.fromkeys(("min_length", "max_length_b", "no_repeat_ngram_size", "top_k"), 0)
+        values = asdict(self)
+        problems = [f"{name} must be at least {n}, not {values[name]}" for name, n in least.items() if values[name] < n]
         if self.seed >= 2**63:
             problems.append(f"seed must be below 2**63, not {self.seed}")
         if self.beam >= 1 and not self.sampling and self.nbest > self.beam:
@@ -66,9 +65,9 @@ class SearchOptions:
             problems.append(f"top_p must lie in (0, 1], not {self.top_p}")
         if not 0 < self.temperature < math.inf:
             problems.append(f"temperature must be above 0, not {self.temperature}")
-        for name, default in {"top_k": 0, "top_p": 1.0, "temperature": 1.0}.items():
-            if not self.sampling and getattr(self, name) != default:
-                problems.append(f"{name} is an option of sampling, which is off")
+        if not self.sampling:
+            changed = [name for name in ("top_k", "top_p", "temperature") if values[name] != asdict(DEFAULTS)[name]]
+            problems += [f"{name} is an option of sampling, which is off" for name in changed]
         return problems
 
     def check(self) -> None:
@@ -79,6 +78,11 @@ class SearchOptions:
         """
         if problems := self.problems():
             raise ConfigError(problems)
+
+    @property
+    def width(self) -> int:
+        """Number of hypotheses of each sentence."""
+        return self.nbest if self.sampling else self.beam
 
     def penalty(self, length: int) -> float:
         """Return the divisor of the log-probability of a translation of ``length`` tokens, including eos."""
