@@ -133,7 +133,9 @@ def test_export_without_the_projection(first: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="are for the format sentence-transformers, not for hf"):
         export_path(first / "best", tmp_path / "hf", "hf", no_projection=True)
     with pytest.raises(UserError, match="has no projection to leave out"):
-        export_path(tmp_path / "mean without" / "target", tmp_path / "again", "sentence-transformers", no_projection=True)
+        export_path(
+            tmp_path / "mean without" / "target", tmp_path / "again", "sentence-transformers", no_projection=True
+        )
 
 
 def test_the_pipeline_of_figure_1(raw: Path, pretrained: dict[str, Path], tmp_path: Path) -> None:
