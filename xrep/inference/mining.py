@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,8 +22,8 @@ from xrep.files import try_lock, write_aside, write_json
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.retrieval.candidates import Candidates, Retrieval, choose, first_of_each
-from xrep.retrieval.ivf import IvfOptions, search_ivf
+from xrep.retrieval.candidates import Retrieval, choose, first_of_each
+from xrep.retrieval.ivf import search_ivf
 from xrep.retrieval.margins import Margin, check_neighbours
 from xrep.retrieval.neighbours import Neighbours
 from xrep.retrieval.search import SearchState, Side, load_neighbours, merge, search_flat
@@ -99,20 +99,18 @@ class _Lines:
                 file.write(data)
                 self._starts.append(self._starts[-1] + len(data))
                 keys.append(hash_bytes(data))
-        self.keys, self.sha256 = np.frombuffer(keys, dtype=np.uint64), digest.hexdigest()
-        self.file = copy.open("rb")
-
-    def __len__(self) -> int:
-        return len(self.keys)
+        self.keys, self.sha256, self._copy = np.frombuffer(keys, dtype=np.uint64), digest.hexdigest(), copy
 
     def filled(self) -> np.ndarray:
         """Return the numbers of the lines that are not empty."""
         return np.flatnonzero(np.diff(np.frombuffer(self._starts, dtype=np.int64)))
 
-    def line(self, row: int) -> str:
-        """Return a line as a field of a TSV file, so without tabs."""
-        start, stop = self._starts[row], self._starts[row + 1]
-        return os.pread(self.file.fileno(), stop - start, start).decode().replace("\t", " ")
+    def fields(self, rows: list[int]) -> Iterator[str]:
+        """Yield some lines as fields of a TSV file, so without tabs."""
+        with self._copy.open("rb") as file:
+            for row in rows:
+                start, stop = self._starts[row], self._starts[row + 1]
+                yield os.pread(file.fileno(), stop - start, start).decode().replace("\t", " ")
 
 
 @dataclass(frozen=True)
@@ -172,9 +170,6 @@ def mine(
             _remember(work, facts)
             nearest = _search(x, y, work, options, show_progress)
         pairs = None if shard else _write(output, nearest, sides, options)
-        for opened in sides:
-            if opened.lines is not None:
-                opened.lines.file.close()
         _clear(work, keep=("neighbours.npz", "facts.json") if shard else ())
     return Mined(
         path=str(work if shard else output),
@@ -228,9 +223,8 @@ def _open(text: Text, work: Path, encoder: SentenceEncoder | None, options: Mini
     sha256, keys = file.survey()
     facts, rows = {"vectors": sha256}, np.arange(len(file))
     if lines is not None:
-        if len(lines) != len(file):
-            problem = f"{len(lines):,} lines, but {vectors} has {len(file):,} vectors"
-            line = min(len(lines), len(file)) + 1
+        if (count := len(lines.keys)) != len(file):
+            problem, line = f"{count:,} lines, but {vectors} has {len(file):,} vectors", min(count, len(file)) + 1
             raise UserError(problem, path=text.text, line=line, cure="row i must be the vector of line i")
         facts, rows, keys = {"text": lines.sha256, **facts}, lines.filled(), lines.keys
     kept = rows[first_of_each(keys[rows])]
@@ -271,9 +265,9 @@ def _search(x: Side, y: Side, work: Path, options: MiningOptions, show_progress:
     if options.index == "flat":
         search_flat(x, y, state, device=device, show_progress=show_progress)
     else:
-        ivf = IvfOptions(probes=options.probes, quantized=options.index == "ivf-pq")
-        search_ivf(x, y, state, ivf, show_progress=show_progress)
-    return state.neighbours()
+        quantized = options.index == "ivf-pq"
+        search_ivf(x, y, state, probes=options.probes, quantized=quantized, show_progress=show_progress)
+    return Neighbours.of(state.xy, state.yx)
 
 
 def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours:
@@ -292,17 +286,16 @@ def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours
 
 def _write(output: Path, nearest: Neighbours, sides: list[_Opened], options: MiningOptions) -> int:
     """Write the pairs to ``output`` and return their number."""
-    pairs: Candidates = choose(nearest, options.margin, options.retrieval, one_to_one=options.one_to_one)
+    pairs = choose(nearest, options.margin, options.retrieval, one_to_one=options.one_to_one)
     if options.threshold is not None:
         pairs = pairs.take(pairs.score >= options.threshold)
-    columns = [
-        (opened.side.rows[rows].tolist(), opened.lines)
-        for opened, rows in zip(sides, (pairs.source, pairs.target), strict=True)
-    ]
+    columns: list[Iterable[object]] = []
+    for opened, chosen in zip(sides, (pairs.source, pairs.target), strict=True):
+        rows = opened.side.rows[chosen]
+        columns.append((rows + 1).tolist() if opened.lines is None else opened.lines.fields(rows.tolist()))
     with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-        for place, score in enumerate(pairs.score.tolist()):
-            row = (str(rows[place] + 1) if lines is None else lines.line(rows[place]) for rows, lines in columns)
-            file.write(f"{score:.6f}\t" + "\t".join(row) + "\n")
+        for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
+            file.write(f"{score:.6f}\t{source}\t{target}\n")
     return len(pairs)
 
 

@@ -88,15 +88,9 @@ class SearchState:
         """Count a finished unit of work, and save the results if it is time or if this was the last of ``total``."""
         self.done += 1
         if self.done == total or time.monotonic() - self._saved >= SAVE_SECONDS:
-            self.save()
-
-    def save(self) -> None:
-        with write_aside(self.path) as aside, aside.open("wb") as file:
-            np.savez(file, done=np.int64(self.done), **vars(self.neighbours()))
-        self._saved = time.monotonic()
-
-    def neighbours(self) -> Neighbours:
-        return Neighbours.of(self.xy, self.yx)
+            with write_aside(self.path) as aside, aside.open("wb") as file:
+                np.savez(file, done=np.int64(self.done), **vars(Neighbours.of(self.xy, self.yx)))
+            self._saved = time.monotonic()
 
 
 def load_neighbours(path: Path) -> tuple[Neighbours, int]:

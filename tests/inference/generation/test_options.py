@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xrep.errors import ConfigError
-from xrep.inference.generation import SearchOptions
+from xrep.inference.generation.options import SearchOptions
 
 PROBLEMS = {
     "beam must be at least 1, not 0": {"beam": 0},
