@@ -52,7 +52,7 @@ class MtebEncoder:
     languages (``deu-eng``) mteb encodes each side separately but does not say which one it is. If one of the two
     languages is English, it is recognised by its most frequent words; for other pairs, ``lang`` must be a function.
 
-    Prompts and ``batch_size`` of mteb are ignored.
+    Prompts and ``batch_size`` of mteb are ignored. The arguments raise what ``SentenceEncoder.load`` raises.
 
     Args:
         encoder: The encoder, or what ``SentenceEncoder.load`` accepts.
@@ -60,9 +60,6 @@ class MtebEncoder:
         batch_tokens: As in ``SentenceEncoder.encode``.
         normalize: Scale vectors to length 1, for models that do not do so themselves. Cosine scores stay the same.
         name: ``organisation/model``. mteb stores results under this name and a revision that changes with the weights.
-
-    Raises:
-        UserError: As ``SentenceEncoder.load``.
     """
 
     def __init__(
@@ -115,11 +112,7 @@ class MtebEncoder:
 
     @functools.cached_property
     def mteb_model_meta(self) -> ModelMeta:
-        """The description of the model under which mteb stores its results.
-
-        Raises:
-            UserError: If mteb is not installed.
-        """
+        """The description of the model under which mteb stores its results; a UserError if mteb is not installed."""
         try:
             from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
         except ModuleNotFoundError:

@@ -70,12 +70,13 @@ class MiningOptions:
 class Mined:
     """The result of ``mine``.
 
-    ``pairs`` is None for a shard, because pairs are known only after all shards are merged. ``sources`` and ``targets``
-    count the sentences compared; ``empty`` and ``duplicates`` count the lines of (source, target) that were left out.
+    ``sources`` and ``targets`` count the sentences compared; ``empty`` and ``duplicates`` count the lines of (source,
+    target) that were left out.
     """
 
     path: str
     pairs: int | None
+    """None for a shard, because pairs are known only after all shards are merged."""
     sources: int
     targets: int
     empty: tuple[int, int]

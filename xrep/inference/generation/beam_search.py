@@ -6,15 +6,7 @@ import torch
 from torch import Tensor
 
 from xrep.data.batching import TokenBatch
-from xrep.inference.generation.hypotheses import (
-    Hypotheses,
-    Hypothesis,
-    Repeats,
-    Step,
-    greatest_lengths,
-    leavers,
-    left_out,
-)
+from xrep.inference.generation.hypotheses import Hypotheses, Hypothesis, Repeats, Step, leavers
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.sampling import sample_step
 from xrep.kernels.next_tokens import best_next
@@ -49,10 +41,13 @@ def search(
     if not len(source):
         return []
     numbers = torch.arange(len(source)) if numbers is None else numbers
-    device, apart = source.tokens.device, left_out(model.target_vocabulary)
-    decoding = model.begin(source, languages)
-    greatest = greatest_lengths(source, options, model.max_target_length)
-    limits = torch.tensor(greatest, device=device)
+    device, words = source.tokens.device, model.target_vocabulary
+    # eos, which a step handles itself, and the special tokens that no translation has
+    apart = [words.eos_id, *sorted({words.pad_id, words.bos_id, words.mask_id} - {words.eos_id, words.unk_id, None})]
+    greatest = [
+        max(1, min(options.greatest_length(length - 2) + 1, model.max_target_length)) for length in source.host_lengths
+    ]
+    limits, decoding = torch.tensor(greatest, device=device), model.begin(source, languages)
     hypotheses = Hypotheses(len(source), options.width, device)
     repeats = Repeats(options.no_repeat_ngram_size)
     scores = torch.zeros(len(source), 1, device=device)

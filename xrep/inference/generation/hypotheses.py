@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xrep.data.batching import TokenBatch, Vocabulary
 from xrep.errors import UserError
-from xrep.inference.generation.options import SearchOptions
 
 PAYS = 1 / 8
 """Share of the sentences that must be done before they leave the batch, because the remaining ones are copied then."""
@@ -52,18 +50,6 @@ class Step:
     end_log_probabilities: Tensor
 
 
-def left_out(vocabulary: Vocabulary) -> list[int]:
-    """Return eos, which the searches handle themselves, and the special tokens that no translation has (not unk)."""
-    special = {vocabulary.pad_id, vocabulary.bos_id, vocabulary.mask_id} - {vocabulary.eos_id, vocabulary.unk_id, None}
-    return [vocabulary.eos_id, *sorted(special)]
-
-
-def greatest_lengths(source: TokenBatch, options: SearchOptions, most: int) -> list[int]:
-    """Return the largest number of tokens in the translation of each sentence, including eos."""
-    lengths = (int(options.max_length_a * (length - 2) + options.max_length_b) for length in source.host_lengths)
-    return [max(1, min(length + 1, most)) for length in lengths]
-
-
 class Hypotheses:
     """All hypotheses of a search, where each step points to the one before, and the first ``width`` finished ones of
     each sentence. ``alive`` [B] says which sentences are still in the batch."""
@@ -101,16 +87,12 @@ class Hypotheses:
         self.alive, self.count = self.alive[rows], self.count[rows]
 
     def best(self, count: int) -> list[list[Hypothesis]]:
-        """Return at most ``count`` finished hypotheses of each sentence, best first.
-
-        Raises:
-            UserError: a sentence has none, because the model gives numbers that are not finite.
-        """
+        """Return at most ``count`` finished hypotheses of each sentence, best first; a UserError if one has none."""
         scores, order = self._scores[:, : self._width].sort(dim=1, descending=True, stable=True)
         scores, order = scores[:, :count], order[:, :count]
         if not torch.isfinite(scores[:, 0]).all():
-            problem = "the model gives probabilities that are not finite"
-            raise UserError(problem, cure="check its training, or compute in float32")
+            cure = "check its training, or compute in float32"
+            raise UserError("the model gives probabilities that are not finite", cure=cure)
         lengths, slots, ends = (table.gather(1, order) for table in (self._lengths, self._slots, self._ends))
         tokens = torch.zeros((*order.shape, len(self._steps)), dtype=torch.int64, device=order.device)
         token_scores = torch.zeros(tokens.shape, device=order.device)
@@ -142,11 +124,11 @@ class Repeats:
         """Add the tokens of a step, [B, K] each, as in ``Hypotheses.extend``."""
         if not self.size:
             return
-        last = tokens.unsqueeze(2)
+        extended = [tokens.unsqueeze(2)]
         if self._prefixes is not None:
-            before = self._prefixes.gather(1, parents.unsqueeze(2).expand(-1, -1, self._prefixes.size(2)))
-            last = torch.cat([before, last], dim=2)
-        self._prefixes = last
+            places = parents.unsqueeze(2).expand(-1, -1, self._prefixes.size(2))
+            extended.insert(0, self._prefixes.gather(1, places))
+        self._prefixes = torch.cat(extended, dim=2)
 
     def keep(self, rows: Tensor) -> None:
         if self._prefixes is not None:
