@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.resolve import RunConfig, problems_of_names, resolve
-from xrep.config.sections import OF_A_PART, fields_of, merge, parts_of, plugins_of, sections_of, to_yaml
+from xrep.config.sections import OF_A_PART, fields_of, merge, parts_of, plugins_of, sections_of
+from xrep.config.yaml_files import to_yaml
 from xrep.errors import ConfigError
 from xrep.registry import import_plugin, suggestion
 

@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from xrep.config.fields import convert, fields_of_class
-from xrep.config.sections import DEFAULT_NAMES, OF_A_PART, SECTIONS, TOP_LEVEL, Section, parts_of, sections_of, to_yaml
+from xrep.config.sections import DEFAULT_NAMES, OF_A_PART, SECTIONS, TOP_LEVEL, Section, parts_of, sections_of
+from xrep.config.yaml_files import to_yaml
 from xrep.errors import UserError
 from xrep.registry import REGISTRIES, load_target, suggestion
 

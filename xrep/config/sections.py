@@ -14,14 +14,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from xrep.config.fields import FieldSpec, convert, read_fields
 from xrep.config.source import class_attribute
-from xrep.errors import UserError
-from xrep.registry import REGISTRIES, one_line
+from xrep.config.yaml_files import load_yaml
+from xrep.registry import REGISTRIES
 
 FIXED_SECTIONS = {
     "trainer": "xrep.training.trainer:Trainer",
@@ -195,18 +191,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a configuration file as nested values, with short forms expanded (``expand``).
 
     Raises:
-        UserError: the file is missing or is not a YAML mapping.
+        UserError: the file is missing or is not a YAML mapping, or it is larger than a configuration is.
     """
-    try:
-        loaded = OmegaConf.load(path)
-        values = OmegaConf.to_container(loaded, resolve=True)
-    except FileNotFoundError:
-        raise UserError("no such file", path=path, cure="name an existing YAML file") from None
-    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"not a valid configuration: {one_line(error)}", path=path) from error
-    if not isinstance(values, dict):
-        raise UserError("is not a mapping of sections", path=path, cure="write for example 'task: bitext'")
-    return expand(values)
+    return expand(load_yaml(path))
 
 
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -280,21 +267,3 @@ def _changed(item: Any, index: str | None, changes: Mapping[Any, Any]) -> Any:
         if isinstance(changes.get(key), Mapping):
             item = merge(item, changes[key])
     return item
-
-
-class _Dumper(yaml.SafeDumper):
-    """A YAML dumper for plain data. It quotes text that OmegaConf would read as a number although YAML 1.1 does not
-    (``1e3``)."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_text(self, text: str) -> yaml.Node:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text[:1] in "+-.0123456789" else None)
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)
-
-
-def to_yaml(values: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
