@@ -52,15 +52,15 @@ class RunConfig:
         """Maps each section to the options of the chosen part, an instance of its ``Config`` dataclass."""
         sections = {section.key: section for section in sections_of(self.values)}
         configs = {key: load_target(section.options)(**section.given) for key, section in sections.items()}
-        made = {key: config for key, config in configs.items() if key in SECTIONS}
+        chosen = {key: config for key, config in configs.items() if key in SECTIONS}
         for kind in self._mixture:
             parts = []
-            for name in (part["name"] for part in parts_of(self.values)):
+            for name in (part["name"] for part in self.values["parts"]):
                 own, key = configs[f"parts.{name}"], f"parts.{name}.{kind}"
-                part = Part(name, load_target(sections[key].target), configs[key], own.weight, own.proportion or 1.0)
-                parts.append(part)
-            made[kind] = self.classes[kind].Config(parts=parts, mixing=self.values["mixing"])
-        return made
+                cls = load_target(sections[key].target)
+                parts.append(Part(name, cls, configs[key], own.weight, own.proportion or 1.0))
+            chosen[kind] = self.classes[kind].Config(parts=parts, mixing=self.values["mixing"])
+        return chosen
 
     @property
     def _mixture(self) -> dict[str, str]:
@@ -97,22 +97,20 @@ def resolve(given: Mapping[str, Any], problems: list[str], stage: str = "") -> R
     Args:
         problems: Everything that is wrong is added here, one line each; then the result is None.
     """
-    found = _problems_of_form(given)
-    resolved = {section.key: _resolve(section, found) for section in sections_of(given)}
+    own = _problems_of_form(given)
+    resolved = {section.key: _resolve(section, own) for section in sections_of(given)}
     run = None
-    if not found:
-        top = resolved.pop("")
-        values: dict[str, Any] = {}
-        if "parts" in given:
-            keys = [(part["name"], f"parts.{part['name']}") for part in parts_of(given)]
-            own = [{kind: resolved.pop(f"{key}.{kind}") for kind in OF_A_PART} | resolved.pop(key) for _, key in keys]
-            values["parts"] = [{"name": name, **options} for (name, _), options in zip(keys, own, strict=True)]
-            values["mixing"] = top["mixing"]
-        run = RunConfig(values | resolved | top, stage)
-        if "parts" in given:
-            found = run.configs["criterion"].problems()
-    problems += found
-    return None if found else run
+    if not own:
+        top, parts = resolved.pop(""), []
+        for name in (part["name"] for part in parts_of(given)):
+            task_and_criterion = {kind: resolved.pop(f"parts.{name}.{kind}") for kind in OF_A_PART}
+            parts.append({"name": name, **task_and_criterion, **resolved.pop(f"parts.{name}")})
+        several = {"parts": parts, "mixing": top["mixing"]} if parts else {}
+        run = RunConfig({**several, **resolved, **top}, stage)
+        if parts:
+            own = run.configs["criterion"].problems()
+    problems += own
+    return None if own else run
 
 
 def _problems_of_form(values: Mapping[str, Any]) -> list[str]:
