@@ -9,7 +9,7 @@ from typing import Any
 from xrep.config.resolve import RunConfig, problems_of_names, resolve
 from xrep.config.sections import OF_A_PART, fields_of, merge, parts_of, plugins_of, sections_of
 from xrep.config.yaml_files import to_yaml
-from xrep.errors import ConfigError
+from xrep.errors import ConfigError, shown
 from xrep.registry import import_plugin, suggestion
 
 COMMAND_LINE = "command line"
@@ -190,9 +190,9 @@ def _problems_of_changes(
     for name, change in changes.items() if isinstance(changes, Mapping) else ():
         if name not in [*names, *indices]:
             cure = suggestion(name, names) if names else f"list the {kind}s in a configuration file"
-            problems.append(f"{origin}there is no {kind} {name!r}; {cure}")
+            problems.append(f"{origin}there is no {kind} {shown(name)}; {cure}")
         elif not isinstance(change, Mapping):
-            problems.append(f"{origin}{kind}s.{name} must be a mapping of options, not {change!r}")
+            problems.append(f"{origin}{kind}s.{name} must be a mapping of options, not {shown(change)}")
     return problems
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from xrep.config.source import field_docstrings, option_class
-from xrep.errors import UserError
+from xrep.errors import UserError, shown
 
 TYPE_NAMES = {
     int: "an integer",
@@ -100,15 +100,6 @@ def convert(value: Any, annotation: Any) -> Any:
 
 class _OutOfRange(ValueError):
     """A value has the right type, but no option can have it. The message says what it must be."""
-
-
-def shown(value: Any) -> str:
-    """Return a value for a message, at most 80 characters of it."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python prints no integer of more than 4,300 digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def choices(annotation: Any) -> list[Any]:

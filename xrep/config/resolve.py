@@ -12,7 +12,7 @@ from typing import Any
 from xrep.config.fields import convert, fields_of_class
 from xrep.config.sections import DEFAULT_NAMES, OF_A_PART, SECTIONS, TOP_LEVEL, Section, parts_of, sections_of
 from xrep.config.yaml_files import to_yaml
-from xrep.errors import UserError
+from xrep.errors import UserError, shortened, shown
 from xrep.registry import REGISTRIES, load_target, suggestion
 
 MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
@@ -116,13 +116,13 @@ def resolve(given: Mapping[str, Any], problems: list[str], stage: str = "") -> R
 def _problems_of_form(values: Mapping[str, Any]) -> list[str]:
     several = "parts" in values
     known = [*SECTIONS, *TOP_LEVEL, "parts", "mixing"]
-    problems = [f"unknown section {key!r}; {suggestion(key, known)}" for key in values if key not in known]
+    problems = [f"unknown section {shown(key)}; {suggestion(key, known)}" for key in values if key not in known]
     mappings = [(key, values[key]) for key in SECTIONS if key in values]
     parts = parts_of(values) if several else []
     mappings += [(f"parts.{part['name']}.{kind}", part[kind]) for part in parts for kind in OF_A_PART if kind in part]
     for key, value in mappings:
         if not isinstance(value, Mapping):
-            problems.append(f"{key} must be a mapping of options, not {value!r}")
+            problems.append(f"{key} must be a mapping of options, not {shown(value)}")
     if not several:
         cure = "name several parts, or remove it"
         return [*problems, *([f"mixing is for a run with several parts; {cure}"] if "mixing" in values else [])]
@@ -145,8 +145,8 @@ def problems_of_names(kind: str, names: list[str], pattern: str, allowed: str) -
     """Return what is wrong with the names of parts or stages, which become parts of keys and names of folders."""
     distinct = dict.fromkeys(names)
     wrong = [name for name in distinct if not re.fullmatch(pattern, name)]
-    problems = [f"{name!r} cannot be the name of a {kind}; use {allowed}" for name in wrong]
-    return problems + [f"two {kind}s are named {name!r}; rename one" for name in distinct if names.count(name) > 1]
+    problems = [f"{shown(name)} cannot be the name of a {kind}; use {allowed}" for name in wrong]
+    return problems + [f"two {kind}s are named {shown(name)}; rename one" for name in distinct if names.count(name) > 1]
 
 
 def _resolve(section: Section, problems: list[str]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _resolve(section: Section, problems: list[str]) -> dict[str, Any]:
     above = f"{section.key}." if section.key else ""
     for name in section.given:
         if name not in specs:
-            problems.append(f"unknown key {above}{name}; {suggestion(str(name), list(specs))}")
+            problems.append(f"unknown key {shortened(f'{above}{name}')}; {suggestion(str(name), list(specs))}")
     values, doubtful = {}, []
     for name, spec in specs.items():
         values[name] = spec.default
