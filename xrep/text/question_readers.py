@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ def is_questions(path: Path) -> bool:
     """Return whether a file of a folder may be questions: JSON that has paragraphs near its beginning."""
     if not plain_name(path).endswith(SUFFIXES):
         return False
-    with _open(path) as stream:
-        return '"paragraphs"' in stream.read(1 << 20)
+    with suppress(UserError):
+        return '"paragraphs"' in _read(path, 1 << 20)
+    return False
 
 
 def read_questions(file: AnnotatedFile, counts: Counter[str] | None = None) -> Iterator[Question]:
@@ -37,11 +40,8 @@ def read_questions(file: AnnotatedFile, counts: Counter[str] | None = None) -> I
     """
     counts = Counter() if counts is None else counts
     try:
-        with _open(file.path) as stream:
-            content = json.load(stream)
-    except (ValueError, RecursionError, EOFError, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+        content = json.loads(_read(file.path))
+    except (ValueError, RecursionError):
         raise UserError("not a JSON file", path=file.path, cure="fetch the file again") from None
     try:
         articles = content["data"]
@@ -77,6 +77,11 @@ def _text(value: Any) -> str:
     return value
 
 
-def _open(path: Path) -> Any:
+def _read(path: Path, limit: int = -1) -> str:
+    """Return the text of a file, or its first ``limit`` characters."""
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    return opener(path, "rt", encoding="utf-8-sig")
+    try:
+        with opener(path, "rt", encoding="utf-8-sig") as stream:
+            return str(stream.read(limit))
+    except (UnicodeDecodeError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise UserError(f"cannot be read ({error})", path=path, cure="fetch the file again") from None
