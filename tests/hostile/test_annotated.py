@@ -19,7 +19,7 @@ TABLE = b"label\tsentence1\tsentence2\nyes\tder Koch\tthe cook\nno\tdie Katze\ta
 PLAIN = b"good\tein Film\nbad\tein Buch\n"
 LINES = b'{"sentence1": "der Koch", "sentence2": "the cook", "gold_label": "yes"}\n{"text": "x", "label": 1}\n'
 REVIEWS = b"<?xml version='1.0'?><items><item><rating>4.0</rating><text>Sch\xc3\xb6n &amp; gut</text></item></items>"
-ENTITIES = b"<!DOCTYPE x [<!ENTITY a 'b'><!ENTITY c '&a;&a;&a;'>]><items><item><rating>1</rating><text>&c;</text></item></items>"
+ENTITIES = b"<!DOCTYPE x [<!ENTITY a 'b'><!ENTITY c '&a;&a;&a;'>]>" + REVIEWS[21:].replace(b"&amp;", b"&c;")
 TAGS = b"de:Kiel\tB-LOC\nde:ist\tO\n\nde:da\tO\n"
 CONLLU = b"# x\n1\tIt\tit\tPRON\t_\t_\t0\troot\t_\t_\n2-3\tx\t_\t_\t_\t_\t_\t_\t_\t_\n\n"
 SQUAD = (

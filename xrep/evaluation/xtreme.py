@@ -69,7 +69,7 @@ class Xtreme(Evaluation):
     class Config:
         data: str
         """Folder with a folder for each task."""
-        paths: str = ""
+        paths: str | None = None
         """Runs of the tasks of fine-tuning: TASK=RUN/best, separated by commas. The tasks are xnli, pawsx, pos, ner,
         xquad, mlqa and tydiqa; qa=RUN/best stands for the last three."""
         retrieval: str | None = None
@@ -83,7 +83,7 @@ class Xtreme(Evaluation):
         root = Path(self.config.data)
         if not root.is_dir():
             raise UserError("no such folder", path=root, cure="name a folder with a folder for each task")
-        self.runs = parse_runs(self.config.paths)
+        self.runs = parse_runs(self.config.paths or "")
         if self.config.retrieval is not None:
             self.runs |= dict.fromkeys(RETRIEVAL, self.config.retrieval)
         places = {task: _place(root, task) for group in GROUPS.values() for task in group}
