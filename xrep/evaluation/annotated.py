@@ -203,7 +203,7 @@ class Questions(AnnotatedEvaluation):
     task = QuestionAnsweringTask
 
     @dataclass(kw_only=True)
-    class Config(AnnotatedOptions):
+    class Config(AnnotatedEvaluation.Config):
         normalisation: Normalisation = "mlqa"
         """How answers are compared. mlqa: without the articles and the punctuation of each language, Chinese by
         characters. squad: as English in every language, which XTREME does for XQuAD and TyDiQA."""

@@ -14,19 +14,19 @@ from xrep.evaluation.evaluation import Evaluation
 from xrep.evaluation.figures import Figures, table
 from xrep.registry import EVALUATIONS
 
-GROUPS = {
+GROUPS: dict[str, tuple[str, ...]] = {
     "sentence pairs": ("xnli", "pawsx"),
     "structured prediction": ("pos", "ner"),
     "question answering": ("xquad", "mlqa", "tydiqa"),
     "sentence retrieval": ("bucc", "tatoeba"),
 }
-FOLDERS = {
+FOLDERS: dict[str, tuple[str, ...]] = {
     "xnli": ("xnli", "XNLI"), "pawsx": ("pawsx", "x-final", "PAWS-X"), "pos": ("udpos", "pos", "ud"),
     "ner": ("panx", "ner", "wikiann"), "xquad": ("xquad",), "mlqa": ("mlqa", "MLQA_V1"), "tydiqa": ("tydiqa",),
     "bucc": ("bucc2018", "bucc"), "tatoeba": ("tatoeba",),
 }  # fmt: skip
 """Names of the folder of each task in the folder of all."""
-TESTS = {"xquad": "qa", "mlqa": "qa", "tydiqa": "qa"}
+TESTS: dict[str, str] = {"xquad": "qa", "mlqa": "qa", "tydiqa": "qa"}
 """Names of the evaluations, where they differ from that of the task."""
 RETRIEVAL = GROUPS["sentence retrieval"]
 SPLITS = {"tydiqa": "dev"}
@@ -91,7 +91,7 @@ class Xtreme(Evaluation):
         for task, place in places.items():
             if place is None or task not in self.runs:
                 continue
-            kind = EVALUATIONS.load(TESTS.get(task, task))
+            kind: Any = EVALUATIONS.load(TESTS.get(task, task))
             options: dict[str, Any] = {"split": SPLITS[task]} if task in SPLITS else {}
             if TESTS.get(task) == "qa":
                 options["normalisation"] = "mlqa" if task == "mlqa" else "squad"

@@ -29,7 +29,7 @@ CLASSES: dict[Kind, str] = {
 }
 PREFIXES = {"bert": ("Bert", "bert."), "xlm-roberta": ("XLMRoberta", "roberta.")}
 """Of each family, the beginning of the names of its classes, and that of the names of its encoder's tensors."""
-HEADS: dict[tuple[str, Kind], dict[str, str]] = {
+HEADS: dict[tuple[str, str], dict[str, str]] = {
     ("bert", "label"): {"dense": "bert.pooler.dense", "output": "classifier"},
     ("xlm-roberta", "label"): {"dense": "classifier.dense", "output": "classifier.out_proj"},
     ("bert", "tags"): {"output": "classifier"},
@@ -87,8 +87,8 @@ def read_classifier(directory: Path) -> Head:
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     family = str(config.get("model_type")).replace("roberta", "xlm-roberta").replace("xlm-xlm-", "xlm-")
-    kind = next((kind for kind, ending in CLASSES.items() if str(name).endswith(ending)), None)
-    if kind is None or (family, kind) not in HEADS:
+    kind: Kind | None = next((own for own in CLASSES if str(name).endswith(CLASSES[own])), None)
+    if kind is None or family not in PREFIXES:
         problem = f"no classifier of BERT, RoBERTa or XLM-R (architectures: {name})"
         raise UserError(problem, path=path, cure="give one with a head for sequences, tokens or questions")
     labels = [] if kind == "span" else _labels(config, path)

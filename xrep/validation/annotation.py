@@ -13,7 +13,6 @@ from xrep.models.model import ClassifyingModel
 from xrep.tasks.annotated import AnnotatedTask
 from xrep.tasks.task import Task
 from xrep.training.validator import Validator
-from xrep.validation.retrieval import evaluating
 
 
 class AnnotationValidator(Validator):
@@ -43,10 +42,9 @@ class AnnotationValidator(Validator):
         assert annotation is not None
         self.metric = main_metric(annotation)
 
-    def __call__(self, model: ClassifyingModel, criterion: Criterion) -> dict[str, float]:
+    def measure(self, model: ClassifyingModel, criterion: Criterion) -> dict[str, float]:
         """Return, in percent, ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or
         ``f1`` and ``exact_match`` of answers."""
         options: dict[str, Any] = vars(self._task.config)
         classifier = SentenceClassifier(model, self._task.text, self._task.tokenizers, options=options)
-        with evaluating(model, criterion):
-            return score(classifier, self._task.dev_examples)
+        return score(classifier, self._task.dev_examples)
