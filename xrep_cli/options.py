@@ -295,7 +295,7 @@ Parts to choose (the options below are those of the chosen parts):
 
 def help_text(line: CommandLine) -> str:
     """Return the help: every option of the chosen parts with its type, default and help."""
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    width = max(60, min(shutil.get_terminal_size((120, 24)).columns, 120))
     out = [HELP]
     chosen = line.sections()
     for option, kind in SELECTORS.items():

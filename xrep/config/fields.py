@@ -21,8 +21,6 @@ TYPE_NAMES = {
     str: "a string",
     types.NoneType: "none",
 }
-UNENCODABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-"""Surrogates, which no file name has, except those that stand for bytes that are not UTF-8 (PEP 383)."""
 PLURALS = {int: "integers", float: "finite numbers", str: "strings"}
 
 
@@ -149,8 +147,7 @@ def _convert_one(value: Any, kind: Any) -> Any:
     elif kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
         return float(value)
     elif kind is str and isinstance(value, str | int | float):
-        text = str(value)
-        if not text or "\0" in text or UNENCODABLE.search(text):
-            raise _OutOfRange("a string of at least one character, without NUL and surrogates")
-        return text
+        if not str(value) or re.search("[\0\ud800-\udfff]", str(value)):
+            raise _OutOfRange("a string of at least one character, without NUL and bytes that are not UTF-8")
+        return str(value)
     raise ValueError(kind)
