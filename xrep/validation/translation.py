@@ -11,7 +11,8 @@ import torch
 
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
-from xrep.inference.generation import SearchOptions, search
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.options import SearchOptions
 from xrep.metrics.translation import bleu
 from xrep.models.model import TranslationModel
 from xrep.tasks.task import ParallelTask, Pool, Task
