@@ -129,9 +129,10 @@ def command_script(
         options = parser.parse_args(argv)
         for plugin in vars(options).get("plugin", ()):
             import_plugin(plugin)
-        with naming_options(
-            {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
-        ):
+        named = [action for action in parser._actions if action.option_strings]
+        names = {action.dest: action.option_strings[-1] for action in named}
+        names |= {option.strip("-").replace("-", "_"): option for option in names.values()}
+        with naming_options(names):
             run(options)
 
     return console_script(function)

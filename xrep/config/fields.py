@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from xrep.config.source import field_docstrings, option_class
 from xrep.errors import UserError, shown
+from xrep.registry import described
 
 TYPE_NAMES = {
     int: "an integer",
@@ -63,16 +64,19 @@ def fields_of_class(section: str, cls: type) -> list[FieldSpec]:
     Raises:
         UserError: the class is not a dataclass.
     """
+    name = f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else shown(cls)
     if not dataclasses.is_dataclass(cls):
-        problem = f"{cls.__module__}:{cls.__qualname__} is not a dataclass"
-        raise UserError(problem, cure="declare the options of a part in a dataclass")
-    hints = typing.get_type_hints(cls)
-    owners = {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
+        raise UserError(f"{name} is not a dataclass", cure="declare the options of a part in a dataclass")
     specs = []
-    for field in dataclasses.fields(cls):
-        factory = field.default_factory
-        default = field.default if factory is dataclasses.MISSING else factory()
-        specs.append(FieldSpec(section, field.name, hints[field.name], default, owners[field.name]))
+    try:
+        hints = typing.get_type_hints(cls)
+        owners = {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
+        for field in dataclasses.fields(cls):
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            specs.append(FieldSpec(section, field.name, hints[field.name], default, owners[field.name]))
+    except Exception as error:  # its annotations and defaults are code of whoever wrote the part
+        raise UserError(f"the options {name} cannot be read: {described(error)}", cure="mend them") from error
     return specs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +47,7 @@ def write_huggingface(
             positions), or sentences may be longer than its positions.
         ValueError: The encoder has fewer layers than ``layers``.
     """
-    directory = Path(directory).expanduser().resolve()
+    directory = Path(os.path.expanduser(directory)).resolve()
     with naming(directory), directory_aside(directory) as aside:
         _write_encoder(aside, encoder, max_length, bos_id, eos_id, layers)
         if save_tokenizer is not None:
@@ -95,7 +96,7 @@ def write_sentence_transformers(
     if normalize:
         chain.append(("Normalize", {}))
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-    directory = Path(directory).expanduser().resolve()
+    directory = Path(os.path.expanduser(directory)).resolve()
     with naming(directory), directory_aside(directory) as aside:
         _write_encoder(aside, encoder, max_length, bos_id, eos_id, layers)
         for number, (kind, config) in enumerate(chain, start=1):
