@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +15,9 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.files import sha256_of, write_aside
+from xrep.metrics.components import remove_components
 from xrep.retrieval.neighbours import normalize_rows
+from xrep.retrieval.vectors import open_vectors
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
@@ -82,74 +86,73 @@ def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
     """Encode one sentence per language, so that unsupported languages are reported before the expensive work starts.
 
     Args:
-        sentences: Maps each language to one sentence that will be measured.
+        sentences: One sentence of each language.
 
     Raises:
         UserError: The encoder refuses some languages; the message names all of them.
     """
-    refused: dict[str, UserError] = {}
+    refused: dict[str, str] = {}
     for language, sentence in sentences.items():
         try:
             encoder.encode([sentence], language)
         except UserError as error:
-            refused[language] = error
+            refused[language] = error.problem
     if refused:
-        known = [language for language in sentences if language not in refused and language != "en"]
-        reason = next(iter(refused.values())).problem
-        raise UserError(
-            f"the encoder cannot encode {' '.join(refused)} ({reason})",
-            cure=f"give `langs` {','.join(known)}" if known and "en" not in refused else "name another encoder",
-        )
+        known = [language for language in sentences if language not in {**refused, "en": ""}]
+        cure = f"give `langs` {','.join(known)}" if known and "en" not in refused else "name another encoder"
+        raise UserError(f"the encoder cannot encode {' '.join(refused)} ({next(iter(refused.values()))})", cure=cure)
 
 
 def encode_columns(encoder: Encodes, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:
-    """Encode several columns of sentences, each different sentence once; return unnormalised vectors, float32 [N, D]
-    each."""
+    """Encode each different sentence of several columns once; return unnormalised vectors, float32 [N, D] each."""
     places = {sentence: place for place, sentence in enumerate(dict.fromkeys(chain.from_iterable(columns)))}
     vectors = encoder.encode(list(places), lang, normalize=False, show_progress=sys.stderr.isatty())
     return [vectors[[places[sentence] for sentence in column]] for column in columns]
 
 
-class Loaded:
-    """A ``SentenceEncoder`` for evaluations, with an optional cache of its vectors on disk.
+def without_components(unit: np.ndarray, count: int) -> np.ndarray:
+    """Return vectors of length 1, [N, D], without their first ``count`` principal components, again of length 1.
 
-    Args:
-        path: Path from which the encoder was loaded.
-        batch_tokens: Number of subwords that are encoded at a time.
-        cache: Folder of the cache, created if it does not exist; None for no cache.
+    Raises:
+        UserError: ``count``, the option `remove_components`, is not smaller than D.
     """
+    if count >= unit.shape[1]:
+        problem = f"`remove_components` {count} of vectors {unit.shape[1]} wide"
+        raise UserError(problem, cure=f"give at most {unit.shape[1] - 1}")
+    return normalize_rows(remove_components(unit, count)) if count else unit
 
-    def __init__(
-        self, path: str, encoder: SentenceEncoder, batch_tokens: int = 4096, cache: Path | None = None
-    ) -> None:
-        self.path, self.encoder = path, encoder
-        self.training_hashes: Path | None = encoder.training_hashes
-        self._batch_tokens, self._cache = batch_tokens, cache
-        self._fingerprint: str | None = None
 
-    def fingerprint(self) -> str:
-        if self._fingerprint is None:
-            self._fingerprint = self.encoder.fingerprint()
-        return self._fingerprint
+@dataclass
+class Loaded:
+    """A ``SentenceEncoder`` for evaluations; ``open_encoder`` explains the fields."""
+
+    path: str
+    encoder: SentenceEncoder
+    batch_tokens: int = 4096
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.training_hashes: Path | None = self.encoder.training_hashes
+        self.fingerprint = functools.cache(self.encoder.fingerprint)
 
     def random_baseline(self) -> Loaded:
         encoder = type(self.encoder).load(self.path, random_weights=True)
-        return Loaded(self.path, encoder, self._batch_tokens, self._cache)
+        return replace(self, encoder=encoder)
 
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
         def compute() -> np.ndarray:
-            options = {"batch_tokens": self._batch_tokens, "normalize": normalize, "show_progress": show_progress}
+            options = {"batch_tokens": self.batch_tokens, "normalize": normalize, "show_progress": show_progress}
             return _finite(self.encoder.encode(sentences, lang, **options), self.path, "take an earlier checkpoint")
 
-        if self._cache is None or len(sentences) == 1:  # one sentence is encoded faster than looked up
+        if self.cache is None or len(sentences) == 1:  # one sentence is encoded faster than looked up
             return compute()
-        self._cache.mkdir(exist_ok=True)
+        self.cache.mkdir(exist_ok=True)
         digest = hashlib.sha256(f"{self.fingerprint()} {lang and canonical(lang)} {normalize}".encode())
         for sentence in sentences:
             digest.update(hashlib.sha256(sentence.encode()).digest())
-        return _cached(self._cache / f"{digest.hexdigest()[:32]}.npy", len(sentences), compute)
+        return _cached(self.cache / f"{digest.hexdigest()[:32]}.npy", len(sentences), compute)
 
 
 def _cached(path: Path, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarray:
@@ -186,17 +189,15 @@ class Precomputed:
         self.path = str(path)
         hashes = folder / "training_hashes.npy"
         self.training_hashes = hashes if hashes.exists() else None
-        self._vectors = _open_vectors(folder / VECTORS)
+        self._vectors = open_vectors(folder / VECTORS, _LAYOUT)
         self._rows = _read_rows(folder / SENTENCES)
         if len(self._rows) != len(self._vectors):
             problem = f"{len(self._rows)} lines, but {VECTORS} has {len(self._vectors)} rows"
             raise UserError(problem, path=folder / SENTENCES, cure="row i must be the vector of line i")
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for name in (VECTORS, SENTENCES):
-            digest.update(bytes.fromhex(sha256_of(Path(self.path) / name)))
-        return digest.hexdigest()
+        digests = (bytes.fromhex(sha256_of(Path(self.path) / name)) for name in (VECTORS, SENTENCES))
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
     def random_baseline(self) -> Encoder:
         raise UserError("vectors have no random baseline", path=self.path, cure="measure without `random_baseline`")
@@ -205,25 +206,14 @@ class Precomputed:
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
         language = canonical(lang) if lang else ""
-        rows = [self._rows.get((language, _one_line(sentence))) for sentence in sentences]
-        missing = [sentence for sentence, row in zip(sentences, rows, strict=True) if row is None]
-        if missing:
+        keys = [(language, _one_line(sentence)) for sentence in sentences]
+        if missing := [sentence for key, sentence in zip(keys, sentences, strict=True) if key not in self._rows]:
             problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
             cure = "encode what `list_sentences` writes"
             raise UserError(f"{problem}the first is {missing[0][:80]!r}", path=self.path, cure=cure)
-        vectors = self._vectors[[row for row in rows if row is not None]].astype(np.float32)
+        vectors = self._vectors[[self._rows[key] for key in keys]].astype(np.float32)
         vectors = _finite(vectors, str(Path(self.path) / VECTORS), "check the system that made them")
         return normalize_rows(vectors) if normalize else vectors
-
-
-def _open_vectors(path: Path) -> np.ndarray:
-    try:
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError):
-        raise UserError("not a file of vectors", path=path, cure=_LAYOUT) from None
-    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.floating):
-        raise UserError("not an array [N, D] of floats", path=path, cure=_LAYOUT)
-    return vectors
 
 
 def _read_rows(path: Path) -> dict[tuple[str, str], int]:

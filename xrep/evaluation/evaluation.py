@@ -66,7 +66,6 @@ class Evaluation(ABC):
     """
 
     Config: ClassVar[type]
-    config: Any
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,16 +49,7 @@ class Figures:
         return "\n".join([self.text, *([self.overlap.line] if self.overlap else [])])
 
     def record(self, test: str, model: Measured) -> dict[str, Any]:
-        """Return the record that ``--json`` writes.
-
-        Args:
-            test: Name of the evaluation.
-            model: The model that was measured.
-
-        Returns:
-            A dict with the keys ``test values headline model {path, fingerprint} data {file: sha256} settings version
-            overlap``.
-        """
+        """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON."""
         return {
             "test": test,
             "values": dict(self.values),
@@ -67,7 +58,7 @@ class Figures:
             "data": {str(path): sha256_of(path) for path in self.files},
             "settings": dict(self.settings),
             "version": xrep.__version__,
-            "overlap": self.overlap.as_dict() if self.overlap else None,
+            "overlap": asdict(self.overlap) if self.overlap else None,
         }
 
 
@@ -80,21 +71,20 @@ def to_json(record: Mapping[str, Any]) -> str:
     return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a table of text. The first column is left-aligned, the others right-aligned; an empty row draws a rule.
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Format a table. The first column is left-aligned, the others right-aligned; an empty row draws a rule.
 
-    >>> print(table(["test", "score"], [["a", "1.00"], [], ["mean", "10.00"]]))
+    Floats have two decimals.
+
+    >>> print(table(["test", "score"], [["a", 1.0], [], ["mean", 10.0]]))
     test  score
     ----  -----
     a      1.00
     ----  -----
     mean  10.00
     """
-    widths = [max(len(row[i]) for row in [header, *rows] if i < len(row)) for i in range(len(header))]
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join(rule if not row else _line(row, widths) for row in [header, [], *rows])
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = zip(row, widths, strict=False)
-    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]).rstrip()
+    cells = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in [header, [], *rows]]
+    widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(len(header))]
+    dashes = ["-" * width for width in widths]
+    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] if row else dashes for row in cells)
+    return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -27,11 +27,7 @@ from xrep.text.languages import name
 
 
 class System:
-    """A translation model of xrep, loaded from ``path``.
-
-    Raises:
-        UserError: There is no translation model at ``path``.
-    """
+    """A translation model of xrep, loaded from ``path``."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
@@ -43,11 +39,7 @@ class System:
         return fingerprint(self.translator.model, self.translator.text)
 
     def target(self, language: str | None) -> str:
-        """Return the canonical code of a target language; None is enough if the model has only one.
-
-        Raises:
-            UserError: The model does not translate into the language, or ``language`` is None and it has several.
-        """
+        """Return the canonical code of a target language; None is enough if the model has only one."""
         return self.translator.model.target_languages[self.translator.target(language)]
 
 
@@ -127,19 +119,20 @@ class TranslationQuality(Evaluation):
             raise ConfigError([f"--{p.replace('length_penalty', 'lenpen').replace('_', '-', 2)}" for p in problems])
         if config.save_translations is not None:
             check_output(config.save_translations, folder=True)
-        self.found = files_of_pattern(config.data)
-        self.languages = choose_languages(config.langs, sorted(self.found), "file of", config.data)
+        self.files = files_of_pattern(config.data)
+        self.languages = choose_languages(config.langs, sorted(self.files), "file of", config.data)
 
     def open(self, path: str) -> System:
         return System(path)
 
     def measure(self, encoder: System) -> Figures:
         target = encoder.target(self.config.target_lang)
-        tests = self._read_tests(target)
-        found = [self._translate(encoder, test) for test in progress(tests, "languages")]
-        values = {test.languages[0]: own for test, (own, _) in zip(tests, found, strict=True)}
+        tests, values, overlaps = self._read_tests(target), {}, []
+        for test in progress(tests, "languages"):
+            values[test.languages[0]], overlap = self._translate(encoder, test)
+            overlaps.append(overlap)
         means = {score: float(np.mean([own[score] for own in values.values()])) for score in ("bleu", "chrf")}
-        each = {f"BLEU {test.name}": own["bleu"] for test, (own, _) in zip(tests, found, strict=True)}
+        each = {f"BLEU {test.name}": values[test.languages[0]]["bleu"] for test in tests}
         mean = {f"BLEU, mean of {len(tests)}": means["bleu"]}
         names = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
         return Figures(
@@ -151,7 +144,7 @@ class TranslationQuality(Evaluation):
                 **{name: getattr(self.config, name) for name in names},
             },
             files=list(dict.fromkeys(file for test in tests for file in test.files)),
-            overlap=total(overlap for _, overlap in found),
+            overlap=total(overlaps),
         )
 
     def _read_tests(self, target: str) -> list[TranslationTest]:
@@ -159,15 +152,15 @@ class TranslationQuality(Evaluation):
         wanted = self.languages
         if self.config.langs == "all":
             wanted = [language for language in wanted if language != target]
-        cure = f"the data has {','.join(sorted(self.found))}"
-        if target not in self.found:
+        cure = f"the data has {','.join(sorted(self.files))}"
+        if target not in self.files:
             raise UserError(f"no file of {target}", path=self.config.data, cure=cure)
         if not wanted or target in wanted:
             problem = f"{target} is the target language" if wanted else "no source language"
             raise UserError(problem, path=self.config.data, cure=f"name others with `langs`; {cure}")
-        references, tests = read_sentences(self.found[target]), []
+        references, tests = read_sentences(self.files[target]), []
         for language in wanted:
-            sources, files = read_sentences(self.found[language]), (self.found[language], self.found[target])
+            sources, files = read_sentences(self.files[language]), (self.files[language], self.files[target])
             check_parallel((sources, references), files)
             tests.append(TranslationTest((language, target), sources, references, files))
         return tests
@@ -182,8 +175,8 @@ class TranslationQuality(Evaluation):
         rows, overlap = find_overlap(system.training_hashes, *columns, drop=config.drop_overlap, name=test.name)
         sources, references = chosen(rows, *columns)
         read = system.translator.read(sources)
-        found = system.translator.translate(read, test.languages[1], self.search, config.max_tokens)
-        hypotheses = [several[0].text for several in found]
+        translations = system.translator.translate(read, test.languages[1], self.search, config.max_tokens)
+        hypotheses = [several[0].text for several in translations]
         if folder is not None:
             Path(folder).mkdir(exist_ok=True)
             with write_aside(Path(folder) / f"{test.name}.{test.languages[1]}") as aside:
@@ -198,29 +191,21 @@ class TranslationQuality(Evaluation):
             "sentences": len(hypotheses),
             "zero_shot": test.languages[0] not in system.translator.text.source_languages,
             "cut": len(read.cut),
-            "overlap": overlap.as_dict(),
+            "overlap": asdict(overlap),
         }, overlap
 
 
 def _text(values: Mapping[str, dict[str, Any]], means: Mapping[str, float], target: str, is_tokenized: bool) -> str:
-    """Return one line per source language, the mean and the signatures of the scores.
-
-    Args:
-        is_tokenized: Whether the text is already tokenised. If so, the lines that multi-bleu.perl would print are
-            added.
-    """
+    """Return a line for each source language, the mean and the signatures, and for tokenised text the lines that
+    multi-bleu.perl would print."""
     rows = []
     for language, own in values.items():
         shown = f"{name(language)} ({language}){', zero-shot' if own['zero_shot'] else ''}"
-        rows.append([shown, str(own["sentences"]), f"{own['bleu']:.2f}", f"{own['chrf']:.2f}"])
-    sentences = str(sum(own["sentences"] for own in values.values()))
-    rows += [[], [f"mean of {len(values)}", sentences, f"{means['bleu']:.2f}", f"{means['chrf']:.2f}"]]
+        rows.append([shown, own["sentences"], own["bleu"], own["chrf"]])
+    rows += [[], [f"mean of {len(values)}", sum(own["sentences"] for own in values.values()), *means.values()]]
     signatures = next(iter(values.values()))["signatures"]
-    parts = [
-        f"into {name(target)} ({target})",
-        table(["source", "sentences", *signatures], rows),
-        *(f"{score}|{signature}" for score, signature in signatures.items()),
-    ]
+    parts = [f"into {name(target)} ({target})", table(["source", "sentences", *signatures], rows)]
+    parts += [f"{score}|{signature}" for score, signature in signatures.items()]
     if is_tokenized:
         parts += [f"multi-bleu {language}-{target}: {own['multi_bleu']['text']}" for language, own in values.items()]
     if cut := [f"{own['cut']} of {language}" for language, own in values.items() if own["cut"]]:
