@@ -163,7 +163,7 @@ def _measure(name: str, evaluation: Any, path: str | None, json_file: str | None
 
 
 def _publish(text: str, record: dict[str, Any], json_file: str | None) -> None:
-    from xrep.evaluation.figures import to_json
+    from xrep.evaluation.evaluation import to_json
 
     values = to_json(record)
     print(values if json_file == "-" else f"{text}\n", end="")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import xrep
-from xrep.evaluation.figures import Figures, table, to_json
+from xrep.evaluation.evaluation import Figures, table, to_json
 from xrep.evaluation.overlap import Overlap
 
 

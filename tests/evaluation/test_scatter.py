@@ -9,6 +9,7 @@ import torch
 
 from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
+from tests.evaluation.conftest import measured
 from xrep.data.batching import collate
 from xrep.errors import UserError
 from xrep.evaluation import scatter
@@ -48,9 +49,12 @@ def test_tsne_keeps_clusters_apart() -> None:
 
 def test_without_scikit_learn_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'xrep\[plot\]', or give `method` pca"):
-        scatter.check_method("tsne")
-    scatter.check_method("pca")
+    for method, message in (
+        ("tsne", r"pip install 'xrep\[plot\]', or give `method` pca"),
+        ("pca", "absent: no such folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            measured(scatter.Scatter, None, data="absent", plot="out.png", method=method)
 
 
 def test_rows_are_drawn_whole() -> None:

@@ -25,8 +25,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import folders_with

@@ -17,8 +17,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, table
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import existing_folder, folders_with
 from xrep.metrics.mining import best_threshold, mining_scores
@@ -135,24 +134,20 @@ class Bucc(Evaluation):
         )
 
 
-def available(folder: str | Path) -> dict[str, dict[str, Path]]:
-    """Find the gold files in a folder and its direct subfolders: language pair -> split -> file."""
-    folder = existing_folder(folder, "name the folder of the BUCC files")
-    pairs: dict[str, dict[str, Path]] = {}
+def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
+    """Find the gold files in a folder and its direct subfolders: language pair -> split -> file.
+
+    Args:
+        pairs: ``all``, or language pairs such as ``de-en,zh-en``.
+    """
+    folder, known = existing_folder(folder, "name the folder of the BUCC files"), dict[str, dict[str, Path]]()
     for file in sorted([*folder.glob("*.gold"), *folder.glob("*/*.gold")]):
         if match := _GOLD.fullmatch(file.name):
-            splits = pairs.setdefault(f"{match[1]}-{match[2]}", {})
-            if match[3] in splits:
-                raise UserError(f"{splits[match[3]]} is of the same split", path=file, cure="keep one of them")
-            splits[match[3]] = file
-    if not pairs:
+            other = known.setdefault(f"{match[1]}-{match[2]}", {}).setdefault(match[3], file)
+            if other is not file:
+                raise UserError(f"{other} is of the same split", path=file, cure="keep one of them")
+    if not known:
         raise UserError("no file {xx}-{yy}.{split}.gold in it", path=folder, cure=_LAYOUT)
-    return pairs
-
-
-def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
-    """Return the requested language pairs of ``available``: ``all``, or pairs such as ``de-en,zh-en``."""
-    known = available(folder)
     named = [name.strip() for name in pairs.split(",") if name.strip()]
     wanted = list(dict.fromkeys(known if named == ["all"] else named))
     missing = [name for name in wanted if name not in known]

@@ -21,35 +21,13 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages, without_components
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, progress, table
 from xrep.evaluation.multilingual import Group, TextOptions, Texts, read_texts
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.plots import plot_language_bias
 from xrep.evaluation.reading import folders_with
 from xrep.metrics.geometry import language_shares
 from xrep.text.languages import name
-
-
-@dataclass(frozen=True)
-class Results:
-    """Shares of the languages among the neighbours of each language's queries.
-
-    Attributes:
-        sentences: Number of sentences per language.
-        before, after: Shares in percent, float64 [L, L], for the vectors of the encoder and for the vectors without
-            their first principal components. Row i belongs to the queries in ``languages[i]`` and sums to 100.
-    """
-
-    languages: list[str]
-    sentences: int
-    before: np.ndarray
-    after: np.ndarray
-
-    @property
-    def unbiased(self) -> float:
-        """Share of the own language in percent, if neighbours were drawn at random from the other sentences."""
-        return 100 * (self.sentences - 1) / (self.sentences * len(self.languages) - 1)
 
 
 class LanguageBias(Evaluation):
@@ -92,24 +70,44 @@ class LanguageBias(Evaluation):
     def measure(self, encoder: Encoder) -> Figures:
         config = self.config
         groups, overlap = _without_overlap(self.groups, encoder, config)
-        results = language_bias(encoder, groups, config.neighbours, config.remove_components)
+        languages = sorted({language for group in groups for language in group})
+        before, after = language_bias(encoder, groups, config.neighbours, config.remove_components)
         removed = f"without {config.remove_components} component{'s' if config.remove_components > 1 else ''}"
-        shares = {"as it is": results.before, removed: results.after}
-        title = f"Languages of the {config.neighbours} nearest neighbours ({results.unbiased:.1f}% each without a bias)"
-        own, values = f"own language of {len(results.languages)}", _values(results)
+        shares, count = {"as it is": before, removed: after}, len(next(iter(groups[0].values())))
+        # The share of the own language if neighbours were drawn at random from the other sentences.
+        unbiased = 100 * (count - 1) / (count * len(languages) - 1)
+        own, means = (
+            f"own language of {len(languages)}",
+            [float(matrix.diagonal().mean()) for matrix in (before, after)],
+        )
+
+        def named(columns: Iterable[Any]) -> dict[str, Any]:
+            return dict(zip(languages, columns, strict=True))
+
+        text = (
+            f"share (%) of the own language among the {config.neighbours} nearest neighbours, {unbiased:.1f} without a "
+            f"bias; {count} sentences of each of {len(languages)} languages\n{_text(languages, shares)}"
+        )
+        title = f"Languages of the {config.neighbours} nearest neighbours ({unbiased:.1f}% each without a bias)"
         return Figures(
-            text=_text(results, shares, config.neighbours),
-            values=values,
-            headline={own: values["own"]["before"], f"{own}, {removed}": values["own"]["after"]},
+            text=text,
+            values={  # "before" and "after": language of the query -> language of the neighbours -> share in percent
+                "own": dict(zip(("before", "after"), means, strict=True)),
+                "unbiased": unbiased,
+                "before": named(map(named, before.tolist())),
+                "after": named(map(named, after.tolist())),
+                "sentences": count,
+            },
+            headline=dict(zip((own, f"{own}, {removed}"), means, strict=True)),
             settings={
-                "languages": results.languages,
-                "sentences": results.sentences,
+                "languages": languages,
+                "sentences": count,
                 "neighbours": config.neighbours,
                 "remove_components": config.remove_components,
             },
             files=self.texts.files,
             overlap=overlap,
-            plot=lambda path: plot_language_bias(results.languages, shares, title, path),
+            plot=lambda path: plot_language_bias(languages, shares, title, path),
         )
 
 
@@ -125,8 +123,12 @@ def _without_overlap(
     return _even(kept, config.sentences), total(overlaps)
 
 
-def language_bias(encoder: Encoder, groups: Sequence[Group], neighbours: int, components: int) -> Results:
-    """Measure the shares of the languages before and after principal component removal.
+def language_bias(
+    encoder: Encoder, groups: Sequence[Group], neighbours: int, components: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shares of the languages, in percent, before and after principal component removal: [L, L] each.
+
+    Row i belongs to the queries in the i-th language by its code, and sums to 100.
 
     Args:
         groups: Sentences of each language, in groups of parallel sentences; all languages have the same number.
@@ -141,8 +143,7 @@ def language_bias(encoder: Encoder, groups: Sequence[Group], neighbours: int, co
         raise UserError(f"`remove_components` {components}, but {sentences}", cure=f"give at most {count - 1}")
     vectors = [encoder.encode(columns[language], language) for language in progress(languages, "languages")]
     without = [without_components(own, components) for own in vectors]
-    before, after = (100 * language_shares(sides, neighbours) for sides in (vectors, without))
-    return Results(languages, count, before, after)
+    return 100 * language_shares(vectors, neighbours), 100 * language_shares(without, neighbours)
 
 
 def _pool(texts: Texts) -> list[Group]:
@@ -167,37 +168,14 @@ def _even(groups: Sequence[Group], limit: int) -> list[Group]:
     return [{language: sentences[:count] for language, sentences in group.items()} for group in groups]
 
 
-def _text(results: Results, shares: Mapping[str, np.ndarray], neighbours: int) -> str:
+def _text(languages: Sequence[str], shares: Mapping[str, np.ndarray]) -> str:
     """Return the share of the own language before and after and, for up to 12 languages, the shares of all."""
-    languages, own = results.languages, [matrix.diagonal() for matrix in shares.values()]
+    own = [matrix.diagonal() for matrix in shares.values()]
     names = [*(f"{name(language)} ({language})" for language in languages), "mean"]
     columns = [[f"{share:.1f}" for share in (*values, values.mean())] for values in own]
     rows = list(zip(names, *columns, strict=True))
-    parts = [
-        f"share (%) of the own language among the {neighbours} nearest neighbours, "
-        f"{results.unbiased:.1f} without a bias; {results.sentences} sentences of each of {len(languages)} languages",
-        table(["query", *shares], [*rows[:-1], [], rows[-1]]),
-    ]
+    parts = [table(["query", *shares], [*rows[:-1], [], rows[-1]])]
     for title, matrix in shares.items() if len(languages) <= 12 else ():
         cells = [[language, *(f"{share:.1f}" for share in matrix[i])] for i, language in enumerate(languages)]
         parts += ["", f"share (%) of each language, {title}", table(["query", *languages], cells)]
     return "\n".join(parts)
-
-
-def _values(results: Results) -> dict[str, Any]:
-    """Return the values for JSON, with all shares in percent.
-
-    The keys are ``own`` (mean over languages, ``before`` and ``after``), ``unbiased``, ``before`` and ``after``
-    (language of the query -> language of the neighbours -> share) and ``sentences`` (number of sentences per language).
-    """
-
-    def named(columns: Iterable[Any]) -> dict[str, Any]:
-        return dict(zip(results.languages, columns, strict=True))
-
-    shares = {"before": results.before, "after": results.after}
-    return {
-        "own": {when: float(matrix.diagonal().mean()) for when, matrix in shares.items()},
-        "unbiased": results.unbiased,
-        **{when: named(map(named, matrix.tolist())) for when, matrix in shares.items()},
-        "sentences": results.sentences,
-    }

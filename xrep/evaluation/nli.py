@@ -17,8 +17,7 @@ import torch
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Loaded, check_languages, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import choose_languages
 from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
@@ -45,15 +44,11 @@ class NliTest:
         """``de``, or ``en-de`` if the premises are English and the hypotheses German."""
         return "-".join(dict.fromkeys(self.languages))
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
 
 @dataclass(frozen=True)
 class Result:
     """Result of one test; ``accuracy`` is in percent."""
 
-    test: NliTest
     accuracy: float
     pairs: int
     """Number of pairs that were measured."""
@@ -108,20 +103,16 @@ class NliAccuracy(Evaluation):
 
     def measure(self, encoder: Encoder) -> Figures:
         results = accuracies(encoder, load_classifier(encoder, self.config.part), self.tests, self.config.drop_overlap)
-        mean = float(np.mean([result.accuracy for result in results]))
-        rows = [[_shown(result.test), result.pairs, result.accuracy] for result in results]
-        last = [f"mean of {len(rows)}", sum(result.pairs for result in results), mean]
-        values = {
-            own.test.name: {"accuracy": own.accuracy, "pairs": own.pairs, "overlap": asdict(own.overlap)}
-            for own in results
-        }
+        mean = float(np.mean([result.accuracy for result in results.values()]))
+        rows = [[_shown(test), results[test.name].pairs, results[test.name].accuracy] for test in self.tests]
+        last = [f"mean of {len(rows)}", sum(result.pairs for result in results.values()), mean]
         return Figures(
             text=table(["language", "pairs", "accuracy"], [*rows, [], last]),
-            values={"mean": mean, "languages": values},
+            values={"mean": mean, "languages": {name: asdict(result) for name, result in results.items()}},
             headline={f"mean of {len(results)}": mean},
             settings={name: getattr(self.config, name) for name in ("split", "langs", "premise_lang", "part")},
             files=self.files,
-            overlap=total(result.overlap for result in results),
+            overlap=total(result.overlap for result in results.values()),
         )
 
 
@@ -180,16 +171,18 @@ def _is_classifier(criterion: str | None) -> bool:
     return criterion in CRITERIA.names() and issubclass(CRITERIA.load(criterion), Nli)
 
 
-def accuracies(encoder: Encoder, classifier: Nli, tests: Sequence[NliTest], drop_overlap: bool = False) -> list[Result]:
-    """Measure the accuracy on every test, optionally without the pairs that were in the training text."""
+def accuracies(
+    encoder: Encoder, classifier: Nli, tests: Sequence[NliTest], drop_overlap: bool = False
+) -> dict[str, Result]:
+    """Measure every test, by name, optionally without the pairs that were in the training text."""
     firsts = {test.languages[1]: test.hypotheses[0] for test in tests} | {t.languages[0]: t.premises[0] for t in tests}
     check_languages(encoder, firsts)
-    results = []
+    results = {}
     for test in progress(tests, "tests"):
         columns = test.premises, test.hypotheses
         keep, overlap = find_overlap(encoder.training_hashes, *columns, drop=drop_overlap, name=test.name)
         right = (classify(encoder, classifier, test) == test.labels)[keep]
-        results.append(Result(test, 100 * float(right.mean()), len(right), overlap))
+        results[test.name] = Result(100 * float(right.mean()), len(right), overlap)
     return results
 
 

@@ -19,8 +19,7 @@ import torch
 from xrep.data.batching import batches_of, collate
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Loaded, check_languages
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, PlotOption
-from xrep.evaluation.figures import Figures
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, PlotOption
 from xrep.evaluation.multilingual import Group, TextOptions, Texts, read_texts
 from xrep.evaluation.plots import Points, plot_points
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -68,7 +67,8 @@ class Scatter(Evaluation):
         if config.tokens and config.list_sentences is not None:
             problem = "`tokens` with `list_sentences`: precomputed vectors have no tokens"
             raise UserError(problem, cure="leave one of the two out")
-        check_method(config.method)
+        if config.method == "tsne" and importlib.util.find_spec("sklearn") is None:
+            raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give `method` pca")
         texts = read_texts(config)
         self.files, self.groups = texts.files, draw_rows(texts, config.sentences, config.seed)
 
@@ -88,12 +88,6 @@ class Scatter(Evaluation):
             files=self.files,
             plot=lambda path: [*plot_points(drawn, path), f"picture: {path}"],
         )
-
-
-def check_method(method: Method) -> None:
-    """Check that the method is available, before the work starts."""
-    if method == "tsne" and importlib.util.find_spec("sklearn") is None:
-        raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give `method` pca")
 
 
 def draw_rows(texts: Texts, count: int, seed: int = 0) -> list[Group]:

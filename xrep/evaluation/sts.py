@@ -17,8 +17,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Encodes, check_languages, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import choose_languages, folders_with
 from xrep.evaluation.sts_sets import Subset, TestSet, find_sets

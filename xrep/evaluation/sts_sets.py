@@ -29,7 +29,7 @@ _SICK = {"test": "SICK_test_annotated.txt", "dev": "SICK_trial.txt", "train": "S
 _STSB = re.compile(r"sts-(train|dev|test)\.csv")
 _TRANSLATED = re.compile(r"stsb-([A-Za-z-]+)-(train|dev|test)\.csv")
 _YEAR = re.compile(r"STS[-_ ]?(?:20)?(1[2-6])(?!\d)", re.IGNORECASE)
-_WHAT = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_multi_mt, or one of these"
+_LAYOUTS = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_multi_mt, or one of these"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TestSet:
 
 def find_sets(folder: str | Path, split: str = "test") -> list[TestSet]:
     """Return every data set with this split in a folder and its subfolders (four levels deep), sorted by name."""
-    folder = existing_folder(folder, f"name {_WHAT}")
+    folder = existing_folder(folder, f"name {_LAYOUTS}")
     sets: dict[str, TestSet] = {}
     for test in (test for place in folders_with(folder) for test in _sets_in(place, split)):
         if test.name in sets:
@@ -76,7 +76,7 @@ def find_sets(folder: str | Path, split: str = "test") -> list[TestSet]:
             raise UserError(problem, path=test.files[0].parent, cure="name one of the two folders")
         sets[test.name] = test
     if not sets:
-        raise UserError(f"no STS data set with a {split} split in it", path=folder, cure=f"name {_WHAT}")
+        raise UserError(f"no STS data set with a {split} split in it", path=folder, cure=f"name {_LAYOUTS}")
     return [sets[name] for name in sorted(sets)]
 
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages, without_components
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, progress, table
 from xrep.evaluation.overlap import chosen, find_overlap, total
 from xrep.evaluation.plots import plot_tatoeba
 from xrep.evaluation.reading import (

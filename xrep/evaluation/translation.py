@@ -6,7 +6,8 @@ Universal Representations Across Languages" (table 6), where a model trained on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import ConfigError, UserError
-from xrep.evaluation.evaluation import Evaluation, OverlapOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.multilingual import files_of_pattern
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import check_parallel, choose_languages, read_sentences
@@ -41,21 +41,6 @@ class System:
     def target(self, language: str | None) -> str:
         """Return the canonical code of a target language; None is enough if the model has only one."""
         return self.translator.model.target_languages[self.translator.target(language)]
-
-
-@dataclass(frozen=True)
-class TranslationTest:
-    """Sentences in one language and their reference translations."""
-
-    languages: tuple[str, str]
-    """Source and target language."""
-    sources: list[str]
-    references: list[str]
-    files: tuple[Path, Path]
-
-    @property
-    def name(self) -> str:
-        return "-".join(self.languages)
 
 
 class TranslationQuality(Evaluation):
@@ -116,7 +101,7 @@ class TranslationQuality(Evaluation):
         if config.max_tokens < 1:
             problems.append(f"max_tokens must be at least 1, not {config.max_tokens}")
         if problems:
-            raise ConfigError([f"--{p.replace('length_penalty', 'lenpen').replace('_', '-', 2)}" for p in problems])
+            raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", p.replace("length_penalty", "lenpen")) for p in problems])
         if config.save_translations is not None:
             check_output(config.save_translations, folder=True)
         self.files = files_of_pattern(config.data)
@@ -127,28 +112,27 @@ class TranslationQuality(Evaluation):
 
     def measure(self, encoder: System) -> Figures:
         target = encoder.target(self.config.target_lang)
-        tests, values, overlaps = self._read_tests(target), {}, []
-        for test in progress(tests, "languages"):
-            values[test.languages[0]], overlap = self._translate(encoder, test)
+        sources, values, overlaps = self._read_sides(target), {}, []
+        references = sources.pop(target)
+        for language in progress(list(sources), "languages"):
+            values[language], overlap = self._translate(encoder, (language, target), sources[language], references)
             overlaps.append(overlap)
+        names = [f"{language}-{target}" for language in sources]
         means = {score: float(np.mean([own[score] for own in values.values()])) for score in ("bleu", "chrf")}
-        each = {f"BLEU {test.name}": values[test.languages[0]]["bleu"] for test in tests}
-        mean = {f"BLEU, mean of {len(tests)}": means["bleu"]}
-        names = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
+        each = {f"BLEU {name}": own["bleu"] for name, own in zip(names, values.values(), strict=True)}
+        mean = {f"BLEU, mean of {len(names)}": means["bleu"]}
+        options = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
         return Figures(
             text=_text(values, means, target, is_tokenized=self.config.tokenize == "none"),
             values={"mean": means, "languages": values},
-            headline=mean if len(tests) > 4 else each if len(tests) == 1 else each | mean,
-            settings={
-                "languages": [test.name for test in tests],
-                **{name: getattr(self.config, name) for name in names},
-            },
-            files=list(dict.fromkeys(file for test in tests for file in test.files)),
+            headline=mean if len(names) > 4 else each if len(names) == 1 else each | mean,
+            settings={"languages": names, **{option: getattr(self.config, option) for option in options}},
+            files=[self.files[language] for language in (*sources, target)],
             overlap=total(overlaps),
         )
 
-    def _read_tests(self, target: str) -> list[TranslationTest]:
-        """Read one test per source language, in the order in which the languages are named."""
+    def _read_sides(self, target: str) -> dict[str, list[str]]:
+        """Return the sentences of the source languages, in the order in which these are named, and of the target."""
         wanted = self.languages
         if self.config.langs == "all":
             wanted = [language for language in wanted if language != target]
@@ -158,28 +142,29 @@ class TranslationQuality(Evaluation):
         if not wanted or target in wanted:
             problem = f"{target} is the target language" if wanted else "no source language"
             raise UserError(problem, path=self.config.data, cure=f"name others with `langs`; {cure}")
-        references, tests = read_sentences(self.files[target]), []
+        texts = {language: read_sentences(self.files[language]) for language in (*wanted, target)}
         for language in wanted:
-            sources, files = read_sentences(self.files[language]), (self.files[language], self.files[target])
-            check_parallel((sources, references), files)
-            tests.append(TranslationTest((language, target), sources, references, files))
-        return tests
+            check_parallel((texts[language], texts[target]), (self.files[language], self.files[target]))
+        return texts
 
-    def _translate(self, system: System, test: TranslationTest) -> tuple[dict[str, Any], Overlap]:
+    def _translate(
+        self, system: System, languages: tuple[str, str], sources: Sequence[str], references: Sequence[str]
+    ) -> tuple[dict[str, Any], Overlap]:
         """Translate a test and return the values for JSON.
 
         ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing. ``zero_shot`` says whether the model
         was never trained to translate from this language, and ``cut`` how many sentences exceeded its maximum length.
         """
-        config, folder, columns = self.config, self.config.save_translations, (test.sources, test.references)
-        rows, overlap = find_overlap(system.training_hashes, *columns, drop=config.drop_overlap, name=test.name)
+        config, folder, name = self.config, self.config.save_translations, "-".join(languages)
+        columns = sources, references
+        rows, overlap = find_overlap(system.training_hashes, *columns, drop=config.drop_overlap, name=name)
         sources, references = chosen(rows, *columns)
         read = system.translator.read(sources)
-        translations = system.translator.translate(read, test.languages[1], self.search, config.max_tokens)
+        translations = system.translator.translate(read, languages[1], self.search, config.max_tokens)
         hypotheses = [several[0].text for several in translations]
         if folder is not None:
             Path(folder).mkdir(exist_ok=True)
-            with write_aside(Path(folder) / f"{test.name}.{test.languages[1]}") as aside:
+            with write_aside(Path(folder) / f"{name}.{languages[1]}") as aside:
                 aside.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
         scores = bleu(hypotheses, references, config.tokenize), chrf(hypotheses, references)
         multi = multi_bleu(hypotheses, references, config.tokenize)
@@ -189,7 +174,7 @@ class TranslationQuality(Evaluation):
             "signatures": {score.name: score.signature for score in scores},
             "multi_bleu": {**asdict(multi), "text": str(multi)},
             "sentences": len(hypotheses),
-            "zero_shot": test.languages[0] not in system.translator.text.source_languages,
+            "zero_shot": languages[0] not in system.translator.text.source_languages,
             "cut": len(read.cut),
             "overlap": asdict(overlap),
         }, overlap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -12,14 +13,13 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, SentenceList, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import folders_with
 from xrep.evaluation.senteval import protocols, readers
 from xrep.evaluation.senteval.folds import Classifier
 from xrep.evaluation.senteval.protocols import Examples
-from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier, check_sklearn
+from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier
 from xrep.evaluation.senteval.torch_classifier import TorchClassifier
 from xrep.text.languages import canonical
 
@@ -82,7 +82,8 @@ class SentEval(Evaluation):
         return {folder: cls.Config(data=str(folder))} if is_there else {}
 
     def read(self) -> None:
-        check_sklearn()
+        if importlib.util.find_spec("sklearn") is None:  # it draws the folds for every classifier
+            raise UserError("SentEval needs scikit-learn, which is not installed", cure="pip install 'xrep[senteval]'")
         self.lang, self.seeds = canonical(self.config.lang), _seeds(self.config.seeds)
         if self.config.folds < 2:
             raise UserError(f"{self.config.folds} folds", cure="give `folds` 2 or more")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xrep.errors import UserError
 from xrep.evaluation.senteval.folds import Fitted, Fold, logits
 
 if TYPE_CHECKING:
@@ -17,12 +15,6 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 1e-6  # with scikit-learn's 1e-4, fold accuracies on MR differ by 0.3 points from the minimum's
 _ABSENT = -1e4  # bias of a class without training examples, which is never predicted
-
-
-def check_sklearn() -> None:
-    """Check that scikit-learn, which draws the folds for every classifier, is installed, before the work starts."""
-    if importlib.util.find_spec("sklearn") is None:
-        raise UserError("SentEval needs scikit-learn, which is not installed", cure="pip install 'xrep[senteval]'")
 
 
 @dataclass(frozen=True)
