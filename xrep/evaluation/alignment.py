@@ -143,11 +143,10 @@ class Alignment(Evaluation):
             last, overlap = losses(each, pairs, self.config.drop_overlap)
             figures = {loss: last[loss] for loss in ("alignment", "uniformity")}
             checkpoints.append({"step": step, **figures, "fingerprint": each.fingerprint()})
-        columns = {key: [own[key] for own in checkpoints] for key in ("step", "alignment", "uniformity")}
-        steps, *both = columns.values()
+        steps, first, second = ([own[key] for own in checkpoints] for key in ("step", "alignment", "uniformity"))
         rows = [
-            [step if is_run else pairs.name, *(f"{loss:.4f}" for loss in own)]
-            for step, *own in zip(*columns.values(), strict=True)
+            [step if is_run else pairs.name, f"{alignment:.4f}", f"{uniformity:.4f}"]
+            for step, alignment, uniformity in zip(steps, first, second, strict=True)
         ]
         header = ["step" if is_run else "pairs", "alignment", "uniformity"]
         return Figures(
@@ -163,7 +162,7 @@ class Alignment(Evaluation):
             settings={"positives": pairs.rule, "seed": self.config.seed},
             files=pairs.files,
             overlap=overlap,
-            plot=lambda path: plot_alignment(steps, *both, pairs.name, path),
+            plot=lambda path: plot_alignment(steps, first, second, pairs.name, path),
         )
 
 

@@ -5,44 +5,28 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from xrep.errors import UserError
 from xrep.files import sha256_of, write_aside
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.retrieval.vectors import open_vectors
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
-if TYPE_CHECKING:
-    from xrep.inference.sentence_encoder import SentenceEncoder
-
 VECTORS, SENTENCES = "vectors.npy", "sentences.tsv"
 _LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES}, N lines language<TAB>sentence"
 
 
-class Encodes(Protocol):
-    """Protocol of objects that encode sentences as vectors."""
-
-    def encode(
-        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
-    ) -> np.ndarray:
-        """Return finite vectors, float32 [N, D], of length 1 with ``normalize`` and unchanged without.
-
-        Raises:
-            UserError: The language is not supported, or a vector is not finite.
-        """
-        ...
-
-
-class Encoder(Encodes, Protocol):
+class Encoder(Protocol):
     """Protocol of the sentence encoders that evaluations accept."""
 
     path: str
@@ -50,16 +34,18 @@ class Encoder(Encodes, Protocol):
     training_hashes: Path | None
     """File with the hashes of its training sentences, see ``xrep.evaluation.overlap``; None if there is none."""
 
+    def encode(
+        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
+    ) -> np.ndarray:
+        """Return finite vectors, float32 [N, D], of length 1 with ``normalize`` and unchanged without."""
+        ...
+
     def fingerprint(self) -> str:
         """Return a digest that changes when the vectors that the encoder computes change."""
         ...
 
     def random_baseline(self) -> Encoder:
-        """Return an encoder of the same architecture with random weights.
-
-        Raises:
-            UserError: The architecture is not known, because the vectors were computed elsewhere.
-        """
+        """Return an encoder of the same architecture with random weights."""
         ...
 
 
@@ -71,26 +57,14 @@ def open_encoder(path: str | Path, *, batch_tokens: int = 4096, cache: str | Pat
             [N, D] and ``sentences.tsv`` (lines ``language<TAB>sentence``).
         batch_tokens: Number of subwords that are encoded at a time.
         cache: Folder in which vectors are kept, by encoder, language and sentences.
-
-    Raises:
-        UserError: There is no encoder at ``path``.
     """
     if (Path(path) / VECTORS).exists():
         return Precomputed(path)
-    from xrep.inference.sentence_encoder import SentenceEncoder
-
     return Loaded(str(path), SentenceEncoder.load(path), batch_tokens, None if cache is None else Path(cache))
 
 
 def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
-    """Encode one sentence per language, so that unsupported languages are reported before the expensive work starts.
-
-    Args:
-        sentences: One sentence of each language.
-
-    Raises:
-        UserError: The encoder refuses some languages; the message names all of them.
-    """
+    """Encode one sentence of each language, so that languages that the encoder refuses are reported before the work."""
     refused: dict[str, str] = {}
     for language, sentence in sentences.items():
         try:
@@ -103,7 +77,7 @@ def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
         raise UserError(f"the encoder cannot encode {' '.join(refused)} ({next(iter(refused.values()))})", cure=cure)
 
 
-def encode_columns(encoder: Encodes, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:
+def encode_columns(encoder: Encoder | SentenceEncoder, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:
     """Encode each different sentence of several columns once; return unnormalised vectors, float32 [N, D] each."""
     places = {sentence: place for place, sentence in enumerate(dict.fromkeys(chain.from_iterable(columns)))}
     vectors = encoder.encode(list(places), lang, normalize=False, show_progress=sys.stderr.isatty())
@@ -111,11 +85,7 @@ def encode_columns(encoder: Encodes, columns: Sequence[Sequence[str]], lang: str
 
 
 def without_components(unit: np.ndarray, count: int) -> np.ndarray:
-    """Return vectors of length 1, [N, D], without their first ``count`` principal components, again of length 1.
-
-    Raises:
-        UserError: ``count``, the option `remove_components`, is not smaller than D.
-    """
+    """Return vectors of length 1, [N, D], without their first ``count`` principal components, again of length 1."""
     if count >= unit.shape[1]:
         problem = f"`remove_components` {count} of vectors {unit.shape[1]} wide"
         raise UserError(problem, cure=f"give at most {unit.shape[1] - 1}")
@@ -142,32 +112,31 @@ class Loaded:
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
-        def compute() -> np.ndarray:
-            options = {"batch_tokens": self.batch_tokens, "normalize": normalize, "show_progress": show_progress}
-            return _finite(self.encoder.encode(sentences, lang, **options), self.path, "take an earlier checkpoint")
-
-        if self.cache is None or len(sentences) == 1:  # one sentence is encoded faster than looked up
-            return compute()
-        self.cache.mkdir(exist_ok=True)
-        digest = hashlib.sha256(f"{self.fingerprint()} {lang and canonical(lang)} {normalize}".encode())
-        for sentence in sentences:
-            digest.update(hashlib.sha256(sentence.encode()).digest())
-        return _cached(self.cache / f"{digest.hexdigest()[:32]}.npy", len(sentences), compute)
-
-
-def _cached(path: Path, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    if path.exists():
-        try:
-            vectors = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError):
-            vectors = None
-        if vectors is None or vectors.ndim != 2 or len(vectors) != rows:
-            raise UserError("a damaged file of kept vectors", path=path, cure="delete it")
+        path = None
+        if self.cache is not None and len(sentences) > 1:  # one sentence is encoded faster than looked up
+            self.cache.mkdir(exist_ok=True)
+            digest = hashlib.sha256(f"{self.fingerprint()} {lang and canonical(lang)} {normalize}".encode())
+            for sentence in sentences:
+                digest.update(hashlib.sha256(sentence.encode()).digest())
+            path = self.cache / f"{digest.hexdigest()[:32]}.npy"
+            if path.exists():
+                return _read_kept(path, len(sentences))
+        options = {"batch_tokens": self.batch_tokens, "normalize": normalize, "show_progress": show_progress}
+        vectors = _finite(self.encoder.encode(sentences, lang, **options), self.path, "take an earlier checkpoint")
+        if path is not None:
+            with write_aside(path) as temporary, temporary.open("wb") as file:
+                np.save(file, vectors, allow_pickle=False)
         return vectors
-    vectors = compute()
-    with write_aside(path) as temporary, temporary.open("wb") as file:
-        np.save(file, vectors, allow_pickle=False)
-    return vectors
+
+
+def _read_kept(path: Path, rows: int) -> np.ndarray:
+    try:
+        vectors = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError):
+        vectors = None
+    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or len(vectors) != rows or vectors.dtype != np.float32:
+        raise UserError("a damaged file of kept vectors", path=path, cure="delete it")
+    return _finite(vectors, str(path), "delete it")
 
 
 def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:
@@ -178,11 +147,7 @@ def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:
 
 
 class Precomputed:
-    """Vectors that another system computed, looked up by language and sentence.
-
-    Raises:
-        UserError: A file is missing or has the wrong format, the numbers of rows differ, or a sentence occurs twice.
-    """
+    """Vectors that another system computed, looked up by language and sentence."""
 
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
@@ -190,10 +155,19 @@ class Precomputed:
         hashes = folder / "training_hashes.npy"
         self.training_hashes = hashes if hashes.exists() else None
         self._vectors = open_vectors(folder / VECTORS, _LAYOUT)
-        self._rows = _read_rows(folder / SENTENCES)
+        self._rows: dict[tuple[str, str], int] = {}
+        path = folder / SENTENCES
+        for number, line in read_lines(path):
+            language, tab, sentence = line.partition("\t")
+            if not tab:
+                raise UserError("no tab in the line", path=path, line=number, cure=_LAYOUT)
+            row = self._rows.setdefault((canonical(language) if language else "", sentence), number - 1)
+            if row < number - 1:
+                cure = "keep one of the two, here and in the vectors"
+                raise UserError(f"the sentence is also in line {row + 1}", path=path, line=number, cure=cure)
         if len(self._rows) != len(self._vectors):
             problem = f"{len(self._rows)} lines, but {VECTORS} has {len(self._vectors)} rows"
-            raise UserError(problem, path=folder / SENTENCES, cure="row i must be the vector of line i")
+            raise UserError(problem, path=path, cure="row i must be the vector of line i")
 
     def fingerprint(self) -> str:
         digests = (bytes.fromhex(sha256_of(Path(self.path) / name)) for name in (VECTORS, SENTENCES))
@@ -214,20 +188,6 @@ class Precomputed:
         vectors = self._vectors[[self._rows[key] for key in keys]].astype(np.float32)
         vectors = _finite(vectors, str(Path(self.path) / VECTORS), "check the system that made them")
         return normalize_rows(vectors) if normalize else vectors
-
-
-def _read_rows(path: Path) -> dict[tuple[str, str], int]:
-    rows: dict[tuple[str, str], int] = {}
-    for number, line in read_lines(path):
-        language, tab, sentence = line.partition("\t")
-        if not tab:
-            raise UserError("no tab in the line", path=path, line=number, cure=_LAYOUT)
-        key = canonical(language) if language else "", sentence
-        if key in rows:
-            problem = f"the sentence is also in line {rows[key] + 1}"
-            raise UserError(problem, path=path, line=number, cure="keep one of the two, here and in the vectors")
-        rows[key] = number - 1
-    return rows
 
 
 class SentenceList:

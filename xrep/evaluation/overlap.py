@@ -40,11 +40,7 @@ def total(overlaps: Iterable[Overlap]) -> Overlap:
 
 
 def load_training_hashes(path: Path | None) -> np.ndarray | None:
-    """Open the hashes of the training sentences, sorted uint64 [K], as a memory map; return None if ``path`` is None.
-
-    Raises:
-        UserError: The file is missing or is not a file of training hashes.
-    """
+    """Map the hashes of the training sentences, sorted uint64 [K], into memory; return None if ``path`` is None."""
     if path is None:
         return None
     cure = "restore the file, or delete it to measure without the overlap"
@@ -85,9 +81,6 @@ def find_overlap(
 
     Returns:
         A mask of the examples to measure, bool [N], and the overlap.
-
-    Raises:
-        UserError: ``drop`` is set, but there are no training hashes or too few examples are left.
     """
     count, hashes = len(columns[0]), load_training_hashes(training_hashes)
     if hashes is None:

@@ -29,9 +29,6 @@ def choose_languages(
         known: Canonical codes of the available languages.
         data: What there is for a language, for the error message: ``STS data for``.
         path: Path of the data, for the error message.
-
-    Raises:
-        UserError: No language is named, or one is not available.
     """
     wanted: list[str] = []
     for name in filter(None, (part.strip() for part in languages.split(","))):

@@ -16,11 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, Encodes, check_languages, encode_columns
+from xrep.evaluation.encoders import Encoder, check_languages, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import choose_languages, folders_with
 from xrep.evaluation.sts_sets import Subset, TestSet, find_sets
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.correlation import pearson, spearman
 from xrep.retrieval.neighbours import normalize_rows
 
@@ -127,7 +128,7 @@ def _without_overlap(test: TestSet, encoder: Encoder, drop: bool) -> tuple[TestS
     return replace(test, subsets=subsets), total(overlaps)
 
 
-def measure(encoder: Encodes, test: TestSet) -> dict[str, dict[str, Measured]]:
+def measure(encoder: Encoder | SentenceEncoder, test: TestSet) -> dict[str, dict[str, Measured]]:
     """Return the correlations of one test as ``[similarity][correlation]``."""
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
     columns = [column for subset in test.subsets for column in (subset.first, subset.second)]

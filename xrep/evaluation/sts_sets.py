@@ -165,7 +165,8 @@ def _sick_rows(file: Path) -> Iterator[_Row]:
     for line, fields in rows:
         if len(fields) <= max(columns):
             raise UserError(f"{len(fields)} columns", path=file, line=line, cure="fetch SICK again")
-        yield line, *(fields[column] for column in columns)
+        one, other, score = (fields[column] for column in columns)
+        yield line, one, other, score
 
 
 def _csv_rows(file: Path) -> Iterator[_Row]:

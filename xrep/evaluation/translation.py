@@ -127,7 +127,7 @@ class TranslationQuality(Evaluation):
             values={"mean": means, "languages": values},
             headline=mean if len(names) > 4 else each if len(names) == 1 else each | mean,
             settings={"languages": names, **{option: getattr(self.config, option) for option in options}},
-            files=[self.files[language] for language in (*sources, target)],
+            files=[self.files[language] for language in sorted((*sources, target))],
             overlap=total(overlaps),
         )
 

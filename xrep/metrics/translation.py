@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 Tokenizer = Literal["13a", "intl", "zh", "char", "none"]
 """How sacrebleu splits text into words: like mteval-v13a (13a), like mteval-v14 (intl), Chinese into characters (zh),
 all text into characters (char), or only at white space (none, for text that is already tokenised)."""
-TOKENIZERS = get_args(Tokenizer)
 References = Sequence[str] | Sequence[Sequence[str]]
 """One reference for each of N hypotheses, or several lists of references, each [N]."""
 _IN_WORDS = {code: 0xF0000 + code for code in range(0x3001) if chr(code).isspace() and chr(code) not in " \t\n\r\f\v"}
@@ -121,7 +120,7 @@ def multi_bleu(hypotheses: Sequence[str], references: References, tokenize: Toke
 
 def _streams(hypotheses: Sequence[str], references: References) -> list[list[str]]:
     """Return lists of references, each as long as the hypotheses."""
-    streams = [references] if references and isinstance(references[0], str) else references
+    streams: Any = [references] if references and isinstance(references[0], str) else references
     if not hypotheses or not streams or any(len(stream) != len(hypotheses) for stream in streams):
         counts = " and ".join(str(len(stream)) for stream in streams) or "no"
         raise ValueError(f"{len(hypotheses)} hypotheses and {counts} references")
