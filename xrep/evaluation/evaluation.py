@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -153,15 +152,6 @@ class Figures:
             "version": xrep.__version__,
             "overlap": asdict(self.overlap) if self.overlap else None,
         }
-
-
-def to_json(record: Mapping[str, Any]) -> str:
-    """Return a record as JSON text that ends with a newline.
-
-    Raises:
-        ValueError: A number is not finite. JSON cannot represent it, and such a measurement needs an explanation.
-    """
-    return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
