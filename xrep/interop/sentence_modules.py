@@ -25,7 +25,8 @@ POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-DENSE_ACTIVATIONS: dict[str, Literal["none", "tanh"]] = {"Identity": "none", "Tanh": "tanh"}
+DenseActivation = Literal["none", "tanh"]
+DENSE_ACTIVATIONS: dict[str, DenseActivation] = {"Identity": "none", "Tanh": "tanh"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class DenseSpec:
 
     weight: Tensor
     bias: Tensor | None
-    activation: Literal["none", "tanh"]
+    activation: DenseActivation
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +95,9 @@ def _check_transformer(directory: Path, root: Path) -> None:
         (("module_output_name",), "token_embeddings"),
         (("modality_config", "text", "method_output_name"), "last_hidden_state"),
     ):
-        found = _entry(options, *keys)
-        if found not in (None, expected):
-            problem = f"the module Transformer has {keys[-1]} {found!r}, xrep reads {expected!r} alone"
+        value = _entry(options, *keys)
+        if value not in (None, expected):
+            problem = f"the module Transformer has {keys[-1]} {value!r}, xrep reads {expected!r} alone"
             raise UserError(problem, path=path, cure=CURE)
     path = root / PROMPTS
     options = read_json(path) if path.is_file() else {}

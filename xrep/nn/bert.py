@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from xrep.errors import UserError
-from xrep.nn.layers import Activation
-from xrep.nn.shape import EncoderShape
+from xrep.nn.shape import Activation, EncoderShape
 from xrep.nn.weights import Weights, read_json, some
 
 CONFIG = "config.json"
