@@ -13,7 +13,7 @@ from xrep.errors import ConfigError, UserError
 from xrep.interop.pretrained import Pretrained
 from xrep.interop.sentence_modules import DenseActivation
 from xrep.models.model import SentenceModel
-from xrep.models.projection import Projection, ProjectionShape, make_projection
+from xrep.models.projection import ProjectionShape, make_projection
 from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, find_start, load_start, shape_from
 from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
@@ -130,9 +130,9 @@ class DualEncoder(SentenceModel):
         """Whether some parameters are above the pooled layer, so that sentence vectors give them no gradient."""
         for name, start in pretrained.items():
             self.notes.append(f"tower {name}: {load_start(self.encoders[name], start, config.pretrained_layers)}")
-            projection, dense = self.projections[name] if name in self.projections else None, kept.get(name)
-            if isinstance(projection, Projection) and dense is not None:
-                projection.load(dense)
+            if (dense := kept.get(name)) is not None:
+                bias = {} if dense.bias is None else {"bias": dense.bias}
+                self.projections[name].load_state_dict({"weight": dense.weight, **bias})
 
     def architecture(self) -> dict[str, Any]:
         return self._architecture

@@ -25,9 +25,9 @@ class EncoderOptions:
     """The options of every model that has encoders."""
 
     encoder: str | None = None
-    """Pretrained encoder to start from: a directory of Hugging Face or sentence-transformers, a name in the local
-    Hugging Face cache, or a tower of a run: RUN/best, or RUN/best/target if each side has one. The model uses its sizes
-    and its tokenizer."""
+    """Pretrained encoder to start from: a Hugging Face or sentence-transformers directory, a name in the local Hugging
+    Face cache, or a tower of a run: RUN/best, or RUN/best/target if each side has one. The model uses its sizes and its
+    tokenizer."""
     encoder_type: str = "auto"
     """Implementation of the encoders. transformer: xrep's own, which reads BERT, RoBERTa and XLM-R. transformers: the
     library of that name (pip install 'xrep[hf]'), for any other encoder (ModernBERT, DeBERTa, T5 and more). auto:
