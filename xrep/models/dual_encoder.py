@@ -31,10 +31,6 @@ class DualEncoder(SentenceModel):
     all languages, including languages not seen in training. Towers start from random weights or from directories of
     pretrained encoders, each of which has its own vocabulary and width.
 
-    Args:
-        architecture: The result of ``architecture`` of a saved model, to build it again without its pretrained
-            directories; None to follow the configuration and load the weights of those directories.
-
     Attributes:
         new_projections: Towers whose projection has random weights.
 
@@ -168,7 +164,7 @@ class DualEncoder(SentenceModel):
         return sentence, tokens
 
     def pooled(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Return pooled vectors before projection and normalisation, [B, H], and token vectors, [B, T, H]."""
+        """Return pooled vectors before projection and normalisation, [B, H], and token vectors [B, T, H]."""
         tokens = self.encoders[tower](batch, self.config.pooled_layer)
         return pool(tokens, batch.mask, self.pooling[tower]), tokens
 

@@ -50,10 +50,6 @@ class Translation(TranslationModel):
     encoder's [CLS] vector of the source sentence, E is the encoder's embedding table (HiCTL's word-level contrast,
     equation 7, brings r and E together), and s is a learned scale, initialised to 1.
 
-    Args:
-        architecture: The result of ``architecture`` of a saved model, to build it again without its pretrained
-            directory.
-
     Raises:
         UserError: Sentences may be longer than the position tables; a pretrained directory cannot be read or does not
             fit the text; or the options need a shared vocabulary and there is none.

@@ -91,8 +91,7 @@ class StepCache:
 class TransformerDecoder(nn.Module):
     """Maps vectors of the target tokens so far and states of the source to states that predict the next token.
 
-    Each layer has self-attention to the tokens so far, attention to the source, and a feed-forward network. The model
-    itself embeds the tokens and scores the vocabulary, because it may share both with its encoder.
+    The model itself embeds the tokens and scores the vocabulary, because it may share both with its encoder.
     """
 
     def __init__(
@@ -169,12 +168,7 @@ class DecoderLayer(TransformerLayer):
         source: tuple[Tensor, Tensor, Tensor | None],
         step: tuple[int, StepCache] | None = None,
     ) -> Tensor:
-        """Return the states of all tokens, or those of the next token of each hypothesis if there is a ``step``.
-
-        Args:
-            source: keys, values and mask of the source.
-            step: number of the layer, and the cache.
-        """
+        # source: keys, values and mask of the source; step: number of the layer and the cache, for one token alone.
         if step is None:
             x = self._sublayer(x, self.attention_norm, self.attention, layout)
         else:

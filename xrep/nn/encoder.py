@@ -23,10 +23,7 @@ from xrep.registry import ENCODERS
 
 
 class Encoder(nn.Module, ABC):
-    """Base class of encoders, which map token ids to one vector per token.
-
-    A subclass is registered in ``ENCODERS``. ``Encoder.build`` makes it again from its shape, with random weights, as
-    ``Class(shape, dropout=..., attention_dropout=...)``.
+    """Base class of encoders. A subclass is registered in ``ENCODERS``, and is built by ``Encoder.build``.
 
     Attributes:
         Shape: Class of the encoder's shape.
@@ -44,7 +41,7 @@ class Encoder(nn.Module, ABC):
 
     @staticmethod
     def build(shape: EncoderSizes, *, dropout: float, attention_dropout: float) -> Encoder:
-        """Return a new encoder with random weights, of the class that ``ENCODERS`` has for the shape."""
+        """Return a new encoder with random weights: ``Class(shape, dropout=..., attention_dropout=...)``."""
         return ENCODERS.load(shape.type)(shape, dropout=dropout, attention_dropout=attention_dropout)
 
     @abstractmethod
@@ -81,14 +78,7 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
-        """Read the float32 state of the pretrained encoder in a directory, which may have more layers than ``shape``.
-
-        Returns:
-            The state, and the names of the tensors in the directory that it does not use.
-
-        Raises:
-            UserError: Weights are missing, damaged or of another shape.
-        """
+        """Read the state as ``Pretrained.state`` does; the encoder in the directory may have more layers."""
         raise UserError("this type of encoder cannot be read from a directory", path=directory)
 
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -108,9 +98,6 @@ class TransformerEncoder(Encoder):
 
     Args:
         initializer_range: standard deviation of the normal initialisation of all matrices.
-
-    Attributes:
-        activation_checkpointing: See ``set_activation_checkpointing``.
     """
 
     Shape = EncoderShape
@@ -143,17 +130,16 @@ class TransformerEncoder(Encoder):
         added: Tensor | None = None,
         prefix: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden states of a layer, [B, T, H], with zeros at padding.
+        """As ``Encoder.forward``; layers above ``hidden_layer`` are not computed.
+
+        A post-norm encoder normalises the embeddings; a pre-norm one normalises only the output of its last layer.
 
         Args:
-            hidden_layer: As for every encoder. Higher layers are not computed. A post-norm encoder normalises the
-                embeddings; a pre-norm one normalises only the output of its last layer.
             positions: Positions of the tokens, int64 [B, T] or [T]; None means 0, 1, ... in each row.
             added: [B, T, H], added to the token embeddings before they are normalised (XLM's language embeddings).
             prefix: [B, N, H], placed unchanged before the embedded tokens of each row (``embed_vectors`` makes vectors
                 like those). Tokens and prefix attend to each other; the states of the prefix are not returned. The
                 prefix uses no positions: those of the tokens begin at 0 unless ``positions`` says otherwise.
-
         """
         last = len(self.layers)
         count = last if hidden_layer is None else hidden_layer

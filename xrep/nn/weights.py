@@ -89,17 +89,26 @@ def _open(path: Path) -> dict[str, Callable[[], Tensor]]:
             raise UserError(f"not a safetensors file, or a damaged one ({error})", path=path, cure=AGAIN) from None
         return {name: partial(file.get_tensor, name) for name in file.keys()}
     cure = "fetch it again, or use model.safetensors"
-    try:
-        # Files written by torch before 1.6 are not zip archives and cannot be mapped into memory.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except OSError:
-        raise
-    except Exception:  # the unpickler may raise nearly any exception on a damaged file
-        problem = "damaged, or it holds more than tensors, which might run code"
-        raise UserError(problem, path=path, cure=cure) from None
+    problem = "damaged, or it holds more than tensors, which might run code"
+    # Files written by torch before 1.6 are not zip archives and cannot be mapped into memory.
+    content = read_torch(path, problem, cure, mmap=zipfile.is_zipfile(path))
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise UserError("not a table of names and tensors", path=path, cure=cure)
     return {str(name): tensor.detach for name, tensor in content.items()}
+
+
+def read_torch(path: Path, problem: str, cure: str, *, mmap: bool = False) -> Any:
+    """Read what torch saved, with all tensors on the CPU; ``mmap`` maps them from the file.
+
+    Raises:
+        UserError: The file is damaged, or it holds something other than plain data and tensors, which might be code.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except OSError:
+        raise
+    except Exception:  # the unpickler may raise nearly any exception on a damaged file
+        raise UserError(problem, path=path, cure=cure) from None
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
