@@ -111,8 +111,8 @@ def test_export_without_the_projection(first: Path, tmp_path: Path) -> None:
     encoder = SentenceEncoder.load(first / "best")
     for name, changes in {
         "as trained": {},
-        "cls without": {"pooling": "cls", "projection": False},
-        "mean without": {"projection": False},
+        "cls without": {"pooling": "cls", "no_projection": True},
+        "mean without": {"no_projection": True},
     }.items():
         export_path(first / "best", tmp_path / name, "sentence-transformers", **changes)
         found = SentenceEncoder.load(tmp_path / name / "source").encode(SENTENCES["de"])
@@ -131,9 +131,11 @@ def test_export_without_the_projection(first: Path, tmp_path: Path) -> None:
         readme = (tmp_path / name / "README.md").read_text(encoding="utf-8")
         assert "vectors of 40 or 24 numbers" in readme and "one space" not in readme
     with pytest.raises(UserError, match="are for the format sentence-transformers, not for hf"):
-        export_path(first / "best", tmp_path / "hf", "hf", projection=False)
+        export_path(first / "best", tmp_path / "hf", "hf", no_projection=True)
     with pytest.raises(UserError, match="has no projection to leave out"):
-        export_path(tmp_path / "mean without" / "target", tmp_path / "again", "sentence-transformers", projection=False)
+        export_path(
+            tmp_path / "mean without" / "target", tmp_path / "again", "sentence-transformers", no_projection=True
+        )
 
 
 def test_the_pipeline_of_figure_1(raw: Path, pretrained: dict[str, Path], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,15 +68,6 @@ class Figures:
             "version": xrep.__version__,
             "overlap": self.overlap.as_dict() if self.overlap else None,
         }
-
-
-def to_json(record: Mapping[str, Any]) -> str:
-    """Return a record as JSON text that ends with a newline.
-
-    Raises:
-        ValueError: A number is not finite. JSON cannot represent it, and such a measurement needs an explanation.
-    """
-    return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

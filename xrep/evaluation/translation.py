@@ -20,7 +20,8 @@ from xrep.evaluation.multilingual import files_of_pattern
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import check_parallel, choose_languages, read_sentences
 from xrep.files import check_output, write_aside
-from xrep.inference.generation import SearchOptions, Translator
+from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.translator import Translator
 from xrep.metrics.translation import bleu, chrf, multi_bleu
 from xrep.models.directory import fingerprint, open_checkpoint
 from xrep.text.languages import name
