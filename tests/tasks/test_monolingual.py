@@ -329,7 +329,7 @@ def test_what_is_kept_is_found_again(make, raw: Path, tmp_path: Path, monkeypatc
     (folder,) = (tmp_path / "text").iterdir()
     tokens = folder / "train.de.de.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-2])
-    with pytest.raises(UserError, match=r"train.de.tokens: \d+ bytes, .*; copy it again or remove its directory"):
+    with pytest.raises(UserError, match=r"train.de.de.tokens: \d+ bytes, .*; copy it again or remove its directory"):
         make()
     (folder / MANIFEST_FILE).write_text("{")
     with pytest.raises(UserError, match="the manifest is no JSON; remove its directory; it is made again"):
