@@ -31,8 +31,8 @@ from xrep.data.store import (
 )
 from xrep.errors import UserError
 from xrep.text.cleaning import HashSet, load_exclusion, sentence_hashes
+from xrep.text.readers import TextFile, find_text, read_sentences
 from xrep.text.sides import SHARED
-from xrep.text.text_files import TextFile, find_text, read_sentences
 from xrep.text.tokenizer import Tokenizer
 
 TEXT = Kind("xrep-text", 2, "remove its directory; it is made again")
@@ -92,7 +92,7 @@ def prepare_text(
     """Read and tokenise text unless this was done before, and open the result.
 
     Args:
-        data: Specification of the text, see ``xrep.text.text_files.find_text``.
+        data: Specification of the text, see ``xrep.text.readers.find_text``.
         tokenizer: None to train one on the training text.
 
     Raises:

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import sentencepiece
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from xrep.errors import UserError
+from xrep.text.tokenizer import AGAIN, SPACE, read_json, read_text
 
-SPACE = "▁"
-AGAIN = "fetch the model again"
 # The types of the pieces of a SentencePiece model (sentencepiece_model.proto).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM = 1
@@ -86,11 +87,9 @@ def apply_options(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
     """Override the options of ``tokenizer.json`` with those that ``tokenizer_config.json`` gives."""
     normalizer = tokenizer.normalizer
     if isinstance(normalizer, normalizers.BertNormalizer):
-        options = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}
-        options["tokenize_chinese_chars"] = "handle_chinese_chars"
-        for option, name in options.items():
-            if option in config:
-                setattr(normalizer, name, config[option])
+        normalizer.lowercase = config.get("do_lower_case", normalizer.lowercase)
+        normalizer.strip_accents = config.get("strip_accents", normalizer.strip_accents)
+        normalizer.handle_chinese_chars = config.get("tokenize_chinese_chars", normalizer.handle_chinese_chars)
         tokenizer.normalizer = normalizer
     splitter = tokenizer.pre_tokenizer
     if isinstance(splitter, pre_tokenizers.ByteLevel) and "add_prefix_space" in config:
@@ -136,12 +135,10 @@ def build_byte_level_bpe(vocabulary_path: Path, merges_path: Path, add_prefix_sp
     Raises:
         UserError: If one of the files has another format, or they do not belong together.
     """
-    try:
-        vocabulary = json.loads(vocabulary_path.read_text(encoding="utf-8"))
-    except ValueError:
-        vocabulary = None
-    if not isinstance(vocabulary, dict) or not all(type(identity) is int for identity in vocabulary.values()):
-        raise UserError("not a table of pieces and ids", path=vocabulary_path, cure=AGAIN)
+    problem = "not a table of pieces and ids"
+    vocabulary = read_json(vocabulary_path, problem)
+    if not all(type(identity) is int for identity in vocabulary.values()):
+        raise UserError(problem, path=vocabulary_path, cure=AGAIN)
     merges = []
     for number, line in enumerate(_read_lines(merges_path), 1):
         pair = tuple(line.rstrip("\r").split(" "))
@@ -195,16 +192,15 @@ class SentencePieceModel(NamedTuple):
 
 def parse_sentencepiece(model: bytes) -> SentencePieceModel:
     """Parse a serialized ``ModelProto``, which SentencePiece must have opened before (its form is not checked here)."""
-    pieces, trainer, normalizer = [], {}, {}
-    for field, value in _fields(model):
-        if field == 1:
+    pieces, parts = [], {2: {}, 3: {}}
+    for number, value in _fields(model):
+        if number == 1:
             entry = dict(_fields(value))
-            score = struct.unpack("<f", entry[2])[0] if 2 in entry else 0.0
+            score = struct.unpack("<f", struct.pack("<I", entry.get(2, 0)))[0]  # float as integer
             pieces.append(Piece(entry[1].decode("utf-8"), score, entry.get(3, NORMAL)))
-        elif field == 2:
-            trainer = dict(_fields(value))
-        elif field == 3:
-            normalizer = dict(_fields(value))
+        elif number in parts:
+            parts[number] = dict(_fields(value))
+    trainer, normalizer = parts[2], parts[3]
     return SentencePieceModel(
         pieces=pieces,
         type=trainer.get(3, UNIGRAM),
@@ -213,6 +209,15 @@ def parse_sentencepiece(model: bytes) -> SentencePieceModel:
         add_dummy_prefix=bool(normalizer.get(3, 1)),
         remove_extra_whitespaces=bool(normalizer.get(4, 1)),
     )
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and value of each field of a protobuf message.
+
+    SentencePiece's own protobuf module refuses a protobuf that is older than itself. In an empty message, all fields
+    are unknown ones, which every version reads.
+    """
+    return ((field.field_number, field.data) for field in UnknownFieldSet(Empty.FromString(message)))
 
 
 def build_unigram(
@@ -309,39 +314,7 @@ def _cuts(pieces: Sequence[Piece]) -> str:
     return "|".join(f"{re.escape(beginning)}(?={'|'.join(options)})" for beginning, options in rests.items())
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield ``(number, value)`` for the fields of a protobuf message; values are int for a varint, else bytes."""
-    position = 0
-    while position < len(message):
-        key, position = _varint(message, position)
-        kind = key & 7
-        if kind == 0:
-            value, position = _varint(message, position)
-            yield key >> 3, value
-            continue
-        if kind == 2:
-            size, position = _varint(message, position)
-        else:
-            size = {1: 8, 5: 4}[kind]
-        yield key >> 3, message[position : position + size]
-        position += size
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7
-
-
 def _read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 file. Only a line feed ends a line: pieces may contain Unicode's other separators."""
-    try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text (byte {error.start})", path=path, cure=AGAIN) from None
+    lines = read_text(path).split("\n")
     return lines[:-1] if lines[-1] == "" else lines

