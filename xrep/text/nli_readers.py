@@ -100,6 +100,8 @@ def discover_nli_test(path: str | Path, split: str, language: str) -> list[NliFi
 def _discover(path: Path, language: str, splits: tuple[str, ...]) -> dict[str, list[NliFile]]:
     if not path.exists():
         raise UserError("no such file or folder", path=path, cure="check the name")
+    if not path.is_file() and not path.is_dir():
+        raise UserError("neither a file nor a folder", path=path, cure="copy it to a file")
     inside = [path] if path.is_file() else sorted(path.iterdir())
     matches = _files_of(inside, language, splits)
     if not matches:
@@ -250,12 +252,14 @@ def _jsonl_rows(file: NliFile) -> Iterator[_Row]:
         try:
             row = json.loads(line)
             sentences, label = (row["sentence1"], row["sentence2"]), row["gold_label"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             problem = f"no column {error}" if isinstance(error, KeyError) else "no line of JSON"
             raise UserError(problem, path=path, line=number, cure="fetch the file again") from None
-        if not all(isinstance(text, str) for text in (*sentences, label)):
-            raise UserError("sentence1, sentence2 and gold_label must be text", path=path, line=number)
-        yield number, sentences, label, row.get("language")
+        language = row.get("language")
+        if not all(isinstance(text, str) for text in (*sentences, label, language or "")):
+            problem = "sentence1, sentence2, gold_label and language must be text"
+            raise UserError(problem, path=path, line=number, cure="fetch the file again")
+        yield number, sentences, label, language
 
 
 def _table_rows(file: NliFile) -> Iterator[_Row]:

@@ -17,6 +17,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from xrep.errors import UserError
+from xrep.files import is_stream
 from xrep.text.languages import canonical, count_english_words
 
 MAXIMUM_WORDS = 10_000
@@ -25,8 +26,8 @@ _MAXIMUM_BYTES = 4 * MAXIMUM_CHARACTERS
 LANGUAGE_CODE = r"[A-Za-z]{2,3}(?:[-_][A-Z][a-z]{3})?"
 """Pattern of a language code in file names: de, deu, zh-Hans."""
 _PAIR = re.compile(rf"({LANGUAGE_CODE})-({LANGUAGE_CODE})")
-_SPEC = re.compile(rf"{_PAIR.pattern}=(.+?)(?:@(\d+))?")
-_COLUMNS = re.compile(r"(.+):(\d+),(\d+)")
+_SPEC = re.compile(rf"{_PAIR.pattern}=(.+?)(?:@([0-9]{{1,15}}))?")
+_COLUMNS = re.compile(r"(.+):([0-9]{1,6}),([0-9]{1,6})")
 _SPEC_CURE = "write de-en=FILE.tsv, de-en=FILE.tsv:2,1 (columns of de and en) or de-en=FILE.de,FILE.en"
 SPLITS = {"train": "train", **dict.fromkeys(("valid", "val", "dev", "validation"), "valid"), "test": "test"}
 """The words in file names that mean a split."""
@@ -193,11 +194,17 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
     ``deu-eng.tsv`` of manythings.org, for example, has English first. The columns are swapped only if one language is
     English and the first 1,000 rows show clearly that it is in the other column. Columns given by the user are kept.
 
+    Raises:
+        UserError: As ``read_pairs``, and if the file is a pipe or device, which cannot be read again.
+
     Returns:
         The bitext to read, and one line of text for the user if the columns were swapped (else None).
     """
     if bitext.columns is None or bitext.columns_given or bitext.languages[1] != "en":
         return bitext, None
+    if is_stream(bitext.paths[0]):
+        problem = "its columns cannot be recognised, because a pipe or device is read only once"
+        raise UserError(problem, path=bitext.paths[0], cure="name the columns (FILE:2,1), or copy it to a file")
     rows = list(itertools.islice(read_pairs(bitext), 1000))
     in_source, words = count_english_words(source for _, source, _ in rows)
     in_target, others = count_english_words(target for _, _, target in rows)
@@ -231,8 +238,9 @@ def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
                 have = f"{len(row)} column{'s' if len(row) > 1 else ''}"
                 cure = "separate source and target by a tab"
                 raise UserError(f"{have} where {need} are needed", path=path, line=number, cure=cure)
-            row = [""] * width
-        yield number, row[columns[0]], row[columns[1]]
+            yield number, "", ""
+        else:
+            yield number, row[columns[0]], row[columns[1]]
 
 
 def read_parallel(paths: Sequence[str | Path]) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -348,7 +356,12 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
     """
     specs = [_TEXT_SPEC.fullmatch(spec) for spec in re.split(rf",(?={LANGUAGE_CODE}=)", str(data))]
     if all(specs) and not Path(data).exists():
-        return {"train": [TextFile(canonical(spec[1]), Path(spec[2])) for spec in specs if spec]}
+        files = [TextFile(canonical(spec[1]), Path(spec[2])) for spec in specs if spec]
+        for file in files:
+            if file.path.exists() and not file.path.is_file() and not file.path.is_dir():
+                problem = "a pipe or device, but the text is read several times"
+                raise UserError(problem, path=file.path, cure="copy it to a file")
+        return {"train": files}
     folder = Path(data)
     if not folder.is_dir():
         raise UserError("no such folder", path=folder, cure=f"check the name; {_TEXT_LAYOUTS}")

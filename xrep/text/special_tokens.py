@@ -40,14 +40,13 @@ def find_special(tokenizer: Tokenizer, declared: Mapping[str, Any], path: Path) 
     tokens: dict[str, str] = {}
     for role, (names, defaults) in ROLES.items():
         value = next((declared[name] for name in names if declared.get(name) is not None), None)
-        known = [token for token in defaults if tokenizer.token_to_id(token) is not None]
-        token = content_of(value) or next(iter(known), None)
-        if token is not None and tokenizer.token_to_id(token) is not None:
-            tokens[role] = token
-            if token not in _added(tokenizer):
-                tokenizer.add_special_tokens([_added_token(token, value)])
+        for token in [content_of(value)] if content_of(value) else defaults:
+            if token and tokenizer.token_to_id(token) is not None:
+                tokens.setdefault(role, token)
+        if role in tokens and tokens[role] not in _added(tokenizer):
+            tokenizer.add_special_tokens([_added_token(tokens[role], value)])
     ids: dict[str, int | None] = {role: tokenizer.token_to_id(token) for role, token in tokens.items()}
-    before, behind = tokens_around(tokenizer)
+    before, behind = tokens_around(tokenizer, path)
     if len(before) <= 1 and len(behind) == 1:  # The model was trained with what the file itself puts around a sentence.
         ids["bos"], ids["eos"] = (before[0] if before else None), behind[0]
     elif before or behind:
@@ -63,12 +62,14 @@ def find_special(tokenizer: Tokenizer, declared: Mapping[str, Any], path: Path) 
     return {role: ids.get(role) for role in ROLES}
 
 
-def tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the ids that a tokenizer puts before and behind a sentence."""
-    words = next(text for text in ("a", "0", "一") if tokenizer.encode(text, add_special_tokens=False).ids)
-    plain, whole = tokenizer.encode(words, add_special_tokens=False).ids, tokenizer.encode(words).ids
-    start = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
-    return whole[:start], whole[start + len(plain) :]
+def tokens_around(tokenizer: Tokenizer, path: Path) -> tuple[list[int], list[int]]:
+    """Return the ids that a tokenizer puts before and behind a sentence; ``path`` is for error messages."""
+    for text in ("a", "0", "一"):
+        plain, whole = tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.encode(text).ids
+        for start in range(len(whole) - len(plain) + 1 if plain else 0):
+            if whole[start : start + len(plain)] == plain:
+                return whole[:start], whole[start + len(plain) :]
+    raise UserError("it gives no piece for a letter or digit", path=path, cure=AGAIN)
 
 
 def add_tokens(tokenizer: Tokenizer, directory: Path, config: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ import sentencepiece
 
 from xrep.errors import UserError
 from xrep.files import write_aside
+from xrep.memory import size_of
 
 CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "sentencepiece.model"
@@ -28,6 +29,9 @@ MASK_PIECE = "<mask>"
 SPACE = "\u2581"
 """The character that SentencePiece writes for a space, at the beginning of a word."""
 AGAIN = "fetch the model again"
+MAXIMUM_VOCABULARY = 10_000_000
+"""More pieces than any model has. A damaged file may ask for more than the memory can hold."""
+_MAXIMUM_BYTES = 1 << 28
 
 
 class Tokenizer(ABC):
@@ -192,6 +196,9 @@ def train_tokenizer(
         UserError: If there is no sentence, or the vocabulary is too large or too small for the text (the message gives
             the bound).
     """
+    if not 0 < vocabulary_size <= MAXIMUM_VOCABULARY:
+        problem = f"a vocabulary of {vocabulary_size:,} pieces"
+        raise UserError(problem, cure=f"give `vocab_size` between 1 and {MAXIMUM_VOCABULARY:,}")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -237,11 +244,19 @@ def sample_for_tokenizer(
         counts: Number of sentences per language in ``sentences``.
         exponent: 1 keeps the proportions of the text, 0 makes all languages equal (XLM, arXiv:1901.07291, uses 0.5).
         maximum: Largest number of sentences to return.
+
+    Raises:
+        UserError: If the exponent is not between 0 and 10.
     """
+    if not 0 <= exponent <= 10:
+        raise UserError(f"languages sampled with the exponent {exponent:g}", cure="give one between 0 and 1")
     weights = {language: count**exponent for language, count in counts.items() if count > 0}
     total = min(sum(counts.values()), maximum)
     scale = total / sum(weights.values()) if weights else 0.0
-    rates = {language: scale * weight / counts[language] for language, weight in weights.items()}
+    return _resample(sentences, {language: scale * weight / counts[language] for language, weight in weights.items()})
+
+
+def _resample(sentences: Iterable[tuple[str, str]], rates: Mapping[str, float]) -> Iterator[str]:
     due = dict.fromkeys(rates, 0.0)
     for language, text in sentences:
         due[language] += rates[language]
@@ -272,28 +287,25 @@ def write_files(files: Mapping[str, bytes], directory: str | Path) -> None:
             temporary.write_bytes(content)
 
 
-def read_model(path: Path) -> bytes:
-    """Return the bytes of a tokenizer's model file.
+def read_model(path: Path, missing: str = "no such tokenizer", cure: str = "") -> bytes:
+    """Return the content of a tokenizer's file.
 
     Raises:
-        UserError: If there is no such file.
+        UserError: If there is no such file, or it is a pipe, a device or too large.
     """
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError("no such tokenizer", path=path, cure="give a tokenizer folder or a .model file") from None
+    if not path.exists():
+        raise UserError(missing, path=path, cure=cure or "give a tokenizer folder or a .model file")
+    if not path.is_file():
+        raise UserError("not a regular file", path=path, cure="copy the tokenizer into a folder")
+    if path.stat().st_size > _MAXIMUM_BYTES:
+        raise UserError(f"a file of {size_of(path.stat().st_size)} is no tokenizer", path=path, cure=AGAIN)
+    return path.read_bytes()
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file, with its line ends as they are.
-
-    Raises:
-        UserError: If there is no such file, or it is not UTF-8.
-    """
+    """Return the text of a UTF-8 file, with its line ends as they are; raises UserError as ``read_model``."""
     try:
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        raise UserError("no such file", path=path, cure="give a folder as xrep wrote it") from None
+        return read_model(path, "no such file", "give a folder as xrep wrote it").decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text (byte {error.start})", path=path, cure=AGAIN) from None
 

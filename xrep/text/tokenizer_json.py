@@ -18,9 +18,11 @@ In 63,300 sentences of 100 languages only the last occurred, in at most two sent
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +32,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from xrep.errors import UserError
-from xrep.text.tokenizer import AGAIN, SPACE, read_json, read_text
+from xrep.text.tokenizer import AGAIN, MAXIMUM_VOCABULARY, SPACE, read_json, read_text
 
 # The types of the pieces of a SentencePiece model (sentencepiece_model.proto).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -41,31 +43,59 @@ UNIGRAM = 1
 _TONES = "\u0300\u0301\u0303\u0309\u0323"
 HIDDEN = {mark: re.escape(mark) for mark in "\u0651\u05bc\u05bd\u05bf\u05c1\u05c2\u1037"}
 HIDDEN |= {tone: f"(?<=[ÂâĂăÊêÔôƠơƯư]){tone}" for tone in _TONES}
+_MAXIMUM_GROWTH = 1_000_000
 _UNHEARD_OF = "\U00013000"  # A hieroglyph, for which no model has a piece.
 _FIRST_DISGUISE = 0xFDD0  # The first of 32 noncharacters, code points that Unicode never assigns to a character.
+
+
+@contextmanager
+def explaining(problem: str, origin: Path | str) -> Iterator[None]:
+    """Context manager that turns failures of the ``tokenizers`` library, panics too, into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        # A panic of the library is not a subclass of Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{problem} ({reason})", path=origin, cure=AGAIN) from None
 
 
 def read_tokenizer_json(text: str, origin: Path | str) -> Tokenizer:
     """Return the tokenizer in the text of a ``tokenizer.json``, with truncation, padding and dropout turned off.
 
     Raises:
-        UserError: If the text is not a valid ``tokenizer.json``.
+        UserError: If the text is not a valid ``tokenizer.json``, an id is ``MAXIMUM_VOCABULARY`` or more, or the
+            normalizer may make a text more than ``_MAXIMUM_GROWTH`` times as long.
     """
-    try:
+    with explaining("not a tokenizer.json, or a damaged one", origin):
         tokenizer = Tokenizer.from_str(text)
+        if _growth(json.loads(text).get("normalizer")) > _MAXIMUM_GROWTH:
+            problem = f"its normalizer may make a text more than {_MAXIMUM_GROWTH:,} times as long"
+            raise UserError(problem, path=origin, cure=AGAIN)
+        largest = max(tokenizer.get_vocab().values(), default=0)
+        if largest >= MAXIMUM_VOCABULARY:
+            raise UserError(f"ids up to {largest:,}, more than any vocabulary has", path=origin, cure=AGAIN)
         for pair in (None, _UNHEARD_OF):  # A tokenizer that fails on unknown text shall fail now, not within a corpus.
             tokenizer.encode(_UNHEARD_OF, pair)
-    except BaseException as error:
-        # A panic of the library is not a subclass of Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"not a tokenizer.json, or a damaged one ({reason})", path=origin, cure=AGAIN) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None  # Dropout is for training: it gives a sentence different ids each time.
     return tokenizer
+
+
+def _growth(step: Any) -> float:
+    """Return a bound for how many times as long a normalizer, as in ``tokenizer.json``, can make a text."""
+    if not isinstance(step, dict):
+        return 1.0
+    growth = 100.0 if step.get("type") == "Precompiled" else 1.0
+    if step.get("type") == "Replace":
+        # An expression may match between any two characters.
+        growth = max(1.0, len(step.get("content", "")) + ("Regex" in step.get("pattern", {})))
+    return math.prod(map(_growth, step.get("normalizers", [])), start=growth)
 
 
 def write_tokenizer_json(tokenizer: Tokenizer, original: str | None = None) -> str:
