@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 import types
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from xrep.config.source import field_docstrings, option_class
-from xrep.errors import UserError
+from xrep.errors import UserError, shown
+from xrep.registry import described
 
 TYPE_NAMES = {
     int: "an integer",
@@ -62,16 +64,19 @@ def fields_of_class(section: str, cls: type) -> list[FieldSpec]:
     Raises:
         UserError: the class is not a dataclass.
     """
+    name = f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else shown(cls)
     if not dataclasses.is_dataclass(cls):
-        problem = f"{cls.__module__}:{cls.__qualname__} is not a dataclass"
-        raise UserError(problem, cure="declare the options of a part in a dataclass")
-    hints = typing.get_type_hints(cls)
-    owners = {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
+        raise UserError(f"{name} is not a dataclass", cure="declare the options of a part in a dataclass")
     specs = []
-    for field in dataclasses.fields(cls):
-        factory = field.default_factory
-        default = field.default if factory is dataclasses.MISSING else factory()
-        specs.append(FieldSpec(section, field.name, hints[field.name], default, owners[field.name]))
+    try:
+        hints = typing.get_type_hints(cls)
+        owners = {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
+        for field in dataclasses.fields(cls):
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            specs.append(FieldSpec(section, field.name, hints[field.name], default, owners[field.name]))
+    except Exception as error:  # its annotations and defaults are code of whoever wrote the part
+        raise UserError(f"the options {name} cannot be read: {described(error)}", cure="mend them") from error
     return specs
 
 
@@ -82,14 +87,21 @@ def convert(value: Any, annotation: Any) -> Any:
         ValueError: the value is not of that type.
     """
     allowed = members(annotation)
-    if types.NoneType in allowed and (value is None or str(value).lower() in ("none", "null")):
+    if types.NoneType in allowed and (value is None or isinstance(value, str) and value.lower() in ("none", "null")):
         return None
+    limit = ""
     for member in allowed:
         try:
             return _convert_one(value, member)
+        except _OutOfRange as error:
+            limit = str(error)
         except (ValueError, TypeError, OverflowError):
             continue
-    raise ValueError(f"must be {describe(annotation)}, not {value!r}")
+    raise ValueError(f"must be {limit or describe(annotation)}, not {shown(value)}")
+
+
+class _OutOfRange(ValueError):
+    """A value has the right type, but no option can have it. The message says what it must be."""
 
 
 def choices(annotation: Any) -> list[Any]:
@@ -132,10 +144,14 @@ def _convert_one(value: Any, kind: Any) -> Any:
             return text in ("true", "yes", "on", "1")
     elif kind is int and not isinstance(value, bool):
         number = float(value) if not isinstance(value, int) else value
+        if abs(number) >= 2**63 and number == number:
+            raise _OutOfRange("an integer between -2**63 and 2**63")
         if number == int(number):
             return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
     elif kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
         return float(value)
     elif kind is str and isinstance(value, str | int | float):
+        if not str(value) or re.search("[\0\ud800-\udfff]", str(value)):
+            raise _OutOfRange("a string of at least one character, without NUL and bytes that are not UTF-8")
         return str(value)
     raise ValueError(kind)

@@ -16,8 +16,8 @@ from xrep.errors import UserError
 def xrep_home() -> Path:
     """Return xrep's cache folder: ``$XREP_HOME``, else ``$XDG_CACHE_HOME/xrep``, else ``~/.cache/xrep``."""
     if home := os.environ.get("XREP_HOME"):
-        return Path(home).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser().absolute() / "xrep"
+        return Path(os.path.expanduser(home)).absolute()
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")).absolute() / "xrep"
 
 
 @dataclass(frozen=True, kw_only=True)
