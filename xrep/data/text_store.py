@@ -22,8 +22,8 @@ from xrep.data.building import build_cached, files_in, train_vocabulary
 from xrep.data.store import TOKENIZER_DIRECTORY, DataDirectory, DirectoryWriter, Kind, write_manifest
 from xrep.errors import UserError
 from xrep.text.cleaning import HashSet, load_exclusion, sentence_hashes
+from xrep.text.readers import TextFile, find_text, read_sentences
 from xrep.text.sides import SHARED, Tokenizers, save_tokenizers
-from xrep.text.text_files import TextFile, find_text, read_sentences
 
 TEXT = Kind("xrep-text", 3, "remove its directory; it is made again", arrays=("hashes", "followed"))
 _CHUNK = 8192
@@ -47,7 +47,7 @@ def prepare_text(
     """Read and tokenise text unless this was done before, and open the result.
 
     Args:
-        data: Specification of the text, see ``xrep.text.text_files.find_text``.
+        data: Specification of the text, see ``xrep.text.readers.find_text``.
         tokenizers: The shared tokenizer; empty to train one on the training text.
 
     Raises:

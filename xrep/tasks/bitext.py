@@ -20,7 +20,7 @@ from xrep.data.store import Corpus, DataDirectory, TokenColumn, gather_rows
 from xrep.errors import UserError
 from xrep.tasks.stored import StoredTask, rows_by_length
 from xrep.tasks.task import ParallelTask, Pool
-from xrep.text.corpora import get_demo
+from xrep.text.corpora import find_resource
 from xrep.text.sides import Tokenizers, load_tokenizers, same_tokenizers, tokenizer_of
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class BitextTask(StoredTask, ParallelTask):
 
 def _read(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirectory:
     options = PreprocessOptions(vocabulary_size=config.vocab_size, tokenizers=dict(tokenizers), exclude=config.exclude)
-    data = DataDirectory.open(prepare(get_demo() if config.data is None else config.data, options))
+    data = DataDirectory.open(prepare(find_resource("demo").get() if config.data is None else config.data, options))
     given = load_tokenizers(tokenizers, partial=True) if tokenizers else {}
     if not same_tokenizers(given, {side: own for side, own in data.tokenizers.items() if side in given}):
         named = " ".join(f"--{side}-tokenizer {path}" for side, path in tokenizers.items()).replace("--shared-", "--")
