@@ -105,15 +105,14 @@ def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Nei
     damaged = UserError("a damaged file of neighbours", path=path, cure="remove it to begin anew")
     if path.stat().st_size > 12 * k * (sources + targets) + 10_000:
         raise damaged
-    try:
-        with warnings.catch_warnings(), np.load(path, allow_pickle=False) as file:
-            warnings.simplefilter("ignore")
-            stored = Neighbours(*(file[field.name] for field in fields(Neighbours)))
-            done = int(file["done"])
-    except OSError:
-        raise
-    except Exception:  # numpy and zipfile raise errors of many types
-        raise damaged from None
+    with open(path, "rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            arrays = np.load(file, allow_pickle=False)
+            stored = Neighbours(*(arrays[field.name] for field in fields(Neighbours)))
+            done = int(arrays["done"])
+        except Exception:  # numpy and zipfile raise errors of many types
+            raise damaged from None
     for side, index, similarity, others in (
         (sources, stored.xy, stored.xy_similarity, targets),
         (targets, stored.yx, stored.yx_similarity, sources),

@@ -81,7 +81,7 @@ class SearchOptions:
 
     def greatest_length(self, length: int) -> int:
         """Return the largest number of tokens, without eos, in the translation of a sentence of ``length`` tokens."""
-        return int(min(self.max_length_a * length + self.max_length_b, UNLIMITED))
+        return int(min(self.max_length_a * int(length) + self.max_length_b, UNLIMITED))
 
     def penalty(self, length: int) -> float:
         """Return the divisor of the log-probability of a translation of ``length`` tokens, including eos."""

@@ -148,7 +148,7 @@ class Translator:
         sizes = max_tokens // options.width, self.text.max_length, most
         for places in batches_of([source.tokens[row] for row in with_text], *sizes):
             rows = [with_text[place] for place in places]
-            what = f"a batch of {len(rows):,} sentences with {options.width:,} hypotheses each"
+            what = f"a batch of {len(rows) * options.width:,} hypotheses"
             needed, cure = len(rows) * self._bytes_of_a_sentence(options), "lower `beam`, `nbest` or `max_tokens`"
             check_memory(needed, what, device=str(device), cure=cure)
             sides = [source.tokens[row] for row in rows]
