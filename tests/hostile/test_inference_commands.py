@@ -121,7 +121,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_translator(folder / "nmt")
     x = draw.standard_normal((50, 8)).astype(np.float32)
     arrays = {"x": x, "y": x[:40] + 1, "same": np.ones_like(x), "flat": x[0], "no_columns": x[:, :0], "whole": x > 0,
-              "columns": np.asfortranarray(x), "1e300": x.astype(float) * 1e300, "wide": draw.standard_normal((50, 9))}  # fmt: skip
+              "columns": np.asfortranarray(x), "1e300": x.astype(float) * 1e300,
+              "wide": draw.standard_normal((50, 9))}  # fmt: skip
     for name, bad in (("zero", 0.0), ("nan", np.nan), ("inf", -np.inf)):
         arrays[name] = x.copy()
         arrays[name][0 if name == "zero" else 2, :] = bad
