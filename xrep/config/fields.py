@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import re
@@ -23,6 +24,7 @@ TYPE_NAMES = {
     types.NoneType: "none",
 }
 PLURALS = {int: "integers", float: "finite numbers", str: "strings"}
+_type_hints = functools.cache(typing.get_type_hints)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def fields_of_class(section: str, cls: type) -> list[FieldSpec]:
         raise UserError(f"{name} is not a dataclass", cure="declare the options of a part in a dataclass")
     specs = []
     try:
-        hints = typing.get_type_hints(cls)
+        hints = _type_hints(cls)
         owners = {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
         for field in dataclasses.fields(cls):
             factory = field.default_factory

@@ -47,7 +47,7 @@ class BitextTask(StoredTask, ParallelTask):
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
         sampling_alpha: float = 1.0
         """Language pairs are drawn with p proportional to n ** sampling_alpha, where n is their number of pairs. 1
-        takes every pair once per epoch; smaller values repeat small corpora."""
+        takes every pair once per epoch; smaller values repeat small corpora. It must lie in [0, 1]."""
         vocab_size: int = 16000
         """Raw text only: number of subwords in the vocabulary that is trained on it."""
         exclude: list[str] = field(default_factory=list)

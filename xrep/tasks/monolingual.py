@@ -89,7 +89,7 @@ class MonolingualTask(StoredTask):
         3)."""
         sampling_alpha: float = 0.3
         """Languages are drawn with p proportional to n ** sampling_alpha, where n is their number of sentences (XLM-R:
-        0.3). 1 takes every example once per epoch."""
+        0.3). 1 takes every example once per epoch. It must lie in [0, 1]."""
         tokenizer: str | None = None
         """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
         bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
@@ -98,7 +98,7 @@ class MonolingualTask(StoredTask):
         """Number of subwords in the vocabulary that is trained."""
         vocabulary_alpha: float = 0.3
         """Weight of languages in the text that the vocabulary is trained on: n ** vocabulary_alpha (CMLM, section 4.1:
-        0.3)."""
+        0.3). It must lie in [0, 1]."""
         exclude: list[str] = field(default_factory=list)
         """Files or directories of evaluation sets, whose sentences are dropped from the training text."""
         batch_size: int | None = None

@@ -50,7 +50,7 @@ class TranslationTask(BitextTask):
         sampling_alpha: float = 1.0
         """Language pairs, by direction, are drawn with p proportional to n ** sampling_alpha, where n is their number
         of pairs; it equals 1/T for a sampling temperature T. 1 takes every pair once per epoch; smaller values repeat
-        small corpora."""
+        small corpora. It must lie in [0, 1]."""
 
         def problems(self) -> list[str]:
             problems = super().problems() + out_of_range(self, max_tokens="[1, inf)")
