@@ -28,11 +28,10 @@ from xrep.text.readers import (
 
 LINES = "Der Zug kommt.\nThe train comes.\r\n\n電車が来ます。\n".encode()
 ROWS = b"Der Zug kommt.\tThe train comes.\nGuten Tag.\tHello.\n\n"
-JSONL = b"".join(
-    json.dumps({"sentence1": "A man.", "sentence2": "A person.", "gold_label": label, "language": "de"}).encode()
-    + b"\n"
-    for label in ("entailment", "contradiction", "-")
-)
+PAIR = {"sentence1": "A man.", "sentence2": "A person.", "language": "de"}
+JSONL = "".join(
+    f"{json.dumps({**PAIR, 'gold_label': gold})}\n" for gold in ("entailment", "contradiction", "-")
+).encode()
 TABLE = b"premise\thypo\tlabel\tlanguage\nA man.\tNobody.\tcontradictory\tde\nA man.\tA person.\tentailment\ten\n"
 TRIPLETS = b'sent0,sent1,hard_neg\n"A man, here.",A person.,Nobody.\n"a ""b""",c,d\n'
 
@@ -172,7 +171,7 @@ CASES = [
     Case("preprocess", "--bitext de-en=a.tsv@" + "9" * 99 + " --destdir out", "no such file"),
     Case("preprocess", "--bitext de-en=a.tsv:0,1 --destdir out", "needs two different columns"),
     Case("preprocess", "--bitext de-en=short.tsv.gz --destdir out", "short.tsv.gz:1: damaged or truncated gzip file"),
-    Case("preprocess", "--bitext de-en=a.tsv --vocab-size " + "9" * 30 + " --destdir out", "a vocabulary of 999,999"),
+    Case("preprocess", "--bitext de-en=a.tsv --vocab-size " + "9" * 12 + " --destdir out", "a vocabulary of 999,999"),
     Case("preprocess", "--bitext de-en=a.tsv --vocab-size -1 --destdir out", "a vocabulary of -1 pieces"),
     Case("preprocess", "--bitext de-en=a.tsv --sampling-exponent 1e6 --destdir out", "sampled with the exponent 1e+06"),
     Case("preprocess", "--bitext de-en=a.tsv --sampling-exponent -3 --destdir out", "sampled with the exponent -3"),
@@ -203,3 +202,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_refused(case: Case, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check_refused(case, folder, capsys)
+
+
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    """JSON can spell it, but no tokenizer can encode it."""
+    (tmp_path / "train.jsonl").write_text(json.dumps({**PAIR, "sentence1": "a\ud800", "gold_label": "neutral"}))
+    with pytest.raises(UserError, match="train.jsonl:1: half of a surrogate pair in a sentence; fetch the file again"):
+        list(read_nli(discover_nli(tmp_path, "en")["train"], triplets=False))

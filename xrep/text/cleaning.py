@@ -54,10 +54,7 @@ def sentence_hashes(texts: Iterable[str]) -> np.ndarray:
 
 
 def template_hash(text: str) -> int:
-    """Return the ``sentence_hash`` of the text without numbers and ``{placeholders}``.
-
-    It is equal for near-duplicates that come from one template.
-    """
+    """Return the ``sentence_hash`` of the text without numbers and ``{placeholders}``: the same for near-duplicates."""
     return sentence_hash(_PLACEHOLDERS.sub(" ", text))
 
 
@@ -185,9 +182,7 @@ class CleaningReport:
 
 
 def drop_reason(source: str, target: str, hashes: Sequence[int], options: CleaningOptions) -> str | None:
-    """Return the first rule that drops the pair (one of ``STEPS``), or None.
-
-    Only rules that need nothing but the pair itself are checked.
+    """Return the first rule that drops the pair (one of ``STEPS``) by itself, or None.
 
     Args:
         hashes: ``sentence_hash`` of source and target.

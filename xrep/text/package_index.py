@@ -59,10 +59,8 @@ def run_pip(
     times in all; pip's cache keeps the files that were transferred completely.
 
     Args:
-        arguments: Arguments of pip.
         say: Called with one line of text for each file that is fetched and whenever pip waits.
         python: The Python interpreter that runs pip.
-        environment: Environment variables of the subprocess.
         log: File for pip's detailed log of the last attempt; None keeps no log.
     """
     with tempfile.TemporaryDirectory() as temporary:

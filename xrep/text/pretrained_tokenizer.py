@@ -1,9 +1,8 @@
 """Tokenizers of pretrained models: reading Hugging Face model directories, and writing Hugging Face files.
 
-``read_pretrained_tokenizer`` opens a model directory and returns one of two kinds of ``xrep.text.tokenizer.Tokenizer``:
-``HuggingFaceTokenizer`` (everything that the ``tokenizers`` library runs: WordPiece, byte-level BPE, unigram) or
-``XLMRobertaTokenizer`` (SentencePiece with fairseq's ids). ``save_as_huggingface`` writes any tokenizer of xrep in the
-format of transformers.
+``read_pretrained_tokenizer`` opens a model directory and returns a ``HuggingFaceTokenizer`` (everything that the
+``tokenizers`` library runs: WordPiece, byte-level BPE, unigram) or an ``XLMRobertaTokenizer`` (SentencePiece with
+fairseq's ids). ``save_as_huggingface`` writes any tokenizer of xrep in the format of transformers.
 """
 
 from __future__ import annotations
@@ -181,8 +180,7 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
     ``tokenizer.json`` (transformers would lower-case).
 
     Raises:
-        UserError: If there is no tokenizer, a file is damaged, a special token is missing, or the tokenizer belongs to
-            another family.
+        UserError: If a file is damaged or missing, or the tokenizer belongs to another family.
     """
     directory = _find(Path(directory))
     config = {name: value for name, value in read_json(directory / CONFIG_FILE).items() if value is not None}
@@ -198,8 +196,7 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
             apply_options(tokenizer, config)
     elif (path := directory / "vocab.txt").exists():
         _check_class(config, path, _WORDPIECE)
-        unknown = content_of(declared.get("unk_token")) or "[UNK]"
-        tokenizer = build_wordpiece(path, unknown, config)
+        tokenizer = build_wordpiece(path, content_of(declared.get("unk_token")) or "[UNK]", config)
     elif (path := directory / "vocab.json").exists() and (directory / "merges.txt").exists():
         _check_class(config, path, _BYTE_LEVEL)
         tokenizer = build_byte_level_bpe(path, directory / "merges.txt", config.get("add_prefix_space") is True)
@@ -217,12 +214,8 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
     with explaining("a damaged tokenizer", path):
         add_tokens(tokenizer, directory, config)
         special_ids = find_special(tokenizer, declared, path)
-    return HuggingFaceTokenizer(
-        write_tokenizer_json(tokenizer, original),
-        special_ids,
-        split_special_tokens=config.get("split_special_tokens") is True,
-        origin=path,
-    )
+    text, split = write_tokenizer_json(tokenizer, original), config.get("split_special_tokens") is True
+    return HuggingFaceTokenizer(text, special_ids, split_special_tokens=split, origin=path)
 
 
 def _converted(directory: Path) -> str | None:
@@ -250,9 +243,6 @@ def maximum_length(directory: str | Path) -> int | None:
 
     This is ``max_seq_length`` of ``sentence_bert_config.json``, or else ``model_max_length`` of
     ``tokenizer_config.json``. A value of a million or more does not count as a length. None if neither is given.
-
-    Raises:
-        UserError: If one of these files is damaged.
     """
     directory = _find(Path(directory))
     for name, key in ((SENTENCE_FILE, "max_seq_length"), (CONFIG_FILE, "model_max_length")):
@@ -266,9 +256,9 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
     """Write the files that transformers' ``AutoTokenizer`` and ``PreTrainedTokenizerFast`` load, with the same ids.
 
     ``tokenizer.json`` puts ``bos`` and ``eos`` around a sentence. SentencePiece models are converted to their
-    equivalent in the ``tokenizers`` library (``xrep.text.tokenizer_json`` describes where the two may differ). With
-    these, the name of a special token in a text is ordinary text. The option ``split_special_tokens`` in the config
-    makes transformers do the same; the ``tokenizers`` library used alone does not know the option.
+    equivalent in the ``tokenizers`` library (``xrep.text.tokenizer_json`` describes where the two may differ), and the
+    option ``split_special_tokens`` makes transformers, too, take the name of a special token in a text as ordinary
+    text; the ``tokenizers`` library used alone does not know the option.
 
     Args:
         directory: Output folder, created if missing; files of the same names are replaced.

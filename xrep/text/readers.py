@@ -79,13 +79,11 @@ def read_lines(
 
     Args:
         allow_empty: Accept a file without lines.
-        most_words: Largest number of words in a line. None allows any number, for readers that shorten lines
-            themselves.
+        most_words: Largest number of words in a line; None for readers that shorten lines themselves.
 
     Raises:
-        UserError: If the file is missing, a folder, empty (unless ``allow_empty``), damaged gzip or xz, or invalid
-            UTF-8, or if a line has more than ``most_words`` words or 1,000,000 characters. The message names file and
-            line.
+        UserError: If the file is missing, a folder, empty (unless ``allow_empty``), damaged or invalid UTF-8, or a line
+            has more than ``most_words`` words or 1,000,000 characters. The message names file and line.
     """
     number = 0
     with _open(path) as file:

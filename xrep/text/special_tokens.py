@@ -73,11 +73,7 @@ def tokens_around(tokenizer: Tokenizer, path: Path) -> tuple[list[int], list[int
 
 
 def add_tokens(tokenizer: Tokenizer, directory: Path, config: Mapping[str, Any]) -> None:
-    """Add the tokens of ``added_tokens.json`` and of ``tokenizer_config.json``, which are not in the vocabulary file.
-
-    Raises:
-        UserError: If one of these tables is damaged, or its ids do not fit the vocabulary.
-    """
+    """Add the tokens of ``added_tokens.json`` and ``tokenizer_config.json``, which are not in the vocabulary file."""
     path = directory / CONFIG_FILE
     table = config.get("added_tokens_decoder", {})
     if not isinstance(table, dict):
@@ -103,7 +99,6 @@ def _added(tokenizer: Tokenizer) -> set[str]:
 
 
 def _added_token(content: str, value: Any, special: bool = True) -> AddedToken:
-    """Return a token with the flags that a config gives it."""
     flags = value if isinstance(value, dict) else {}
     options = {name: flags.get(name) is True for name in ("single_word", "lstrip", "rstrip", "normalized")}
     return AddedToken(content, **options, special=special or flags.get("special") is True)

