@@ -105,11 +105,8 @@ def _discard_output() -> None:
 
 @contextmanager
 def naming_options(options: Mapping[str, str]) -> Iterator[None]:
-    """Make errors name the options of the command: replace the fields in backticks (`queue_size`) by their options.
-
-    Args:
-        options: Maps the name of a field to its option, such as ``--queue-size``. Other fields stay as they are.
-    """
+    """Make errors name the options of the command: the fields in backticks (`queue_size`) are replaced by their
+    ``options`` (``--queue-size``). Other fields stay as they are."""
     try:
         yield
     except (UserError, TrainingError) as error:

@@ -15,6 +15,7 @@ from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.interop.pretrained import find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import MODULES
+from xrep.memory import check_memory
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import SHARED, DualEncoder
 from xrep.nn.bert import CONFIG
@@ -120,7 +121,11 @@ class SentenceEncoder:
         device, vocabulary = next(self.model.parameters()).device, self.text.vocabulary(tower)
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
             for rows in batches_of(tokens, batch_tokens, self.text.max_length):
-                batch = collate([tokens[row] for row in rows], vocabulary, self.text.max_length).to(device)
+                batch = collate([tokens[row] for row in rows], vocabulary, self.text.max_length)
+                states = 24 * batch.tokens.numel() * self.output_size  # of a feed-forward layer and around it, at least
+                what = f"a batch of {batch.tokens.numel():,} subwords"
+                check_memory(states, what, device=str(device), cure="lower `batch_tokens`")
+                batch = batch.to(device)
                 encoded = self.model.encode(tower, batch)[0].float()
                 vectors[rows] = (F.normalize(encoded, dim=1) if normalize else encoded).cpu().numpy()
                 bar.update(len(rows))

@@ -26,6 +26,8 @@ _QUERIES = 1 << 18
 """Number of queries in one unit of work."""
 _BLOCK = 1 << 14
 """Number of rows that are read at a time."""
+_MOST_PROPOSALS = 1 << 24
+"""Number of neighbours that are proposed at a time."""
 _TRAINING_ROWS_A_CELL = 48
 _MOST_CELLS = 4096
 _REFINED = 8
@@ -99,8 +101,9 @@ def _search(
     index: faiss.IndexIVF, queries: Side, side: Side, best: Best, first: int, block: tuple[int, int], refined: int
 ) -> None:
     wanted = min(index.ntotal, refined * best.index.size(1))
-    for start in range(*block, _BLOCK):
-        stop = min(start + _BLOCK, block[1])
+    rows = max(1, min(_BLOCK, _MOST_PROPOSALS // wanted))
+    for start in range(*block, rows):
+        stop = min(start + rows, block[1])
         x_BD = queries.read(start, stop)
         _, proposed_BP = index.search(x_BD, wanted)
         absent_BP = torch.from_numpy(proposed_BP < 0)

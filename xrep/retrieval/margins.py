@@ -90,10 +90,10 @@ def margin_scores(
 
 def check_neighbours(k: int, sources: int, targets: int) -> None:
     """Raise a UserError unless each side has k neighbours on the other."""
+    fewest = min(sources, targets)
     if k < 1:
         raise UserError(f"{k} neighbours", cure="give at least 1")
-    if k > min(sources, targets):
-        which = f"{sources:,} sentences and {targets:,}" if sources != targets else f"{sources:,} sentences a side"
-        raise UserError(
-            f"{k} neighbours, but there are {which}", cure=f"give at most {min(sources, targets)}, or more sentences"
-        )
+    if k > fewest:
+        there = f"{sources:,} sentences and {targets:,}" if sources != targets else f"{sources:,} sentences a side"
+        cure = f"lower `neighbours` to {fewest}, or give more sentences" if fewest else "give more sentences"
+        raise UserError(f"{k} neighbours, but there are {there}", cure=cure)

@@ -123,7 +123,14 @@ def search_block(x_BD: Tensor, y_CD: Tensor, best_x: Best, best_y: Best, first_x
 
 def normalize_rows(x: np.ndarray) -> np.ndarray:
     """Return ``x`` [N, D] with each row divided by its L2 norm, so that inner products are cosines; zero rows stay."""
-    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(x.dtype).tiny)
+    with np.errstate(over="ignore", under="ignore"):
+        norms = np.linalg.norm(x, axis=1, keepdims=True)
+    extreme = ~((norms[:, 0] > 1e-15) & (norms[:, 0] < np.inf))
+    if extreme.any():  # squares of such numbers are too small or too large for float32
+        x, largest = x.copy(), np.abs(x[extreme]).max(axis=1, initial=0, keepdims=True)
+        x[extreme] /= np.where(largest > 0, largest, 1)
+        norms[extreme] = np.linalg.norm(x[extreme], axis=1, keepdims=True)
+    return x / np.maximum(norms, np.finfo(x.dtype).tiny)
 
 
 def neighbours(x: np.ndarray, y: np.ndarray, k: int, *, device: str | torch.device = "cpu") -> Neighbours:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-import zipfile
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.kernels.precision import operand_dtype
+from xrep.memory import check_memory
 from xrep.progress import Counter
 from xrep.retrieval.neighbours import TILE, Best, Neighbours, search_block
 from xrep.retrieval.vectors import VectorFile
@@ -65,13 +66,13 @@ class SearchState:
         """Load what an earlier run left in ``path``, or start without neighbours.
 
         Raises:
-            UserError: The file is damaged, or belongs to a search with other numbers of sentences or neighbours.
+            UserError: As ``load_neighbours``.
         """
+        what = f"{k:,} neighbours of each of {sources + targets:,} sentences"
+        check_memory(12 * k * (sources + targets), what, device=device, cure="lower `neighbours`")
         if not path.exists():
             return cls(Best.none(sources, k, device=device), Best.none(targets, k, device=device), path)
-        stored, done = load_neighbours(path)
-        if stored.xy.shape != (sources, k) or stored.yx.shape != (targets, k):
-            raise UserError("of another search", path=path, cure="remove it to begin anew")
+        stored, done = load_neighbours(path, sources, targets, k)
         tensors = {name: torch.from_numpy(array).to(device) for name, array in vars(stored).items()}
         xy, yx = (Best(tensors[f"{side}_similarity"], tensors[side]) for side in ("xy", "yx"))
         return cls(xy, yx, path, done)
@@ -93,20 +94,36 @@ class SearchState:
             self._saved = time.monotonic()
 
 
-def load_neighbours(path: Path) -> tuple[Neighbours, int]:
+def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Neighbours, int]:
     """Load the file that ``SearchState`` saves: the neighbours, and the number of finished units of work.
 
     Raises:
-        UserError: The file is missing or damaged.
+        UserError: The file is missing or damaged, or belongs to a search with other numbers of sentences or neighbours.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return Neighbours(*(file[field.name] for field in fields(Neighbours))), int(file["done"])
-    except FileNotFoundError:
-        raise UserError("no such file", path=path, cure="run that part of the search first") from None
-    # A single array is not a context manager, which raises a TypeError, or an AttributeError before Python 3.11.
-    except (ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile):
-        raise UserError("a damaged file of neighbours", path=path, cure="remove it to begin anew") from None
+    if not path.is_file():
+        raise UserError("no such file", path=path, cure="run that part of the search first")
+    damaged = UserError("a damaged file of neighbours", path=path, cure="remove it to begin anew")
+    if path.stat().st_size > 12 * k * (sources + targets) + 10_000:
+        raise damaged
+    with open(path, "rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            arrays = np.load(file, allow_pickle=False)
+            stored = Neighbours(*(arrays[field.name] for field in fields(Neighbours)))
+            done = int(arrays["done"])
+        except Exception:  # numpy and zipfile raise errors of many types
+            raise damaged from None
+    for side, index, similarity, others in (
+        (sources, stored.xy, stored.xy_similarity, targets),
+        (targets, stored.yx, stored.yx_similarity, sources),
+    ):
+        if index.shape != (side, k) or similarity.shape != index.shape:
+            raise UserError("of another search", path=path, cure="remove it to begin anew")
+        if (index.dtype, similarity.dtype) != (np.int64, np.float32) or np.isnan(similarity).any() or done < 0:
+            raise damaged
+        if index.min(initial=-1) < -1 or index.max(initial=-1) >= others:
+            raise damaged
+    return stored, done
 
 
 def search_flat(x: Side, y: Side, state: SearchState, *, device: str = "cpu", show_progress: bool = False) -> None:
