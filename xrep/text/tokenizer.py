@@ -37,9 +37,8 @@ _MAXIMUM_BYTES = 1 << 28
 class Tokenizer(ABC):
     """Base class of tokenizers, which convert text to ids and back and know the ids of the special tokens.
 
-    Attributes: ``vocabulary_size``, ``pad_id``, ``unk_id``, ``eos_id`` (int); ``bos_id`` (None if sentences have none,
-    as in T5) and ``mask_id`` (None if the model has no mask piece); ``model``, the content of ``model_file`` in the
-    tokenizer's folder.
+    ``bos_id`` is None if sentences have none, as in T5, and ``mask_id`` if the model has no mask piece. ``model`` is
+    the content of ``model_file`` in the tokenizer's folder.
     """
 
     kind: str
@@ -69,12 +68,11 @@ class Tokenizer(ABC):
 
         if kind is None:
             return pretrained_tokenizer.read_pretrained_tokenizer(path)
-        for known in pretrained_tokenizer.KINDS:
-            if known.kind == kind:
-                return known.open(path)
-        names = ", ".join([SentencePieceTokenizer.kind, *(known.kind for known in pretrained_tokenizer.KINDS)])
-        problem = f"tokenizer of kind {kind!r}, but this xrep knows {names}"
-        raise UserError(problem, path=path / CONFIG_FILE, cure="use a newer xrep or another tokenizer")
+        kinds = {known.kind: known for known in (SentencePieceTokenizer, *pretrained_tokenizer.KINDS)}
+        if kind not in kinds:
+            problem = f"tokenizer of kind {kind!r}, but this xrep knows {', '.join(kinds)}"
+            raise UserError(problem, path=path / CONFIG_FILE, cure="use a newer xrep or another tokenizer")
+        return kinds[kind].open(path)
 
     @classmethod
     @abstractmethod
@@ -284,11 +282,7 @@ def write_files(files: Mapping[str, bytes], directory: str | Path) -> None:
 def read_model(
     path: Path, missing: str = "no such tokenizer", cure: str = "give a tokenizer folder or a .model file"
 ) -> bytes:
-    """Return the content of a tokenizer's file.
-
-    Raises:
-        UserError: If there is no such file, or it is a pipe, a device or too large.
-    """
+    """Return the content of a tokenizer's file; raise UserError if there is none, or it is a pipe or too large."""
     if not path.exists():
         raise UserError(missing, path=path, cure=cure)
     if not path.is_file():
