@@ -44,8 +44,8 @@ def naming(path: str | Path) -> Iterator[None]:
 def is_stream(path: str | Path) -> bool:
     """Return whether a path is that of a device, a pipe or an open stream such as /dev/stdout, which is only written
     to and never replaced."""
-    given, real = os.path.abspath(path), os.path.realpath(path)
-    if given.startswith(("/dev/", "/proc/")) and not given.startswith("/dev/shm/"):
+    absolute, real = os.path.abspath(path), os.path.realpath(path)
+    if absolute.startswith(("/dev/", "/proc/")) and not absolute.startswith("/dev/shm/"):
         return True
     return os.path.exists(real) and not os.path.isfile(real) and not os.path.isdir(real)
 
