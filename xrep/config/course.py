@@ -202,11 +202,11 @@ def _problems_of_stages(values: Mapping[str, Any], command: Mapping[str, Any]) -
     changes = command.get("stages", {})
     for number, stage in enumerate(stages):
         key = f"stages.{stage['name']}"
-        for given in (stage, changes.get(stage["name"])):
-            given = given if isinstance(given, Mapping) else {}
-            if "save_dir" in given.get("checkpoint", {}):
+        for own in (stage, changes.get(stage["name"])):
+            own = own if isinstance(own, Mapping) else {}
+            if "save_dir" in own.get("checkpoint", {}):
                 cure = "set checkpoint.save_dir of the whole course"
                 problems.append(f"{key}.checkpoint.save_dir is given, but a stage trains in SAVE_DIR/NAME; {cure}")
-            if number == 0 and str(given.get("init")).split("/")[0] == PREVIOUS:
-                problems.append(f"{key}.init is {given['init']}, but there is no stage before it")
+            if number == 0 and str(own.get("init")).split("/")[0] == PREVIOUS:
+                problems.append(f"{key}.init is {own['init']}, but there is no stage before it")
     return problems
