@@ -8,7 +8,7 @@ import pytest
 
 from tests.encoders import write_encoder
 from xrep.errors import UserError
-from xrep.evaluation.figures import Figures
+from xrep.evaluation.evaluation import Figures
 from xrep.evaluation.xtreme import parse_runs, task_score
 from xrep_cli import eval
 

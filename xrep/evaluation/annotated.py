@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Evaluation, OverlapOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import find_overlap, total
 from xrep.evaluation.reading import choose_languages
 from xrep.inference.classifier import SentenceClassifier
@@ -88,7 +87,7 @@ class AnnotatedEvaluation(Evaluation):
                 encoder.training_hashes, *columns, drop=self.config.drop_overlap, name=language
             )
             kept = [example for example, is_kept in zip(examples, keep, strict=True) if is_kept]
-            values[language] = {**self.score(encoder, kept), "examples": len(kept), "overlap": overlap.as_dict()}
+            values[language] = {**self.score(encoder, kept), "examples": len(kept), "overlap": asdict(overlap)}
             overlaps.append(overlap)
         mean = float(np.mean([own[metric] for own in values.values()]))
         return Figures(

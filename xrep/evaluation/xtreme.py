@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Evaluation
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import Evaluation, Figures, table
 from xrep.registry import EVALUATIONS
 
 GROUPS: dict[str, tuple[str, ...]] = {

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.models.model import ClassifyingModel
-from xrep.models.start import check_vocabulary, encoder_shape, find_start, shape_from
+from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, find_start, load_start, shape_from
 from xrep.nn.encoder import Encoder, initialise
-from xrep.nn.layers import Linear, Norm
+from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
 from xrep.text.sides import SHARED
 
@@ -39,52 +39,13 @@ class Classifier(ClassifyingModel):
     """
 
     @dataclass(kw_only=True)
-    class Config:
-        encoder: str | None = None
-        """Pretrained encoder to start from: RUN/best, or RUN/best/target of a run with two towers; a directory of
-        Hugging Face or sentence-transformers, or a name in the local Hugging Face cache. The model uses its sizes and
-        its tokenizer."""
-        encoder_type: str = "auto"
-        """Implementation of the encoder: transformer (xrep's own: BERT, RoBERTa, XLM-R), transformers (the library, pip
-        install 'xrep[hf]', for any other encoder), or auto, which chooses xrep's own if it can."""
-        pretrained_layers: int | None = None
-        """Number of first layers of the pretrained encoder to use; none: all."""
-        layers: int = 6
-        """Number of transformer layers. This and the sizes below apply only to an encoder that is not pretrained."""
-        hidden_size: int = 512
-        """Width of the token vectors."""
-        heads: int = 8
-        """Number of attention heads."""
-        feedforward_size: int = 2048
-        """Width of the feed-forward networks."""
-        norm: Norm = "post"
-        """Position of layer normalisation: after each sublayer (post, as in BERT) or before it (pre)."""
-        max_positions: int = 512
-        """Maximum length of a sequence in subwords, including special tokens."""
+    class Config(EncoderOptions):
         pooling: Pooling = "cls"
         """What the label of a text is predicted from: the vector of [CLS], which HiCTL and DAP read, or the mean or the
         maximum of the token vectors, which suits an encoder that was trained with it and is frozen (CMLM)."""
-        dropout: float = 0.1
-        """Dropout rate of embeddings, sublayer outputs and the input of the head."""
-        attention_dropout: float = 0.1
-        """Dropout rate of attention weights."""
 
-        def problems(self) -> list[str]:
-            sizes = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions", "pretrained_layers")
-            given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
-            problems = [f"{name} must be at least 1, not {value}" for name, value in given.items() if value < 1]
-            if not problems and not self.encoder and self.hidden_size % self.heads:
-                problems.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
-            rates = {name: getattr(self, name) for name in ("dropout", "attention_dropout")}
-            return problems + [f"{name} must lie in [0, 1), not {x}" for name, x in rates.items() if not 0 <= x < 1]
-
-        def tokenizers(self) -> dict[str, str]:
-            """Return the folder of the pretrained encoder's tokenizer by side; empty if there is none.
-
-            Raises:
-                UserError: The pretrained encoder does not exist.
-            """
-            return {SHARED: str(find_start(self.encoder, self.encoder_type).tokenizer)} if self.encoder else {}
+        def pretrained(self) -> dict[str, str]:
+            return {SHARED: self.encoder} if self.encoder else {}
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -103,7 +64,7 @@ class Classifier(ClassifyingModel):
             problem = f"sequences may have {text.max_length} subwords, the model has {shape.max_positions} positions"
             raise UserError(problem, cure="lower `max_length`")
         check_vocabulary(shape, vocabulary, SHARED)
-        self.encoder = Encoder.build(shape, dropout=config.dropout, attention_dropout=config.attention_dropout)
+        self.encoder = Encoder.build(shape, **config.rates)
         outputs = SPAN_OUTPUTS if self.annotation.kind == "span" else len(self.annotation.labels)
         self.dense = Linear(shape.hidden_size, shape.hidden_size) if self.annotation.kind == "label" else None
         self.output = Linear(shape.hidden_size, outputs)
@@ -111,17 +72,12 @@ class Classifier(ClassifyingModel):
         for layer in filter(None, (self.dense, self.output)):
             initialise(layer, 0.02)
         if start is not None:
-            state, unused = start.state(config.pretrained_layers)
-            self.encoder.load_state_dict(state)
-            left = f"; not used: {len(unused)} of its tensors" if unused else ""
-            self.notes.append(f"encoder: {len(state)} tensors of {start.path}, encoder type {shape.type}{left}")
+            self.notes.append(f"encoder: {load_start(self.encoder, start, config.pretrained_layers)}")
 
     def architecture(self) -> dict[str, Any]:
-        """Return the sizes of the encoder as plain data, which is saved beside the weights."""
         return self._architecture
 
     def forward(self, tokens: TokenBatch) -> Tensor:
-        """Return the logits: [N, labels] of texts, [N, T, tags] of words, or [N, T, 2] of the answers' ends."""
         states = self.encoder(tokens)
         if self.dense is None:
             return self.output(self.dropout(states))

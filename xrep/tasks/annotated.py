@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from xrep.config.ranges import out_of_range
 from xrep.data.annotated import AnnotatedBatch, Row, Rows, label_rows, question_rows, tag_rows
 from xrep.data.batching import Annotation, TextSpec, Vocabulary
 from xrep.data.building import build_cached, train_vocabulary
@@ -22,7 +23,7 @@ from xrep.data.store import TOKENIZER_DIRECTORY, Kind, write_manifest
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.bitext import VALIDATION_BATCH_SIZE
+from xrep.tasks.stored import given_tokenizers, rows_by_length
 from xrep.tasks.task import Examples, Task
 from xrep.text import labelled_readers, question_readers, tagged_readers
 from xrep.text.annotated import AnnotatedFile, LabelledText, Question, TaggedSentence, discover, of_split
@@ -72,18 +73,14 @@ class AnnotatedTask(Task):
         """Maximum length of a row in subwords, special tokens included."""
 
         def problems(self) -> list[str]:
-            problems = []
-            if not self.languages:
-                problems.append("languages must name at least one language, or all")
-            if not 0 <= self.dev_share < 1:
-                problems.append(f"dev_share must lie in [0, 1), not {self.dev_share}")
-            if self.batch_size < 1:
-                problems.append(f"batch_size must be at least 1, not {self.batch_size}")
-            if self.max_length < 8:
-                problems.append(f"max_length must be at least 8, not {self.max_length}")
-            if self.vocab_size < 8:
-                problems.append(f"vocab_size must be at least 8, not {self.vocab_size}")
-            return problems
+            bounds = {
+                "dev_share": "[0, 1)",
+                "batch_size": "[1, inf)",
+                "max_length": "[8, inf)",
+                "vocab_size": "[8, inf)",
+            }
+            problems = [] if self.languages else ["languages must name at least one language, or all"]
+            return problems + out_of_range(self, **bounds)
 
     config: Any
 
@@ -163,16 +160,15 @@ class AnnotatedTask(Task):
 
     def _tokenizers(self, brought: Mapping[str, str], files: list[Path], examples: list[Any]) -> Tokenizers:
         config = self.config
-        if brought or config.tokenizer is not None:
-            tokenizers = load_tokenizers(brought or {SHARED: tokenizer_folder(config.tokenizer)})
-            return tokenizers
+        if given := given_tokenizers(config.tokenizer, brought, shared=True):
+            return given
 
         def sentences() -> Iterator[tuple[str, str]]:
             return ((example.language, text) for example in examples for text in self.texts(example))
 
         def build(folder: Path, place: Path) -> None:
             tokenizer = train_vocabulary(sentences, config.vocab_size, folder / TOKENIZER_DIRECTORY, print)
-            write_manifest(folder, VOCABULARY, tokenizer.vocabulary_size, {})
+            write_manifest(folder, VOCABULARY, {SHARED: tokenizer}, HashSet(), {})
 
         facts = [self.kind, config.vocab_size, config.languages, config.language, config.dev_share, self._seed]
         built = build_cached("annotated", VOCABULARY, facts, files, build)
@@ -183,7 +179,7 @@ class AnnotatedTask(Task):
         return self.config.batch_size
 
     def check_size(self, world_size: int) -> None:
-        check_size(self.examples, "examples", self.config.batch_size, world_size, self.config.data)
+        check_size(self._order, self.config.batch_size, "examples", world_size, self.config.data)
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
@@ -216,9 +212,8 @@ class AnnotatedTask(Task):
         return len(self._dev) > 0
 
     def validation_batches(self) -> Iterator[AnnotatedBatch]:
-        order = np.argsort(self._dev.lengths, kind="stable")
-        for start in range(0, len(order), VALIDATION_BATCH_SIZE):
-            yield self._dev.batch(order[start : start + VALIDATION_BATCH_SIZE], self.text.vocabulary(SHARED), self.kind)
+        for rows in rows_by_length(self._dev.lengths):
+            yield self._dev.batch(rows, self.text.vocabulary(SHARED), self.kind)
 
 
 class ClassificationTask(AnnotatedTask):
@@ -314,12 +309,7 @@ class QuestionAnsweringTask(AnnotatedTask):
         """Number of subwords of a question that are read."""
 
         def problems(self) -> list[str]:
-            problems = super().problems()
-            if self.stride < 1:
-                problems.append(f"stride must be at least 1, not {self.stride}")
-            if self.max_question < 1:
-                problems.append(f"max_question must be at least 1, not {self.max_question}")
-            return problems
+            return super().problems() + out_of_range(self, stride="[1, inf)", max_question="[1, inf)")
 
     @property
     def gives(self) -> Examples:
@@ -384,9 +374,3 @@ def labels_of(labels: Iterable[str]) -> list[str]:
         if other != label:
             raise UserError(f"the labels {other!r} and {label!r} differ only in case", cure="write them alike")
     return unique
-
-
-def tokenizer_folder(path: str) -> Path:
-    """Return the folder of a tokenizer, which may be inside of a checkpoint or a data directory."""
-    inner = Path(path) / TOKENIZER_DIRECTORY
-    return inner if inner.is_dir() else Path(path)

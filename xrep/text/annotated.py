@@ -14,7 +14,7 @@ from typing import Literal
 
 from xrep.errors import UserError
 from xrep.text.languages import canonical, name
-from xrep.text.readers import is_language
+from xrep.text.readers import LANGUAGE_CODE, plain_name
 
 Split = Literal["train", "valid", "test"]
 _SPLITS: dict[str, Split] = {
@@ -22,7 +22,6 @@ _SPLITS: dict[str, Split] = {
     "matched": "valid", "test": "test",
 }  # fmt: skip
 _PARTS = re.compile(r"[._-]+")
-_PACKED = (".gz", ".xz")
 _CODES = {"jp": "ja"}
 """Codes in the names of data sets that are no language codes: the Amazon reviews have a folder jp."""
 DEPTH = 3
@@ -139,14 +138,6 @@ def _files_below(folder: Path, depth: int) -> Iterable[Path]:
             yield entry
 
 
-def plain_name(path: Path) -> str:
-    """Return the name of a file without the ending of its compression."""
-    plain = path.name
-    for ending in _PACKED:
-        plain = plain.removesuffix(ending)
-    return plain
-
-
 def _described(path: Path, root: Path, language: str) -> AnnotatedFile:
     """Return the file with its split and language, which the nearest name that has them decides."""
     names = [plain_name(path), *(folder.name for folder in path.parents)]
@@ -162,4 +153,4 @@ def _described(path: Path, root: Path, language: str) -> AnnotatedFile:
 
 def _is_code(part: str) -> bool:
     """Return whether a part of a name is a language that xrep knows; other short words are not taken for one."""
-    return part not in _SPLITS and is_language(part) and name(part) != canonical(part)
+    return part not in _SPLITS and re.fullmatch(LANGUAGE_CODE, part) is not None and name(part) != canonical(part)

@@ -25,9 +25,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from xrep.errors import UserError
-from xrep.text.annotated import AnnotatedFile, LabelledText, plain_name
+from xrep.text.annotated import AnnotatedFile, LabelledText
 from xrep.text.languages import canonical
-from xrep.text.readers import read_lines
+from xrep.text.readers import plain_name, read_lines
 
 SUFFIXES = (".tsv", ".txt", ".jsonl", ".review")
 PARALLEL = re.compile(r"s1\.(train|dev|valid|test)")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.text.annotated import AnnotatedFile, Answer, Question, plain_name
+from xrep.text.annotated import AnnotatedFile, Answer, Question
+from xrep.text.readers import plain_name
 
 SUFFIXES = (".json",)
 _CURE = "give a file in SQuAD's form: data, paragraphs, context, qas, question, id, answers, text, answer_start"

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from xrep.errors import UserError
-from xrep.text.annotated import AnnotatedFile, TaggedSentence, plain_name
-from xrep.text.readers import read_lines
+from xrep.text.annotated import AnnotatedFile, TaggedSentence
+from xrep.text.readers import plain_name, read_lines
 
 SUFFIXES = (".conllu", ".tsv", ".txt", ".bio", ".iob2")
 _COLUMNS = 10
