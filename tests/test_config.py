@@ -190,7 +190,7 @@ def test_all_problems_are_told_together():
         "criterion.temperature must be a finite number, not 'hot'",
         "criterion.queue_size must be at least 0, not -5",
         "optimizer.lr must be a finite number, not 'nan'",
-        "optimizer.adam_eps must be a number of at least 0, not -1.0",
+        "optimizer.adam_eps must be at least 0, not -1.0",
         "unknown lr_scheduler 'cosin'; did you mean 'cosine'?",
         *error.value.problems[9:11],
         "trainer.max_steps must be an integer or none, not [1]",

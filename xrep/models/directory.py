@@ -18,8 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
+import re
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,8 +96,10 @@ class Checkpoint:
             problem = "an encoder alone, not a run to go on with"
             raise UserError(problem, path=self.path, cure="set `init` to start from it")
         try:
-            return torch.load(self.path / STATE, weights_only=True, map_location="cpu")
-        except (pickle.UnpicklingError, RuntimeError, EOFError):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about unusual files, which are refused or read all the same
+                return torch.load(self.path / STATE, weights_only=True, map_location="cpu")
+        except Exception:  # whatever the unpickler makes of bytes that torch did not write
             problem, cure = "not a training state that is safe to read", "set `init` to start from the weights alone"
             raise UserError(problem, path=self.path / STATE, cure=cure) from None
 
@@ -201,7 +204,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 def checkpoints_in(run: Path) -> list[Path]:
     """Return the checkpoints in the directory of a run, in the order of their steps; some may be damaged."""
-    return sorted(p for p in run.glob(f"{PREFIX}*") if p.is_dir())
+    steps = {path: path.name.removeprefix(PREFIX) for path in run.glob(f"{PREFIX}*") if path.is_dir()}
+    numbered = (path for path, step in steps.items() if re.fullmatch("[0-9]{8,19}", step))
+    return sorted(numbered, key=lambda path: int(steps[path]))
 
 
 def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
