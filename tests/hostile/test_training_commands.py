@@ -129,6 +129,7 @@ def test_environments(
         check_refused(Case("train", command(data_directory, "run"), message), tmp_path, capsys)
 
 
+@pytest.mark.slow
 def test_metrics_are_read_whatever_they_hold(fuzz: Fuzz) -> None:
     lines = b"".join(json.dumps({"step": step, "kind": "train", "loss": 0.5}).encode() + b"\n" for step in (1, 2, 3))
 
@@ -139,7 +140,7 @@ def test_metrics_are_read_whatever_they_hold(fuzz: Fuzz) -> None:
         path.write_bytes(content)
         assert all(line in content.split(b"\n") and json.loads(line)["step"] <= 2 for line in kept.splitlines())
 
-    fuzz("metrics.jsonl", METRICS, files_like(lines, b"[" * 100_000 + b"\n" + lines), read)
+    fuzz("metrics.jsonl", METRICS, files_like(lines, b"[" * 3000 + b"\n" + lines), read)
 
 
 SECTIONS = {
