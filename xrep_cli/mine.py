@@ -110,7 +110,8 @@ def _main(options: argparse.Namespace) -> None:
     encoder = SentenceEncoder.load(options.path, device=device) if needed else None
     mining = MiningOptions(**{**values_of(options, MiningOptions), "device": device})
     output = Path(options.output)
-    mined = mine(*sides, output, mining, encoder=encoder, shard=shard, merged=options.merge, show_progress=True)
+    source, target = sides
+    mined = mine(source, target, output, mining, encoder=encoder, shard=shard, merged=options.merge, show_progress=True)
     write_summary(asdict(mined), options.json)
     if options.json != "-":
         result = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"

@@ -127,6 +127,8 @@ def _words(argv: Sequence[str], is_flag: Callable[[str], bool]) -> Iterator[tupl
                 yield "option", name, rest.pop(0)
             else:
                 yield "option", name, None
+        elif token.startswith("-") and token != "-":
+            yield "dash", token, None
         elif (assignment := ASSIGNMENT.fullmatch(token)) and not os.path.exists(token):
             yield "assignment", assignment[1], assignment[2]
         else:
@@ -184,14 +186,18 @@ class _Reader:
                 self._option(name, value)
             elif form == "assignment":
                 self._assign(name, value or "")
+            elif form == "dash":
+                self.line.problems.append(f"unknown option {shortened(name)}; options begin with --")
             else:
                 self._data(name)
         return self.values
 
     def _option(self, name: str, value: str | None) -> None:
         key, kind = self._find(name)
-        if name in FLAGS:
+        if name in FLAGS and value in (None, "true"):
             self.line.flags.add(name)
+        elif name in FLAGS:
+            self.line.problems.append(f"--{name} takes no value")
         elif kind is bool:
             self._set(key, "true" if value is None else value)
         elif value is None and self._is_flag(name):
@@ -208,6 +214,8 @@ class _Reader:
         """Read ``section.option=value``; the first look has read those that choose a part or a plugin."""
         if "." in key and not _selected_section(key) or key in (*FIXED_SECTIONS, *TOP_LEVEL, "mixing"):
             self._set(key, value)
+        elif not value and _selected_section(key):
+            self.line.problems.append(f"{shortened(key)}= needs a value")
         elif not _selected_section(key) and key not in ("plugin", "plugins"):
             self._refuse("key", key, [*SECTIONS, *TOP_LEVEL, *self.by_key])
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.hostile.fuzzing import Fuzz, files_like
 from xrep.config import compose_course
-from xrep.config.sections import DEFAULT_NAMES
+from xrep.config.sections import SECTIONS, TOP_LEVEL
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
 from xrep_cli.options import DEMO_RECIPE, parse
@@ -60,13 +60,13 @@ def retyped(draw: st.DrawFn, valid: Sequence[bytes]) -> bytes:
     """Draw one of the valid files with up to three values that are replaced, or added under another key of the file."""
     root = yaml.safe_load(draw(st.sampled_from(list(valid))))
     for _ in range(draw(st.integers(0, 3))):
-        node, keys = root, [*DEFAULT_NAMES, *root]
+        node, keys = root, [*SECTIONS, *TOP_LEVEL, *root]
         while True:
             key: Any = draw(st.sampled_from([*node, *keys] if isinstance(node, dict) else range(len(node))))
             inner = node[key] if isinstance(node, list) or key in node else None
             if not isinstance(inner, dict | list) or not inner or draw(st.booleans()):
                 break
-            node, keys = inner, ["name", "batch_size", "stages", "parts"]
+            node, keys = inner, ["name", "batch_size", "stages", "parts", "checkpoint", "init"]
         node[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
     return yaml.dump(root).encode("utf-8", "surrogatepass")
 

@@ -72,12 +72,10 @@ def encode_file(
 
     Args:
         path: The input file, plain or compressed with gzip or xz; ``-`` is standard input.
-        output: The output file. With several processes it is the name from which those of the shards are made.
-        lang: Language of the lines; needed if the encoder has a tower for each side.
         dtype: Type of the numbers in the file.
-        batch_tokens, normalize: As in ``SentenceEncoder.encode``.
+        lang, batch_tokens, normalize: As in ``SentenceEncoder.encode``.
         rank, world_size: Number of this process, from 0, and number of processes. Each process encodes a range of
-            consecutive lines into its own shard.
+            consecutive lines into its own shard, ``shard_path(output, rank, world_size)``.
 
     Raises:
         UserError: If a line is invalid, a vector is not finite in ``dtype``, there is an unfinished output of another
@@ -189,7 +187,7 @@ class _Writer:
             self.partial.unlink(missing_ok=True)  # There is nothing to resume from.
 
     def resume(self, lines: Iterator[str]) -> None:
-        """Skip the lines that are already encoded, check that they are unchanged, and truncate the file after them."""
+        """Skip the lines that are encoded already, check that they are the same, and cut the file after them."""
         if self._saved is None:
             self.journal.unlink(missing_ok=True)
         else:

@@ -157,7 +157,6 @@ def mine(
         shard: (i, n), with i from 1: search only the i-th of n parts of the source. The result is the folder
             ``{output}.shard-i-of-n`` and no pairs are written.
         merged: Number n of shards whose results are merged instead of searching; None searches.
-        show_progress: Whether to show on stderr how far the search is.
 
     Raises:
         UserError: If a side is invalid, there are fewer sentences than neighbours, or there is an unfinished search or
@@ -178,8 +177,7 @@ def mine(
         if merged:
             nearest = _merge_shards(output, merged, x, y, facts)
         else:
-            _remember(work, facts)
-            nearest = _search(x, y, work, options, show_progress)
+            nearest = _search(x, y, work, options, facts, show_progress)
         pairs = None if shard else _write(output, nearest, sides, options)
         _clear(work, keep=("neighbours.npz", "facts.json") if shard else ())
     return Mined(
@@ -257,16 +255,6 @@ def _check(x: Side, y: Side, options: MiningOptions) -> None:
     check_neighbours(options.neighbours, len(x), len(y))
 
 
-def _remember(work: Path, facts: dict[str, Any]) -> None:
-    """Save the facts of the search, or check that those of an earlier run are the same."""
-    path = work / "facts.json"
-    if not path.exists():
-        write_json(path, facts)
-    elif differing := differing_names(_read_facts(path), facts):
-        problem = f"an unfinished search is there, with another {', '.join(differing)}"
-        raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
-
-
 def _read_facts(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -276,7 +264,14 @@ def _read_facts(path: Path) -> dict[str, Any]:
         raise UserError("a damaged file", path=path, cure=f"remove {path.parent} to begin anew") from None
 
 
-def _search(x: Side, y: Side, work: Path, options: MiningOptions, show_progress: bool) -> Neighbours:
+def _search(
+    x: Side, y: Side, work: Path, options: MiningOptions, facts: dict[str, Any], show_progress: bool
+) -> Neighbours:
+    if not (work / "facts.json").exists():
+        write_json(work / "facts.json", facts)
+    elif differing := differing_names(_read_facts(work / "facts.json"), facts):
+        problem = f"an unfinished search is there, with another {', '.join(differing)}"
+        raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
     if not len(x):
         raise UserError("a part without sentences", cure="cut the source into fewer parts with `shard`")
     device = options.device if options.index == "flat" else "cpu"

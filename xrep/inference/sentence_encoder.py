@@ -37,10 +37,8 @@ class SentenceEncoder:
     >>> encoder.encode(["Guten Tag", "Wie geht es?"], lang="de").shape       # doctest: +SKIP
     (2, 512)
 
-    Attributes:
-        languages: Codes of the languages it was trained on.
-        training_hashes: File with the hashes of its training sentences (sorted uint64 ``.npy``); None if it is not
-            available.
+    ``languages`` are the codes of those it was trained on; ``training_hashes`` is the file with the hashes of its
+    training sentences (sorted uint64 ``.npy``), if it is available.
     """
 
     def __init__(
@@ -103,7 +101,6 @@ class SentenceEncoder:
         The vector of a sentence does not depend on the other sentences (to about 1e-6).
 
         Args:
-            sentences: N sentences.
             lang: Language of the sentences (``de``, ``deu``); needed if the encoder has a tower for each side.
             batch_tokens: Number of subwords per batch, padding included.
             normalize: Scale the vectors to length 1; otherwise they are as the model computes them.
@@ -132,18 +129,13 @@ class SentenceEncoder:
         return vectors
 
     def fingerprint(self) -> str:
-        """Return a hex digest of the weights, the architecture, the type of the numbers and the special ids.
-
-        It does not depend on the path of the encoder.
-        """
+        """Return a hex digest of the weights and of what else determines the vectors, but not of the path."""
         return fingerprint(self.model, self.text)
 
     def _tokenize(self, sentences: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-        tokens: list[np.ndarray] = []
-        for start in range(0, len(sentences), TOKENIZE_CHUNK):
-            ids = tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK]))
-            tokens += [np.asarray(sentence[: self.text.max_length - 1], dtype=np.int64) for sentence in ids]
-        return tokens
+        starts, most = range(0, len(sentences), TOKENIZE_CHUNK), self.text.max_length - 1
+        parts = (tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK])) for start in starts)
+        return [np.asarray(ids[:most], dtype=np.int64) for part in parts for ids in part]
 
 
 def has_foreign_encoder(directory: Path) -> bool:

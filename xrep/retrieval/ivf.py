@@ -42,10 +42,9 @@ def search_ivf(
     If a sentence has fewer than k neighbours, the remaining places have index -1 and similarity -inf.
 
     Args:
-        state: Results of an earlier run, updated in place; units of work that it already contains are skipped.
+        state: As in ``search_flat``.
         probes: Number of cells that are searched for each query. More cells find more neighbours, but take longer.
-        quantized: Use product quantisation: 4 bits for every 2 dimensions instead of 16 bits for each, and faster
-            scans.
+        quantized: Use product quantisation: 4 bits for 2 dimensions instead of 16 bits for each, and faster scans.
     """
     index, indexed = None, None
     for queries, side, best, part, block in state.work(list(_units(x, y, state, quantized)), show_progress):

@@ -63,11 +63,7 @@ class SearchState:
 
     @classmethod
     def begin(cls, path: Path, sources: int, targets: int, k: int, device: str = "cpu") -> SearchState:
-        """Load what an earlier run left in ``path``, or start without neighbours.
-
-        Raises:
-            UserError: As ``load_neighbours``.
-        """
+        """Load what an earlier run left in ``path``, as ``load_neighbours`` does, or start without neighbours."""
         what = f"{k:,} neighbours of each of {sources + targets:,} sentences"
         check_memory(12 * k * (sources + targets), what, device=device, cure="lower `neighbours`")
         if not path.exists():
@@ -129,25 +125,18 @@ def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Nei
 def search_flat(x: Side, y: Side, state: SearchState, *, device: str = "cpu", show_progress: bool = False) -> None:
     """Find exact neighbours: for each block of x, all of y is read, and one product serves both directions.
 
-    Memory: the neighbours of both sides, 12 k bytes per sentence, and about 200 MB.
-
-    Args:
-        state: Results of an earlier run, updated in place; units of work that it already contains are skipped.
-        device: Device on which products are computed. A GPU multiplies float16 files in float16.
+    ``state`` is updated in place; units of work that it already contains are skipped. Memory: the neighbours of both
+    sides, 12 k bytes per sentence, and about 200 MB. A GPU multiplies float16 files in float16.
     """
-    width = 4 * x.vectors.size
-    units = list(x.blocks(_rows(_UNIT_BYTES, width)))
-    panels = list(y.blocks(_rows(_PANEL_BYTES, width)))
+    units, panels = (
+        list(side.blocks(max(1, size // (4 * x.vectors.size) // TILE) * TILE))
+        for side, size in ((x, _UNIT_BYTES), (y, _PANEL_BYTES))
+    )
     for first, last in state.work(units, show_progress):
         x_BD = _operand(x, first, last, device)
         for start, stop in panels:
             y_CD = _operand(y, start, stop, device)
             search_block(x_BD, y_CD, state.xy.slice(first, last), state.yx.slice(start, stop), first, start)
-
-
-def _rows(size: int, width: int) -> int:
-    """Return how many rows of ``width`` bytes fit in ``size`` bytes, as a multiple of the tile size."""
-    return max(1, size // width // TILE) * TILE
 
 
 def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
@@ -156,11 +145,7 @@ def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
 
 
 def merge(parts: list[Neighbours]) -> Neighbours:
-    """Merge the neighbours of consecutive parts of x with all of y into those of all of x with y.
-
-    Raises:
-        ValueError: There are no parts.
-    """
+    """Merge the neighbours of consecutive parts of x (at least one) with all of y into those of all of x with y."""
     if not parts:
         raise ValueError("there are no parts to merge")
     best, first = Best.none(*parts[0].yx.shape), 0

@@ -38,18 +38,15 @@ NOTHING = Translation([], 0.0, [], "")
 
 @dataclass(frozen=True)
 class Source:
-    """Sentences as the model reads them.
-
-    Attributes:
-        tokens: ids of each sentence without special tokens; empty if the sentence has no text.
-        cut: indices of the sentences that were longer than the model can read.
-        unknown: indices of the sentences in which half or more of the subwords are unknown to the model. (SentencePiece
-            splits an unknown word into a known piece for its space and an unknown one, so half means all words.)
-    """
+    """Sentences as the model reads them."""
 
     tokens: list[np.ndarray]
+    """Ids of each sentence without special tokens; empty if the sentence has no text."""
     cut: list[int]
+    """Indices of the sentences that were longer than the model can read."""
     unknown: list[int]
+    """Indices of the sentences in which half or more of the subwords are unknown to the model. (SentencePiece splits an
+    unknown word into a known piece for its space and an unknown one, so half means all words.)"""
 
 
 class Translator:
@@ -81,11 +78,8 @@ class Translator:
         return cls(place(model, device, dtype), open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.text)
 
     def target(self, language: str | None) -> int:
-        """Return the index of a target language. It need not be named if the model has only one.
-
-        Raises:
-            UserError: the model does not translate into it, or has several and none is named.
-        """
+        """Return the index of a target language, which need not be named if the model has only one; a UserError if the
+        model does not translate into it."""
         known: list[str] = self.model.target_languages
         if language is None:
             if len(known) == 1:
