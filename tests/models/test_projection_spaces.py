@@ -16,9 +16,9 @@ from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
+from xrep.models.projection import ProjectionSpaces
 from xrep.models.start import find_start
 from xrep.nn.pooling import pool
-from xrep.nn.projection_spaces import ProjectionSpaces
 from xrep.training.run import train
 
 SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}

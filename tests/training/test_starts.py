@@ -16,7 +16,7 @@ from tests.training.test_pretrained_towers import arguments, pretrained, raw
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.interop.pretrained import encoder_state, read_pretrained
+from xrep.interop.pretrained import read_pretrained
 from xrep.models.directory import open_checkpoint
 from xrep.models.start import find_start
 from xrep.text.sides import open_tokenizers
@@ -60,7 +60,7 @@ def test_a_pretrained_teacher_and_a_student_from_scratch(first: Path, pretrained
     }
     assert {side: v.size for side, v in checkpoint.text.vocabularies.items()} == {"source": 60, "target": 70}
     assert list(architecture["projections"]) == ["source"], "the student comes to the teacher's width"
-    assert same(of_tower(first / "last", "target"), encoder_state(read_pretrained(pretrained["en"]))[0])
+    assert same(of_tower(first / "last", "target"), read_pretrained(pretrained["en"]).state()[0])
     encoder = SentenceEncoder.load(first / "last")
     assert [encoder.encode(sentences, language).shape for language, sentences in SENTENCES.items()] == [
         (2, 24),
@@ -156,7 +156,7 @@ def test_the_pipeline_of_figure_1(raw: Path, pretrained: dict[str, Path], tmp_pa
     finished = xrep_train("--config", tmp_path / "course.yaml")
     assert finished.returncode == 0, finished.stderr
     a, b = (tmp_path / "course" / stage / "best" for stage in ("A", "B"))
-    assert same(of_tower(a, "target"), encoder_state(read_pretrained(pretrained["en"]))[0])
+    assert same(of_tower(a, "target"), read_pretrained(pretrained["en"]).state()[0])
     assert same(of_tower(b, "source"), of_tower(a, "source"))
     assert not same(of_tower(b, "target"), of_tower(a, "target"))
     assert json.loads((tmp_path / "course" / "B" / "summary.json").read_text())["steps"] == 3
