@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,16 @@ class QueueSoftmax:
     operand: torch.dtype
 
 
+class Hardness(NamedTuple):
+    """What makes negatives harder: squared norms of rows [R] and columns [C], the squared distance of each row from its
+    positive [R] (d⁺²), and the exponent ζ · p⁺ (0-d)."""
+
+    row_squares: Tensor
+    column_squares: Tensor
+    row_distance: Tensor
+    exponent: Tensor
+
+
 @dataclass
 class Pairs:
     """Which rows and columns are compared, and how a similarity (dot product) becomes a logit.
@@ -39,41 +50,45 @@ class Pairs:
     Attributes:
         scale: 0-d, multiplies similarities or cosines (1 / temperature); None if the rows are already multiplied by it.
         excluded: int64 [R, M], columns with which a row is not compared.
-        row_ids, column_ids: int64 [R, I], [C, I] or None; rows and columns equal in any of the I are not compared.
-        row_squares, column_squares: [R], [C], squared norms. Only used with hard negatives, like the next two fields.
-        row_distance: [R], squared distance of a row from its positive, d⁺².
-        exponent: 0-d, ζ · p⁺, the exponent that makes negatives harder.
+        ids: int64 [R, I], [C, I] or None; rows and columns equal in any of the I are not compared.
+        hard: None: the negatives stay as they are.
         operand: type in which a gradient multiplies rows and columns.
     """
 
     scale: Tensor | None
     excluded: Tensor
-    row_ids: Tensor | None
-    column_ids: Tensor | None
-    row_squares: Tensor | None
-    column_squares: Tensor | None
-    row_distance: Tensor | None
-    exponent: Tensor | None
+    ids: tuple[Tensor, Tensor] | None
+    hard: Hardness | None
     operand: torch.dtype
+
+    def tile(self, rows: slice, columns: slice) -> Pairs:
+        """Return the pairs of some rows and columns; ``excluded`` then counts from the first of these columns."""
+        ids, hard = self.ids, self.hard
+        if ids is not None:
+            ids = ids[0][rows], ids[1][columns]
+        if hard is not None:
+            hard = Hardness(hard[0][rows], hard[1][columns], hard[2][rows], hard[3])
+        return Pairs(self.scale, self.excluded[rows] - columns.start, ids, hard, self.operand)
 
 
 @dataclass
 class PairStatistics:
-    """Running maximum of logits and Σ exp(logit - maximum) of rows [R] and columns [C]; -inf and 0 at the beginning.
+    """What is collected of pairs; tiles are updated in place.
 
     Attributes:
-        column_maximum, column_total: None if columns are not normalised.
-        row_best: with hard negatives, the largest logit of a negative before it was made harder.
-        interpolation, compared: with hard negatives, Σ λ and the number of negatives of each row.
+        rows, columns: running maximum of logits and Σ exp(logit - maximum), [R] and [C] each, which begin with -inf and
+            0. Columns: None if they are not normalised.
+        hard: None, or of each row: the largest logit of a negative before it was made harder, Σ λ, and the number of
+            negatives, [R] each.
     """
 
-    row_maximum: Tensor
-    row_total: Tensor
-    column_maximum: Tensor | None
-    column_total: Tensor | None
-    row_best: Tensor | None
-    interpolation: Tensor | None
-    compared: Tensor | None
+    rows: tuple[Tensor, Tensor]
+    columns: tuple[Tensor, Tensor] | None
+    hard: tuple[Tensor, Tensor, Tensor] | None
+
+    def tile(self, rows: slice, columns: slice) -> PairStatistics:
+        hard = self.hard and (self.hard[0][rows], self.hard[1][rows], self.hard[2][rows])
+        return PairStatistics(*_sides(self, rows, columns), hard)
 
 
 @dataclass
@@ -81,16 +96,20 @@ class PairGradient:
     """Values that turn a logit into its gradient, weight · exp(logit - offset) for the row plus that for the column.
 
     Attributes:
-        row_offset, row_weight: [R].
-        column_offset, column_weight: [C] or None.
-        of_row_squares, of_column_squares: with hard negatives, sums of gradient towards the squared norms, [R], [C].
-        of_scale: with hard negatives, Σ gradient · cosine of each row, [R].
+        rows, columns: offset and weight, [R] and [C] each. Columns: None if they are not normalised.
+        hard: None, or sums that are updated in place: gradient towards the squared norms, [R] and [C], and
+            Σ gradient · cosine of each row, [R].
     """
 
-    row_offset: Tensor
-    row_weight: Tensor
-    column_offset: Tensor | None
-    column_weight: Tensor | None
-    of_row_squares: Tensor | None
-    of_column_squares: Tensor | None
-    of_scale: Tensor | None
+    rows: tuple[Tensor, Tensor]
+    columns: tuple[Tensor, Tensor] | None
+    hard: tuple[Tensor, Tensor, Tensor] | None
+
+    def tile(self, rows: slice, columns: slice) -> PairGradient:
+        hard = self.hard and (self.hard[0][rows], self.hard[1][columns], self.hard[2][rows])
+        return PairGradient(*_sides(self, rows, columns), hard)
+
+
+def _sides(of: PairStatistics | PairGradient, rows: slice, columns: slice):
+    column = of.columns and (of.columns[0][columns], of.columns[1][columns])
+    return (of.rows[0][rows], of.rows[1][rows]), column

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,21 @@ def gather_rows(rows: Tensor, sizes: list[int], group: dist.ProcessGroup) -> Ten
         sizes: number of rows of each rank (``rank_sizes``).
     """
     return _GatherRows.apply(rows, sizes, group)
+
+
+def gathered(tensors: Sequence[Tensor | None], group: dist.ProcessGroup | None) -> tuple[list[Any], int]:
+    """Return tensors [N, ...] with the rows of all ranks, and the place of this rank's first row among them.
+
+    Args:
+        tensors: N is the same for all of them; None stays None.
+        group: None: this rank is alone.
+    """
+    first = tensors[0]
+    if group is None or first is None:
+        return list(tensors), 0
+    sizes = rank_sizes(len(first), first.device, group)
+    everyone = [None if tensor is None else gather_rows(tensor, sizes, group) for tensor in tensors]
+    return everyone, sum(sizes[: dist.get_rank(group)])
 
 
 class _GatherRows(torch.autograd.Function):

@@ -97,8 +97,8 @@ class _Cosines(torch.autograd.Function):
             positive = torch.where(inside, products.gather(1, places.clamp(max=count - 1)), positive)
             barred_places = _places(barred, start, count)[1]
             keys, places = _drawn(products, lengths[start : start + count], barred_places, temperature, samples)
-            found = keys, products.gather(1, places), places + start
-            best = found if best is None else _merged(best, found, samples)
+            drawn = keys, products.gather(1, places), places + start
+            best = drawn if best is None else _merged(best, drawn, samples)
         assert best is not None
         keys, negative, sampled = best
         positive, negative = positive / lengths.take(words), negative / lengths.take(sampled)
@@ -163,14 +163,14 @@ def _drawn(
     noise = products.new_empty(rows + count).exponential_().log_().neg_().as_strided((rows, count), (1, 1))
     block = max(1, CACHED_KEYS // count) if products.device.type == "cpu" else max(1, rows)
     room = products.new_empty(min(block, rows), (count // GROUPS + 1) * GROUPS)
-    found = []
+    drawn = []
     for start in range(0, max(rows, 1), block):
         part = slice(start, start + block)
         keys = room[: len(barred[part])]
         torch.addcdiv(noise[part], products[part], lengths, value=1 / temperature, out=keys[:, :count])
         keys.scatter_(1, barred[part], -torch.inf)[:, count:] = -torch.inf
-        found.append(_largest(keys, samples))
-    keys, places = (torch.cat(parts) for parts in zip(*found, strict=True))
+        drawn.append(_largest(keys, samples))
+    keys, places = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     return keys, places.clamp(max=count - 1)
 
 
@@ -186,9 +186,9 @@ def _largest(keys: Tensor, samples: int) -> tuple[Tensor, Tensor]:
     grouped = keys.unflatten(1, (GROUPS, -1))  # [N, 4, C / 4]; a group is a column
     groups = _top(grouped.amax(1), samples)
     candidates = grouped.gather(2, groups.unsqueeze(1).expand(-1, GROUPS, -1)).flatten(1)
-    found = _top(candidates, samples)
+    places = _top(candidates, samples)
     first = torch.arange(0, count, count // GROUPS, device=keys.device).unsqueeze(1)
-    return candidates.gather(1, found), (groups.unsqueeze(1) + first).flatten(1).gather(1, found)
+    return candidates.gather(1, places), (groups.unsqueeze(1) + first).flatten(1).gather(1, places)
 
 
 def _top(keys: Tensor, count: int) -> Tensor:
