@@ -240,7 +240,7 @@ def test_whole_words(text, batch, tokenizer) -> None:
     planned = plan(criterion, one, 3)
     found = criterion(model, planned)
     masked = mask_tokens(one.sentences, text.vocabulary("shared"), 0.4, torch.Generator().manual_seed(3), begins)
-    by_plan = planned.details.by_tower["shared"]
+    by_plan = planned.details["shared"]
     assert by_plan.positions.equal(masked.positions) and by_plan.batch.tokens.equal(masked.batch.tokens)
     size = planned.sizes["mlm"]
     assert 0 < len(masked.labels) < size

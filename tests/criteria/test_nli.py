@@ -202,4 +202,7 @@ def test_problems() -> None:
     for features in ([], ["premise", "premise"]):
         assert len(Nli.Config(features=features).problems()) == 1
     problems = NliTriplet.Config(temperature=0, hard_negative_weight=-1.0).problems()
-    assert problems == ["temperature must be above 0, not 0", "hard_negative_weight must be above 0, not -1.0"]
+    assert problems == [
+        "temperature must lie in [0.0001, 10000], not 0",
+        "hard_negative_weight must lie in (0, 1000000], not -1.0",
+    ]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import Movable
+from xrep.data.batching import Movable, TextSpec
 from xrep.errors import UserError
+from xrep.models.dual_encoder import DualEncoder
 from xrep.models.model import Model, SentenceModel
 from xrep.tasks.task import Examples, Task
 
@@ -83,6 +84,18 @@ class Planned(Movable):
         return len(self.batch)
 
 
+def only_tower(objective: str, model: DualEncoder, languages: Iterable[str] | None = None) -> str:
+    """Return the tower that encodes all of the languages (None: that of a model with one tower).
+
+    Raises:
+        UserError: there are several.
+    """
+    towers = set(model.encoders) if languages is None else {model.tower(language) for language in languages}
+    if len(towers) > 1:
+        raise UserError(f"{objective}: all languages share one encoder", cure="set `towers` to shared")
+    return towers.pop()
+
+
 def percentage(correct: Tensor) -> Tensor:
     """Return the share of True in a bool tensor, in percent; 0 if the tensor is empty."""
     return 100 * correct.float().sum() / max(correct.numel(), 1)
@@ -111,6 +124,10 @@ class Criterion(nn.Module, ABC):
     frozen: Sequence[str] = ()
     reads: Sequence[Examples] = ()
     needs: type[Model] | None = SentenceModel
+
+    def __init__(self, config: Any = None, model: Any = None, text: TextSpec | None = None) -> None:
+        super().__init__()
+        self.config = config
 
     def check_task(self, task: Task) -> None:
         """Raise UserError if this criterion cannot read the kind of examples that the task gives."""

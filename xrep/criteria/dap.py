@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xrep.config.ranges import out_of_range
 from xrep.criteria.contrastive import Encoded
-from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.reconstruction import LANGUAGE, PLACE, POSITION, SLOT, Direction, Planner, Reconstruction, Run
 from xrep.criteria.rtl_head import RTLHead
 from xrep.criteria.translation_ranking import TranslationRanking
@@ -51,7 +52,8 @@ class DAP(TranslationRanking):
         """Directions of translation ranking. forward: sources find their targets (equation 5). both: targets also find
         their sources."""
         rtl_layers: int = 2
-        """K: number of transformer layers of the head, which are copies of the last K layers of the encoder."""
+        """K: number of transformer layers of the head, which are copies of the last K layers of the encoder. With none
+        no [MASK] would see x."""
         rtl_direction: Direction = "to_pivot"
         """Which side is reconstructed from the other. to_pivot: the side in the pivot language. from_pivot: the other
         side. both: one direction in half of the pairs and the other in the rest, and their means are averaged (table
@@ -69,18 +71,11 @@ class DAP(TranslationRanking):
         predict the same."""
 
         def problems(self) -> list[str]:
-            problems = super().problems()
-            if self.rtl_layers < 1:
-                problems.append(f"rtl_layers must be at least 1 (with none no [MASK] sees x), not {self.rtl_layers}")
-            if not 0 < self.reconstruction_ratio <= 1:
-                problems.append(f"reconstruction_ratio must lie in (0, 1], not {self.reconstruction_ratio}")
-            return problems
-
-    config: Config
+            return super().problems() + out_of_range(self, rtl_layers="[1, inf)", reconstruction_ratio="(0, 1]")
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
-        super().__init__(config, model, text)
-        self._tower = _only_tower(model, text)
+        super().__init__(config)
+        self._tower = only_tower("dap", model, text.languages)
         self._vocabulary = text.vocabulary(self._tower)
         if self._vocabulary.mask_id is None:
             raise UserError("dap: the tokenizer has no [MASK]", cure="use one that has, such as of xrep-preprocess")
@@ -155,14 +150,14 @@ class DAP(TranslationRanking):
         correct = []
         for run in plan.runs:
             some = slice(run.start, run.stop)
-            loss, found = self._predict(run, hidden[some], targets[some], encoder.token_embedding.weight)
+            loss, right = self._predict(run, hidden[some], targets[some], encoder.token_embedding.weight)
             name = self._term(run.from_pivot)
             before = terms.get(name)
             weight = 0.5 if self.config.rtl_direction == "both" else 1.0
             terms[name] = Term(loss if before is None else before.sum + loss, weight)
-            correct.append(found)
-        right = torch.cat(correct)
-        return Loss(terms, {"rtl_accuracy": percentage(right)}, {"rtl_accuracy": len(right)})
+            correct.append(right)
+        every = torch.cat(correct)
+        return Loss(terms, {"rtl_accuracy": percentage(every)}, {"rtl_accuracy": len(every)})
 
     def _term(self, from_pivot: bool) -> str:
         if self.config.rtl_direction != "both":
@@ -176,12 +171,5 @@ class DAP(TranslationRanking):
             known = self.get_buffer(f"subwords_{run.language}")
             targets = torch.searchsorted(known, targets)
             embedding, bias = embedding.index_select(0, known), bias.index_select(0, known)
-        found = linear_cross_entropy(hidden, embedding, targets, bias=bias)
-        return found.loss, found.correct
-
-
-def _only_tower(model: DualEncoder, text: TextSpec) -> str:
-    towers = {model.tower(language) for language in text.languages}
-    if len(towers) > 1:
-        raise UserError("dap: all languages share one encoder", cure="set `towers` to shared")
-    return towers.pop()
+        loss, _, correct = linear_cross_entropy(hidden, embedding, targets, bias=bias)
+        return loss, correct

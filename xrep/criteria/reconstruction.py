@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xrep.data.batching import Movable, PairBatch
 
@@ -140,6 +140,14 @@ def _drawn(
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return start, start + 1, ... for each start and length, one range after the other: int64 [sum of lengths]."""
     return np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+
+
+def language_embedding(languages: int, width: int) -> nn.Embedding | None:
+    """Return new vectors of languages, with the standard deviation of an encoder's embeddings; None if there are 0."""
+    table = nn.Embedding(languages, width) if languages else None
+    if table is not None:
+        nn.init.normal_(table.weight, std=0.02)
+    return table
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:

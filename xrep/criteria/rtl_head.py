@@ -7,11 +7,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from xrep.criteria.reconstruction import language_embedding
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.layers import Packing
-
-LANGUAGE_STD = 0.02
-"""Standard deviation of new language embeddings, which is that of the encoder's own embeddings."""
 
 
 class RTLHead(nn.Module):
@@ -34,9 +32,7 @@ class RTLHead(nn.Module):
         shape = encoder.shape
         self.layers = copy.deepcopy(encoder.layers[depth - layers : depth])
         self.norm = copy.deepcopy(encoder.norm) if encoder.norm_first else None
-        self.language_embedding = nn.Embedding(languages, shape.hidden_size) if languages else None
-        if self.language_embedding is not None:
-            nn.init.normal_(self.language_embedding.weight, std=LANGUAGE_STD)
+        self.language_embedding = language_embedding(languages, shape.hidden_size)
         self.bias = nn.Parameter(torch.zeros(shape.vocabulary_size))
 
     def forward(

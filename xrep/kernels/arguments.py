@@ -37,8 +37,9 @@ def check_tensors(**arguments: tuple[Tensor | None, str]) -> None:
         expected = [int(d) if d.isdigit() else sizes.get(d, d) for d in dimensions]
         fits = [a == b or isinstance(a, str) for a, b in zip(expected, tensor.shape, strict=False)]
         if tensor.dim() != len(dimensions) or not all(fits):
-            shown = ", ".join(map(str, expected))
-            raise ValueError(f"{name} must be [{', '.join(dimensions)}] = [{shown}], not {list(tensor.shape)}")
+            known = ", ".join(f"{d} = {sizes[d]}" for d in dict.fromkeys(dimensions) if d in sizes)
+            rule = f"[{', '.join(dimensions)}]" + (f" with {known}" if known else "")
+            raise ValueError(f"{name} must be {rule}, not {list(tensor.shape)}")
         sizes |= dict(zip(dimensions, tensor.shape, strict=True))
         device = device or tensor.device
         if tensor.device != device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,43 +74,23 @@ class Pairs:
 
 @dataclass
 class PairStatistics:
-    """What is collected of pairs; tiles are updated in place.
+    """What is collected of rows and columns, and what is needed for their gradient.
+
+    Collected are the running maximum of logits and Σ exp(logit - maximum), which begin with -inf and 0; with hard
+    negatives also, of rows, the largest logit of a negative before it was made harder, Σ λ, and the number of
+    negatives.
+
+    The gradient of a logit is weight · exp(logit - offset) for the row plus that for the column. It needs offset and
+    weight; with hard negatives also sums that are updated: of rows, the gradient towards the squared norms and
+    Σ gradient · cosine, and of columns only the gradient towards the squared norms.
 
     Attributes:
-        rows, columns: running maximum of logits and Σ exp(logit - maximum), [R] and [C] each, which begin with -inf and
-            0. Columns: None if they are not normalised.
-        hard: None, or of each row: the largest logit of a negative before it was made harder, Σ λ, and the number of
-            negatives, [R] each.
+        rows, columns: [R] and [C] each; no columns if they are not normalised.
     """
 
-    rows: tuple[Tensor, Tensor]
-    columns: tuple[Tensor, Tensor] | None
-    hard: tuple[Tensor, Tensor, Tensor] | None
+    rows: Sequence[Tensor]
+    columns: Sequence[Tensor]
 
     def tile(self, rows: slice, columns: slice) -> PairStatistics:
-        hard = self.hard and (self.hard[0][rows], self.hard[1][rows], self.hard[2][rows])
-        return PairStatistics(*_sides(self, rows, columns), hard)
-
-
-@dataclass
-class PairGradient:
-    """Values that turn a logit into its gradient, weight · exp(logit - offset) for the row plus that for the column.
-
-    Attributes:
-        rows, columns: offset and weight, [R] and [C] each. Columns: None if they are not normalised.
-        hard: None, or sums that are updated in place: gradient towards the squared norms, [R] and [C], and
-            Σ gradient · cosine of each row, [R].
-    """
-
-    rows: tuple[Tensor, Tensor]
-    columns: tuple[Tensor, Tensor] | None
-    hard: tuple[Tensor, Tensor, Tensor] | None
-
-    def tile(self, rows: slice, columns: slice) -> PairGradient:
-        hard = self.hard and (self.hard[0][rows], self.hard[1][columns], self.hard[2][rows])
-        return PairGradient(*_sides(self, rows, columns), hard)
-
-
-def _sides(of: PairStatistics | PairGradient, rows: slice, columns: slice):
-    column = of.columns and (of.columns[0][columns], of.columns[1][columns])
-    return (of.rows[0][rows], of.rows[1][rows]), column
+        """Return the values of some rows and columns, in the same memory."""
+        return PairStatistics([each[rows] for each in self.rows], [each[columns] for each in self.columns])

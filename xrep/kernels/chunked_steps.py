@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, PairGradient, Pairs, PairStatistics, QueueSoftmax
+from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, Pairs, PairStatistics, QueueSoftmax
 from xrep.kernels.precision import accumulation_dtype
 
 NOTHING = float("-inf")
@@ -63,12 +63,13 @@ def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> N
     """Add a tile of similarities [r, c] to its statistics; without hard negatives it is masked in place."""
     for strip in _strips(similarities):
         part, logits, of_strip = pairs.tile(*strip), similarities[strip], statistics.tile(*strip)
-        if of_strip.hard is None:
-            _mask(logits, part, NOTHING)
+        maximum, total, *hard = of_strip.rows
+        if hard:
+            logits = _collect_hard(logits, part, *hard)
         else:
-            logits = _collect_hard(logits, part, *of_strip.hard)
-        _update(*of_strip.rows, logits, 1)
-        if of_strip.columns is not None:
+            _mask(logits, part, NOTHING)
+        _update(maximum, total, logits, 1)
+        if of_strip.columns:
             _update(*of_strip.columns, logits, 0)
 
 
@@ -100,19 +101,19 @@ def _update(maximum: Tensor, total: Tensor, logits: Tensor, dim: int) -> None:
     maximum.copy_(raised)
 
 
-def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairGradient, out: Tensor) -> None:
+def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, out: Tensor) -> None:
     """Write the gradient towards a tile of similarities [r, c] into ``out``, without the factor 1 / temperature.
 
     With hard negatives, the sums in ``gradient`` are also updated in place.
     """
     for strip in _strips(similarities):
         part, logits, of_strip = pairs.tile(*strip), similarities[strip], gradient.tile(*strip)
-        if of_strip.hard is not None:
-            _differentiate_hard(logits, part, of_strip, *of_strip.hard, out[strip])
+        if part.hard is not None:
+            _differentiate_hard(logits, part, *of_strip.rows, *of_strip.columns, out[strip])
             continue
         offset, weight = of_strip.rows
         weights = torch.sub(logits, offset.unsqueeze(1), out=out[strip]).exp_().mul_(weight.unsqueeze(1))
-        if of_strip.columns is not None:
+        if of_strip.columns:
             offset, weight = of_strip.columns
             weights.addcmul_((logits - offset).exp_(), weight)
         _mask(weights, part, 0.0)
@@ -121,16 +122,17 @@ def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairGradient, ou
 def _differentiate_hard(
     dot: Tensor,
     pairs: Pairs,
-    gradient: PairGradient,
+    offset: Tensor,
+    weight: Tensor,
     of_row_squares: Tensor,
-    of_column_squares: Tensor,
     of_scale: Tensor,
+    of_column_squares: Tensor,
     out: Tensor,
 ) -> None:
     assert pairs.hard is not None and pairs.scale is not None
     cosine, interpolation, square = _harden(dot, pairs.hard)
-    offset, weight = (of_rows.unsqueeze(1) for of_rows in gradient.rows)
-    weight = (cosine * pairs.scale).sub_(offset).exp_().mul_(weight).masked_fill_(_excluded(dot, pairs), 0)
+    weight = (cosine * pairs.scale).sub_(offset.unsqueeze(1)).exp_().mul_(weight.unsqueeze(1))
+    weight.masked_fill_(_excluded(dot, pairs), 0)
     of_scale += (weight * cosine).sum(1)
     # With a = |q|², b = |k|², u = q·k and N = |k̂|², the cosine is ((1 - λ) a + λ u) / √(a N). Its derivatives by a, b
     # and u follow.

@@ -76,5 +76,5 @@ def inbatch_infonce(
         lowest = torch.finfo(accumulate).min  # the gradient of logsumexp is undefined if all values are -inf
         columns = gather_rows(columns.clamp(min=lowest).unsqueeze(0), world, group)[:, mine].logsumexp(0)
         column_best = gather_rows(column_best.unsqueeze(0), world, group)[:, mine].amax(0)
-    losses = (loss_of(side, shift, positive) for side in (result.rows, columns))
-    return InBatchInfoNCE(*losses, beaten(result.row_best, shift), beaten(column_best, shift))
+    forward, backward = (loss_of(side, shift, positive) for side in (result.rows, columns))
+    return InBatchInfoNCE(forward, backward, beaten(result.row_best, shift), beaten(column_best, shift))

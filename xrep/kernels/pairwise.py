@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels import reference
-from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, PairGradient, Pairs, PairStatistics
+from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, Pairs, PairStatistics
 from xrep.kernels.paths import path_for, steps_for
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
 
@@ -146,20 +146,18 @@ def _pairs(
     return pairs, left, columns.to(operand)
 
 
-def _tiles(rows: int, columns: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
-    for start in range(0, rows, shape[0]):
-        for begin in range(0, columns, shape[1]):
-            yield slice(start, min(start + shape[0], rows)), slice(begin, min(begin + shape[1], columns))
+def _tiles(left: Tensor, right: Tensor, *likes: Tensor) -> Iterator[tuple[slice, slice, list[Tensor]]]:
+    """Yield the rows and columns of each tile, and memory for it in the types of ``likes``.
 
-
-def _room(rows: int, columns: int, tile: tuple[int, int], like: Tensor) -> Tensor:
-    """Allocate memory for one tile, shared by all: a new one for each would cost as much as the work on the tile."""
-    return like.new_empty(min(rows, tile[0]) * min(columns, tile[1]))
-
-
-def _part(room: Tensor, rows: slice, columns: slice) -> Tensor:
-    size = (rows.stop - rows.start, columns.stop - columns.start)
-    return room[: size[0] * size[1]].view(size)
+    All tiles share the memory: to allocate it for each would cost as much as the work on the tile.
+    """
+    (rows, columns), (height, width) = (len(left), len(right)), steps_for(left.device).TILE
+    rooms = [like.new_empty(min(rows, height) * min(columns, width)) for like in likes]
+    for start in range(0, rows, height):
+        for begin in range(0, columns, width):
+            i, j = slice(start, min(start + height, rows)), slice(begin, min(begin + width, columns))
+            size = i.stop - i.start, j.stop - j.start
+            yield i, j, [room[: size[0] * size[1]].view(size) for room in rooms]
 
 
 @torch.library.custom_op("xrep::negatives", mutates_args=())
@@ -178,33 +176,29 @@ def _sweep(
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
         pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard)
-        statistics = PairStatistics(
-            _nothing_seen(row_shift),
-            None if column_shift is None else _nothing_seen(column_shift),
-            (*_nothing_seen(row_shift), torch.zeros_like(row_shift)) if hard else None,
-        )
+        row = [*_nothing_seen(row_shift), *((*_nothing_seen(row_shift), torch.zeros_like(row_shift)) if hard else ())]
+        column = [] if column_shift is None else _nothing_seen(column_shift)
+        statistics = PairStatistics(row, column)
         kept = tau.new_empty(len(left), len(right)) if keep else tau.new_empty(0)
-        room = _room(0 if keep else len(left), len(right), steps.TILE, tau)
-        for i, j in _tiles(len(left), len(right), steps.TILE):
-            similarities = multiply(left[i], right[j].t(), out=kept[i, j] if keep else _part(room, i, j))
+        for i, j, room in _tiles(left, right, *([] if keep else [tau])):
+            similarities = multiply(left[i], right[j].t(), out=kept[i, j] if keep else room[0])
             steps.collect(similarities, pairs.tile(i, j), statistics.tile(i, j))
-        maximum, total = statistics.rows
+        maximum, total, *of_hard = row
         row_best = maximum - row_shift
         row_lse = row_best + total.log()  # in this order, because a large maximum would round a small logarithm away
-        column_lse, column_best, *of_columns = (tau.new_empty(0) for _ in range(4))
-        interpolation = tau.new_empty(0)
-        if column_shift is not None and statistics.columns is not None:
-            of_columns = statistics.columns
-            column_best = of_columns[0] - column_shift
-            column_lse = column_best + of_columns[1].log()
-        if statistics.hard is not None:
-            best, mixed, compared = statistics.hard
-            row_best, interpolation = best - row_shift, _mean(mixed, compared)
-        return row_lse, column_lse, row_best, column_best, interpolation, maximum, total, *of_columns, kept
+        column_lse, column_best, interpolation, *nothing = (tau.new_empty(0) for _ in range(5))
+        if column_shift is not None:
+            column_best = column[0] - column_shift
+            column_lse = column_best + column[1].log()
+        if hard:
+            row_best, interpolation = of_hard[0] - row_shift, _mean(of_hard[1], of_hard[2])
+        of_columns = column or nothing
+        results = row_lse, column_lse, row_best, column_best, interpolation
+        return *results, maximum, total, of_columns[0], of_columns[1], kept
 
 
-def _nothing_seen(shift: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.full_like(shift, float("-inf")), torch.zeros_like(shift)
+def _nothing_seen(shift: Tensor) -> list[Tensor]:
+    return [torch.full_like(shift, float("-inf")), torch.zeros_like(shift)]
 
 
 @_sweep.register_fake
@@ -237,24 +231,17 @@ def _gradients(
         for_rows = torch.zeros(rows.shape, dtype=tau.dtype, device=rows.device)
         for_columns = torch.zeros(columns.shape, dtype=tau.dtype, device=rows.device)
         factor = rows.to(pairs.operand)
-        weights_room = _room(len(left), len(right), steps.TILE, left)
-        room = _room(0 if kept.numel() else len(left), len(right), steps.TILE, tau)
-        for i, j in _tiles(len(left), len(right), steps.TILE):
-            if kept.numel():
-                similarities = kept[i, j]
-            else:
-                similarities = multiply(left[i], right[j].t(), out=_part(room, i, j))
-            weights = _part(weights_room, i, j)
+        for i, j, (weights, *room) in _tiles(left, right, left, *([] if kept.numel() else [tau])):
+            similarities = kept[i, j] if kept.numel() else multiply(left[i], right[j].t(), out=room[0])
             steps.differentiate(similarities, pairs.tile(i, j), gradient.tile(i, j), weights)
             multiply_add(for_rows[i], weights, right[j])
             multiply_add(for_columns[j], weights.t(), factor[i])
         scale = unit / tau
         for_rows *= scale
         for_columns *= scale
-        if gradient.hard is not None:
-            of_row_squares, of_column_squares, of_scale = gradient.hard
-            for_tau = -(of_scale.sum() * scale) / tau
-            squares = (of_row_squares * scale, of_column_squares * scale)
+        if hard:
+            for_tau = -(gradient.rows[3].sum() * scale) / tau
+            squares = (gradient.rows[2] * scale, gradient.columns[0] * scale)
         else:
             for_tau = -(for_rows * rows).sum() / tau  # Σ gradient · similarity, summed over the columns first
             squares = (tau.new_empty(0), tau.new_empty(0))
@@ -263,7 +250,7 @@ def _gradients(
 
 def _gradient_of(
     of_rows: Tensor, of_columns: Tensor, statistics: Sequence[Tensor], hard: Sequence[Tensor]
-) -> tuple[PairGradient, Tensor]:
+) -> tuple[PairStatistics, Tensor]:
     """Return how the gradient of a logit is computed, and the unit in which it is given.
 
     A unit of about the largest weight keeps half-precision products within the range of the type. The maximum is itself
@@ -274,13 +261,14 @@ def _gradient_of(
     unit = torch.cat([of_rows, of_columns if both else of_rows, of_rows.new_zeros(1)]).abs().amax()
     unit = torch.where(unit > 0, unit, 1.0)
 
-    def offset_and_weight(of_side: Tensor, maximum: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-        return maximum.masked_fill(total == 0, float("inf")), of_side / (unit * total.clamp(min=1))
+    def offset_and_weight(of_side: Tensor, maximum: Tensor, total: Tensor) -> list[Tensor]:
+        return [maximum.masked_fill(total == 0, float("inf")), of_side / (unit * total.clamp(min=1))]
 
     row = offset_and_weight(of_rows, row_maximum, row_total)
-    column = offset_and_weight(of_columns, column_maximum, column_total) if both else None
-    of_hard = (torch.zeros_like(hard[0]), torch.zeros_like(hard[1]), torch.zeros_like(row_total)) if hard else None
-    return PairGradient(row, column, of_hard), unit
+    column = offset_and_weight(of_columns, column_maximum, column_total) if both else []
+    if hard:
+        row, column = [*row, torch.zeros_like(hard[0]), torch.zeros_like(row_total)], [torch.zeros_like(hard[1])]
+    return PairStatistics(row, column), unit
 
 
 @_gradients.register_fake

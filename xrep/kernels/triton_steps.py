@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from xrep.kernels import triton_kernels
-from xrep.kernels.blocks import PairGradient, Pairs, PairStatistics, QueueSoftmax
+from xrep.kernels.blocks import Pairs, PairStatistics, QueueSoftmax
 from xrep.kernels.precision import operand_dtype as operand_dtype
 
 _kernels: Any = triton_kernels  # a launch takes options that a kernel does not declare, such as num_warps
@@ -57,8 +57,7 @@ def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> N
     _kernels.collect_rows[(rows,)](
         *shared,
         *hardness,
-        *statistics.rows,
-        *(statistics.hard or _ABSENT[:3]),
+        *(*statistics.rows, *_ABSENT)[:5],
         *(rows, columns),
         **flags,
         HARD=pairs.hard is not None,
@@ -66,39 +65,39 @@ def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> N
         BLOCK_C=2048,
         num_warps=8,
     )
-    if statistics.columns is not None:
+    if statistics.columns:
         _kernels.collect_columns[(triton.cdiv(columns, 32),)](
             *shared, *statistics.columns, *(rows, columns), **flags, BLOCK_R=128, BLOCK_C=32, num_warps=4
         )
 
 
-def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairGradient, out: Tensor) -> None:
+def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, out: Tensor) -> None:
     rows, columns = similarities.shape
     shared, hardness, flags = _arguments(similarities, pairs)
     block_rows, block_columns = 16, 128  # with hard negatives, twice the rows would spill registers
     tiles = (int(triton.cdiv(rows, block_rows)), int(triton.cdiv(columns, block_columns)))
-    of_rows = similarities.new_empty(2 if gradient.hard else 0, rows, tiles[1])
-    of_columns = similarities.new_empty(tiles[0] if gradient.hard else 0, columns)
+    hard = pairs.hard is not None
+    of_rows = similarities.new_empty(2 if hard else 0, rows, tiles[1])
+    of_columns = similarities.new_empty(tiles[0] if hard else 0, columns)
     _kernels.differentiate_tile[tiles](
         out,
         *shared,
         *hardness,
-        *gradient.rows,
-        *(gradient.columns or _ABSENT[:2]),
+        *gradient.rows[:2],
+        *(_ABSENT[:2] if hard or not gradient.columns else gradient.columns),
         *(of_rows, of_columns, rows, columns),
         **flags,
-        HARD=gradient.hard is not None,
-        BOTH=gradient.columns is not None,
+        HARD=hard,
+        BOTH=not hard and len(gradient.columns) > 0,
         BLOCK_R=block_rows,
         BLOCK_C=block_columns,
         num_warps=4,
     )
-    if gradient.hard is not None:
-        of_row_squares, of_column_squares, of_scale = gradient.hard
+    if hard:
         summed = of_rows.sum(2)
-        of_scale += summed[0]
-        of_row_squares += summed[1]
-        of_column_squares += of_columns.sum(0)
+        gradient.rows[2].add_(summed[1])
+        gradient.rows[3].add_(summed[0])
+        gradient.columns[0].add_(of_columns.sum(0))
 
 
 def vocabulary_softmax(
