@@ -115,7 +115,8 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
     """Return time and recall of each index beside the exact search, on rows of ``--vectors`` or on planted pairs."""
     import numpy as np
 
-    from xrep.retrieval.ivf import IvfOptions, search_ivf
+    from xrep.retrieval.ivf import search_ivf
+    from xrep.retrieval.neighbours import Neighbours
     from xrep.retrieval.search import SearchState, Side, search_flat
     from xrep.retrieval.vectors import VectorFile
 
@@ -127,17 +128,17 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
         sides = [Side(VectorFile(path), np.arange(size)) for path in planted(folder, size, options.width)]
     k, results = options.neighbours, []
 
-    def search(name: str, function: Callable[..., None], *how: Any) -> tuple[float, Neighbours]:
+    def search(name: str, function: Callable[..., None], **how: Any) -> tuple[float, Neighbours]:
         state = SearchState.begin(folder / f"{name}.npz", size, size, k)
-        taken, _ = timed(lambda: function(*sides, state, *how))
+        taken, _ = timed(lambda: function(*sides, state, **how))
         (folder / f"{name}.npz").unlink()
-        return taken, state.neighbours()
+        return taken, Neighbours.of(state.xy, state.yx)
 
     flat, true = search("flat", search_flat)
     progress(f"{size:,}: exact {flat:.1f} s")
     for quantized in (False, True):
         for probes in options.probes:
-            taken, found = search("ivf", search_ivf, IvfOptions(probes=probes, quantized=quantized))
+            taken, found = search("ivf", search_ivf, probes=probes, quantized=quantized)
             pairs = ((found.xy, true.xy), (found.yx, true.yx))
             hits = [np.mean([len(set(a) & set(b)) / k for a, b in zip(*pair, strict=True)]) for pair in pairs]
             first = [np.mean(mine[:, 0] == best[:, 0]) for mine, best in pairs]

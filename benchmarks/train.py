@@ -91,7 +91,7 @@ class Ours:
             before = time.monotonic()
             group = next(self.groups)
             self.waited += time.monotonic() - before
-            trainer._step(group, trainer._agree(group), before)
+            trainer._step(group, *trainer._agree(group)[:2], before)
             self.busy += time.monotonic() - before
             every = trainer.checkpoints.config.save_every
             if every and trainer.state.step % every == 0:

@@ -244,7 +244,7 @@ def test_a_file_that_is_no_configuration(content, message, tmp_path):
     (tmp_path / "c.yaml").write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
         read_yaml(tmp_path / "c.yaml")
-    assert str(error.value).startswith(f"{tmp_path / 'c.yaml'}: ") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path / 'c.yaml'}:") and "\n" not in str(error.value)
 
 
 def test_a_missing_file_and_a_short_one(tmp_path):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from xrep.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from xrep.inference.generation import Translator
+    from xrep.inference.generation.translator import Translator
     from xrep.inference.sentence_encoder import SentenceEncoder
 
 __version__ = "0.1.0"

@@ -29,6 +29,19 @@ class UserError(Exception):
         super().__init__(where + problem + (f"; {cure}" if cure else ""))
 
 
+def shown(value: object) -> str:
+    """Return a value as a message shows it."""
+    try:
+        return shortened(repr(value))
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return "a number of thousands of digits"
+
+
+def shortened(text: str) -> str:
+    """Return at most 80 characters of a text."""
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
 class ConfigError(UserError):
     """All problems of one configuration, reported together, one per line."""
 

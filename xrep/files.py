@@ -83,7 +83,17 @@ def write_aside(path: str | Path) -> Iterator[Path]:
 def write_json(path: str | Path, content: Any) -> None:
     """Write a JSON file, which replaces an older one only when it is complete."""
     with write_aside(path) as aside:
-        aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        aside.write_text(json_text(content), encoding="utf-8")
+
+
+def json_text(content: Any) -> str:
+    """Return JSON that ends with a newline. The bytes of file names that are not UTF-8 become escapes.
+
+    Raises:
+        ValueError: A number is not finite, which JSON cannot represent.
+    """
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def point_link(link: Path, target: str | Path) -> None:

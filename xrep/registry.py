@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from xrep.errors import UserError
+from xrep.errors import UserError, shown
 
 ENTRY_POINT_GROUP = "xrep.plugins"
 
@@ -71,7 +71,7 @@ class Registry:
         if name not in self._targets:
             names = self.names()
             if name not in names:
-                raise UserError(f"unknown {self.kind} {name!r}", cure=suggestion(name, names))
+                raise UserError(f"unknown {self.kind} {shown(name)}", cure=suggestion(name, names))
         return self._targets[name]
 
     def load(self, name: str) -> type:

@@ -3,55 +3,103 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import dataclasses
 import errno
 import functools
-import json
-import math
+import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn
 
 from xrep import __version__
+from xrep.config.fields import FieldSpec, choices, convert, members
 from xrep.errors import TrainingError, UserError
+from xrep.files import check_output, is_stream, json_text, same_file, write_json
+from xrep.registry import import_plugin
 
-
-class ConsoleScript(Protocol):
-    """Entry point that takes arguments, by default those in ``sys.argv``, and returns an exit code."""
-
-    def __call__(self, argv: Sequence[str] | None = None) -> int: ...
+ConsoleScript = Callable[..., int]
+"""Entry point that takes arguments, by default those in ``sys.argv``, and returns an exit code."""
 
 
 def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
     """Turn ``function(argv)`` into an entry point that returns an exit code.
 
-    ``UserError`` and file-system errors (a full disk, no permission) are printed as one line on stderr, with exit code
-    2, ``TrainingError`` with exit code 1. Ctrl-C gives exit code 130, a closed pipe (``| head``) 141. Any other
-    exception is a bug and keeps its traceback.
+    ``UserError``, file-system errors (a full disk, no permission) and a lack of memory are printed as one line on
+    stderr, with exit code 2, ``TrainingError`` with exit code 1. Ctrl-C gives exit code 130, a closed pipe (``| head``)
+    141. Any other exception is a bug and keeps its traceback.
     """
 
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
+        _prepare_streams()
         program = f"xrep-{function.__module__.rpartition('.')[2]}" if argv is not None else _program()
+        message, code = "", 0
         try:
-            function(sys.argv[1:] if argv is None else list(argv))
-        except UserError as error:
-            return _fail(program, str(error), 2)
-        except TrainingError as error:
-            return _fail(program, str(error), 1)
+            try:
+                function(sys.argv[1:] if argv is None else list(argv))
+            except SystemExit:  # after --help
+                sys.stdout.flush()
+                raise
+            sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
-        except OSError as error:
-            return _fail(program, _describe(error), 2)
+            code = 141
         except KeyboardInterrupt:
-            return _fail(program, "interrupted", 130)
-        return 0
+            message, code = "interrupted", 130
+        except TrainingError as error:
+            message, code = str(error), 1
+        except UserError as error:
+            message, code = str(error), 2
+        except OSError as error:
+            message, code = _describe(error), 2
+        except MemoryError as error:
+            message, code = f"not enough memory ({error or 'without details'}); use less at once, or less data", 2
+        for line in message.split("\n") if message else ():
+            print(f"{program}: error: {line}", file=sys.stderr)
+        if code:
+            _discard_output()
+        return code
 
     return main
+
+
+def _prepare_streams() -> None:
+    """Replace closed standard streams, and let those that are open print any text.
+
+    Otherwise the next file to be opened would get the number of a closed stream, and what is printed there. Reading or
+    writing a replaced stream fails, except that messages on a closed stderr are dropped.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.open(os.devnull, os.O_WRONLY), encoding="utf-8")
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="xrep_print")
+
+
+def _printable(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Error handler of encodings: the bytes of file names stay as they are, other characters become escapes."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
+
+
+codecs.register_error("xrep_print", _printable)
+
+
+def _discard_output() -> None:
+    """Keep Python from writing what a command that failed has left in the buffer of stdout, which may fail again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -71,28 +119,21 @@ def naming_options(options: Mapping[str, str]) -> Iterator[None]:
 def command_script(
     build_parser: Callable[[], argparse.ArgumentParser], run: Callable[[argparse.Namespace], None]
 ) -> ConsoleScript:
-    """Turn ``run(options)`` into an entry point that parses its arguments first; errors name the options."""
+    """Turn ``run(options)`` into an entry point that parses its arguments and imports the plugins that they name first.
+    Errors name the options."""
 
     @functools.wraps(run)
     def function(argv: Sequence[str]) -> None:
-        options = build_parser().parse_args(argv)
-        with naming_options(names_of(vars(options))):
-            check_finite(vars(options))
+        parser = build_parser()
+        options = parser.parse_args(argv)
+        for plugin in vars(options).get("plugin", ()):
+            import_plugin(plugin)
+        with naming_options(
+            {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
+        ):
             run(options)
 
     return console_script(function)
-
-
-def check_finite(options: Mapping[str, Any]) -> None:
-    """Raise UserError if an option is infinite or not a number."""
-    for name, value in options.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"`{name}` must be finite, not {value}", cure="give a finite number")
-
-
-def names_of(fields: Iterable[str]) -> dict[str, str]:
-    """Map fields to the names of their options: ``queue_size`` to ``--queue-size``."""
-    return {name: "--" + name.replace("_", "-") for name in fields}
 
 
 def choose_device(named: str | None) -> str:
@@ -103,16 +144,28 @@ def choose_device(named: str | None) -> str:
     """
     import torch
 
-    several = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if several else "cuda"
+    several = number_from_environment("WORLD_SIZE", 1) > 1
+    gpu = f"cuda:{number_from_environment('LOCAL_RANK', 0)}" if several else "cuda"
     device = named or (gpu if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):  # torch without CUDA raises an AssertionError
-        cure = "choose another --device, such as cpu"
+        torch.zeros(1, device=device).item()  # the device "meta" makes tensors, but they hold nothing
+    except (RuntimeError, AssertionError, ImportError):  # torch without CUDA raises an AssertionError
+        cure = "choose another `device`, such as cpu"
         cure += ", or start no more processes than there are GPUs" if several else ""
         raise UserError(f"{device} is not a device of this machine", cure=cure) from None
     return device
+
+
+def number_from_environment(variable: str, default: int) -> int:
+    """Return the number of ranks, or of this rank, that torchrun sets.
+
+    Raises:
+        UserError: The variable is not a number.
+    """
+    text = os.environ.get(variable, str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"the environment variable {variable} is {text!r}, not a number", cure="unset it")
+    return int(text)
 
 
 def say_if_slow(program: str, precision: str, device: str) -> None:
@@ -151,7 +204,7 @@ SHARED_OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "MODULE",
         "action": "append",
         "default": [],
-        "help": "import this module, which registers the model (repeatable)",
+        "help": "import this module, which registers parts, such as the model (repeatable)",
     },
 }
 """Options of several commands, as arguments of ``add_argument``."""
@@ -160,6 +213,31 @@ SHARED_OPTIONS: dict[str, dict[str, Any]] = {
 def add_shared_options(parser: argparse.ArgumentParser, *names: str) -> None:
     for name in names:
         parser.add_argument(name, **SHARED_OPTIONS[name])
+
+
+def add_field(parser: argparse._ActionsContainer, spec: FieldSpec, name: str | None = None) -> None:
+    """Add the option that a field of a dataclass describes: its type, choices, default and help.
+
+    Args:
+        name: Name of the option without ``--``, if it is not that of the field.
+    """
+    kind, metavar = members(spec.annotation)[0], spec.name.rpartition("_")[2].upper()
+    options: dict[str, Any] = {"help": spec.help.replace("%", "%%"), "dest": spec.name}
+    options |= {"required": True} if spec.default is dataclasses.MISSING else {"default": spec.default}
+    if kind is bool:
+        options["action"] = "store_true"
+    elif choices(kind):
+        options["choices"] = choices(kind)
+    elif kind == list[str]:
+        options |= {"action": "extend", "nargs": "+", "metavar": metavar}
+    else:
+        options |= {"type": kind, "metavar": {int: "N", float: "X"}.get(kind, metavar)}
+    parser.add_argument("--" + (name or spec.name.replace("_", "-")), **options)
+
+
+def values_of(options: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """Return the options that are fields of a dataclass."""
+    return {field.name: vars(options)[field.name] for field in dataclasses.fields(cls) if field.name in options}
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, str | Sequence[str] | None]) -> None:
@@ -172,8 +250,6 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, str | 
     Raises:
         UserError: One of the outputs cannot be written, or is the same file as an input or as another output.
     """
-    from xrep.files import check_output, is_stream, same_file
-
     lists = {name: [files] if isinstance(files, str) else files or () for name, files in inputs.items()}
     taken = [(name, file) for name, files in lists.items() for file in files if file != "-"]
     for option, file in outputs.items():
@@ -186,12 +262,10 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, str | 
         taken.append((option, file))
 
 
-def write_summary(values: dict[str, Any], file: str | None) -> None:
+def write_summary(values: Any, file: str | None) -> None:
     """Write what ``--json`` asks for: a file, or ``-`` for standard output; None writes nothing."""
-    from xrep.files import write_json
-
     if file == "-":
-        print(json.dumps(values, indent=2, ensure_ascii=False))
+        print(json_text(values), end="")
     elif file is not None:
         write_json(file, values)
 
@@ -207,9 +281,28 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
         return action.help if action.default in (None, False, []) else super()._get_help_string(action)
 
 
-def command_parser(program: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Parser whose errors are UserErrors, and whose values are those that a field of their type can have."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for argument, annotation in ((None, str), (str, str), (int, int), (float, float)):
+            self.register("type", argument, functools.partial(_convert, annotation=annotation))
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, cure=f"{self.prog} --help lists the options")
+
+
+def _convert(text: str, annotation: type) -> Any:
+    try:
+        return convert(text, annotation)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def command_parser(program: str, description: str, epilog: str | None = None) -> Parser:
     """Return a parser for a console script, which prints its help as ``HelpFormatter`` does and knows ``--version``."""
-    parser = argparse.ArgumentParser(program, None, description, epilog, formatter_class=HelpFormatter)
+    parser = Parser(program, None, description, epilog, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=VERSION, help="print the version of xrep and stop")
     return parser
 
@@ -222,11 +315,11 @@ def _program() -> str:
 
 def _describe(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
-    cures = {errno.ENOSPC: "; free some space and run the command again", errno.EDQUOT: "; your quota is used up"}
+    cures = {
+        errno.ENOSPC: "; free some space and run the command again",
+        errno.EDQUOT: "; your quota is used up",
+        errno.EBADF: "; standard input or output is closed",
+    }
+    if error.errno == errno.ENOENT and not where and not os.path.exists("."):
+        return "the current folder was deleted; change to another one"
     return f"{where}{error.strerror or error}{cures.get(error.errno or 0, '')}"
-
-
-def _fail(program: str, message: str, code: int) -> int:
-    for line in message.splitlines():
-        print(f"{program}: error: {line}", file=sys.stderr)
-    return code

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 from dataclasses import asdict
 
 from xrep.text.corpora import RESOURCES, Resource, find_resource
-from xrep_cli.common import command_parser, command_script
+from xrep_cli.common import command_parser, command_script, write_summary
 
 DESCRIPTION = """\
 List the known corpora and pretrained encoders, with their licences, layouts and origins, and fetch them.
@@ -44,7 +43,7 @@ def _main(arguments: argparse.Namespace) -> None:
     if arguments.command == "get":
         _get(find_resource(arguments.name), arguments.print_path)
     elif arguments.json:
-        print(json.dumps([asdict(resource) for resource in RESOURCES], indent=2, ensure_ascii=False))
+        write_summary([asdict(resource) for resource in RESOURCES], "-")
     else:
         sections = []
         for kind, heading in HEADINGS.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import glob
 import sys
@@ -10,19 +9,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from xrep.config.fields import FieldSpec, choices, members, read_fields
+from xrep.config.fields import read_fields
 from xrep.config.source import docstring
 from xrep.errors import UserError
-from xrep.files import check_output, write_aside
+from xrep.files import check_output
 from xrep.registry import EVALUATIONS, import_plugin
 from xrep_cli.common import (
     HelpFormatter,
-    check_finite,
+    Parser,
+    add_field,
+    add_shared_options,
     check_outputs,
     command_parser,
     console_script,
-    names_of,
     naming_options,
+    write_summary,
 )
 
 DESCRIPTION = """\
@@ -43,13 +44,12 @@ PATH = (
 READ = ("data", "query_file")
 """Options of evaluations that name files to read."""
 RESULTS = (".json", ".png")
-METAVARS = {int: "N", float: "X"}
 
 
-def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
+def build_parser(chosen: str | None = None) -> Parser:
     """Return a parser that has the summary of every registered evaluation, and the options of the chosen one."""
     parser = command_parser("xrep-eval", DESCRIPTION)
-    _add_plugin(parser)
+    add_shared_options(parser, "--plugin")
     commands = parser.add_subparsers(dest="evaluation", required=True, metavar="TEST")
     for name in EVALUATIONS.names():
         target = EVALUATIONS.target(name)
@@ -60,50 +60,26 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
             command.add_argument("--path", metavar="MODEL", help=PATH)
             specs = read_fields("", f"{target}.Config")
             for spec in sorted(specs, key=lambda spec: spec.default is not dataclasses.MISSING):
-                _add_option(command, spec)
+                add_field(command, spec)
             command.add_argument(
                 "--json", metavar="FILE", help="Write the results as JSON; - prints JSON alone on stdout."
             )
-            _add_plugin(command)
+            add_shared_options(command, "--plugin")
     return parser
-
-
-def _add_plugin(parser: argparse.ArgumentParser) -> None:
-    help_text = "Import a module that registers evaluations or has the model; repeatable."
-    parser.add_argument("--plugin", metavar="MODULE", action="append", default=[], help=help_text)
-
-
-def _add_option(parser: argparse.ArgumentParser, spec: FieldSpec) -> None:
-    kind, name = members(spec.annotation)[0], spec.name.rpartition("_")[2].upper()
-    options: dict[str, Any] = {"help": spec.help.replace("%", "%%")}
-    if spec.default is dataclasses.MISSING:
-        options["required"] = True
-    else:
-        options["default"] = spec.default
-    if kind is bool:
-        options["action"] = "store_true"
-    elif choices(kind):
-        options["choices"] = choices(kind)
-    elif kind == list[str]:
-        options |= {"action": "extend", "nargs": "+", "metavar": name}
-    else:
-        options |= {"type": kind, "metavar": METAVARS.get(kind, name)}
-    parser.add_argument(f"--{spec.name.replace('_', '-')}", **options)
 
 
 @console_script
 def main(argv: Sequence[str]) -> None:
-    plugins = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    _add_plugin(plugins)
-    given, others = plugins.parse_known_args(argv)
-    for plugin in given.plugin:
+    plugins = Parser(add_help=False, allow_abbrev=False)
+    add_shared_options(plugins, "--plugin")
+    known, others = plugins.parse_known_args(argv)
+    for plugin in known.plugin:
         import_plugin(plugin)
     chosen = others[0] if others and others[0] in EVALUATIONS.names() else None
     options = vars(build_parser(chosen).parse_args(others))
     name, path, json_file, _ = (options.pop(key) for key in ("evaluation", "path", "json", "plugin"))
     evaluation = EVALUATIONS.load(name)
-    with naming_options(names_of(["path", *options])):
-        check_finite(options)
+    with naming_options({field: "--" + field.replace("_", "-") for field in ("path", *options)}):
         _check(json_file, options)
         _measure(name, evaluation(evaluation.Config(**options)), path, json_file, options)
 
@@ -156,20 +132,13 @@ def _measure(name: str, evaluation: Any, path: str | None, json_file: str | None
         model = evaluation.open(path)
         figures = evaluation.measure(model)
         notes = figures.plot(options["plot"]) if options.get("plot") else ()
-        _publish("\n".join([figures.printed(), *(notes or ())]), figures.record(name, model), json_file)
+        record = figures.record(name, model)
+        if json_file != "-":
+            print("\n".join([figures.printed(), *(notes or ())]))
+        write_summary(record, json_file)
     if figures.failed:
         problem = f"{', '.join(figures.failed)} could not be measured"
         raise UserError(problem, cure="; ".join(figures.failed.values()))
-
-
-def _publish(text: str, record: dict[str, Any], json_file: str | None) -> None:
-    from xrep.evaluation.figures import to_json
-
-    values = to_json(record)
-    print(values if json_file == "-" else f"{text}\n", end="")
-    if json_file not in (None, "-"):
-        with write_aside(json_file) as temporary:
-            temporary.write_text(values, encoding="utf-8")
 
 
 if __name__ == "__main__":

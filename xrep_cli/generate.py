@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,7 +112,6 @@ def _search_options(options: argparse.Namespace) -> SearchOptions:
 def _check(options: argparse.Namespace) -> None:
     """Raise UserError if an option or a file is invalid, before the model is loaded."""
     from xrep.errors import UserError
-    from xrep.inference.generation.stream import is_regular
     from xrep.text.readers import read_lines
 
     for name in ("max_tokens", "buffer_lines"):
@@ -127,7 +127,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.input != "-" and (source.is_file() or source.is_dir() or not source.exists()):
         next(read_lines(options.input, allow_empty=True, most_words=None), None)
     counts = [sum(1 for _ in read_lines(file)) for file in options.reference or []]
-    if counts and is_regular(options.input):
+    if counts and os.path.isfile(options.input):
         _compare(options, sum(1 for _ in read_lines(options.input, allow_empty=True, most_words=None)), counts)
 
 

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import importlib.resources
 import itertools
+import os
 import re
 import shutil
 import textwrap
@@ -32,6 +33,7 @@ from xrep.config.sections import (
     sections_of,
 )
 from xrep.config.source import docstring
+from xrep.errors import shortened, shown
 from xrep.registry import REGISTRIES, import_plugin, nearest
 
 SELECTORS = {section.replace("_", "-"): section for section in DEFAULT_NAMES}
@@ -101,8 +103,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     values = expand(_Reader(line, selected).read(argv))
     if files["plugin"]:
         values["plugins"] = list(dict.fromkeys(plugins))
-    task = next(section for section in line.sections() if section.kind == "task")
-    if not files["config"] and task.name == "bitext" and not values["task"].get("data"):
+    if not files["config"] and selected.get("task") == {"name": "bitext"} and not values["task"].get("data"):
         line.layers.append((str(DEMO_RECIPE), read_yaml(DEMO_RECIPE)))
     line.layers.append((COMMAND_LINE, values))
     return line
@@ -135,7 +136,7 @@ def _words(argv: Sequence[str], is_flag: Callable[[str], bool]) -> Iterator[tupl
                 yield "option", name, rest.pop(0)
             else:
                 yield "option", name, None
-        elif (assignment := ASSIGNMENT.fullmatch(token)) and not Path(token).exists():
+        elif (assignment := ASSIGNMENT.fullmatch(token)) and not os.path.exists(token):
             yield "assignment", assignment[1], assignment[2]
         else:
             yield "data", token, None
@@ -209,7 +210,7 @@ class _Reader:
             known = [*(spec.name.replace("_", "-") for spec in self.line.fields), *SELECTORS, *FILES, *FLAGS]
             self._refuse("option", f"--{name}", [f"--{each}" for each in known])
         elif value is None:
-            self.line.problems.append(f"--{name} needs a value")
+            self.line.problems.append(f"--{shortened(name)} needs a value")
         elif kind is not None and key != "plugins":
             self._set(key, value)
 
@@ -225,9 +226,9 @@ class _Reader:
         keys = [spec.key for spec in self.line.named("data")] or ["task.data"]
         if len(keys) > 1:
             written = " or ".join(f"{key}={token}" for key in keys)
-            self.line.problems.append(f"{token!r}: several tasks read data; write {written}")
+            self.line.problems.append(f"{shown(token)}: several tasks read data; write {written}")
         elif self._get(keys[0]) is not None:
-            self.line.problems.append(f"{token!r}: data is given twice")
+            self.line.problems.append(f"{shown(token)}: data is given twice")
         else:
             self._set(keys[0], token)
 
@@ -239,7 +240,7 @@ class _Reader:
         if len(specs) > 1:
             self.line.problems.append(f"{name} is an option of several parts; {cure}")
         elif self.all_chosen:  # otherwise it may be an option of a part that is misspelt, which is reported
-            self.line.problems.append(f"unknown {kind} {name}; {cure}")
+            self.line.problems.append(f"unknown {kind} {shortened(name)}; {cure}")
 
     def _find(self, name: str) -> tuple[str, Any]:
         """Return the key and the type of the option that a name or key stands for. The type is None if there is no such
@@ -266,7 +267,9 @@ class _Reader:
         if typing.get_origin(self._find(key)[1]) is list and (given := self._get(key)) is not None:
             value = f"{given},{value}"
         if not _place(self.values, path, value):
-            self.line.problems.append(f"{key}={value}: {path[0]} already has a value, which is no mapping")
+            self.line.problems.append(
+                f"{shortened(f'{key}={value}')}: {path[0]} already has a value, which is no mapping"
+            )
 
 
 HELP = """\

@@ -7,11 +7,20 @@ import functools
 import sys
 from pathlib import Path
 
+from xrep.config.fields import fields_of_class
 from xrep.data.preprocess import PreprocessOptions, PreprocessReport, preprocess
 from xrep.data.store import TOKENIZER_DIRECTORY
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
-from xrep_cli.common import check_outputs, command_parser, command_script, write_summary
+from xrep_cli.common import (
+    Parser,
+    add_field,
+    check_outputs,
+    command_parser,
+    command_script,
+    values_of,
+    write_summary,
+)
 
 DESCRIPTION = """\
 Clean parallel text, train a SentencePiece vocabulary on it and write the tokens that xrep-train reads.
@@ -32,9 +41,24 @@ Every file is UTF-8, optionally compressed with gzip or xz. Codes may have two o
 EPILOG = "At the end, a table says how many pairs each cleaning rule dropped. Nothing is written if a step fails."
 
 
-def build_parser() -> argparse.ArgumentParser:
-    options = PreprocessOptions()
-    cleaning = options.cleaning
+NAMES = {
+    "vocabulary_size": "vocab-size",
+    "minimum_length": "min-length",
+    "maximum_length": "max-length",
+    "maximum_length_ratio": "max-length-ratio",
+}
+"""Fields of the options of preprocessing and cleaning whose option has another name."""
+NAMES = {
+    "vocabulary_size": "vocab-size",
+    "minimum_length": "min-length",
+    "maximum_length": "max-length",
+    "maximum_length_ratio": "max-length-ratio",
+}
+"""Options that have another name than their fields."""
+
+
+def build_parser() -> Parser:
+    specs = {spec.name: spec for cls in (PreprocessOptions, CleaningOptions) for spec in fields_of_class("", cls)}
     parser = command_parser("xrep-preprocess", DESCRIPTION, EPILOG)
     add = parser.add_argument_group("files").add_argument
     pairs = {"action": "append", "default": [], "metavar": "PAIR=FILES"}
@@ -46,65 +70,43 @@ def build_parser() -> argparse.ArgumentParser:
     add("--destdir", required=True, metavar="DIR", help="the data directory to write")
     add("--json", metavar="FILE", help="also write the report to this file; - is standard output")
 
-    add = parser.add_argument_group("vocabulary").add_argument
-    add("--vocab-size", type=int, default=options.vocabulary_size, help="number of pieces of the vocabulary")
-    add("--tokenizer", metavar="PATH", help="use this tokenizer instead of training one (a folder, a .model file, a "
-        "directory of a pretrained encoder, RUN/best, or another data directory)")  # fmt: skip
-    add("--source-tokenizer", metavar="PATH", help="the same, only for the first side of each pair")
-    add("--target-tokenizer", metavar="PATH", help="the same, only for the second side of each pair")
-    add("--sampling-exponent", type=float, default=options.sampling_exponent, help="a language with n sentences has "
-        "the weight n ** this in the text used to train the vocabulary")  # fmt: skip
+    group = parser.add_argument_group("vocabulary")
+    for name in ("vocabulary_size", "sampling_exponent"):
+        add_field(group, specs[name], NAMES.get(name))
+    group.add_argument("--tokenizer", metavar="PATH", help="use this tokenizer instead of training one (a folder, a "
+        ".model file, a directory of a pretrained encoder, RUN/best, or another data directory)")  # fmt: skip
+    for side in ("source", "target"):
+        group.add_argument(f"--{side}-tokenizer", metavar="PATH", help=f"the same, only for the {side} of each pair")
 
     rules = "lengths are in words; a Chinese, Japanese or Thai character counts as half a word"
-    add = parser.add_argument_group("cleaning", rules).add_argument
-    add("--min-length", type=float, default=cleaning.minimum_length, help="smallest length of each side")
-    add("--max-length", type=float, default=cleaning.maximum_length, help="largest length of each side")
-    add("--max-length-ratio", type=float, default=cleaning.maximum_length_ratio, help="drop pairs with a side that is "
-        "more than this many times as long as the other, after adding two words to both")  # fmt: skip
-    add("--keep-duplicates", action="store_true", help="keep repeated pairs")
-    add("--keep-identical", action="store_true", help="keep pairs whose sides are equal")
-    add("--sample", type=int, metavar="N", help="keep at most N pairs of each corpus, drawn at random")
-    add("--valid-size", type=int, default=options.valid_size, help="without --valid, number of pairs of each language "
-        "pair to hold out, at most 5 %% of them")  # fmt: skip
-    add("--seed", type=int, default=options.seed, help="random seed for sampling and holding out")
+    group = parser.add_argument_group("cleaning", rules)
+    for name in ("minimum_length", "maximum_length", "maximum_length_ratio", "sample", "valid_size", "seed"):
+        add_field(group, specs[name], NAMES.get(name))
+    group.add_argument("--keep-duplicates", action="store_true", help="keep repeated pairs")
+    group.add_argument("--keep-identical", action="store_true", help="keep pairs whose sides are equal")
     return parser
 
 
-def _main(arguments: argparse.Namespace) -> None:
-    named = {"train": arguments.bitext, "valid": arguments.valid, "test": arguments.test}
+def _main(options: argparse.Namespace) -> None:
+    named = {"train": options.bitext, "valid": options.valid, "test": options.test}
     splits = {split: [parse_bitext(spec) for spec in specs] for split, specs in named.items()}
     inputs = [path for bitexts in splits.values() for bitext in bitexts for path in bitext.paths]
-    check_outputs({"--json": arguments.json}, {"a training, validation or test text": inputs})
-    log = functools.partial(print, file=sys.stderr if arguments.json == "-" else sys.stdout, flush=True)
-    report = preprocess(splits, arguments.destdir, _options(arguments), log)
+    check_outputs({"--json": options.json}, {"a training, validation or test text": inputs})
+    log = functools.partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)
+    report = preprocess(splits, options.destdir, _options(options), log)
     log(f"\n{report.cleaning.table()}\n")
     log(_summary(report))
-    write_summary(report.as_dict(), arguments.json)
-    log(f"next: xrep-train {arguments.destdir} --task bitext --criterion dual_moco --save-dir run1")
+    write_summary(report.as_dict(), options.json)
+    log(f"next: xrep-train {options.destdir} --task bitext --criterion dual_moco --save-dir run1")
 
 
-def _options(arguments: argparse.Namespace) -> PreprocessOptions:
-    cleaning = CleaningOptions(
-        deduplicate=not arguments.keep_duplicates,
-        minimum_length=arguments.min_length,
-        maximum_length=arguments.max_length,
-        maximum_length_ratio=arguments.max_length_ratio,
-        drop_identical=not arguments.keep_identical,
-        sample=arguments.sample,
-    )
-    tokenizers = {
-        "shared": arguments.tokenizer,
-        "source": arguments.source_tokenizer,
-        "target": arguments.target_tokenizer,
-    }
+def _options(options: argparse.Namespace) -> PreprocessOptions:
+    kept = {"deduplicate": not options.keep_duplicates, "drop_identical": not options.keep_identical}
+    paths = {"shared": options.tokenizer, "source": options.source_tokenizer, "target": options.target_tokenizer}
     return PreprocessOptions(
-        vocabulary_size=arguments.vocab_size,
-        tokenizers={side: _tokenizer_path(side, path) for side, path in tokenizers.items() if path},
-        exclude=arguments.exclude,
-        cleaning=cleaning,
-        valid_size=arguments.valid_size,
-        sampling_exponent=arguments.sampling_exponent,
-        seed=arguments.seed,
+        tokenizers={side: _tokenizer_path(side, path) for side, path in paths.items() if path},
+        cleaning=CleaningOptions(**kept, **values_of(options, CleaningOptions)),
+        **values_of(options, PreprocessOptions),
     )
 
 

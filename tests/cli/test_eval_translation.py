@@ -16,7 +16,8 @@ from tests.encoders import write_encoder
 from tests.fixtures import spanish_pairs
 from xrep import SentenceEncoder
 from xrep.evaluation.translation import TranslationQuality
-from xrep.inference.generation import SearchOptions, Translator
+from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.translator import Translator
 from xrep.metrics.translation import multi_bleu
 from xrep.models.directory import open_checkpoint
 from xrep_cli.eval import main as evaluate

@@ -20,7 +20,8 @@ from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from tests.runs import environment
 from tests.translators import write_translator
-from xrep.inference.generation import SearchOptions, Translator
+from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.translator import Translator
 from xrep.metrics.translation import bleu, chrf, multi_bleu
 from xrep_cli.generate import main
 

@@ -15,7 +15,8 @@ from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from tests.runs import environment, options
 from tests.translators import write_translator
-from xrep.inference.generation import SearchOptions, Translator
+from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.processor import SLOW_BFLOAT16
 

@@ -74,7 +74,7 @@ REFUSALS = {
         ["--max-length", "99"],
         "sentences may have 99 subwords, the model has 32 positions; lower --max-length or",
     ),
-    "towers": (["--towers", "separate", "--lr", "-1"], "optimizer.lr must be a number of at least 0, not -1.0"),
+    "towers": (["--towers", "separate", "--lr", "-1"], "optimizer.lr must be at least 0, not -1.0"),
     "not a directory": (
         ["--save-dir", "broken.yaml"],
         "broken.yaml: is a file, not a directory; choose another --save-dir",

@@ -21,7 +21,8 @@ from tests.runs import command, environment, options, refusal, xrep_train
 from xrep.config import to_yaml
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
-from xrep.inference.generation import SearchOptions, Translator
+from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.translator import Translator
 from xrep.metrics.translation import bleu
 from xrep.models.directory import MODEL, open_checkpoint
 from xrep.models.translation import Translation

@@ -248,7 +248,7 @@ def smaller(split: bucc.Split, others: int) -> bucc.Split:
 @pytest.mark.slow
 @pytest.mark.skipif(not SAMPLE.is_dir(), reason="no real data: set XREP_DATA")
 def test_the_sample_of_the_shared_task() -> None:
-    split = bucc.read_split(bucc.available(SAMPLE)["zh-en"]["dev"])
+    split = bucc.read_split(bucc.select("all", SAMPLE)["zh-en"]["dev"])
     assert (len(split.source.rows), len(split.target.rows), len(split.gold)) == (8624, 13589, 257)
     split = smaller(split, 2500)
     encoder, options = Planted(split), Bucc.Config(data="", margin="ratio", oracle=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import xrep
-from xrep.evaluation.figures import Figures, table, to_json
+from xrep.evaluation.evaluation import Figures, table
 from xrep.evaluation.overlap import Overlap
+from xrep.files import json_text
 
 
 def _result(encoder, file: Path) -> dict:
@@ -28,7 +29,7 @@ def test_two_results_are_told_apart_by_what_made_them(ngram_encoder, tmp_path: P
     file = tmp_path / "data.txt"
     file.write_text("a\n")
     result = _result(ngram_encoder(), file)
-    assert json.loads(to_json(result)) == {
+    assert json.loads(json_text(result)) == {
         "test": "sts",
         "values": {"mean": 1.5},
         "headline": {"mean": 1.5},
@@ -45,7 +46,7 @@ def test_two_results_are_told_apart_by_what_made_them(ngram_encoder, tmp_path: P
 
 def test_a_number_that_json_has_not_is_refused() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        to_json({"mean": float("nan")})
+        json_text({"mean": float("nan")})
 
 
 def test_columns_stand_under_each_other() -> None:

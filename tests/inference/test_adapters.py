@@ -135,9 +135,11 @@ class TestSentenceVectors:
 
 
 def test_without_the_libraries_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for module in ("sklearn.base", "mteb.models"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "xrep.inference.sentence_vectors", raising=False)
     with pytest.raises(UserError, match=r"scikit-learn is not installed; pip install 'xrep\[senteval\]'"):
-        adapters._sentence_vectors.__wrapped__()
+        adapters.SentenceVectors  # noqa: B018
     model = MtebEncoder(shared)
     with pytest.raises(UserError, match="mteb is not installed; pip install 'mteb>=2'"):
         model.mteb_model_meta  # noqa: B018

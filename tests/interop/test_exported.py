@@ -26,7 +26,7 @@ from tests.nn.small_models import (
 )
 from xrep.errors import UserError
 from xrep.interop.exported import write_huggingface, write_sentence_transformers
-from xrep.interop.pretrained import encoder_state, read_pretrained
+from xrep.interop.pretrained import read_pretrained
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.nn.layers import Linear
 
@@ -128,7 +128,7 @@ def test_bfloat16_weights_go_out_as_float32(tmp_path: Path) -> None:
     for file in ("model.safetensors", "2_Dense/model.safetensors"):
         assert {tensor.dtype for tensor in load_file(tmp_path / "out" / file).values()} == {torch.float32}
     assert from_transformers(tmp_path / "out").dtype == torch.float32
-    back, state = encoder_state(read_pretrained(tmp_path / "out"))[0], encoder.state_dict()
+    back, state = read_pretrained(tmp_path / "out").state()[0], encoder.state_dict()
     assert all(torch.equal(tensor, state[key].float()) for key, tensor in back.items())
 
 

@@ -24,7 +24,7 @@ from tests.nn.small_models import (
     save,
 )
 from xrep.errors import UserError
-from xrep.interop.pretrained import encoder_state, masked_language_head, read_pretrained
+from xrep.interop.pretrained import masked_language_head, read_pretrained
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 
 CLASSES = {
@@ -170,12 +170,12 @@ def test_the_first_layers(bert: Path, layers: int) -> None:
 @pytest.mark.parametrize("layers", [0, LAYERS + 1, -1])
 def test_as_many_layers_as_there_are(bert: Path, layers: int) -> None:
     with pytest.raises(UserError) as error:
-        encoder_state(read_pretrained(bert), layers)
+        read_pretrained(bert).state(layers)
     refusal(error, bert, f"has 3 layers, not {layers}; set `pretrained_layers` to 1 to 3")
 
 
 def test_layouts_of_weights(bert: Path, tmp_path: Path) -> None:
-    expected = encoder_state(read_pretrained(bert))[0]
+    expected = read_pretrained(bert).state()[0]
     model = make_model("BertForMaskedLM")
     state = model.state_dict()
 
@@ -201,7 +201,7 @@ def test_layouts_of_weights(bert: Path, tmp_path: Path) -> None:
         directory.mkdir()
         shutil.copy(bert / "config.json", directory)
         write(directory)
-        found = encoder_state(read_pretrained(directory))[0]
+        found = read_pretrained(directory).state()[0]
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected), write.__name__
 
@@ -214,7 +214,7 @@ def test_safetensors_come_first(copy: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_other_floating_point_numbers_become_float32(copy: Path, bert: Path, dtype: torch.dtype) -> None:
     rewrite(copy, lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
-    expected, found = (encoder_state(read_pretrained(path))[0] for path in (bert, copy))
+    expected, found = (read_pretrained(path).state()[0] for path in (bert, copy))
     for name, tensor in found.items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, expected[name].to(dtype).float()), name
@@ -231,8 +231,8 @@ def test_old_names_and_prefixes(copy: Path, bert: Path, prefix: str) -> None:
         return renamed | {f"{prefix}embeddings.{name}": tensor for name, tensor in buffers.items()}
 
     rewrite(copy, change)
-    pretrained, expected = read_pretrained(copy), encoder_state(read_pretrained(bert))[0]
-    state, unused = encoder_state(pretrained)
+    pretrained, expected = read_pretrained(copy), read_pretrained(bert).state()[0]
+    state, unused = pretrained.state()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
     assert f"{prefix}embeddings.position_ids" in unused and "cls.predictions.transform.LayerNorm.gamma" in unused
     assert_same_logits(make_model("BertForMaskedLM"), pretrained, load(copy)[1], make_batch(0))
@@ -334,5 +334,5 @@ WEIGHTS: dict[str, tuple[Any, str]] = {
 def test_refused_weights(copy: Path, change: Any, message: str) -> None:
     rewrite(copy, change)
     with pytest.raises(UserError) as error:
-        encoder_state(read_pretrained(copy))
+        read_pretrained(copy).state()
     refusal(error, copy / "model.safetensors", message)

@@ -17,7 +17,7 @@ from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.interop.pretrained import encoder_state, read_pretrained
+from xrep.interop.pretrained import read_pretrained
 from xrep.nn.encoder import Encoder
 from xrep.nn.shape import UNLIMITED
 
@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def load(path: Path, layers: int | None = None) -> Encoder:
     pretrained = read_pretrained(path)
     encoder = Encoder.build(pretrained.shape.first_layers(layers, path), dropout=0.0, attention_dropout=0.0)
-    encoder.load_state_dict(encoder_state(pretrained, layers)[0])
+    encoder.load_state_dict(pretrained.state(layers)[0])
     return encoder.eval()
 
 
@@ -149,7 +149,7 @@ def test_bert_stays_with_ours_unless_told_otherwise(tmp_path: Path) -> None:
     states = []
     for pretrained in (ours, theirs):
         encoder = Encoder.build(pretrained.shape, dropout=0.0, attention_dropout=0.0).eval()
-        encoder.load_state_dict(encoder_state(pretrained)[0])
+        encoder.load_state_dict(pretrained.state()[0])
         states.append(encoder(random_batch()))
     torch.testing.assert_close(*states, atol=1e-5, rtol=0)
     with pytest.raises(UserError, match="unknown encoder 'transformerz'; did you mean 'transformer'"):
@@ -206,7 +206,7 @@ def test_missing_tensors_are_named(models: dict[str, Path], tmp_path: Path) -> N
         load(tmp_path)
     del tensors["encoder.block.1.layer.0.gate.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
-    assert encoder_state(read_pretrained(tmp_path))[1] == ["lm_head.weight"]
+    assert read_pretrained(tmp_path).state()[1] == ["lm_head.weight"]
 
 
 def test_no_code_of_a_directory_runs(models: dict[str, Path], tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_what_cannot_be_averaged(tmp_path: Path) -> None:
     for place in (tmp_path / "run" / "checkpoint-00000001", tmp_path / "nowhere"):
         with pytest.raises(UserError, match="has 0 checkpoints, not 1; name the directory of a run"):
             average_last(place, 1)
-    with pytest.raises(UserError, match="--average must be at least 1, not 0"):
+    with pytest.raises(UserError, match="`average` must be at least 1, not 0"):
         export_path(tmp_path / "run", tmp_path / "out", "xrep", average=0)
     write(tmp_path / "run", 3, size=4)
     with pytest.raises(

@@ -16,9 +16,9 @@ from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
+from xrep.models.projection import ProjectionSpaces
 from xrep.models.start import find_start
 from xrep.nn.pooling import pool
-from xrep.nn.projection_spaces import ProjectionSpaces
 from xrep.training.run import train
 
 SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
@@ -78,10 +78,10 @@ def test_a_run_keeps_them(run: Path, tmp_path: Path) -> None:
 
 
 def test_what_other_libraries_do_not_have(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="means of projection spaces.*--no-projection, or keep --format xrep"):
+    with pytest.raises(UserError, match="means of projection spaces.*set `no_projection` to leave them out"):
         export_path(run / "last", tmp_path / "st", "sentence-transformers")
     assert not (tmp_path / "st").exists()
-    (plain,) = export_path(run / "last", tmp_path / "plain", "sentence-transformers", projection=False)
+    (plain,) = export_path(run / "last", tmp_path / "plain", "sentence-transformers", no_projection=True)
     encoder = SentenceEncoder.load(run / "last", device="cpu")
     with torch.no_grad():
         encoder.model.projections.clear()

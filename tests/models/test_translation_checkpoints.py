@@ -161,5 +161,5 @@ def test_its_encoder_goes_to_hugging_face(run: Path, tmp_path: Path, average: in
 def test_the_other_format_is_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export(["--path", str(run / "best"), "--output", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr().err
-    assert "best: a translation model, which sentence-transformers does not have; give --format xrep, or" in printed
+    assert "best: a translation model, which sentence-transformers does not have; set --format to xrep, or" in printed
     assert printed.count("\n") == 1 and not (tmp_path / "out").exists()

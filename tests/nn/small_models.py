@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.planning import token_batch
 from xrep.data.batching import TokenBatch
-from xrep.interop.pretrained import Pretrained, encoder_state, read_pretrained
+from xrep.interop.pretrained import Pretrained, read_pretrained
 from xrep.nn.encoder import TransformerEncoder
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -74,7 +74,7 @@ def hidden_states(model: nn.Module, batch: TokenBatch) -> list[Tensor]:
 def load(directory: Path, layers: int | None = None) -> tuple[Pretrained, TransformerEncoder, list[str]]:
     """Return our encoder with the weights of the directory, and the tensors that it does not use."""
     pretrained = read_pretrained(directory)
-    state, unused = encoder_state(pretrained, layers)
+    state, unused = pretrained.state(layers)
     values = pretrained.shape.as_dict() | ({} if layers is None else {"layers": layers})
     encoder = TransformerEncoder(type(pretrained.shape)(**values), dropout=0.1, attention_dropout=0.1)
     encoder.load_state_dict(state, strict=True)

@@ -42,7 +42,8 @@ def write_run(directory: Path) -> Path:
     with Checkpoints(Checkpoints.Config(), directory) as checkpoints:
         for step in (1, 2):
             state = {"step": step, "seconds": torch.rand(()).item(), "optimizer": {"state": {0: torch.ones(2)}}}
-            snapshot = checkpoints.snapshot(
+            checkpoints.save(
+                best=True,
                 step=step,
                 config_yaml="{}",
                 text=TextSpec(vocabularies={}, max_length=8),
@@ -51,7 +52,6 @@ def write_run(directory: Path) -> Path:
                 criterion=nn.Linear(1, 1),
                 training_state=state,
             )
-            checkpoints.save(snapshot, best=True)
     records = [{"step": step, "kind": "train", "loss": 0.5, "seconds": 1.0} for step in (1, 2)]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return directory

@@ -31,9 +31,10 @@ FLOORS = {
     "xrep.retrieval": 1,
     "xrep.metrics": 1,
     "xrep.files": 1,
-    "xrep.errors": 0,  # below the first floor: any room may use these
+    "xrep.errors": -1,  # this and the next ones are below the first floor: any room may use them
     "xrep.hashing": 0,
     "xrep.lazy": 0,
+    "xrep.memory": 0,
     "xrep.progress": 0,
 }
 # Rooms of the same floor do not import each other, with these exceptions, each in one direction.

@@ -9,7 +9,7 @@ import pytest
 from tests.retrieval.test_neighbours import assert_same, plain, vectors
 from xrep.errors import UserError
 from xrep.retrieval import ivf, neighbours, search
-from xrep.retrieval.ivf import IvfOptions, search_ivf
+from xrep.retrieval.ivf import search_ivf
 from xrep.retrieval.neighbours import Neighbours
 from xrep.retrieval.search import SearchState, Side, load_neighbours, merge, search_flat
 from xrep.retrieval.vectors import VectorFile
@@ -52,8 +52,8 @@ def run(x: Side, y: Side, path: Path, way: str, stop_after: int | None = None, k
     if way == "flat":
         search_flat(x, y, state)
     else:
-        search_ivf(x, y, state, IvfOptions(probes=1000, quantized=way == "ivf-pq"))
-    return state.neighbours()
+        search_ivf(x, y, state, probes=1000, quantized=way == "ivf-pq")
+    return Neighbours.of(state.xy, state.yx)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -154,15 +154,15 @@ def test_a_survey_names_the_row_that_is_not_finite_and_tells_files_apart(
     rows = vectors(50, 16, seed=1)
     rows[20] = rows[7]
     np.save(tmp_path / "a.npy", rows)
-    survey = VectorFile(tmp_path / "a.npy").survey()
-    assert survey.keys[20] == survey.keys[7] and len(set(survey.keys.tolist())) == 49
+    sha256, keys = VectorFile(tmp_path / "a.npy").survey()
+    assert keys[20] == keys[7] and len(set(keys.tolist())) == 49
     rows[33, 5] = np.nan
     np.save(tmp_path / "b.npy", rows)
     with pytest.raises(UserError, match=r"b\.npy:34: the vector of this row is not finite"):
         VectorFile(tmp_path / "b.npy").survey()
     rows[33, 5] = 0
     np.save(tmp_path / "b.npy", rows)
-    assert VectorFile(tmp_path / "b.npy").survey().sha256 != survey.sha256
+    assert VectorFile(tmp_path / "b.npy").survey()[0] != sha256
 
 
 def test_what_was_found_by_another_search_is_refused(make_side: Callable[..., Side], tmp_path: Path) -> None:
@@ -203,5 +203,5 @@ def test_parts_are_sized_for_the_index_that_is_built(
         np.save(tmp_path / f"{seed}.npy", vectors(900, size, seed))
         sides.append(Side(VectorFile(tmp_path / f"{seed}.npy"), np.arange(900)))
     state = SearchState.begin(tmp_path / "state.npz", 900, 900, 2)
-    units = list(ivf._units(*sides, state, IvfOptions(quantized=True)))
+    units = list(ivf._units(*sides, state, True))
     assert [part for *_, part, _ in units] == 2 * [(0, 300), (300, 600), (600, 900)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.momentum import MomentumEncoder
 from xrep.registry import OPTIMIZERS
 from xrep.training.freezing import Freezing, pattern_problems
+from xrep.training.parameter_groups import parameter_groups
 from xrep.training.run import train
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "projection_size": 8}
@@ -61,6 +63,10 @@ class Whole(nn.Module):
         self.criterion.after_step(self.model)
 
 
+def build(part: Any, config: Any, trained: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return part.build(config, parameter_groups(config, trained, [name for name, _ in trained]))
+
+
 def changed(module: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
     return {name for name, p in module.named_parameters() if not torch.equal(p, before[name])}
 
@@ -76,7 +82,7 @@ def test_frozen_parameters_keep_every_bit(text, make_batch, name: str) -> None:
     freezing = Freezing(["encoders.source", "model.encoders.target.*_embedding@2", "*.token_embedding@1"])
     part = OPTIMIZERS.load(name)
     trained = freezing.ever_trained(module)
-    optimizer = part.build(part.Config(weight_decay=0.3, lr=0.01), trained)
+    optimizer = build(part, part.Config(weight_decay=0.3, lr=0.01), trained)
     everything = {label for label, _ in module.named_parameters()}
     source = {label for label in everything if label.startswith("model.encoders.source.")}
     tables = {f"model.encoders.target.{kind}_embedding.weight" for kind in ("token", "position")}
@@ -99,7 +105,7 @@ def test_momentum_encoders_never_train(text, make_batch) -> None:
     part = OPTIMIZERS.load("adamw")
     trained = freezing.ever_trained(module)
     assert all(name.startswith("model.") for name, _ in trained)
-    optimizer = part.build(part.Config(lr=0.01), trained)
+    optimizer = build(part, part.Config(lr=0.01), trained)
     for step in range(3):
         freezing.apply(module, step)
         assert not any(p.requires_grad for p in module.criterion.parameters())

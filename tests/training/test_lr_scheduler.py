@@ -66,9 +66,9 @@ def test_powers_of_the_share_that_is_left():
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"warmup_steps": -1}, "warmup_steps must not be negative: -1"),
-        ({"warmup_ratio": 0.0}, "warmup_ratio must lie between 0 and 1, not 0.0"),
-        ({"warmup_ratio": 1.0}, "warmup_ratio must lie between 0 and 1, not 1.0"),
+        ({"warmup_steps": -1}, "warmup_steps must be at least 0, not -1"),
+        ({"warmup_ratio": 0.0}, "warmup_ratio must lie in (0, 1), not 0.0"),
+        ({"warmup_ratio": 1.0}, "warmup_ratio must lie in (0, 1), not 1.0"),
         ({"min_lr_ratio": 2.0}, "min_lr_ratio must lie in [0, 1], not 2.0"),
         ({"power": 0.0}, "power must be above 0, not 0.0"),
     ],

@@ -15,14 +15,14 @@ from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 from xrep.registry import OPTIMIZERS
-from xrep.training.parameter_groups import layer_exponents, matching
+from xrep.training.parameter_groups import layer_exponents, matching, parameter_groups
 
 
 def build(name: str, named: list[tuple[str, nn.Parameter]], **options) -> torch.optim.Optimizer:
     part = OPTIMIZERS.load(name)
     config = part.Config(**options)
     assert config.problems() == []
-    return part.build(config, named)
+    return part.build(config, parameter_groups(config, named, [label for label, _ in named]))
 
 
 def make_parameters(dtype: torch.dtype = torch.float64) -> list[tuple[str, nn.Parameter]]:
@@ -236,6 +236,17 @@ def test_a_pattern_that_matches_nothing(text, options, message: str) -> None:
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+def test_layers_that_are_frozen_count() -> None:
+    """The rate of a layer is the same whether or not the layers above it train."""
+    named = [(f"model.encoder.layers.{k}.weight", nn.Parameter(torch.ones(2, 2))) for k in range(4)]
+    part = OPTIMIZERS.load("sgd")
+    config = part.Config(layer_decay=0.5)
+    whole = parameter_groups(config, named, [name for name, _ in named])
+    assert [group["lr_scale"] for group in whole] == [0.5**4, 0.5**3, 0.5**2, 0.5]
+    lower = parameter_groups(config, named[:2], [name for name, _ in named])
+    assert [group["lr_scale"] for group in lower] == [0.5**4, 0.5**3]
+
+
 def test_layer_decay_without_layers() -> None:
     with pytest.raises(UserError, match="layer_decay: no layer of the model trains; leave it at 1"):
         build("adamw", make_parameters(), layer_decay=0.9)
@@ -244,10 +255,10 @@ def test_layer_decay_without_layers() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "problem"),
     [
-        ("adamw", {"lr": math.nan}, "lr must be a number of at least 0, not nan"),
+        ("adamw", {"lr": math.nan}, "lr must be finite, not nan"),
         ("adamw", {"betas": []}, "betas must be two numbers in [0, 1), not []"),
-        ("lamb", {"weight_decay": -1.0}, "weight_decay must be a number of at least 0, not -1.0"),
-        ("lamb", {"lamb_eps": -1.0}, "lamb_eps must be a number of at least 0, not -1.0"),
+        ("lamb", {"weight_decay": -1.0}, "weight_decay must be at least 0, not -1.0"),
+        ("lamb", {"lamb_eps": -1.0}, "lamb_eps must be at least 0, not -1.0"),
         ("lamb", {"betas": [0.9, 1.0]}, "betas must be two numbers in [0, 1), not [0.9, 1.0]"),
         ("sgd", {"sgd_momentum": 1.0}, "sgd_momentum must lie in [0, 1), not 1.0"),
         ("sgd", {"nesterov": True, "sgd_momentum": 0.0}, "nesterov needs sgd_momentum above 0"),

@@ -17,7 +17,7 @@ from xrep.errors import UserError
 from xrep.inference.export import export
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_huggingface
-from xrep.interop.pretrained import encoder_state, read_pretrained
+from xrep.interop.pretrained import read_pretrained
 from xrep.models.directory import open_checkpoint
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.text.pretrained_tokenizer import save_as_huggingface
@@ -105,7 +105,7 @@ def test_training_starts_from_the_weights_and_changes_them(
     assert xrep_train(*line).returncode == 0
     trained, still = (load_file(path / "last" / "model.safetensors") for path in (run, tmp_path / "r"))
     for tower, language in (("source", "de"), ("target", "en")):
-        state, unused = encoder_state(read_pretrained(pretrained[language]))
+        state, unused = read_pretrained(pretrained[language]).state()
         assert unused == []
         for name, tensor in state.items():
             mine = f"encoders.{tower}.{name}"

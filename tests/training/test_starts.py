@@ -16,7 +16,7 @@ from tests.training.test_pretrained_towers import arguments, pretrained, raw
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.interop.pretrained import encoder_state, read_pretrained
+from xrep.interop.pretrained import read_pretrained
 from xrep.models.directory import open_checkpoint
 from xrep.models.start import find_start
 from xrep.text.sides import open_tokenizers
@@ -60,7 +60,7 @@ def test_a_pretrained_teacher_and_a_student_from_scratch(first: Path, pretrained
     }
     assert {side: v.size for side, v in checkpoint.text.vocabularies.items()} == {"source": 60, "target": 70}
     assert list(architecture["projections"]) == ["source"], "the student comes to the teacher's width"
-    assert same(of_tower(first / "last", "target"), encoder_state(read_pretrained(pretrained["en"]))[0])
+    assert same(of_tower(first / "last", "target"), read_pretrained(pretrained["en"]).state()[0])
     encoder = SentenceEncoder.load(first / "last")
     assert [encoder.encode(sentences, language).shape for language, sentences in SENTENCES.items()] == [
         (2, 24),
@@ -111,8 +111,8 @@ def test_export_without_the_projection(first: Path, tmp_path: Path) -> None:
     encoder = SentenceEncoder.load(first / "best")
     for name, changes in {
         "as trained": {},
-        "cls without": {"pooling": "cls", "projection": False},
-        "mean without": {"projection": False},
+        "cls without": {"pooling": "cls", "no_projection": True},
+        "mean without": {"no_projection": True},
     }.items():
         export_path(first / "best", tmp_path / name, "sentence-transformers", **changes)
         found = SentenceEncoder.load(tmp_path / name / "source").encode(SENTENCES["de"])
@@ -131,9 +131,11 @@ def test_export_without_the_projection(first: Path, tmp_path: Path) -> None:
         readme = (tmp_path / name / "README.md").read_text(encoding="utf-8")
         assert "vectors of 40 or 24 numbers" in readme and "one space" not in readme
     with pytest.raises(UserError, match="are for the format sentence-transformers, not for hf"):
-        export_path(first / "best", tmp_path / "hf", "hf", projection=False)
+        export_path(first / "best", tmp_path / "hf", "hf", no_projection=True)
     with pytest.raises(UserError, match="has no projection to leave out"):
-        export_path(tmp_path / "mean without" / "target", tmp_path / "again", "sentence-transformers", projection=False)
+        export_path(
+            tmp_path / "mean without" / "target", tmp_path / "again", "sentence-transformers", no_projection=True
+        )
 
 
 def test_the_pipeline_of_figure_1(raw: Path, pretrained: dict[str, Path], tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_the_pipeline_of_figure_1(raw: Path, pretrained: dict[str, Path], tmp_pa
     finished = xrep_train("--config", tmp_path / "course.yaml")
     assert finished.returncode == 0, finished.stderr
     a, b = (tmp_path / "course" / stage / "best" for stage in ("A", "B"))
-    assert same(of_tower(a, "target"), encoder_state(read_pretrained(pretrained["en"]))[0])
+    assert same(of_tower(a, "target"), read_pretrained(pretrained["en"]).state()[0])
     assert same(of_tower(b, "source"), of_tower(a, "source"))
     assert not same(of_tower(b, "target"), of_tower(a, "target"))
     assert json.loads((tmp_path / "course" / "B" / "summary.json").read_text())["steps"] == 3

@@ -21,8 +21,8 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
 from xrep.tasks.monolingual import MonolingualTask
-from xrep.validation.loss import SEED, LossValidator
-from xrep.validation.retrieval import evaluating
+from xrep.training.validator import SEED, evaluating
+from xrep.validation.loss import LossValidator
 
 __all__ = ["data_directory"]
 SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 64, "towers": "shared"}

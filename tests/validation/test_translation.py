@@ -22,12 +22,13 @@ from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
 from xrep.criteria.multitask import Multitask
 from xrep.data.batching import PairBatch, collate
 from xrep.errors import UserError
-from xrep.inference.generation import SearchOptions, search
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.options import SearchOptions
 from xrep.models.translation import Translation
 from xrep.tasks.mixture import MixtureTask
 from xrep.tasks.monolingual import MonolingualTask
 from xrep.tasks.translation import TranslationTask
-from xrep.validation.retrieval import evaluating
+from xrep.training.validator import evaluating
 from xrep.validation.translation import TranslationValidator
 
 __all__ = ["data_directory"]
@@ -165,16 +166,20 @@ def test_of_several_parts(data_directory: Path, tmp_path: Path) -> None:
     model, _ = make_model(task)
     smoothing = {"out": 0.0, "in": 0.3}
     criteria = [
-        Part(name, LabelSmoothedCrossEntropy, LabelSmoothedCrossEntropy.Config(label_smoothing=x), 1.0, 1.0)
-        for name, x in smoothing.items()
+        Part(name, LabelSmoothedCrossEntropy, LabelSmoothedCrossEntropy.Config(label_smoothing=x), weight, 1.0)
+        for (name, x), weight in zip(smoothing.items(), (3.0, 0.5), strict=True)
     ]
     criterion = Multitask(Multitask.Config(parts=criteria, mixing="weight"), model, task.text)
     found = make_validator(task, max_sentences=5, beam=1)(model, criterion)
     names = [f"out/bleu_{x}" for x in ("en-de", "en-es")] + [f"in/bleu_{x}" for x in ("de-en", "es-en")]
     assert sorted(name for name in found if "bleu_" in name) == sorted(names)
     assert found["bleu"] == pytest.approx(np.mean([found[name] for name in names]))
-    assert found["loss"] == pytest.approx((found["out/loss"] + found["in/loss"]) / 2)
-    assert found["out/loss"] == pytest.approx(found["out/nll"]) and abs(found["in/loss"] - found["in/nll"]) > 1e-4
+    # The loss is that of training: each part has its weight.
+    losses = {part: found[f"loss_{part}/translation"] for part in smoothing}
+    assert found["loss"] == pytest.approx(losses["out"] + losses["in"])
+    assert losses["out"] == pytest.approx(3 * found["out/nll"])
+    assert abs(losses["in"] - 0.5 * found["in/nll"]) > 1e-4
+    assert found["out/perplexity"] == pytest.approx(math.exp(found["out/nll"]))
     spanish = one_by_one(model, task.parts["out"], [english for _, english in VALID["es"][:5]], "es", beam=1)
     assert found["out/bleu_en-es"] == pytest.approx(score(spanish, [es for es, _ in VALID["es"][:5]]))
     assert task.text.target_languages == ["de", "en", "es"]  # languages are numbered as in all parts

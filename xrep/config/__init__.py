@@ -8,7 +8,8 @@ a course of training.
 from xrep.config.course import compose, compose_course, course_directory, course_to_yaml
 from xrep.config.fields import convert, read_fields
 from xrep.config.resolve import Part, RunConfig
-from xrep.config.sections import FIXED_SECTIONS, SECTIONS, TOP_LEVEL, Mixing, merge, read_yaml, to_yaml
+from xrep.config.sections import FIXED_SECTIONS, SECTIONS, TOP_LEVEL, Mixing, merge, read_yaml
+from xrep.config.yaml_files import to_yaml
 
 __all__ = [
     "FIXED_SECTIONS", "SECTIONS", "TOP_LEVEL", "Mixing", "Part", "RunConfig", "compose", "compose_course", "convert",

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.resolve import RunConfig, problems_of_names, resolve
-from xrep.config.sections import OF_A_PART, fields_of, merge, parts_of, plugins_of, sections_of, to_yaml
-from xrep.errors import ConfigError
+from xrep.config.sections import OF_A_PART, fields_of, merge, parts_of, plugins_of, sections_of
+from xrep.config.yaml_files import to_yaml
+from xrep.errors import ConfigError, shown
 from xrep.registry import import_plugin, suggestion
 
 COMMAND_LINE = "command line"
@@ -57,10 +58,10 @@ def compose_course(layers: Layers, problems: list[str] | None = None) -> list[Ru
     for plugin in dict.fromkeys(plugin for _, stage in stages for plugin in plugins_of(stage)):
         import_plugin(plugin)
     problems += _problems_of_stages(values, command)
-    told: dict[str, list[str]] = {name: [] for name, _ in stages}
-    runs = [run for name, stage in stages if (run := resolve(stage, told[name], name)) is not None]
-    common = [problem for problem in told[stages[0][0]] if all(problem in found for found in told.values())]
-    problems += common + [f"stage {name}: {p}" for name, found in told.items() for p in found if p not in common]
+    of_stages: dict[str, list[str]] = {name: [] for name, _ in stages}
+    runs = [run for name, stage in stages if (run := resolve(stage, of_stages[name], name)) is not None]
+    common = [problem for problem in of_stages[stages[0][0]] if all(problem in own for own in of_stages.values())]
+    problems += common + [f"stage {name}: {p}" for name, own in of_stages.items() for p in own if p not in common]
     if problems:
         raise ConfigError(problems)
     return _placed(runs) if runs[0].stage else runs
@@ -108,7 +109,7 @@ def stages_of(values: Mapping[str, Any], command: Mapping[str, Any]) -> list[tup
             no stage.
     """
     base, general = ({k: v for k, v in layer.items() if k != "stages"} for layer in (values, command))
-    listed = _listed_stages(values)
+    listed = parts_of(values, "stages")
     if not listed:
         return [("", merge(base, general))]
     later = {**base, "init": f"{PREVIOUS}/best"}
@@ -125,11 +126,6 @@ def stages_of(values: Mapping[str, Any], command: Mapping[str, Any]) -> list[tup
         change = changes.get(item["name"])
         merged.append((item["name"], _over(merge(stage, taken), change if isinstance(change, Mapping) else {})))
     return merged
-
-
-def _listed_stages(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    stages = values.get("stages")
-    return [stage for stage in stages if isinstance(stage, Mapping)] if isinstance(stages, list) else []
 
 
 def _over(base: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,16 +166,16 @@ def _keys_of(stage: Mapping[str, Any]) -> set[str]:
 
 def _problems_of_items(origin: str, layer: Mapping[str, Any], below: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with the parts and stages of a layer, which may list them or change those of ``below``."""
-    parts = [part["name"] for values in (below, *_listed_stages(below)) for part in parts_of(values)]
+    parts = [part["name"] for values in (below, *parts_of(below, "stages")) for part in parts_of(values)]
     indices = [str(number) for number in range(len(parts))]
     problems = _problems_of_changes(f"{origin}: ", "part", layer.get("parts"), parts, indices)
     stages = layer.get("stages", [{}])
     if isinstance(stages, Mapping):
-        names = [stage["name"] for stage in _listed_stages(below)]
+        names = [stage["name"] for stage in parts_of(below, "stages")]
         problems += _problems_of_changes(f"{origin}: ", "stage", stages, names)
     elif not isinstance(stages, list) or not stages or not all(isinstance(stage, Mapping) for stage in stages):
         problems.append(f"{origin}: stages must be a list of the values of each stage: [{{task: ...}}, ...]")
-    changed = stages.items() if isinstance(stages, Mapping) else [(s["name"], s) for s in _listed_stages(layer)]
+    changed = stages.items() if isinstance(stages, Mapping) else [(s["name"], s) for s in parts_of(layer, "stages")]
     for name, stage in changed:
         if isinstance(stage, Mapping):
             problems += _problems_of_items(f"{origin}: stages.{name}", {"parts": stage.get("parts")}, below)
@@ -194,14 +190,14 @@ def _problems_of_changes(
     for name, change in changes.items() if isinstance(changes, Mapping) else ():
         if name not in [*names, *indices]:
             cure = suggestion(name, names) if names else f"list the {kind}s in a configuration file"
-            problems.append(f"{origin}there is no {kind} {name!r}; {cure}")
+            problems.append(f"{origin}there is no {kind} {shown(name)}; {cure}")
         elif not isinstance(change, Mapping):
-            problems.append(f"{origin}{kind}s.{name} must be a mapping of options, not {change!r}")
+            problems.append(f"{origin}{kind}s.{name} must be a mapping of options, not {shown(change)}")
     return problems
 
 
 def _problems_of_stages(values: Mapping[str, Any], command: Mapping[str, Any]) -> list[str]:
-    stages = _listed_stages(values)
+    stages = parts_of(values, "stages")
     problems = problems_of_names("stage", [s["name"] for s in stages], r"(?!(best|last)$)\w+", "letters, digits and _")
     changes = command.get("stages", {})
     for number, stage in enumerate(stages):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 import types
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from xrep.config.source import field_docstrings, option_class
-from xrep.errors import UserError
+from xrep.errors import UserError, shown
 
 TYPE_NAMES = {
     int: "an integer",
@@ -20,6 +21,8 @@ TYPE_NAMES = {
     str: "a string",
     types.NoneType: "none",
 }
+UNENCODABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""Surrogates, which no file name has, except those that stand for bytes that are not UTF-8 (PEP 383)."""
 PLURALS = {int: "integers", float: "finite numbers", str: "strings"}
 
 
@@ -82,14 +85,21 @@ def convert(value: Any, annotation: Any) -> Any:
         ValueError: the value is not of that type.
     """
     allowed = members(annotation)
-    if types.NoneType in allowed and (value is None or str(value).lower() in ("none", "null")):
+    if types.NoneType in allowed and (value is None or isinstance(value, str) and value.lower() in ("none", "null")):
         return None
+    limit = ""
     for member in allowed:
         try:
             return _convert_one(value, member)
+        except _OutOfRange as error:
+            limit = str(error)
         except (ValueError, TypeError, OverflowError):
             continue
-    raise ValueError(f"must be {describe(annotation)}, not {value!r}")
+    raise ValueError(f"must be {limit or describe(annotation)}, not {shown(value)}")
+
+
+class _OutOfRange(ValueError):
+    """A value has the right type, but no option can have it. The message says what it must be."""
 
 
 def choices(annotation: Any) -> list[Any]:
@@ -132,10 +142,15 @@ def _convert_one(value: Any, kind: Any) -> Any:
             return text in ("true", "yes", "on", "1")
     elif kind is int and not isinstance(value, bool):
         number = float(value) if not isinstance(value, int) else value
+        if abs(number) >= 2**63 and number == number:
+            raise _OutOfRange("an integer between -2**63 and 2**63")
         if number == int(number):
             return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
     elif kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
         return float(value)
     elif kind is str and isinstance(value, str | int | float):
-        return str(value)
+        text = str(value)
+        if not text or "\0" in text or UNENCODABLE.search(text):
+            raise _OutOfRange("a string of at least one character, without NUL and surrogates")
+        return text
     raise ValueError(kind)

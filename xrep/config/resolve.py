@@ -10,8 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from xrep.config.fields import convert, fields_of_class
-from xrep.config.sections import DEFAULT_NAMES, OF_A_PART, SECTIONS, TOP_LEVEL, Section, parts_of, sections_of, to_yaml
-from xrep.errors import UserError
+from xrep.config.sections import DEFAULT_NAMES, OF_A_PART, SECTIONS, TOP_LEVEL, Section, parts_of, sections_of
+from xrep.config.yaml_files import to_yaml
+from xrep.errors import UserError, shortened, shown
 from xrep.registry import REGISTRIES, load_target, suggestion
 
 MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
@@ -51,15 +52,15 @@ class RunConfig:
         """Maps each section to the options of the chosen part, an instance of its ``Config`` dataclass."""
         sections = {section.key: section for section in sections_of(self.values)}
         configs = {key: load_target(section.options)(**section.given) for key, section in sections.items()}
-        made = {key: config for key, config in configs.items() if key in SECTIONS}
+        chosen = {key: config for key, config in configs.items() if key in SECTIONS}
         for kind in self._mixture:
             parts = []
-            for name in (part["name"] for part in parts_of(self.values)):
+            for name in (part["name"] for part in self.values["parts"]):
                 own, key = configs[f"parts.{name}"], f"parts.{name}.{kind}"
-                part = Part(name, load_target(sections[key].target), configs[key], own.weight, own.proportion or 1.0)
-                parts.append(part)
-            made[kind] = self.classes[kind].Config(parts=parts, mixing=self.values["mixing"])
-        return made
+                cls = load_target(sections[key].target)
+                parts.append(Part(name, cls, configs[key], own.weight, own.proportion or 1.0))
+            chosen[kind] = self.classes[kind].Config(parts=parts, mixing=self.values["mixing"])
+        return chosen
 
     @property
     def _mixture(self) -> dict[str, str]:
@@ -96,34 +97,32 @@ def resolve(given: Mapping[str, Any], problems: list[str], stage: str = "") -> R
     Args:
         problems: Everything that is wrong is added here, one line each; then the result is None.
     """
-    found = _problems_of_form(given)
-    resolved = {section.key: _resolve(section, found) for section in sections_of(given)}
+    own = _problems_of_form(given)
+    resolved = {section.key: _resolve(section, own) for section in sections_of(given)}
     run = None
-    if not found:
-        top = resolved.pop("")
-        values: dict[str, Any] = {}
-        if "parts" in given:
-            keys = [(part["name"], f"parts.{part['name']}") for part in parts_of(given)]
-            own = [{kind: resolved.pop(f"{key}.{kind}") for kind in OF_A_PART} | resolved.pop(key) for _, key in keys]
-            values["parts"] = [{"name": name, **options} for (name, _), options in zip(keys, own, strict=True)]
-            values["mixing"] = top["mixing"]
-        run = RunConfig(values | resolved | top, stage)
-        if "parts" in given:
-            found = run.configs["criterion"].problems()
-    problems += found
-    return None if found else run
+    if not own:
+        top, parts = resolved.pop(""), []
+        for name in (part["name"] for part in parts_of(given)):
+            task_and_criterion = {kind: resolved.pop(f"parts.{name}.{kind}") for kind in OF_A_PART}
+            parts.append({"name": name, **task_and_criterion, **resolved.pop(f"parts.{name}")})
+        several = {"parts": parts, "mixing": top["mixing"]} if parts else {}
+        run = RunConfig({**several, **resolved, **top}, stage)
+        if parts:
+            own = run.configs["criterion"].problems()
+    problems += own
+    return None if own else run
 
 
 def _problems_of_form(values: Mapping[str, Any]) -> list[str]:
     several = "parts" in values
     known = [*SECTIONS, *TOP_LEVEL, "parts", "mixing"]
-    problems = [f"unknown section {key!r}; {suggestion(key, known)}" for key in values if key not in known]
+    problems = [f"unknown section {shown(key)}; {suggestion(key, known)}" for key in values if key not in known]
     mappings = [(key, values[key]) for key in SECTIONS if key in values]
     parts = parts_of(values) if several else []
     mappings += [(f"parts.{part['name']}.{kind}", part[kind]) for part in parts for kind in OF_A_PART if kind in part]
     for key, value in mappings:
         if not isinstance(value, Mapping):
-            problems.append(f"{key} must be a mapping of options, not {value!r}")
+            problems.append(f"{key} must be a mapping of options, not {shown(value)}")
     if not several:
         cure = "name several parts, or remove it"
         return [*problems, *([f"mixing is for a run with several parts; {cure}"] if "mixing" in values else [])]
@@ -146,8 +145,8 @@ def problems_of_names(kind: str, names: list[str], pattern: str, allowed: str) -
     """Return what is wrong with the names of parts or stages, which become parts of keys and names of folders."""
     distinct = dict.fromkeys(names)
     wrong = [name for name in distinct if not re.fullmatch(pattern, name)]
-    problems = [f"{name!r} cannot be the name of a {kind}; use {allowed}" for name in wrong]
-    return problems + [f"two {kind}s are named {name!r}; rename one" for name in distinct if names.count(name) > 1]
+    problems = [f"{shown(name)} cannot be the name of a {kind}; use {allowed}" for name in wrong]
+    return problems + [f"two {kind}s are named {shown(name)}; rename one" for name in distinct if names.count(name) > 1]
 
 
 def _resolve(section: Section, problems: list[str]) -> dict[str, Any]:
@@ -165,7 +164,7 @@ def _resolve(section: Section, problems: list[str]) -> dict[str, Any]:
     above = f"{section.key}." if section.key else ""
     for name in section.given:
         if name not in specs:
-            problems.append(f"unknown key {above}{name}; {suggestion(str(name), list(specs))}")
+            problems.append(f"unknown key {shortened(f'{above}{name}')}; {suggestion(str(name), list(specs))}")
     values, doubtful = {}, []
     for name, spec in specs.items():
         values[name] = spec.default

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from xrep.config.fields import FieldSpec, convert, read_fields
 from xrep.config.source import class_attribute
-from xrep.errors import UserError
-from xrep.registry import REGISTRIES, one_line
+from xrep.config.yaml_files import load_yaml
+from xrep.registry import REGISTRIES
 
 FIXED_SECTIONS = {
     "trainer": "xrep.training.trainer:Trainer",
@@ -125,16 +122,15 @@ class Section:
 
 def sections_of(values: Mapping[str, Any]) -> list[Section]:
     """Return the sections of one run; those of several parts have separate keys."""
-    parts = [(f"parts.{part['name']}", part) for part in parts_of(values)] if "parts" in values else []
-    found = [_section(f"{key}.{kind}", kind, part) for key, part in parts for kind in OF_A_PART]
-    found += [_section(kind, kind, values) for kind in SECTIONS if "parts" not in values or kind not in OF_A_PART]
+    several, parts = "parts" in values, [(f"parts.{part['name']}", part) for part in parts_of(values)]
+    sections = [_section(f"{key}.{kind}", kind, part) for key, part in parts for kind in OF_A_PART]
+    sections += [_section(kind, kind, values) for kind in SECTIONS if not several or kind not in OF_A_PART]
     for key, part in parts:
-        found.append(
-            Section(key, "part", None, {k: v for k, v in part.items() if k not in ("name", "batch_size", *OF_A_PART)})
-        )
-    top = [*TOP_LEVEL, *(["mixing"] if "parts" in values else [])]
-    given = {key: values[key] for key in top if key in values}
-    return [*found, Section("", "mixture" if "parts" in values else "run", None, given)]
+        own = {k: v for k, v in part.items() if k not in ("name", "batch_size", *OF_A_PART)}
+        sections.append(Section(key, "part", None, own))
+    kind, cls = ("mixture", MixtureOptions) if several else ("run", RunOptions)
+    top = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+    return [*sections, Section("", kind, None, top)]
 
 
 def _section(key: str, kind: str, values: Mapping[str, Any]) -> Section:
@@ -148,29 +144,20 @@ def _default_name(kind: str, values: Mapping[str, Any]) -> str | None:
     """Return the name of the part of a kind that is chosen if none is named; the task, or the model, may declare it."""
     if kind not in ("model", "validation"):
         return DEFAULT_NAMES[kind]
-    tasks = [run.get("task") for run in (parts_of(values) if "parts" in values else [values])]
-    names = {str(task.get("name")) if isinstance(task, Mapping) else "" for task in tasks}
-    task = names.pop() if len(names) == 1 else ""
-    declared = None
-    if kind == "validation":
-        declared = _declared("model", str(_section("model", "model", values).name), "default_validation")
-    return declared or _declared("task", task, f"default_{kind}") or DEFAULT_NAMES[kind]
+    tasks = {_section("task", "task", run).name for run in (parts_of(values) if "parts" in values else [values])}
+    models = {_section("model", "model", values).name} if kind == "validation" else set()
+    for declaring, names in (("model", models), ("task", tasks)):
+        if len(names) == 1 and (name := names.pop()) in REGISTRIES[declaring].names():
+            with suppress(LookupError):
+                if declared := class_attribute(REGISTRIES[declaring].target(str(name)), f"default_{kind}"):
+                    return declared
+    return DEFAULT_NAMES[kind]
 
 
-def _declared(kind: str, name: str, attribute: str) -> str | None:
-    """Return what the class of a part declares as a default; None if there is no such part or declaration."""
-    if name not in REGISTRIES[kind].names():
-        return None
-    try:
-        return class_attribute(REGISTRIES[kind].target(name), attribute)
-    except LookupError:
-        return None
-
-
-def parts_of(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the well-formed parts of a run that has several parts."""
-    parts = values.get("parts")
-    return [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+def parts_of(values: Mapping[str, Any], key: str = "parts") -> list[Mapping[str, Any]]:
+    """Return the well-formed parts, or ``stages``, that values list."""
+    items = values.get(key)
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
 
 
 def fields_of(values: Mapping[str, Any]) -> list[FieldSpec]:
@@ -180,12 +167,10 @@ def fields_of(values: Mapping[str, Any]) -> list[FieldSpec]:
 
 
 def plugins_of(values: Mapping[str, Any]) -> list[str]:
-    """Return the modules that a layer of values names. Anything but a list of names is reported later, when options are
-    converted."""
-    try:
+    """Return the modules that a layer of values names; anything but a list of names is reported later."""
+    with suppress(ValueError):
         return convert(values.get("plugins") or [], list[str])
-    except ValueError:
-        return []
+    return []
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
@@ -195,18 +180,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a configuration file as nested values, with short forms expanded (``expand``).
 
     Raises:
-        UserError: the file is missing or is not a YAML mapping.
+        UserError: the file is missing or is not a YAML mapping, or it is larger than a configuration is.
     """
-    try:
-        loaded = OmegaConf.load(path)
-        values = OmegaConf.to_container(loaded, resolve=True)
-    except FileNotFoundError:
-        raise UserError("no such file", path=path, cure="name an existing YAML file") from None
-    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"not a valid configuration: {one_line(error)}", path=path) from error
-    if not isinstance(values, dict):
-        raise UserError("is not a mapping of sections", path=path, cure="write for example 'task: bitext'")
-    return expand(values)
+    return expand(load_yaml(path))
 
 
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -242,18 +218,15 @@ def _named(key: str, items: list[Any]) -> list[Any]:
     taken = {str(item["name"]) for _, item in mappings if "name" in item}
     for number, item in mappings:
         if "name" not in item:
-            stem = str(number) if key == "stages" else _stem(item, number)
+            stem = str(number)
+            if key == "parts":
+                criterion = _section("criterion", "criterion", item).name
+                stem = re.sub(r"\W", "_", criterion) if criterion else f"part_{number}"
             choices = [stem, *(f"{stem}_{n}" for n in range(2, len(items) + 2))]
             item["name"] = next(name for name in choices if name not in taken)
             taken.add(item["name"])
         item["name"] = str(item["name"])
     return items
-
-
-def _stem(part: Mapping[str, Any], number: int) -> str:
-    criterion = part.get("criterion")
-    name = criterion.get("name") if isinstance(criterion, Mapping) else None
-    return re.sub(r"\W", "_", str(name)) if name else f"part_{number}"
 
 
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,21 +253,3 @@ def _changed(item: Any, index: str | None, changes: Mapping[Any, Any]) -> Any:
         if isinstance(changes.get(key), Mapping):
             item = merge(item, changes[key])
     return item
-
-
-class _Dumper(yaml.SafeDumper):
-    """A YAML dumper for plain data. It quotes text that OmegaConf would read as a number although YAML 1.1 does not
-    (``1e3``)."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_text(self, text: str) -> yaml.Node:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text[:1] in "+-.0123456789" else None)
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)
-
-
-def to_yaml(values: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

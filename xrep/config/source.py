@@ -42,13 +42,12 @@ def class_attribute(target: str, name: str) -> Any:
     """
     module, _, class_name = target.partition(":")
     node = _class_node(module, class_name)
-    for statement in node.body if node else []:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        if name in [ast.unparse(each) for each in targets if isinstance(each, ast.Name)]:
-            assert isinstance(statement, ast.Assign | ast.AnnAssign)
-            if statement.value is not None:
+    for statement in node.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            if name in map(ast.unparse, targets):
                 return ast.literal_eval(statement.value)
-    for base in node.bases if node else []:
+    for base in node.bases:
         with contextlib.suppress(LookupError):
             return class_attribute(":".join(_origin(module, ast.unparse(base))), name)
     raise LookupError(f"{target} has no {name}")
@@ -56,25 +55,24 @@ def class_attribute(target: str, name: str) -> Any:
 
 def docstring(target: str) -> str:
     """Return the docstring of the class ``module:Class``, without importing it; empty if it has none."""
-    node = _class_node(*target.split(":"))
-    return ast.get_docstring(node) or "" if node else ""
+    with contextlib.suppress(LookupError):
+        return ast.get_docstring(_class_node(*target.split(":"))) or ""
+    return ""
 
 
 def field_docstrings(cls: type) -> dict[str, str]:
     """Return the strings under the fields that a class itself declares, each on one line."""
-    node = _class_node(cls.__module__, cls.__qualname__)
-    found = {}
-    for statement, following in itertools.pairwise(node.body if node else []):
-        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-            if isinstance(following.value, ast.Constant) and isinstance(following.value.value, str):
-                found[ast.unparse(statement.target)] = " ".join(following.value.value.split())
-    return found
+    helps = {}
+    with contextlib.suppress(LookupError):
+        for statement, following in itertools.pairwise(_class_node(cls.__module__, cls.__qualname__).body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+                if isinstance(following.value, ast.Constant) and isinstance(following.value.value, str):
+                    helps[ast.unparse(statement.target)] = " ".join(following.value.value.split())
+    return helps
 
 
 def _class_from_text(module: str, name: str) -> type:
     node = _class_node(module, name)
-    if node is None:
-        raise LookupError(name)
     bases = tuple(_class_from_text(*_origin(module, ast.unparse(base))) for base in node.bases)
     fields: list[Any] = []
     for statement in node.body:
@@ -97,7 +95,7 @@ def _value(module: str, name: str) -> Any:
     module, name = _origin(module, name)
     if module in sys.modules:
         return getattr(sys.modules[module], name)
-    for statement in _module_node(module).body:
+    for statement in _body(module):
         if isinstance(statement, ast.Assign) and name in map(ast.unparse, statement.targets):
             return _evaluate(module, statement.value)
     raise LookupError(name)
@@ -105,30 +103,30 @@ def _value(module: str, name: str) -> Any:
 
 def _origin(module: str, name: str) -> tuple[str, str]:
     """Return the module that defines a dotted name and its name there, following ``from ... import ...``."""
-    first, _, rest = name.partition(".")
-    for statement in _module_node(module).body:
+    first, dot, rest = name.partition(".")
+    for statement in _body(module):
         if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             for alias in statement.names:
                 if (alias.asname or alias.name) == first:
-                    return _origin(statement.module, f"{alias.name}.{rest}" if rest else alias.name)
+                    return _origin(statement.module, alias.name + dot + rest)
     return module, name
 
 
-def _class_node(module: str, qualified_name: str) -> ast.ClassDef | None:
-    node: Any = _module_node(module)
+def _class_node(module: str, qualified_name: str) -> ast.ClassDef:
+    """Return the definition of a class; raise LookupError if the text of the module has none."""
+    node: Any = ast.Module(_body(module), [])
     for name in qualified_name.split("."):
-        classes = [each for each in node.body if isinstance(each, ast.ClassDef) and each.name == name]
-        if not classes:
-            return None
-        node = classes[0]
+        node = next((each for each in node.body if isinstance(each, ast.ClassDef) and each.name == name), None)
+        if node is None:
+            raise LookupError(f"{module} has no class {qualified_name}")
     return node
 
 
-def _module_node(module: str) -> ast.Module:
-    """Return the syntax tree of a module; an empty one if its source text is missing or not valid Python."""
+def _body(module: str) -> list[ast.stmt]:
+    """Return the statements of a module; none if its source text is missing or not valid Python."""
     try:
         spec = importlib.util.find_spec(module)
         loader: Any = spec.loader if spec else None
-        return _parse(loader.get_source(module) or "")
+        return _parse(loader.get_source(module) or "").body
     except (ImportError, SyntaxError, AttributeError, ValueError):
-        return _parse("")
+        return []

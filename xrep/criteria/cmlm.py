@@ -15,10 +15,9 @@ from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
-from xrep.models.projection import MeanOfSpaces
+from xrep.models.projection import MeanOfSpaces, ProjectionSpaces
 from xrep.nn.encoder import TransformerEncoder, require_transformer
 from xrep.nn.layers import Linear
-from xrep.nn.projection_spaces import ProjectionSpaces
 from xrep.tasks.task import Examples, Task
 
 

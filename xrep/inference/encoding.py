@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,14 +86,15 @@ def encode_file(
     lang = lang and canonical(lang)
     encoder.model.tower(lang)
     target, file = shard_path(output, rank, world_size), "/dev/stdin" if path == "-" else path
-    if target.is_symlink():  # what it leads to is written
+    if target.is_symlink():
         target = target.resolve()
-    first, last = 0, None
+    first, last, count = 0, None, None
     if world_size > 1:
         if Path(file).is_fifo() or path == "-":
             raise UserError("several processes cannot share what can be read once only", path=path, cure="name a file")
         total = sum(1 for _ in read_lines(file))
         first, last = total * rank // world_size, total * (rank + 1) // world_size
+        count = last - first
     facts = {
         "encoder": encoder.fingerprint(),
         "language": lang,
@@ -107,9 +108,7 @@ def encode_file(
     with _Writer(target, facts, np.dtype(dtype)) as writer:
         writer.resume(lines)
         resumed = writer.lines
-        with Counter(
-            "lines", done=resumed, total=None if last is None else last - first, shown=show_progress
-        ) as progress:
+        with Counter("lines", done=resumed, total=count, shown=show_progress) as progress:
             for chunk in _chunks(lines):
                 vectors = encoder.encode(chunk, lang, batch_tokens=batch_tokens, normalize=normalize)
                 writer.append(chunk, _converted(vectors, writer.dtype, file, first + writer.lines))
@@ -146,23 +145,24 @@ def _converted(vectors: np.ndarray, dtype: np.dtype, path: str | Path, before: i
 
 
 class _Writer:
-    """Writer of the partial file and its journal.
-
-    A chunk is written to the file first and then to the journal, so that all rows in the journal are on disk.
-    """
+    """Writer of the partial file and its journal. A chunk goes to the file first, so all rows in the journal are on
+    disk."""
 
     def __init__(self, target: Path, facts: dict[str, Any], dtype: np.dtype) -> None:
         self.target, self.facts, self.dtype = target, facts, dtype
         self.partial = target.with_name(f"{target.name}.partial")
         self.journal = target.with_name(f"{target.name}.partial.json")
         self.lines = self.empty = 0
-        self._digest = hashlib.sha256()
+        self._digest, self._row_bytes = hashlib.sha256(), facts["size"] * dtype.itemsize
 
     def __enter__(self) -> _Writer:
         with naming(self.partial):
             self._file: BinaryIO = open(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
-            self._lock()
+            with suppress(OSError):  # Some network file systems do not support locks.
+                if not try_lock(self._file):
+                    cure = "wait for it, or write elsewhere"
+                    raise UserError("another process is writing this file", path=self.partial, cure=cure)
             self._saved = self._read_journal()
         except BaseException:
             self._file.close()
@@ -195,9 +195,8 @@ class _Writer:
         with naming(self.partial):
             self._file.write(rows.data)
             self._flush()
-        self._count(iter(chunk))
-        state = {"facts": self.facts, "lines": self.lines, "sha256": self._digest.hexdigest()}
-        write_json(self.journal, state)
+        self._count(chunk)
+        write_json(self.journal, {"facts": self.facts, "lines": self.lines, "sha256": self._digest.hexdigest()})
 
     def finish(self) -> None:
         """Write the header with the final number of lines, and rename the file to its final name."""
@@ -209,26 +208,20 @@ class _Writer:
         for aside in self.target.parent.glob(f".{glob.escape(self.journal.name)}.*.tmp"):
             aside.unlink(missing_ok=True)  # A run that was killed while it wrote its journal left this file.
 
-    @property
-    def _row_bytes(self) -> int:
-        return self.facts["size"] * self.dtype.itemsize
-
-    def _lock(self) -> None:
-        """Lock the file; the lock is released when the file is closed, even if the process is killed."""
-        with suppress(OSError):  # Some network file systems do not support locks.
-            if not try_lock(self._file):
-                cure = "wait for it, or write elsewhere"
-                raise UserError("another process is writing this file", path=self.partial, cure=cure)
-
     def _write_header(self) -> None:
+        """Write a header, whose length is the same for any number of lines."""
+        header = io.BytesIO()
+        shape = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.lines, self.facts["size"])}
+        np.lib.format.write_array_header_1_0(header, shape)
+        assert header.tell() == _HEADER_BYTES
         self._file.seek(0)
-        self._file.write(_header(self.lines, self.facts["size"], self.dtype))
+        self._file.write(header.getvalue())
 
     def _flush(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _count(self, lines: Iterator[str]) -> None:
+    def _count(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.lines += 1
             self.empty += not line.strip()
@@ -259,13 +252,3 @@ class _Writer:
 def differing_names(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     """Return the sorted keys that do not have the same value in both."""
     return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
-
-
-def _header(lines: int, size: int, dtype: np.dtype) -> bytes:
-    """Return a .npy header, whose length is always ``_HEADER_BYTES``."""
-    buffer = io.BytesIO()
-    facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (lines, size)}
-    np.lib.format.write_array_header_1_0(buffer, facts)
-    header = buffer.getvalue()
-    assert len(header) == _HEADER_BYTES
-    return header

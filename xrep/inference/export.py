@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from xrep.data.batching import TextSpec
 from xrep.errors import UserError
-from xrep.files import check_new_directory, write_aside
+from xrep.files import check_new_directory, directory_aside, naming
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_huggingface, write_sentence_transformers
 from xrep.models.averaging import average_last
@@ -23,33 +24,33 @@ from xrep.models.directory import (
     open_checkpoint,
     write_checkpoint,
 )
-from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces
 from xrep.nn.pooling import Pooling
 from xrep.text.pretrained_tokenizer import save_as_huggingface
-from xrep.text.sides import open_tokenizers, tokenizer_of
+from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
 
 Format = Literal["sentence-transformers", "hf"]
+_POOLED = {"mean": "the mean of its token vectors", "max": "their maximum", "cls": "the vector of the first token"}
 
 
 def export_path(
     path: str | Path,
     directory: str | Path,
-    kind: Format | Literal["xrep"],
+    format: Format | Literal["xrep"],
     average: int | None = None,
     *,
     pooling: Pooling | None = None,
-    projection: bool = True,
+    no_projection: bool = False,
 ) -> list[Path]:
     """Write the encoder of a checkpoint, or a pretrained one, to ``directory``.
 
     Args:
         path: A checkpoint, or what ``SentenceEncoder.load`` accepts; with ``average``, the directory of a run.
-        kind: ``xrep`` is a checkpoint of an encoder or a translation model, without the parts that only training needs.
-            The others are those of ``export``; for a translation model, ``hf`` is its encoder alone.
+        format: ``xrep`` is a checkpoint of an encoder or a translation model, without the parts that only training
+            needs. The others are those of ``export``; for a translation model, ``hf`` is its encoder alone.
         average: Average the weights of this many of the newest checkpoints of the run; None averages nothing.
         pooling: Pooling to use instead of that with which the encoder was trained.
-        projection: Whether to keep the projection (False: frozen_source, table 8, '[CLS] without MLP').
+        no_projection: Whether to leave out the projection (frozen_source, table 8, '[CLS] without MLP').
 
     Returns:
         The directories written.
@@ -58,33 +59,29 @@ def export_path(
         UserError: If there is no encoder, there are too few checkpoints, ``directory`` is not empty, there is no
             projection to leave out, the format has no pooling, or as ``export``.
     """
-    if (pooling or not projection) and kind != "sentence-transformers":
-        problem = f"--pooling and --no-projection are for the format sentence-transformers, not for {kind}"
-        raise UserError(problem, cure="leave --format out")
-    checkpoint, mean = None, None
+    if (pooling or no_projection) and format != "sentence-transformers":
+        problem = f"`pooling` and `no_projection` are for the format sentence-transformers, not for {format}"
+        raise UserError(problem, cure="leave `format` out")
+    checkpoint, mean, directory = None, None, Path(directory)
     if average is not None:
         if average < 1:
-            raise UserError(f"--average must be at least 1, not {average}")
+            raise UserError(f"`average` must be at least 1, not {average}")
         checkpoint, mean = average_last(path, average)
         path = checkpoint.path
-    if kind == "xrep":
-        return [_write_checkpoint(checkpoint or open_checkpoint(path), mean, Path(directory))]
+    if format == "xrep":
+        return [_write_checkpoint(checkpoint or open_checkpoint(path), mean, directory)]
     if Path(path, MANIFEST).is_file() and (checkpoint := checkpoint or open_checkpoint(path)).translates:
-        return [_write_its_encoder(checkpoint, mean, Path(directory), kind)]
+        return [_write_its_encoder(checkpoint, mean, directory, format)]
     encoder = SentenceEncoder.load(path, device="cpu")
     if mean is not None:
         encoder.model.load_state_dict(mean)
-    _change(encoder.model, path, pooling, projection)
-    return export(encoder, directory, kind)
-
-
-def _change(model: DualEncoder, path: str | Path, pooling: Pooling | None, projection: bool) -> None:
     if pooling is not None:
-        model.pooling = dict.fromkeys(model.pooling, pooling)
-    if not projection:
-        if not model.projections:
-            raise UserError("has no projection to leave out", path=path, cure="export it without --no-projection")
-        model.projections.clear()
+        encoder.model.pooling = dict.fromkeys(encoder.model.pooling, pooling)
+    if no_projection:
+        if not encoder.model.projections:
+            raise UserError("has no projection to leave out", path=path, cure="export it without `no_projection`")
+        encoder.model.projections.clear()
+    return export(encoder, directory, format)
 
 
 def _write_checkpoint(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path) -> Path:
@@ -105,38 +102,45 @@ def _write_checkpoint(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None,
 
 
 def _write_its_encoder(
-    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, kind: Format
+    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: Format
 ) -> Path:
     """Write the encoder of a translation model as a directory of transformers."""
-    if kind != "hf":
+    if format != "hf":
         problem = "a translation model, which sentence-transformers does not have"
-        cure = "give --format xrep, or --format hf for its encoder alone"
+        cure = "set `format` to xrep, or to hf for its encoder alone"
         raise UserError(problem, path=checkpoint.path, cure=cure)
-    check_new_directory(directory)
     model = load_model(checkpoint)
     if tensors is not None:
         model.load_state_dict(tensors)
-    text, tokenizer = checkpoint.text, tokenizer_of(open_tokenizers(checkpoint.path / TOKENIZER), "source")
-    write_huggingface(
-        directory,
-        model.encoder,
-        max_length=text.max_length,
-        bos_id=text.vocabulary("source").bos_id,
-        eos_id=text.vocabulary("source").eos_id,
-        save_tokenizer=lambda folder: save_as_huggingface(tokenizer, folder, text.max_length),
-    )
-    with write_aside(directory / "README.md") as aside:
-        lines = [
-            "# The encoder of a translation model",
-            "",
-            f"Trained with xrep to translate from {', '.join(text.source_languages)}; the decoder is left out."
-            f" It gives a vector for each token. Load with `transformers.{model.encoder.library_class}`.",
-        ]
-        aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text, tokenizers = checkpoint.text, open_tokenizers(checkpoint.path / TOKENIZER)
+    lines = [
+        "# The encoder of a translation model",
+        "",
+        f"Trained with xrep to translate from {', '.join(text.source_languages)}; the decoder is left out."
+        f" It gives a vector for each token. Load with `transformers.{model.encoder.library_class}`.",
+    ]
+    with naming(directory), directory_aside(directory) as aside:
+        write_huggingface(aside, model.encoder, **_read_by(text, tokenizers, "source"))
+        _write_readme(aside, lines)
     return directory
 
 
-def export(encoder: SentenceEncoder, directory: str | Path, kind: Format) -> list[Path]:
+def _read_by(text: TextSpec, tokenizers: Tokenizers, side: str) -> dict[str, Any]:
+    """Return what the writers of ``xrep.interop.exported`` need to know about the text of a side."""
+    vocabulary, tokenizer, length = text.vocabulary(side), tokenizer_of(tokenizers, side), text.max_length
+    return {
+        "max_length": length,
+        "bos_id": vocabulary.bos_id,
+        "eos_id": vocabulary.eos_id,
+        "save_tokenizer": lambda folder: save_as_huggingface(tokenizer, folder, length),
+    }
+
+
+def _write_readme(directory: Path, lines: list[str]) -> None:
+    (directory / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def export(encoder: SentenceEncoder, directory: str | Path, format: Format) -> list[Path]:
     """Write an encoder as directories of sentence-transformers or transformers.
 
     An encoder with one tower is written to ``directory`` itself, one with two towers to its folders ``source`` and
@@ -144,7 +148,7 @@ def export(encoder: SentenceEncoder, directory: str | Path, kind: Format) -> lis
     with exactly the same weights.
 
     Args:
-        kind: ``sentence-transformers`` has pooling, projection and normalisation; ``hf`` is the transformer alone.
+        format: ``sentence-transformers`` has pooling, projection and normalisation; ``hf`` is the transformer alone.
 
     Returns:
         The directories written.
@@ -152,43 +156,25 @@ def export(encoder: SentenceEncoder, directory: str | Path, kind: Format) -> lis
     Raises:
         UserError: If ``directory`` is not empty, or the encoder has no counterpart in those libraries.
     """
-    directory = Path(directory)
-    check_new_directory(directory)
     towers = list(encoder.model.encoders)
-    if len(towers) == 1:
-        _write_tower(encoder, towers[0], directory, kind)
-        written = [directory]
-    else:
-        written = [directory / tower for tower in towers]
-        try:
-            for tower, path in zip(towers, written, strict=True):
-                _write_tower(encoder, tower, path, kind)
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
-    with write_aside(directory / "README.md") as aside:
-        aside.write_text(_readme(encoder, towers, kind), encoding="utf-8")
-    return written
+    folders = towers if len(towers) > 1 else ["."]
+    with naming(directory), directory_aside(directory) as aside:
+        for tower, folder in zip(towers, folders, strict=True):
+            _write_tower(encoder, tower, aside / folder, format)
+        _write_readme(aside, _readme(encoder, towers, format))
+    return [Path(directory, folder) for folder in folders]
 
 
-def _write_tower(encoder: SentenceEncoder, tower: str, path: Path, kind: Format) -> None:
-    model, vocabulary = encoder.model, encoder.text.vocabulary(tower)
-    length = encoder.text.max_length
-    tokenizer = tokenizer_of(encoder.tokenizers, tower)
-    shared: dict[str, Any] = {
-        "max_length": length,
-        "bos_id": vocabulary.bos_id,
-        "eos_id": vocabulary.eos_id,
-        "layers": model.config.pooled_layer,
-        "save_tokenizer": lambda folder: save_as_huggingface(tokenizer, folder, length),
-    }
-    if kind == "hf":
-        write_huggingface(path, model.encoders[tower], **shared)
+def _write_tower(encoder: SentenceEncoder, tower: str, path: Path, format: Format) -> None:
+    model = encoder.model
+    settings = {"layers": model.config.pooled_layer, **_read_by(encoder.text, encoder.tokenizers, tower)}
+    if format == "hf":
+        write_huggingface(path, model.encoders[tower], **settings)
         return
     projection = model.projections[tower] if tower in model.projections else None
     if isinstance(projection, MeanOfSpaces):
         problem = "its vectors are means of projection spaces, which sentence-transformers does not have"
-        raise UserError(problem, path=path, cure="leave them out by --no-projection, or keep --format xrep")
+        raise UserError(problem, cure="set `no_projection` to leave them out, or set `format` to xrep")
     write_sentence_transformers(
         path,
         model.encoders[tower],
@@ -196,18 +182,18 @@ def _write_tower(encoder: SentenceEncoder, tower: str, path: Path, kind: Format)
         projection=projection,
         activation="none" if projection is None else projection.shape.activation,
         normalize=model.config.normalize,
-        **shared,
+        **settings,
     )
 
 
-def _readme(encoder: SentenceEncoder, towers: list[str], kind: Format) -> str:
+def _readme(encoder: SentenceEncoder, towers: list[str], format: Format) -> list[str]:
     model = encoder.model
     # If a projection was left out, vectors of the two towers cannot be compared.
     comparable = len(model.projections) == len(model.architecture()["projections"])
     sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in towers))
-    classes = dict.fromkeys(tower.library_class for tower in model.encoders.values())
     library = "sentence_transformers.SentenceTransformer"
-    if kind == "hf":
+    if format == "hf":
+        classes = dict.fromkeys(tower.library_class for tower in model.encoders.values())
         library = " or ".join(f"transformers.{name}" for name in classes)
     lines = [
         "# A cross-lingual sentence encoder",
@@ -222,18 +208,13 @@ def _readme(encoder: SentenceEncoder, towers: list[str], kind: Format) -> str:
     else:
         space = "; vectors of both lie in one space" if comparable else ""
         lines.append(f"It has a tower for each side of its language pairs{space}:")
-        lines += [f"- `{tower}/` reads {', '.join(getattr(encoder.text, f'{tower}_languages'))}" for tower in towers]
-    if kind == "hf":
-        pooled = {
-            "mean": "the mean of its token vectors",
-            "max": "their maximum",
-            "cls": "the vector of the first token",
-        }
-        kinds = " or ".join(dict.fromkeys(pooled[kind] for kind in model.pooling.values()))
-        steps = [f"{kinds}, padding left out"]
+        read = {"source": encoder.text.source_languages, "target": encoder.text.target_languages}
+        lines += [f"- `{tower}/` reads {', '.join(read[tower])}" for tower in towers]
+    if format == "hf":
+        steps = [" or ".join(_POOLED[pooling] for pooling in dict.fromkeys(model.pooling.values())), "padding left out"]
         if len(model.projections):
             steps.append("then a projection, which this format cannot hold (sentence-transformers can)")
         if model.config.normalize:
             steps.append("brought to length 1")
         lines += ["", f"The sentence vector is {', '.join(steps)}."]
-    return "\n".join(lines) + "\n"
+    return lines

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,8 +22,8 @@ from xrep.files import try_lock, write_aside, write_json
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.retrieval.candidates import Candidates, Retrieval, choose, first_of_each
-from xrep.retrieval.ivf import IvfOptions, search_ivf
+from xrep.retrieval.candidates import Retrieval, choose, first_of_each
+from xrep.retrieval.ivf import search_ivf
 from xrep.retrieval.margins import Margin, check_neighbours
 from xrep.retrieval.neighbours import Neighbours
 from xrep.retrieval.search import SearchState, Side, load_neighbours, merge, search_flat
@@ -35,11 +35,8 @@ Index = Literal["flat", "ivf", "ivf-pq"]
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """One side of the search: a text, or vectors, or both. Row i of the vectors belongs to line i of the text.
-
-    Attributes:
-        lang: Language of the text; needed if the encoder has a tower for each side.
-    """
+    """One side of the search: a text, or vectors, or both. Row i of the vectors belongs to line i of the text. Its
+    language is needed if the encoder has a tower for each side."""
 
     name: Literal["source", "target"]
     text: Path | None = None
@@ -73,12 +70,13 @@ class MiningOptions:
 class Mined:
     """The result of ``mine``.
 
-    ``pairs`` is None for a shard, because pairs are known only after all shards are merged. ``sources`` and ``targets``
-    count the sentences compared; ``empty`` and ``duplicates`` count the lines of (source, target) that were left out.
+    ``sources`` and ``targets`` count the sentences compared; ``empty`` and ``duplicates`` count the lines of (source,
+    target) that were left out.
     """
 
     path: str
     pairs: int | None
+    """None for a shard, because pairs are known only after all shards are merged."""
     sources: int
     targets: int
     empty: tuple[int, int]
@@ -88,17 +86,6 @@ class Mined:
     settings: dict[str, Any]
     version: str
     seconds: float
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """A side that was read: the sentences to compare, its lines, and the facts that distinguish it from another."""
-
-    side: Side
-    lines: _Lines | None
-    empty: int
-    duplicates: int
-    facts: dict[str, Any]
 
 
 class _Lines:
@@ -113,23 +100,29 @@ class _Lines:
                 file.write(data)
                 self._starts.append(self._starts[-1] + len(data))
                 keys.append(hash_bytes(data))
-        self.keys, self.sha256 = np.frombuffer(keys, dtype=np.uint64), digest.hexdigest()
-        self._file = copy.open("rb")
-
-    def __len__(self) -> int:
-        return len(self.keys)
+        self.keys, self.sha256, self._copy = np.frombuffer(keys, dtype=np.uint64), digest.hexdigest(), copy
 
     def filled(self) -> np.ndarray:
-        """Return which lines are not empty: bool [N]."""
-        return np.diff(np.frombuffer(self._starts, dtype=np.int64)) > 0
+        """Return the numbers of the lines that are not empty."""
+        return np.flatnonzero(np.diff(np.frombuffer(self._starts, dtype=np.int64)))
 
-    def line(self, row: int) -> str:
-        """Return a line as a field of a TSV file, so without tabs."""
-        start, stop = self._starts[row], self._starts[row + 1]
-        return os.pread(self._file.fileno(), stop - start, start).decode().replace("\t", " ")
+    def fields(self, rows: list[int]) -> Iterator[str]:
+        """Yield some lines as fields of a TSV file, so without tabs."""
+        with self._copy.open("rb") as file:
+            for row in rows:
+                start, stop = self._starts[row], self._starts[row + 1]
+                yield os.pread(file.fileno(), stop - start, start).decode().replace("\t", " ")
 
-    def close(self) -> None:
-        self._file.close()
+
+@dataclass(frozen=True)
+class _Opened:
+    """A side that was read: the sentences to compare, its lines, and the facts that distinguish it from another."""
+
+    side: Side
+    lines: _Lines | None
+    empty: int
+    duplicates: int
+    facts: dict[str, Any]
 
 
 def mine(
@@ -164,11 +157,11 @@ def mine(
     work = shard_folder(output, *shard) if shard else output.with_name(f"{output.name}.work")
     with _work_folder(work):
         sides = [_open(side, work, encoder, options) for side in (source, target)]
-        _check(sides, options)
-        facts: dict[str, Any] = {side.name: opened.facts for side, opened in zip((source, target), sides, strict=True)}
+        x, y = (opened.side for opened in sides)
+        _check(x, y, options)
+        facts: dict[str, Any] = {"source": sides[0].facts, "target": sides[1].facts}
         facts |= {"neighbours": options.neighbours, "index": options.index, "version": xrep.__version__}
         facts |= {"probes": options.probes} if options.index != "flat" else {}
-        x, y = (opened.side for opened in sides)
         if shard:
             facts["shard"] = list(shard)
             x = replace(x, rows=x.rows[slice(*(len(x) * (shard[0] - past) // shard[1] for past in (1, 0)))])
@@ -178,9 +171,6 @@ def mine(
             _remember(work, facts)
             nearest = _search(x, y, work, options, show_progress)
         pairs = None if shard else _write(output, nearest, sides, options)
-        for opened in sides:
-            if opened.lines is not None:
-                opened.lines.close()
         _clear(work, keep=("neighbours.npz", "facts.json") if shard else ())
     return Mined(
         path=str(work if shard else output),
@@ -217,38 +207,32 @@ def _work_folder(work: Path) -> Iterator[None]:
             raise
 
 
-def _open(given: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> _Opened:
+def _open(text: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> _Opened:
     """Read the text, read or compute the vectors, and leave out empty and repeated lines."""
-    lines = _Lines(given.text, work / f"{given.name}.txt") if given.text else None
-    facts: dict[str, Any] = {"text": lines.sha256} if lines else {}
-    vectors = given.vectors
+    lines = _Lines(text.text, work / f"{text.name}.txt") if text.text else None
+    vectors = text.vectors
     if vectors is None:
-        if encoder is None or given.text is None:
-            raise UserError(f"neither vectors of the {given.name} nor a text and an encoder", cure="give one or other")
+        if encoder is None or text.text is None or lines is None:
+            raise UserError(f"neither vectors of the {text.name} nor a text and an encoder", cure="give one or other")
         # Vectors of an interrupted run are used again only if the same encoder made them from the same lines.
-        made_of = f"{encoder.fingerprint()} {given.lang} {lines.sha256 if lines else ''}"
-        vectors = work / f"{given.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npy"
+        made_of = f"{encoder.fingerprint()} {text.lang} {lines.sha256}"
+        vectors = work / f"{text.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npy"
         if not vectors.exists():
             size = options.batch_tokens
-            encode_file(encoder, given.text, vectors, lang=given.lang, dtype="float16", batch_tokens=size)
+            encode_file(encoder, text.text, vectors, lang=text.lang, dtype="float16", batch_tokens=size)
     file = VectorFile(vectors)
-    survey = file.survey()
-    if lines is not None and len(lines) != len(file):
-        raise UserError(
-            f"{len(lines):,} lines, but {vectors} has {len(file):,} vectors",
-            path=given.text,
-            line=min(len(lines), len(file)) + 1,
-            cure="row i must be the vector of line i",
-        )
-    filled = lines.filled() if lines is not None else np.ones(len(file), dtype=bool)
-    rows = np.flatnonzero(filled)
-    kept = rows[first_of_each((survey if lines is None else lines).keys[rows])]
-    side = Side(file, kept)
-    return _Opened(side, lines, len(file) - len(rows), len(rows) - len(kept), facts | {"vectors": survey.sha256})
+    sha256, keys = file.survey()
+    facts, rows = {"vectors": sha256}, np.arange(len(file))
+    if lines is not None:
+        if (count := len(lines.keys)) != len(file):
+            problem, line = f"{count:,} lines, but {vectors} has {len(file):,} vectors", min(count, len(file)) + 1
+            raise UserError(problem, path=text.text, line=line, cure="row i must be the vector of line i")
+        facts, rows, keys = {"text": lines.sha256, **facts}, lines.filled(), lines.keys
+    kept = rows[first_of_each(keys[rows])]
+    return _Opened(Side(file, kept), lines, len(file) - len(rows), len(rows) - len(kept), facts)
 
 
-def _check(sides: list[_Opened], options: MiningOptions) -> None:
-    x, y = (opened.side for opened in sides)
+def _check(x: Side, y: Side, options: MiningOptions) -> None:
     if x.vectors.size != y.vectors.size:
         problem = f"vectors of {x.vectors.size} numbers, but {y.vectors.path} has {y.vectors.size}"
         raise UserError(problem, path=x.vectors.path, cure="encode both sides with one encoder")
@@ -258,20 +242,18 @@ def _check(sides: list[_Opened], options: MiningOptions) -> None:
 def _remember(work: Path, facts: dict[str, Any]) -> None:
     """Save the facts of the search, or check that those of an earlier run are the same."""
     path = work / "facts.json"
-    if path.exists():
-        before = _read_facts(path)
-        if differing := differing_names(before, facts):
-            problem = f"an unfinished search is there, with another {', '.join(differing)}"
-            raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
-        return
-    write_json(path, facts)
+    if not path.exists():
+        write_json(path, facts)
+    elif differing := differing_names(_read_facts(path), facts):
+        problem = f"an unfinished search is there, with another {', '.join(differing)}"
+        raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise UserError("no such shard", path=path.parent, cure="search that part first, with --shard") from None
+        raise UserError("no such shard", path=path.parent, cure="search that part first, with `shard`") from None
     except (ValueError, TypeError):
         raise UserError("a damaged file", path=path, cure=f"remove {path.parent} to begin anew") from None
 
@@ -284,9 +266,9 @@ def _search(x: Side, y: Side, work: Path, options: MiningOptions, show_progress:
     if options.index == "flat":
         search_flat(x, y, state, device=device, show_progress=show_progress)
     else:
-        ivf = IvfOptions(probes=options.probes, quantized=options.index == "ivf-pq")
-        search_ivf(x, y, state, ivf, show_progress=show_progress)
-    return state.neighbours()
+        quantized = options.index == "ivf-pq"
+        search_ivf(x, y, state, probes=options.probes, quantized=quantized, show_progress=show_progress)
+    return Neighbours.of(state.xy, state.yx)
 
 
 def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours:
@@ -305,26 +287,24 @@ def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours
 
 def _write(output: Path, nearest: Neighbours, sides: list[_Opened], options: MiningOptions) -> int:
     """Write the pairs to ``output`` and return their number."""
-    pairs: Candidates = choose(nearest, options.margin, options.retrieval, one_to_one=options.one_to_one)
+    pairs = choose(nearest, options.margin, options.retrieval, one_to_one=options.one_to_one)
     if options.threshold is not None:
         pairs = pairs.take(pairs.score >= options.threshold)
-    columns = [
-        (opened.side.rows[rows].tolist(), opened.lines)
-        for opened, rows in zip(sides, (pairs.source, pairs.target), strict=True)
-    ]
+    columns: list[Iterable[object]] = []
+    for opened, chosen in zip(sides, (pairs.source, pairs.target), strict=True):
+        rows = opened.side.rows[chosen]
+        columns.append((rows + 1).tolist() if opened.lines is None else opened.lines.fields(rows.tolist()))
     with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-        for place, score in enumerate(pairs.score.tolist()):
-            row = (str(rows[place] + 1) if lines is None else lines.line(rows[place]) for rows, lines in columns)
-            file.write(f"{score:.6f}\t" + "\t".join(row) + "\n")
+        for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
+            file.write(f"{score:.6f}\t{source}\t{target}\n")
     return len(pairs)
 
 
 def _clear(work: Path, keep: tuple[str, ...]) -> None:
     """Remove all files except ``keep``. The lock is removed last: a folder without one is of a completed search."""
-    if not keep:
-        shutil.rmtree(work)
-        return
-    for path in sorted(work.iterdir()):
+    for path in work.iterdir():
         if path.name not in (*keep, "lock"):
             path.unlink()
     (work / "lock").unlink()
+    if not keep:
+        work.rmdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from tqdm import tqdm
 
 from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
-from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
+from xrep.interop.pretrained import find_pretrained, read_pretrained
+from xrep.interop.sentence_modules import MODULES
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import SHARED, DualEncoder
+from xrep.nn.bert import CONFIG
 from xrep.nn.shape import UNLIMITED
 from xrep.text.languages import canonical
 from xrep.text.pretrained_tokenizer import maximum_length
@@ -24,6 +26,7 @@ from xrep.text.tokenizer import Tokenizer
 
 TOKENIZE_CHUNK = 4096
 DataType = Literal["float32", "bfloat16"]
+M = TypeVar("M", bound=torch.nn.Module)
 
 
 class SentenceEncoder:
@@ -73,10 +76,11 @@ class SentenceEncoder:
         with torch.random.fork_rng(devices=[], enabled=random_weights):
             if random_weights:
                 torch.manual_seed(0)
-            encoder = (
-                _load_pretrained(path, random_weights) if _is_pretrained(path) else _load_run(path, random_weights)
-            )
-        encoder.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, dtype))
+            directory = Path(path)
+            may_be_a_name = not directory.exists() and not directory.is_absolute()
+            load = _load_pretrained if may_be_a_name or has_foreign_encoder(directory) else _load_run
+            encoder = load(path, random_weights)
+        place(encoder.model, device, dtype)
         return encoder
 
     @property
@@ -117,8 +121,8 @@ class SentenceEncoder:
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
             for rows in batches_of(tokens, batch_tokens, self.text.max_length):
                 batch = collate([tokens[row] for row in rows], vocabulary, self.text.max_length).to(device)
-                found = self.model.encode(tower, batch)[0].float()
-                vectors[rows] = (F.normalize(found, dim=1) if normalize else found).cpu().numpy()
+                encoded = self.model.encode(tower, batch)[0].float()
+                vectors[rows] = (F.normalize(encoded, dim=1) if normalize else encoded).cpu().numpy()
                 bar.update(len(rows))
         return vectors
 
@@ -137,13 +141,14 @@ class SentenceEncoder:
         return tokens
 
 
-def _is_pretrained(path: str | Path) -> bool:
-    """Return whether ``path`` is a directory of another library, or may be a name in the cache of one."""
-    path = Path(path)
-    if not path.is_dir():
-        return not path.exists() and not path.is_absolute()
-    known = ("config.json", "modules.json")
-    return not (path / MANIFEST).exists() and any((path / name).exists() for name in known)
+def has_foreign_encoder(directory: Path) -> bool:
+    """Return whether a directory is not a checkpoint but that of an encoder of another library."""
+    return not (directory / MANIFEST).exists() and any((directory / name).exists() for name in (CONFIG, MODULES))
+
+
+def place(model: M, device: str | None, dtype: DataType) -> M:
+    """Move a model to a device, by default a GPU if there is one, and convert it to a type of numbers."""
+    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, dtype))
 
 
 def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
@@ -157,7 +162,7 @@ def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
 
 
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
-    source: Pretrained = read_pretrained(find_pretrained(path))
+    source = read_pretrained(find_pretrained(path))
     tokenizer = Tokenizer.load(source.path)
     positions = source.shape.max_positions
     longest = min(maximum_length(source.path) or (512 if positions == UNLIMITED else positions), positions)

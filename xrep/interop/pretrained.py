@@ -25,20 +25,35 @@ AUTO = "auto"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pretrained:
-    """The configuration that was read from the directory of a pretrained encoder.
+    """A trained encoder whose configuration was read, without its weights.
 
     Attributes:
-        path: Folder of the transformer (``config.json``, weights, tokenizer): the directory or ``0_Transformer`` in it.
+        path: Folder of the transformer (``config.json``, weights): the directory or ``0_Transformer`` in it.
+        tokenizer: Folder of the tokenizer that belongs to it.
         shape: Shape of the encoder; its ``type`` names the class in ``ENCODERS``.
         pooling, normalize: Settings of a sentence-transformers directory; None if the directory has none.
         projection: Dense layer between pooling and normalisation.
     """
 
     path: Path
+    tokenizer: Path
     shape: EncoderSizes
     pooling: Pooling | None = None
     normalize: bool | None = None
     projection: DenseSpec | None = None
+
+    def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
+        """Return the float32 state of the encoder's first ``layers`` layers (None: all).
+
+        Returns:
+            The state, and the names of the tensors in the directory that it does not use.
+
+        Raises:
+            UserError: Weights are missing, damaged or of another shape, tensors have no known use, or the encoder has
+                fewer than ``layers`` layers.
+        """
+        shape = self.shape.first_layers(layers, self.path)
+        return ENCODERS.load(shape.type).read_state(self.path, shape)
 
 
 def find_pretrained(name_or_path: str | Path) -> Path:
@@ -65,8 +80,8 @@ def find_pretrained(name_or_path: str | Path) -> Path:
         return Path(snapshot_download(name, local_files_only=True))
     except (OSError, ValueError) as error:
         # Newer versions refuse a folder with only the files that transformers fetched, but those are enough here.
-        if found := getattr(error, "snapshot_path", None):
-            return Path(found)
+        if partial := getattr(error, "snapshot_path", None):
+            return Path(partial)
         problem = f"no such directory, and no such model in the Hugging Face cache {constants.HF_HUB_CACHE}"
         raise UserError(problem, path=path, cure=f"{get}, or run: hf download {name}") from None
 
@@ -85,14 +100,19 @@ def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Pretrained:
     folder = root if modules is None else modules.transformer
     shape = ENCODERS.load(_chosen_type(folder) if encoder_type == AUTO else encoder_type).read_shape(folder)
     if modules is None:
-        return Pretrained(path=root, shape=shape)
+        return Pretrained(path=root, tokenizer=root, shape=shape)
     projection = modules.projection
     width = shape.hidden_size if projection is None else projection.weight.size(1)
     if width != shape.hidden_size:
         problem = f"the module Dense takes vectors of {width} numbers, the transformer gives {shape.hidden_size}"
         raise UserError(problem, path=root, cure="fetch the directory again")
     return Pretrained(
-        path=folder, shape=shape, pooling=modules.pooling, normalize=modules.normalize, projection=projection
+        path=folder,
+        tokenizer=folder,
+        shape=shape,
+        pooling=modules.pooling,
+        normalize=modules.normalize,
+        projection=projection,
     )
 
 
@@ -111,20 +131,6 @@ def _chosen_type(directory: Path) -> str:
     return "transformers"
 
 
-def encoder_state(pretrained: Pretrained, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the float32 state of the encoder's first ``layers`` layers (None: all).
-
-    Returns:
-        The state, and the names of the tensors in the directory that it does not use.
-
-    Raises:
-        UserError: Weights are missing, damaged or of another shape, tensors have no known use, or the encoder has fewer
-            than ``layers`` layers.
-    """
-    shape = pretrained.shape.first_layers(layers, pretrained.path)
-    return ENCODERS.load(shape.type).read_state(pretrained.path, shape)
-
-
 def masked_language_head(pretrained: Pretrained) -> MaskedLanguageHead:
     """Return the masked language head of a directory (``cls.predictions`` in BERT, ``lm_head`` in RoBERTa and XLM-R).
 
@@ -134,36 +140,29 @@ def masked_language_head(pretrained: Pretrained) -> MaskedLanguageHead:
     shape, weights = pretrained.shape, Weights(pretrained.path)
     whole = bert.named_tensors(weights)[0]
     is_bert = any(name.startswith("cls.predictions.") for name in whole)
-    base, dense, norm = (
-        ("cls.predictions.", "transform.dense", "transform.LayerNorm")
-        if is_bert
-        else ("lm_head.", "dense", "layer_norm")
-    )
+    base = "cls.predictions." if is_bert else "lm_head."
+    dense, norm = ("transform.dense", "transform.LayerNorm") if is_bert else ("dense", "layer_norm")
     named = {name.removeprefix(base): file for name, file in whole.items() if name.startswith(base)}
     if not named:
+        problem = "no masked language head: no tensor cls.predictions.* or lm_head.*"
         cure = "give the directory of a masked language model, or train a new head"
-        raise UserError(
-            "no masked language head: no tensor cls.predictions.* or lm_head.*", path=weights.path, cure=cure
-        )
-    size, words = shape.hidden_size, shape.vocabulary_size
+        raise UserError(problem, path=weights.path, cure=cure)
+    activation = shape.activation if is_bert else "gelu"  # RoBERTa's head uses GELU whatever the encoder uses
+    sizes = (shape.hidden_size, shape.vocabulary_size)
+    head = MaskedLanguageHead(*sizes, activation=activation, norm_epsilon=shape.norm_epsilon)
     bias = "bias" if "bias" in named else "decoder.bias"  # one tensor under two names; often only one is stored
-    sources = {
-        "dense.weight": (f"{dense}.weight", (size, size)),
-        "dense.bias": (f"{dense}.bias", (size,)),
-        "norm.weight": (f"{norm}.weight", (size,)),
-        "norm.bias": (f"{norm}.bias", (size,)),
-        "bias": (bias, (words,)),
-    }
-    needed = {name for name, _ in sources.values()}
+    modules = {"dense": dense, "norm": norm}
+    sources = {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in modules.items() for kind in ("weight", "bias")}
+    sources["bias"] = bias
+    needed = set(sources.values())
     bert.refuse(
         weights.path,
         [base + name for name in needed - named.keys()],
         [named[name] for name in named.keys() - needed - {"decoder.weight", "decoder.bias"}],
     )
-    state = {ours: bert.checked(weights, named[name], expected) for ours, (name, expected) in sources.items()}
+    expected = head.state_dict()
+    state = {ours: bert.checked(weights, named[name], expected[ours].shape) for ours, name in sources.items()}
     _check_tied(weights, named, whole[bert.WORDS], state["bias"])
-    activation = shape.activation if is_bert else "gelu"  # RoBERTa's head uses GELU whatever the encoder uses
-    head = MaskedLanguageHead(size, words, activation=activation, norm_epsilon=shape.norm_epsilon)
     head.load_state_dict(state)
     return head
 

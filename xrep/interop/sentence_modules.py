@@ -25,7 +25,8 @@ POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-DENSE_ACTIVATIONS: dict[str, Literal["none", "tanh"]] = {"Identity": "none", "Tanh": "tanh"}
+DenseActivation = Literal["none", "tanh"]
+DENSE_ACTIVATIONS: dict[str, DenseActivation] = {"Identity": "none", "Tanh": "tanh"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class DenseSpec:
 
     weight: Tensor
     bias: Tensor | None
-    activation: Literal["none", "tanh"]
+    activation: DenseActivation
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,21 +90,27 @@ def _check_transformer(directory: Path, root: Path) -> None:
     """Refuse a transformer whose output is not token vectors, or that adds a prompt to its text by default."""
     path = directory / OPTIONS
     options = read_json(path) if path.is_file() else {}
-    for keys, expected in (
-        (("transformer_task",), "feature-extraction"),
-        (("module_output_name",), "token_embeddings"),
-        (("modality_config", "text", "method_output_name"), "last_hidden_state"),
-    ):
-        found = _entry(options, *keys)
-        if found not in (None, expected):
-            problem = f"the module Transformer has {keys[-1]} {found!r}, xrep reads {expected!r} alone"
-            raise UserError(problem, path=path, cure=CURE)
+    _check_options(
+        "Transformer",
+        options | {"method_output_name": _entry(options, "modality_config", "text", "method_output_name")},
+        path,
+        transformer_task="feature-extraction",
+        module_output_name="token_embeddings",
+        method_output_name="last_hidden_state",
+    )
     path = root / PROMPTS
     options = read_json(path) if path.is_file() else {}
-    prompt = _entry(options, "prompts", str(options.get("default_prompt_name")))
-    if prompt:
+    if prompt := _entry(options, "prompts", str(options.get("default_prompt_name"))):
         problem = f"by default its sentences begin with the prompt {prompt!r}, which xrep does not add"
         raise UserError(problem, path=path, cure="set default_prompt_name to null, and put the prompt into your text")
+
+
+def _check_options(kind: str, options: dict[str, Any], path: Path, **expected: Any) -> None:
+    """Refuse a module with other options than xrep can express."""
+    for key, value in expected.items():
+        if options.get(key) not in (None, value):
+            problem = f"the module {kind} has {key} {options[key]!r}, xrep reads {value!r} alone"
+            raise UserError(problem, path=path, cure=CURE)
 
 
 def _entry(content: Any, *keys: str) -> Any:
@@ -130,13 +137,8 @@ def _read_pooling(path: Path) -> Pooling:
 def _read_dense(directory: Path) -> DenseSpec:
     path = directory / "config.json"
     config = read_json(path)
-    for key, expected in (
-        ("use_residual", False),
-        ("module_input_name", "sentence_embedding"),
-        ("module_output_name", "sentence_embedding"),
-    ):
-        if config.get(key, expected) not in (expected, None):
-            raise UserError(f"the module Dense has {key} {config[key]!r}, which xrep cannot do", path=path, cure=CURE)
+    embedding = "sentence_embedding"
+    _check_options("Dense", config, path, use_residual=False, module_input_name=embedding, module_output_name=embedding)
     function = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = DENSE_ACTIVATIONS.get(function.rpartition(".")[2]) if function.startswith("torch.nn.") else None
     if activation is None:

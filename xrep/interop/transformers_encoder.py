@@ -116,10 +116,9 @@ class TransformersEncoder(Encoder):
         if not len(batch):  # models cannot compute an empty batch, but all parameters shall have a gradient
             ones = torch.ones(1, batch.tokens.size(1), dtype=torch.long, device=batch.tokens.device)
             return self(TokenBatch(ones, ones.sum(1), np.array([batch.tokens.size(1)])), hidden_layer)[:0]
-        mask = batch.mask
         with self._recorded(None if hidden_layer == last else hidden_layer) as recorded:
-            states = self.model(input_ids=batch.tokens, attention_mask=mask.long()).last_hidden_state
-        return (recorded[0] if recorded else states).masked_fill(~mask.unsqueeze(-1), 0.0)
+            states = self.model(input_ids=batch.tokens, attention_mask=batch.mask.long()).last_hidden_state
+        return (recorded[0] if recorded else states).masked_fill(~batch.mask.unsqueeze(-1), 0.0)
 
     @contextmanager
     def _recorded(self, hidden_layer: int | None) -> Iterator[list[Tensor]]:
@@ -131,15 +130,15 @@ class TransformersEncoder(Encoder):
         if not len(self.layers):
             raise UserError(f"a {self.library_class} has no list of layers", cure="leave out `pooled_layer`")
 
-        def first(value: Any) -> None:
-            recorded.append(value[0] if isinstance(value, tuple) else value)
+        def before(_layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            recorded.append(inputs[0] if inputs else named["hidden_states"])
 
-        if hidden_layer:
-            hook = self.layers[hidden_layer - 1].register_forward_hook(lambda layer, given, output: first(output))
-        else:
-            hook = self.layers[0].register_forward_pre_hook(
-                lambda layer, given, named: first(given or named["hidden_states"]), with_kwargs=True
-            )
+        def after(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+            recorded.append(output[0] if isinstance(output, tuple) else output)
+
+        layer = self.layers[max(hidden_layer - 1, 0)]
+        hook = layer.register_forward_hook(after) if hidden_layer else None
+        hook = hook or layer.register_forward_pre_hook(before, with_kwargs=True)
         try:
             yield recorded
         finally:
@@ -171,11 +170,11 @@ class TransformersEncoder(Encoder):
         check_inert(content, path, INERT if family else list(INERT)[2:])
         content = _without_code(content)
         config = _library_config(content, path)
-        try:
+        with _refusing("transformers cannot build this model", path, "use an encoder of text"):
             with torch.device("meta"):
                 model = _model_class(config, path)(config)
             embedding = model.get_submodule(_embedding_name(model))
-            activation = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
+            activation = _first(config, "hidden_act", "hidden_activation")
             return TransformersShape(
                 vocabulary_size=embedding.weight.size(0),
                 pad_id=config.pad_token_id,
@@ -188,60 +187,47 @@ class TransformersEncoder(Encoder):
                 activation=ACTIVATIONS.get(str(activation), "gelu"),
                 config=content,
             )
-        except UserError:
-            raise
-        except Exception as error:
-            problem = f"transformers cannot build this model: {type(error).__name__}: {one_line(error)}"
-            raise UserError(problem, path=path, cure="use an encoder of text") from None
 
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
         assert isinstance(shape, TransformersShape)
         path, weights = directory / CONFIG, Weights(directory)
-        config, cure = _library_config(shape.config, path), TOGETHER
-        try:
-            # ``from_pretrained`` maps names of other versions, and those of a model below a head, to its own.
-            with _quietly():
-                model, report = _model_class(config, path).from_pretrained(
-                    None,
-                    config=config,
-                    state_dict=dict(weights),
-                    dtype=torch.float32,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # they are in the report
-                )
-        except UserError:
-            raise
-        except Exception as error:
-            problem = f"transformers cannot load these weights: {one_line(error)}"
-            raise UserError(problem, path=weights.path, cure=cure) from None
+        config = _library_config(shape.config, path)
+        # ``from_pretrained`` maps names of other versions, and those of a model below a head, to its own.
+        with _refusing("transformers cannot load these weights", weights.path, TOGETHER), _quietly():
+            model, report = _model_class(config, path).from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(weights),
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report
+            )
         missing = [name for name in report["missing_keys"] if not name.startswith("pooler.")]
         if missing or report["mismatched_keys"]:
             wrong = missing or [str(entry[0]) for entry in report["mismatched_keys"]]
             problem = f"{len(wrong)} tensors {'missing' if missing else 'of another size'}: {some(wrong)}"
-            raise UserError(problem, path=weights.path, cure=cure)
+            raise UserError(problem, path=weights.path, cure=TOGETHER)
         encoder = cls(shape, dropout=0.0, attention_dropout=0.0, model=model)
         unused = sorted(report["unexpected_keys"])
         if strange := [name for name in unused if encoder.is_inside(name)]:
             problem = f"{len(strange)} tensors that the model does not use: {some(strange)}"
-            raise UserError(problem, path=weights.path, cure=cure)
+            raise UserError(problem, path=weights.path, cure=TOGETHER)
         return encoder.state_dict(), unused
 
     def is_inside(self, name: str) -> bool:
         """Return whether a name in a file is that of a tensor inside one of the layers, not of a head or a decoder."""
-        found = re.search(rf"(?:^|\.){re.escape(self._places.get('layers', ' '))}\.(\d+)\.", name)
-        return found is not None and int(found[1]) < self.shape.layers
+        layer = re.search(rf"(?:^|\.){re.escape(self._places.get('layers', ' '))}\.(\d+)\.", name)
+        return layer is not None and int(layer[1]) < self.shape.layers
 
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if layers != self.shape.layers:
             problem = f"its vectors are of layer {layers} of {self.shape.layers}, which transformers cannot express"
             raise UserError(problem, cure="train it without `pooled_layer`, or with `pretrained_layers`")
-        tensors = {self._library_name(name): tensor.float().clone() for name, tensor in self.state_dict().items()}
+        split = {name: name.partition(".")[::2] for name in self.state_dict()}
+        names = {name: rest if own == "model" else f"{self._places[own]}.{rest}" for name, (own, rest) in split.items()}
+        tensors = {names[name]: tensor.float().clone() for name, tensor in self.state_dict().items()}
         return {**self.shape.config, "architectures": [self.library_class], "torch_dtype": "float32"}, tensors
-
-    def _library_name(self, name: str) -> str:
-        first, _, rest = name.partition(".")
-        return rest if first == "model" else f"{self._places[first]}.{rest}"
 
 
 def _library() -> Any:
@@ -252,6 +238,17 @@ def _library() -> Any:
         problem = "encoders of type transformers need the package transformers"
         raise UserError(problem, cure="pip install 'xrep[hf]'") from None
     return transformers
+
+
+@contextmanager
+def _refusing(problem: str, path: Path | None, cure: str) -> Iterator[None]:
+    """Report what transformers raises, which may be any exception, as a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{problem}: {type(error).__name__}: {one_line(error)}", path=path, cure=cure) from None
 
 
 @contextmanager
@@ -284,22 +281,19 @@ def _library_config(content: dict[str, Any], path: Path | None = None) -> Any:
         problem = f"a model of type {model_type!r}, which the installed transformers does not have"
         cure = "update transformers; xrep never runs code that comes with a model"
         raise UserError(problem, path=path, cure=cure)
-    try:
+    with _refusing("transformers does not accept this configuration", path, "fetch the file again"):
         return mapping[model_type].from_dict(content)
-    except Exception as error:
-        problem = f"transformers does not accept this configuration: {one_line(error)}"
-        raise UserError(problem, path=path, cure="fetch the file again") from None
 
 
 def _model_class(config: Any, path: Path | None = None) -> Any:
     """Return the class of the encoder alone: ``T5EncoderModel`` rather than ``T5Model``, for example."""
     auto = _library().models.auto.modeling_auto
     for mapping in (auto.MODEL_FOR_TEXT_ENCODING_MAPPING, auto.MODEL_MAPPING):
-        if type(config) in mapping:
-            found = mapping[type(config)]
-            found = found[0] if isinstance(found, tuple) else found
-            if found.main_input_name == "input_ids" and (not config.is_encoder_decoder or "Encoder" in found.__name__):
-                return found
+        classes = mapping.get(type(config), None)
+        model = classes[0] if isinstance(classes, tuple) else classes
+        if model and model.main_input_name == "input_ids":
+            if not config.is_encoder_decoder or "Encoder" in model.__name__:
+                return model
     problem = f"transformers has no encoder that gives token vectors for models of type {config.model_type!r}"
     raise UserError(problem, path=path, cure="use an encoder of text")
 
@@ -311,9 +305,7 @@ def _embedding_name(model: nn.Module) -> str:
 
 def _stack_name(model: nn.Module, count: int) -> str | None:
     """Return the name of the list that holds the model's layers; None if it has no such list, or more than one."""
-    lists = [
-        name for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count
-    ]
+    lists = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count]
     outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     return outer[0] if len(outer) == 1 and count else None
 
@@ -322,10 +314,8 @@ def _positions(config: Any, model: nn.Module) -> int:
     """Return the length of the longest sequence; the positions of RoBERTa's relatives begin at pad id + 1."""
     positions = _first(config, "max_position_embeddings", "n_positions") or UNLIMITED
     tables = [part for name, part in model.named_modules() if name.endswith("position_embeddings")]
-    offsets = [
-        part.padding_idx + 1 for part in tables if isinstance(part, nn.Embedding) and part.padding_idx is not None
-    ]
-    return positions - max(offsets, default=0)
+    pads = [part.padding_idx for part in tables if isinstance(part, nn.Embedding)]
+    return positions - max((pad + 1 for pad in pads if pad is not None), default=0)
 
 
 def _first(config: Any, *names: str) -> Any:

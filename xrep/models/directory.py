@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,18 +33,12 @@ from xrep.data.batching import TextSpec
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming, sha256_of
-from xrep.nn.weights import save_tensors
+from xrep.nn.weights import read_torch, save_tensors
 from xrep.registry import MODELS
 
 SCHEMA = 4
-MANIFEST, CONFIG, MODEL, CRITERION, STATE = (
-    "manifest.json",
-    "config.yaml",
-    "model.safetensors",
-    "criterion.safetensors",
-    "training_state.pt",
-)
-TOKENIZER = "tokenizer"
+MANIFEST, CONFIG, MODEL, TOKENIZER = "manifest.json", "config.yaml", "model.safetensors", "tokenizer"
+CRITERION, STATE = "criterion.safetensors", "training_state.pt"
 PREFIX = "checkpoint-"
 """Prefix of the names of checkpoints in the directory of a run; the step follows."""
 
@@ -67,7 +60,6 @@ class Checkpoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Resolved configuration of the run, as plain data."""
         return read_saved_config(self.path / CONFIG)
 
     @property
@@ -78,8 +70,8 @@ class Checkpoint:
     @property
     def training_hashes(self) -> Path | None:
         """File of the training sentences' hashes (sorted uint64 ``.npy``), in the directory or beside it, or None."""
-        real = self.path.resolve()
-        return next((file for folder in (real, real.parent) if (file := folder / TRAINING_HASHES_FILE).exists()), None)
+        real = self.path.resolve() / TRAINING_HASHES_FILE
+        return next((file for file in (real, real.parent.parent / real.name) if file.exists()), None)
 
     def tensors(self, name: str = MODEL) -> dict[str, Tensor]:
         """Return the tensors of a file; empty if the file was left out."""
@@ -94,11 +86,8 @@ class Checkpoint:
         if STATE not in self.manifest["files"]:
             problem = "an encoder alone, not a run to go on with"
             raise UserError(problem, path=self.path, cure="set `init` to start from it")
-        try:
-            return torch.load(self.path / STATE, weights_only=True, map_location="cpu")
-        except (pickle.UnpicklingError, RuntimeError, EOFError):
-            problem, cure = "not a training state that is safe to read", "set `init` to start from the weights alone"
-            raise UserError(problem, path=self.path / STATE, cure=cure) from None
+        cure = "set `init` to start from the weights alone"
+        return read_torch(self.path / STATE, "not a training state that is safe to read", cure)
 
 
 def read_saved_config(path: Path) -> dict[str, Any]:
@@ -136,26 +125,23 @@ class Snapshot:
     def of(
         cls,
         *,
-        step: int,
-        config_yaml: str,
-        text: TextSpec,
-        save_tokenizers: Callable[[Path], object],
         model: Any,
         criterion: nn.Module,
         training_state: dict[str, Any],
         spare: Snapshot | None = None,
+        **facts: Any,
     ) -> Snapshot:
         """Copy everything that training changes to the CPU.
 
         Args:
             spare: A snapshot that is no longer needed, whose memory is reused. Allocating memory takes longer than the
                 copy, especially the pinned memory to which tensors are copied from a GPU.
+            facts: Values of the other fields.
         """
         live = {"model": model.state_dict(), "criterion": criterion.state_dict(), "training_state": training_state}
         copied = {name: _copied(value, getattr(spare, name, None)) for name, value in live.items()}
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # copies into pinned memory are asynchronous
-        facts = {"step": step, "config_yaml": config_yaml, "text": text, "save_tokenizers": save_tokenizers}
         return cls(**facts, architecture=model.architecture(), **copied)
 
 
@@ -188,9 +174,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         cure = f"did you mean {path / hint[0]}?" if hint else "name a directory that xrep-train wrote, such as RUN/best"
         raise UserError(f"not a checkpoint (no valid {MANIFEST})", path=path, cure=cure) from None
     if schema != SCHEMA:
-        raise UserError(
-            f"checkpoint schema {schema}, this version reads {SCHEMA}", path=path, cure="use the version that wrote it"
-        )
+        problem = f"checkpoint schema {schema}, this version reads {SCHEMA}"
+        raise UserError(problem, path=path, cure="use the version that wrote it")
     damaged = [MANIFEST] if digest != _digest_of(manifest) else []
     for name in damaged or manifest["files"]:
         if damaged or not (path / name).is_file() or _describe(path / name) != manifest["files"][name]:
@@ -250,17 +235,12 @@ def load_matching(module: nn.Module, tensors: dict[str, Tensor]) -> list[str]:
     matching = {name: tensor for name, tensor in tensors.items() if name in own and own[name].shape == tensor.shape}
     parameters = dict(module.named_parameters())
     partial = {name.rpartition(".")[0] for name in own if name not in parameters and name not in matching}
-    matching = {
-        name: tensor
-        for name, tensor in matching.items()
-        if name in parameters or name.rpartition(".")[0] not in partial
-    }
-    module.load_state_dict(matching, strict=False)
-    return [name for name in own if name not in matching]
+    whole = {name for name in matching if name in parameters or name.rpartition(".")[0] not in partial}
+    module.load_state_dict({name: matching[name] for name in whole}, strict=False)
+    return [name for name in own if name not in whole]
 
 
 def _copied(value: Any, spare: Any) -> Any:
-    """Return ``value`` with tensors copied to the CPU, reusing tensors at the same places in ``spare`` if they fit."""
     if isinstance(value, Tensor):
         fits = isinstance(spare, Tensor) and (spare.shape, spare.dtype) == (value.shape, value.dtype)
         copy = spare if fits else torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
@@ -275,10 +255,7 @@ def _copied(value: Any, spare: Any) -> Any:
 
 
 def _fill(folder: Path, snapshot: Snapshot) -> None:
-    """Write every file of a checkpoint, the manifest last, and flush them to the disk.
-
-    Writing tensors and computing checksums release Python's global lock, so another thread can train meanwhile.
-    """
+    # Writing tensors and computing checksums release Python's global lock, so another thread can train meanwhile.
     (folder / CONFIG).write_text(snapshot.config_yaml, encoding="utf-8")
     save_tensors(snapshot.model, folder / MODEL)
     if snapshot.criterion:
@@ -288,7 +265,7 @@ def _fill(folder: Path, snapshot: Snapshot) -> None:
     snapshot.save_tokenizers(folder / TOKENIZER)
     for name, source in snapshot.files.items():
         shutil.copyfile(source, folder / name)
-    files = {name: _describe(folder / name) for name in _files_below(folder)}
+    files = {str(path.relative_to(folder)): _describe(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     facts = {"text": snapshot.text.as_dict(), "architecture": snapshot.architecture}
     manifest = {"schema": SCHEMA, "step": snapshot.step, **facts, "files": files}
     manifest["sha256"] = _digest_of(manifest)
@@ -310,10 +287,6 @@ def _save_state(state: dict[str, Any], path: Path) -> None:
 
 def _digest_of(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _files_below(directory: Path) -> list[str]:
-    return sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -97,8 +97,14 @@ class TranslationModel(Model):
 
     @abstractmethod
     def predict(self, source: TokenBatch, target: TokenBatch, languages: Tensor) -> Any:
-        """Return what the next target tokens are predicted from (``xrep.models.translation.Predictions``)."""
+        """Return what each target token except bos is predicted from (``xrep.models.translation.Predictions``).
+
+        The tokens of all sentences are concatenated.
+
+        Args:
+            languages: Numbers of the target languages, int64 [B].
+        """
 
     @abstractmethod
     def begin(self, source: TokenBatch, languages: Tensor) -> Any:
-        """Return the state with which a search for translations begins."""
+        """Encode sentences, and return the state with which a search for their translations begins."""

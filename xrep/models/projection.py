@@ -1,16 +1,16 @@
-"""Projections from the pooled vector to the sentence vector."""
+"""Projections from the pooled vector to the sentence vector, or to several views of it as in CMLM."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xrep.interop.pretrained import DenseSpec
+from xrep.interop.sentence_modules import DenseActivation, DenseSpec
+from xrep.nn.containers import ModuleList
 from xrep.nn.layers import Linear
-from xrep.nn.projection_spaces import ProjectionSpaces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class ProjectionShape:
     input_size: int
     output_size: int
     bias: bool = True
-    activation: Literal["none", "tanh"] = "none"
+    activation: DenseActivation = "none"
     spaces: int | None = None
     """Number of projection spaces to average, all as wide as the input; None for a linear layer."""
 
@@ -29,10 +29,8 @@ class ProjectionShape:
 
     @classmethod
     def of(cls, dense: DenseSpec) -> ProjectionShape:
-        output_size, input_size = dense.weight.shape
-        return cls(
-            input_size=input_size, output_size=output_size, bias=dense.bias is not None, activation=dense.activation
-        )
+        outputs, inputs = dense.weight.shape
+        return cls(input_size=inputs, output_size=outputs, bias=dense.bias is not None, activation=dense.activation)
 
 
 class Projection(Linear):
@@ -47,11 +45,37 @@ class Projection(Linear):
         projected = super().forward(input.to(self.weight.dtype)).to(input.dtype)
         return torch.tanh(projected) if self.shape.activation == "tanh" else projected
 
-    def load(self, dense: DenseSpec) -> None:
-        with torch.no_grad():
-            self.weight.copy_(dense.weight)
-            if dense.bias is not None:
-                self.bias.copy_(dense.bias)
+
+class ProjectionSpaces(nn.Module):
+    """P of CMLM (section 2 and appendix C): maps a vector of width H to N vectors of width H.
+
+    The first of them is the input itself. Each of the others has its own perceptron, FC(H, 2H, ReLU), FC(2H, 2H, ReLU),
+    FC(2H, H). The perceptrons start with He's initialisation and biases of zero, so that the N vectors have about the
+    same size whatever H is.
+    """
+
+    def __init__(self, hidden_size: int, spaces: int) -> None:
+        super().__init__()
+        self.perceptrons = ModuleList(_perceptron(hidden_size, 2 * hidden_size) for _ in range(spaces - 1))
+        for name, parameter in self.perceptrons.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.kaiming_normal_(parameter, nonlinearity="linear" if name.endswith("4.weight") else "relu")
+
+    def __len__(self) -> int:
+        """Return N, the number of vectors."""
+        return 1 + len(self.perceptrons)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Map [B, H] to [B, N, H]."""
+        views = (own(vectors.to(next(own.parameters()).dtype)).to(vectors.dtype) for own in self.perceptrons)
+        return torch.stack([vectors, *views], dim=1)
+
+
+def _perceptron(outer: int, inner: int) -> nn.Sequential:
+    first, second, third = Linear(outer, inner), Linear(inner, inner), Linear(inner, outer)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
 
 
 class MeanOfSpaces(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,34 +11,83 @@ from torch import Tensor
 
 from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
-from xrep.interop.pretrained import AUTO, encoder_state, find_pretrained, read_pretrained
+from xrep.interop.pretrained import AUTO, Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import DenseSpec
 from xrep.models.directory import MANIFEST, TOKENIZER, Checkpoint, open_checkpoint
-from xrep.nn.pooling import Pooling
-from xrep.nn.shape import EncoderSizes
+from xrep.nn.encoder import Encoder
+from xrep.nn.shape import EncoderSizes, Norm
+from xrep.nn.weights import some
 from xrep.registry import ENCODERS
 
 
+@dataclass(kw_only=True)
+class EncoderOptions:
+    """The options of every model that has encoders."""
+
+    encoder: str | None = None
+    """Pretrained encoder to start from: a Hugging Face or sentence-transformers directory, a name in the local Hugging
+    Face cache, or a tower of a run: RUN/best, or RUN/best/target if each side has one. The model uses its sizes and its
+    tokenizer."""
+    encoder_type: str = "auto"
+    """Implementation of the encoders. transformer: xrep's own, which reads BERT, RoBERTa and XLM-R. transformers: the
+    library of that name (pip install 'xrep[hf]'), for any other encoder (ModernBERT, DeBERTa, T5 and more). auto:
+    xrep's own if it can compute the pretrained encoder, otherwise the library. A plugin can add others."""
+    pretrained_layers: int | None = None
+    """Number of first layers of pretrained encoders to use; none: all."""
+    layers: int = 6
+    """Number of transformer layers. This and the sizes below apply only to encoders that are not pretrained."""
+    hidden_size: int = 512
+    """Width of the token vectors (Transformer base: 512, big: 1024)."""
+    heads: int = 8
+    """Number of attention heads (base: 8, big: 16)."""
+    feedforward_size: int = 2048
+    """Width of the feed-forward networks (base: 2048, big: 4096)."""
+    norm: Norm = "post"
+    """Position of layer normalisation: after each sublayer (post, as in BERT) or before it (pre). A decoder has it,
+    too."""
+    max_positions: int = 512
+    """Maximum length of a sentence in subwords, including special tokens. A decoder has it, too."""
+    dropout: float = 0.1
+    """Dropout rate of embeddings and sublayer outputs."""
+    attention_dropout: float = 0.1
+    """Dropout rate of attention weights."""
+
+    @property
+    def rates(self) -> dict[str, float]:
+        return {"dropout": self.dropout, "attention_dropout": self.attention_dropout}
+
+    def problems(self) -> list[str]:
+        sizes = {name: x for name, x in vars(self).items() if isinstance(x, int) and not isinstance(x, bool)}
+        least = {name: 0 if name == "pooled_layer" else 1 for name in sizes}
+        problems = [f"{name} must be at least {least[name]}, not {x}" for name, x in sizes.items() if x < least[name]]
+        if not problems and not self.encoder and self.hidden_size % self.heads:
+            problems.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
+        return problems + [f"{name} must lie in [0, 1), not {x}" for name, x in self.rates.items() if not 0 <= x < 1]
+
+    def pretrained(self) -> dict[str, str]:
+        """Return the directory or name of each pretrained encoder, by tower or side; empty if there is none."""
+        raise NotImplementedError
+
+    def tokenizers(self) -> dict[str, str]:
+        """Return the folders of the pretrained encoders' tokenizers by tower or side; empty if there are none.
+
+        Raises:
+            UserError: A pretrained encoder does not exist.
+        """
+        starts = {name: find_start(path, self.encoder_type) for name, path in self.pretrained().items()}
+        return {name: str(start.tokenizer) for name, start in starts.items()}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Start:
-    """Sizes and weights of a trained tower.
+class TrainedTower(Pretrained):
+    """A tower of a checkpoint, with its tensors."""
 
-    Attributes:
-        path: Path of the tower.
-        tokenizer: Folder of the tokenizer that belongs to it.
-        shape: Sizes of the encoder.
-        pooling: Pooling that belongs to it; None if it is not specified.
-        projection: Dense layer after the pooling; None if there is none.
-        state: Function that takes a number of first layers (None for all) and returns their tensors by name, and the
-            names of the tensors that are not used.
-    """
+    tensors: dict[str, Tensor]
 
-    path: Path
-    tokenizer: Path
-    shape: EncoderSizes
-    pooling: Pooling | None
-    projection: DenseSpec | None
-    state: Callable[[int | None], tuple[dict[str, Tensor], list[str]]]
+    def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
+        numbers = {name: re.match(r"layers\.(\d+)\.", name) for name in self.tensors}
+        above = [name for name, number in numbers.items() if number and layers is not None and int(number[1]) >= layers]
+        return {name: tensor for name, tensor in self.tensors.items() if name not in above}, above
 
 
 def shape_from(values: dict[str, Any]) -> EncoderSizes:
@@ -47,14 +95,29 @@ def shape_from(values: dict[str, Any]) -> EncoderSizes:
     return ENCODERS.load(values["type"]).Shape(**values)
 
 
-def encoder_shape(config: Any, vocabulary: Vocabulary, start: Start | None) -> EncoderSizes:
+def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Pretrained | None) -> EncoderSizes:
     """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options."""
     if start is not None:
         return start.shape.first_layers(config.pretrained_layers, start.path)
     encoder_class = ENCODERS.load("transformer" if config.encoder_type == AUTO else config.encoder_type)
-    sizes = ("hidden_size", "layers", "heads", "feedforward_size", "max_positions", "norm")
-    given = {name: getattr(config, name) for name in sizes}
-    return encoder_class.new_shape(vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id, **given)
+    return encoder_class.new_shape(
+        vocabulary_size=vocabulary.size,
+        pad_id=vocabulary.pad_id,
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        heads=config.heads,
+        feedforward_size=config.feedforward_size,
+        max_positions=config.max_positions,
+        norm=config.norm,
+    )
+
+
+def load_start(encoder: Encoder, start: Pretrained, layers: int | None) -> str:
+    """Load the weights of a trained encoder into one of its shape, and return what a user should know about them."""
+    state, unused = start.state(layers)
+    encoder.load_state_dict(state)
+    left = f"; not used: {some(unused, 3)}" if unused else ""
+    return f"{len(state)} tensors of {start.path}, encoder type {start.shape.type}{left}"
 
 
 def check_vocabulary(shape: EncoderSizes, vocabulary: Vocabulary, tower: str) -> None:
@@ -67,7 +130,7 @@ def check_vocabulary(shape: EncoderSizes, vocabulary: Vocabulary, tower: str) ->
         raise UserError(problem, cure="use the tokenizer that belongs to the encoder")
 
 
-def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
+def find_start(name_or_path: str, encoder_type: str = AUTO) -> Pretrained:
     """Find a trained tower by name or path.
 
     This may be a directory of Hugging Face or sentence-transformers, a name in the local Hugging Face cache,
@@ -84,18 +147,10 @@ def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
     for checkpoint, tower in ((path, None), (path.parent, path.name)):
         if (checkpoint / MANIFEST).is_file() and not path.is_file():
             return _of_checkpoint(open_checkpoint(checkpoint), tower)
-    source = read_pretrained(find_pretrained(name_or_path), encoder_type)
-    return Start(
-        path=source.path,
-        tokenizer=source.path,
-        shape=source.shape,
-        pooling=source.pooling,
-        projection=source.projection,
-        state=lambda layers: encoder_state(source, layers),
-    )
+    return read_pretrained(find_pretrained(name_or_path), encoder_type)
 
 
-def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> Start:
+def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
     path, architecture = checkpoint.path, checkpoint.manifest["architecture"]
     if "towers" in architecture:
         return _tower(checkpoint, tower)
@@ -103,26 +158,22 @@ def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> Start:
         raise UserError(f"no tower {tower!r}", path=path, cure=f"name {path}")
     if "encoder" not in architecture:
         raise UserError("its model has no encoder to start from", path=path, cure="start from another run")
-    state = _below("encoder.", checkpoint.tensors())
-    return Start(
+    return TrainedTower(
         path=path,
         tokenizer=_tokenizer(path, "source"),
         shape=shape_from(architecture["encoder"]),
-        pooling=None,
-        projection=None,
-        state=lambda layers: _first_layers(state, layers),
+        tensors=_below("encoder.", checkpoint.tensors()),
     )
 
 
-def _tower(checkpoint: Checkpoint, tower: str | None) -> Start:
+def _tower(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
     path, architecture = checkpoint.path, checkpoint.manifest["architecture"]
     names = list(architecture["towers"])
     if tower is None and len(names) == 1:
         tower = names[0]
-    if tower not in names:
+    if tower is None or tower not in names:
         cures = " or ".join(str(path / name) for name in names)
         raise UserError("which of its towers?" if tower is None else f"no tower {tower!r}", path=path, cure=cures)
-    assert tower is not None
     if (pooled := checkpoint.config["model"].get("pooled_layer")) is not None:
         raise UserError(f"its vectors are of layer {pooled}, not of the last", path=path, cure="start from another run")
     tensors = checkpoint.tensors()
@@ -130,19 +181,14 @@ def _tower(checkpoint: Checkpoint, tower: str | None) -> Start:
     if projection and projection["spaces"] is not None:
         problem = "its vectors are means of projection spaces, which are not carried over"
         raise UserError(problem, path=path, cure="start from it as a whole, by `init`")
-    dense = projection and DenseSpec(
-        weight=tensors[f"projections.{tower}.weight"],
-        bias=tensors.get(f"projections.{tower}.bias"),
-        activation=projection["activation"],
-    )
-    state = _below(f"encoders.{tower}.", tensors)
-    return Start(
+    dense = _below(f"projections.{tower}.", tensors)
+    return TrainedTower(
         path=path / tower,
         tokenizer=_tokenizer(path, tower),
         shape=shape_from(architecture["towers"][tower]),
         pooling=architecture["pooling"][tower],
-        projection=dense,
-        state=lambda layers: _first_layers(state, layers),
+        projection=DenseSpec(dense["weight"], dense.get("bias"), projection["activation"]) if projection else None,
+        tensors=_below(f"encoders.{tower}.", tensors),
     )
 
 
@@ -154,10 +200,3 @@ def _tokenizer(checkpoint: Path, side: str) -> Path:
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _first_layers(state: dict[str, Tensor], layers: int | None) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors of the first layers (None for all), and the names of the tensors of the layers above."""
-    numbers = {name: re.match(r"layers\.(\d+)\.", name) for name in state}
-    above = [name for name, number in numbers.items() if number and layers is not None and int(number[1]) >= layers]
-    return {name: tensor for name, tensor in state.items() if name not in above}, above

@@ -13,11 +13,11 @@ from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear import linear
 from xrep.models.model import TranslationModel
-from xrep.models.start import check_vocabulary, encoder_shape, find_start, shape_from
-from xrep.nn.decoder import DecoderShape, SourceMemory, StepCache, TransformerDecoder
+from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, find_start, load_start, shape_from
+from xrep.nn.decoder import SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.encoder import Encoder, initialise
-from xrep.nn.layers import Norm, Packing, layout_of
-from xrep.nn.shape import EncoderSizes
+from xrep.nn.layers import Packing, layout_of
+from xrep.nn.shape import DecoderShape, EncoderSizes
 from xrep.text.sides import SHARED
 
 
@@ -50,43 +50,16 @@ class Translation(TranslationModel):
     encoder's [CLS] vector of the source sentence, E is the encoder's embedding table (HiCTL's word-level contrast,
     equation 7, brings r and E together), and s is a learned scale, initialised to 1.
 
-    Args:
-        architecture: The result of ``architecture`` of a saved model, to build it again without its pretrained
-            directory.
-
-    Attributes:
-        notes: Information about the pretrained weights for the user.
-        max_target_length: Maximum number of tokens of a translation, including eos.
-
     Raises:
         UserError: Sentences may be longer than the position tables; a pretrained directory cannot be read or does not
             fit the text; or the options need a shared vocabulary and there is none.
     """
 
-    idle_parameters = False
-
     @dataclass(kw_only=True)
-    class Config:
-        encoder: str | None = None
-        """Pretrained encoder to start from: RUN/best, or RUN/best/source of a run with two towers; a directory of
-        Hugging Face or sentence-transformers, or a name in the local Hugging Face cache. The model uses its sizes and
-        its tokenizer."""
-        encoder_type: str = "auto"
-        """Implementation of the encoder: transformer (xrep's own: BERT, RoBERTa, XLM-R), transformers (the library, pip
-        install 'xrep[hf]', for any other encoder), or auto, which chooses xrep's own if it can."""
-        pretrained_layers: int | None = None
-        """Number of first layers of the pretrained encoder to use; none: all."""
+    class Config(EncoderOptions):
         share_vocabulary: bool = True
         """Whether the decoder uses the vocabulary of the pretrained encoder. If not, only the source side of the text
         uses it, and the target side has its own vocabulary."""
-        layers: int = 6
-        """Number of layers of the encoder. This and the sizes below apply only to an encoder that is not pretrained."""
-        hidden_size: int = 512
-        """Width of the token vectors (Transformer base: 512, big: 1024)."""
-        heads: int = 8
-        """Number of attention heads (base: 8, big: 16)."""
-        feedforward_size: int = 2048
-        """Width of the feed-forward networks (base: 2048, big: 4096)."""
         decoder_layers: int = 4
         """Number of layers of the decoder (HiCTL: 4 in section 4.2, 6 in table 4)."""
         decoder_hidden_size: int | None = None
@@ -102,80 +75,41 @@ class Translation(TranslationModel):
         """Add to the logits of each step the similarity of each word to the source sentence, which is the cosine of the
         encoder's [CLS] vector and the word's embedding, times a learned scale (HiCTL, section 3.2). Needs a shared
         vocabulary."""
-        norm: Norm = "post"
-        """Position of layer normalisation: after each sublayer (post) or before it (pre). It applies to the decoder,
-        and to an encoder that is not pretrained."""
-        dropout: float = 0.1
-        """Dropout rate of embeddings and sublayer outputs."""
-        attention_dropout: float = 0.1
-        """Dropout rate of attention weights."""
-        max_positions: int = 512
-        """Maximum length of a sentence in subwords, including special tokens. It applies to the decoder, and to an
-        encoder that is not pretrained."""
-
-        def problems(self) -> list[str]:
-            sizes = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions", "pretrained_layers")
-            sizes = (*sizes, *(name for name in vars(self) if name.startswith("decoder_")))
-            given = {name: value for name in sizes if (value := getattr(self, name)) is not None}
-            problems = [f"{name} must be at least 1, not {value}" for name, value in given.items() if value < 1]
-            if not problems and not self.encoder and self.hidden_size % self.heads:
-                problems.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
-            rates = {name: getattr(self, name) for name in ("dropout", "attention_dropout")}
-            return problems + [f"{name} must lie in [0, 1), not {x}" for name, x in rates.items() if not 0 <= x < 1]
 
         def pretrained(self) -> dict[str, str]:
-            """Return the directory or name of the pretrained encoder by the side it reads; empty if there is none."""
             return {SHARED if self.share_vocabulary else "source": self.encoder} if self.encoder else {}
-
-        def tokenizers(self) -> dict[str, str]:
-            """Return the folder of the pretrained encoder's tokenizer by side; empty if there is none.
-
-            Raises:
-                UserError: The pretrained encoder does not exist.
-            """
-            starts = {side: find_start(path, self.encoder_type) for side, path in self.pretrained().items()}
-            return {side: str(start.tokenizer) for side, start in starts.items()}
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.config, self.text, self.notes = config, text, list[str]()
         self.source_vocabulary, self.target_vocabulary = text.vocabulary("source"), text.vocabulary("target")
-        start = None
-        if config.encoder and architecture is None:
-            start = find_start(config.encoder, config.encoder_type)
+        start = find_start(config.encoder, config.encoder_type) if config.encoder and architecture is None else None
         if architecture is None:
             shape = encoder_shape(config, self.source_vocabulary, start)
             architecture = {"encoder": shape.as_dict(), "decoder": _decoder_shape(config, shape).as_dict()}
         self._architecture = architecture
         shape, decoder_shape = shape_from(architecture["encoder"]), DecoderShape(**architecture["decoder"])
         _check(config, text, shape, decoder_shape)
-        rates = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
-        self.encoder = Encoder.build(shape, **rates)
-        self.decoder = TransformerDecoder(decoder_shape, **rates)
+        self.encoder = Encoder.build(shape, **config.rates)
+        self.decoder = TransformerDecoder(decoder_shape, **config.rates)
         width, words = decoder_shape.hidden_size, self.target_vocabulary
-        self.target_embedding: nn.Embedding | None = None
-        self.output_embedding: nn.Embedding | None = None
-        if config.tie_embeddings != "all":
-            self.target_embedding = nn.Embedding(words.size, width, padding_idx=words.pad_id)
-        if config.tie_embeddings == "none":
-            self.output_embedding = nn.Embedding(words.size, width)
+        tied = config.tie_embeddings
+        target = None if tied == "all" else nn.Embedding(words.size, width, padding_idx=words.pad_id)
+        self.target_embedding: nn.Embedding | None = target
+        self.output_embedding = nn.Embedding(words.size, width) if tied == "none" else None
         self.language_embedding = nn.Embedding(len(text.target_languages), width)
         for own in (self.target_embedding, self.output_embedding, self.language_embedding):
             if own is not None:
                 initialise(own, 0.02)
         self.semantic_scale = nn.Parameter(torch.ones(())) if config.semantic_bias else None
         if start is not None:
-            state, unused = start.state(config.pretrained_layers)
-            self.encoder.load_state_dict(state)
-            left = f"; not used: {len(unused)} of its tensors" if unused else ""
-            self.notes.append(f"encoder: {len(state)} tensors of {start.path}, encoder type {shape.type}{left}")
+            self.notes.append(f"encoder: {load_start(self.encoder, start, config.pretrained_layers)}")
 
     def architecture(self) -> dict[str, Any]:
-        """Return the sizes of encoder and decoder as plain data, which is saved beside the weights."""
         return self._architecture
 
     def carried_over(self, tensors: dict[str, Tensor], text: TextSpec) -> dict[str, Tensor]:
-        """Return a model's tensors so that this one can load them; language vectors are matched by language name."""
+        # Language vectors are matched by the names of the languages.
         name, rows = "language_embedding.weight", self.language_embedding.weight.detach().clone()
         theirs = tensors.get(name)
         shared = [language for language in self.target_languages if language in text.target_languages]
@@ -192,12 +126,11 @@ class Translation(TranslationModel):
 
     @property
     def target_languages(self) -> list[str]:
-        """Target languages; the number of a target language is its index in this list."""
         return self.text.target_languages
 
     @property
     def max_target_length(self) -> int:
-        """Maximum number of tokens of a translation; later positions were never trained."""
+        # Later positions were never trained.
         return min(self.decoder.shape.max_positions, self.text.max_length - 1)
 
     @property
@@ -213,13 +146,6 @@ class Translation(TranslationModel):
         return self._words if self.output_embedding is None else self.output_embedding.weight
 
     def predict(self, source: TokenBatch, target: TokenBatch, languages: Tensor) -> Predictions:
-        """Predict each token of the targets except bos, given the source and the previous tokens.
-
-        The tokens of all sentences are concatenated.
-
-        Args:
-            languages: Numbers of the target languages, int64 [B].
-        """
         states = self._encode(source)
         inputs = TokenBatch(target.tokens[:, :-1], target.lengths - 1, target.host_lengths - 1)
         vectors = F.embedding(inputs.tokens, self._words, self.target_vocabulary.pad_id)
@@ -236,7 +162,6 @@ class Translation(TranslationModel):
 
     @torch.no_grad()
     def begin(self, source: TokenBatch, languages: Tensor) -> Decoding:
-        """Encode sentences and prepare to translate them token by token into ``languages``, int64 [B]."""
         states = self._encode(source)
         bias = None if self.semantic_scale is None else self._semantic_bias(states).float()
         return Decoding(self, self._remember(states, source), languages, bias)

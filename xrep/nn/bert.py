@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from xrep.errors import UserError
-from xrep.nn.layers import Activation
-from xrep.nn.shape import EncoderShape
-from xrep.nn.weights import Weights, read_json, some
+from xrep.nn.shape import Activation, EncoderShape
+from xrep.nn.weights import AGAIN, Weights, read_json, some
 
 CONFIG = "config.json"
 FAMILIES = ("bert", "roberta", "camembert", "xlm-roberta")
@@ -81,54 +80,46 @@ def read_shape(path: Path) -> EncoderShape:
     if problem := obstacle(config):
         raise UserError(problem, path=path, cure="use another encoder")
     check_inert(config, path)
-    activation = ACTIVATIONS[str(config.get("hidden_act", "gelu"))]
     is_bert = _model_type(config) == "bert"
-    pad_id = _integer(config, "pad_token_id", path, 0, default=0 if is_bert else 1)
+    defaults = {"pad_token_id": 0 if is_bert else 1, "type_vocab_size": 2}
+
+    def size(key: str, minimum: int) -> int:
+        value = defaults.get(key) if config.get(key) is None else config[key]
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            problem = f"{key} is {value!r}, not a whole number of at least {minimum}"
+            raise UserError(problem, path=path, cure=AGAIN)
+        return value
+
+    pad_id, types, ours = size("pad_token_id", 0), size("type_vocab_size", 1), config.get("xrep")
     offset = 0 if is_bert else pad_id + 1
-    types = _integer(config, "type_vocab_size", path, 1, default=2)
-    epsilon = config.get("layer_norm_eps", 1e-12)
-    heads, hidden_size = (_integer(config, key, path, 1) for key in ("num_attention_heads", "hidden_size"))
-    shape = EncoderShape(
-        vocabulary_size=_integer(config, "vocab_size", path, pad_id + 1),
-        pad_id=pad_id,
-        hidden_size=hidden_size,
-        layers=_integer(config, "num_hidden_layers", path, 0),
-        heads=heads,
-        feedforward_size=_integer(config, "intermediate_size", path, 1),
-        max_positions=_integer(config, "max_position_embeddings", path, offset + 1) - offset,
-        position_offset=offset,
-        type_vocabulary_size=0 if _wrote_no_types(config) else types,
-        norm_epsilon=epsilon,
-        activation=activation,
-    )
+    if isinstance(ours, dict) and ours.get("type_vocabulary_size") == 0 and types == 1:
+        types = 0  # xrep wrote the file, which has one row because transformers cannot do without
+    heads, hidden_size, epsilon = size("num_attention_heads", 1), size("hidden_size", 1), config.get("layer_norm_eps")
+    epsilon = 1e-12 if epsilon is None else epsilon
     if hidden_size % heads or isinstance(epsilon, bool) or not isinstance(epsilon, float | int) or not epsilon > 0:
         problem = f"hidden_size {hidden_size}, num_attention_heads {heads}, layer_norm_eps {epsilon!r}: no such encoder"
-        raise UserError(problem, path=path, cure="fetch the file again")
-    return shape
+        raise UserError(problem, path=path, cure=AGAIN)
+    return EncoderShape(
+        vocabulary_size=size("vocab_size", pad_id + 1),
+        pad_id=pad_id,
+        hidden_size=hidden_size,
+        layers=size("num_hidden_layers", 0),
+        heads=heads,
+        feedforward_size=size("intermediate_size", 1),
+        max_positions=size("max_position_embeddings", offset + 1) - offset,
+        position_offset=offset,
+        type_vocabulary_size=types,
+        norm_epsilon=epsilon,
+        activation=ACTIVATIONS[str(config.get("hidden_act", "gelu"))],
+    )
 
 
 def _model_type(config: Mapping[str, Any]) -> str:
     if config.get("model_type"):
         return str(config["model_type"])
     classes = config.get("architectures")
-    name = classes[0] if isinstance(classes, list) and classes else ""
-    found = re.match(r"(\w+?)(Model|For[A-Z])", str(name))
-    return str(ARCHITECTURES.get(found[1]) if found else None)
-
-
-def _wrote_no_types(config: dict[str, Any]) -> bool:
-    """Return whether xrep wrote the config, for an encoder without a type table (the file has one with one row)."""
-    ours = config.get("xrep")
-    return isinstance(ours, dict) and ours.get("type_vocabulary_size") == 0 and config.get("type_vocab_size") == 1
-
-
-def _integer(config: dict[str, Any], key: str, path: Path, minimum: int, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        problem = f"{key} is {value!r}, not a whole number of at least {minimum}"
-        raise UserError(problem, path=path, cure="fetch the file again")
-    return value
+    name = re.match(r"(\w+?)(Model|For[A-Z])", str(classes[0] if isinstance(classes, list) and classes else ""))
+    return str(ARCHITECTURES.get(name[1]) if name else None)
 
 
 def tensor_names(shape: EncoderShape) -> dict[str, tuple[str, ...]]:
@@ -180,7 +171,7 @@ def read_state(
     known |= named.keys() & ({TYPES} if not shape.type_vocabulary_size else set())
     strange = weights.keys() - {named[name] for name in known}
     refuse(weights.path, [prefix + name for name in used - named.keys()], strange)
-    state = {}
+    state = dict[str, Tensor]()
     for ours, theirs in wanted.items():
         rows, *rest = expected[ours]
         parts = [checked(weights, named[name], (rows // len(theirs), *rest)) for name in theirs]
@@ -275,10 +266,11 @@ def config_of(shape: EncoderShape, dropout: float, attention_dropout: float) -> 
 
 def tensors_of(shape: EncoderShape, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a ``TransformerEncoder`` of this shape under the names of Hugging Face, in float32."""
-    tensors = {}
-    for ours, theirs in tensor_names(shape).items():
-        for name, part in zip(theirs, state[ours].float().chunk(len(theirs)), strict=True):
-            tensors[name] = part.clone()
+    tensors = {
+        name: part.clone()
+        for ours, theirs in tensor_names(shape).items()
+        for name, part in zip(theirs, state[ours].float().chunk(len(theirs)), strict=True)
+    }
     if not shape.type_vocabulary_size:
         tensors[TYPES] = torch.zeros(1, shape.hidden_size)
     return tensors

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,27 +10,8 @@ from torch import Tensor, nn
 from xrep.kernels.attention import attention, cached_attention
 from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import initialise
-from xrep.nn.layers import Activation, Layout, Linear, Norm, SelfAttention, feedforward
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderShape:
-    """Everything that determines the tensors of a decoder and what it computes from them, except dropout."""
-
-    hidden_size: int
-    layers: int
-    heads: int
-    feedforward_size: int
-    max_positions: int
-    """Longest translation in tokens, including the end token."""
-    source_size: int
-    """Width of the encoder's states."""
-    norm: Norm = "post"
-    norm_epsilon: float = 1e-12
-    activation: Activation = "gelu"
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
+from xrep.nn.shape import DecoderShape, LayerShape
 
 
 @dataclass
@@ -63,14 +43,13 @@ class StepCache:
 
     Attributes:
         own: [B, K, N], 0 at the tokens of a hypothesis and -inf at all others; the last K columns are the tokens of
-            this step. None while each sentence has one hypothesis.
+            this step. None until a sentence has several hypotheses.
     """
 
     def __init__(self, layers: int) -> None:
         self.length = 0
         """N, the number of tokens of all hypotheses of a sentence."""
         self.own: Tensor | None = None
-        self._hypotheses = 1
         self._buffers: list[Tensor | None] = [None] * layers
 
     def advance(self, parents: Tensor | None, count: int) -> None:
@@ -78,21 +57,16 @@ class StepCache:
 
         Args:
             parents: int64 [B, count], the index of the previous hypothesis that each one continues. It may be None
-                while each sentence has one hypothesis.
+                until a sentence has several hypotheses.
         """
-        if count == 1 and self._hypotheses == 1:
-            self.length += 1
-            return
-        if parents is None or self._buffers[0] is None:
-            raise ValueError("what several hypotheses continue must be said, and the first token is one for all")
-        batch = self._buffers[0].size(1)
-        before = self.own
-        if before is None:
-            before = self._buffers[0].new_zeros(batch, 1, self.length)
-        before = before.gather(1, parents.unsqueeze(2).expand(-1, -1, self.length))
-        new = torch.full((count, count), float("-inf"), dtype=before.dtype, device=before.device).fill_diagonal_(0)
-        self.own = torch.cat([before, new.expand(batch, -1, -1)], dim=2)
-        self._hypotheses = count
+        if count > 1 or self.own is not None:
+            if parents is None or self._buffers[0] is None:
+                raise ValueError("what several hypotheses continue must be said, and the first token is one for all")
+            batch = self._buffers[0].size(1)
+            before = self._buffers[0].new_zeros(batch, 1, self.length) if self.own is None else self.own
+            before = before.gather(1, parents.unsqueeze(2).expand(-1, -1, self.length))
+            new = torch.full((count, count), float("-inf"), dtype=before.dtype, device=before.device).fill_diagonal_(0)
+            self.own = torch.cat([before, new.expand(batch, -1, -1)], dim=2)
         self.length += count
 
     def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,8 +91,7 @@ class StepCache:
 class TransformerDecoder(nn.Module):
     """Maps vectors of the target tokens so far and states of the source to states that predict the next token.
 
-    Each layer has self-attention to the tokens so far, attention to the source, and a feed-forward network. The model
-    itself embeds the tokens and scores the vocabulary, because it may share both with its encoder.
+    The model itself embeds the tokens and scores the vocabulary, because it may share both with its encoder.
     """
 
     def __init__(
@@ -141,7 +114,7 @@ class TransformerDecoder(nn.Module):
             layout: layout of the source batch.
             mask: bool [B, S], True at real tokens; None if there is no padding.
         """
-        packed = states if layout is None else layout.pack(states)
+        packed = layout.pack(states)
         pairs = [layer.source_attention.keys_values(packed, layout) for layer in self.layers]
         mask = None if mask is None else mask[:, None, None, :]
         return SourceMemory([keys for keys, _ in pairs], [values for _, values in pairs], mask)
@@ -153,10 +126,9 @@ class TransformerDecoder(nn.Module):
             vectors: embeddings of the tokens, [B, T, H].
             layout: layout of the target batch.
         """
-        x = self._embed(vectors, torch.arange(vectors.size(1), device=vectors.device))
-        x = x if layout is None else layout.pack(x)
+        x = layout.pack(self._embed(vectors, torch.arange(vectors.size(1), device=vectors.device)))
         for layer, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
-            x = layer(x, layout, keys, values, memory.mask)
+            x = layer(x, layout, (keys, values, memory.mask))
         return self.norm(x) if self.norm_first else x
 
     def step(self, vectors: Tensor, position: int, cache: StepCache, memory: SourceMemory) -> Tensor:
@@ -169,7 +141,7 @@ class TransformerDecoder(nn.Module):
         """
         x = self._embed(vectors, torch.full((), position, device=vectors.device))
         for number, (layer, keys, values) in enumerate(zip(self.layers, memory.keys, memory.values, strict=True)):
-            x = layer.step(x, number, cache, keys, values, memory.mask)
+            x = layer(x, Masking(), (keys, values, memory.mask), (number, cache))
         return self.norm(x) if self.norm_first else x
 
     def _embed(self, vectors: Tensor, positions: Tensor) -> Tensor:
@@ -177,56 +149,39 @@ class TransformerDecoder(nn.Module):
         return self.dropout(x if self.norm_first else self.norm(x))
 
 
-class DecoderLayer(nn.Module):
-    """Three sublayers, each with a residual connection and layer normalisation."""
+class DecoderLayer(TransformerLayer):
+    """A layer with attention to earlier tokens, attention to the source, and a feed-forward network."""
 
-    def __init__(self, shape: DecoderShape, dropout: float, attention_dropout: float) -> None:
-        super().__init__()
-        size, epsilon = shape.hidden_size, shape.norm_epsilon
-        self.attention = CausalAttention(size, shape.heads, attention_dropout)
-        self.attention_norm = nn.LayerNorm(size, eps=epsilon)
-        self.source_attention = SourceAttention(size, shape.source_size, shape.heads, attention_dropout)
-        self.source_attention_norm = nn.LayerNorm(size, eps=epsilon)
-        self.feedforward_in = Linear(size, shape.feedforward_size)
-        self.feedforward_out = Linear(shape.feedforward_size, size)
-        self.feedforward_norm = nn.LayerNorm(size, eps=epsilon)
-        self.dropout = nn.Dropout(dropout)
-        self.norm_first = shape.norm == "pre"
-        self.activation: Activation = shape.activation
+    attention: CausalAttention
 
-    def forward(self, x: Tensor, layout: Layout, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        own = self.attention(self._before(x, self.attention_norm), layout)
-        return self._rest(self._after(x, own, self.attention_norm), layout, keys, values, mask)
+    def _add_attention(self, shape: LayerShape, dropout: float) -> None:
+        assert isinstance(shape, DecoderShape)
+        self.attention = CausalAttention(shape.hidden_size, shape.heads, dropout, causal=True)
+        self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.source_attention = SourceAttention(shape, dropout)
+        self.source_attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
 
-    def step(
-        self, x: Tensor, number: int, cache: StepCache, keys: Tensor, values: Tensor, mask: Tensor | None
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        source: tuple[Tensor, Tensor, Tensor | None],
+        step: tuple[int, StepCache] | None = None,
     ) -> Tensor:
-        own = self.attention.step(self._before(x, self.attention_norm), number, cache)
-        return self._rest(self._after(x, own, self.attention_norm), None, keys, values, mask)
-
-    def _rest(self, x: Tensor, layout: Layout, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        looked = self.source_attention(self._before(x, self.source_attention_norm), layout, keys, values, mask)
-        x = self._after(x, looked, self.source_attention_norm)
-        inner = self._before(x, self.feedforward_norm)
-        changed = feedforward(inner, self.feedforward_in, self.feedforward_out, self.activation)
-        return self._after(x, changed, self.feedforward_norm)
-
-    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x) if self.norm_first else x
-
-    def _after(self, x: Tensor, change: Tensor, norm: nn.Module) -> Tensor:
-        x = x + self.dropout(change)
-        return x if self.norm_first else norm(x)
+        # source: keys, values and mask of the source; step: number of the layer and the cache, for one token alone.
+        if step is None:
+            x = self._sublayer(x, self.attention_norm, self.attention, layout)
+        else:
+            x = self._sublayer(x, self.attention_norm, self.attention.step, *step)
+        x = self._sublayer(x, self.source_attention_norm, self.source_attention, layout, *source)
+        return self._sublayer(x, self.feedforward_norm, self._feedforward)
 
 
 class CausalAttention(SelfAttention):
     """Self-attention of each token to itself and earlier tokens, for all tokens or for the next one."""
 
-    def __init__(self, hidden_size: int, heads: int, dropout: float) -> None:
-        super().__init__(hidden_size, heads, dropout, causal=True)
-
     def step(self, x: Tensor, number: int, cache: StepCache) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.project(x, Masking())
         keys, values = cache.add(number, k, v)
         return self.output(cached_attention(q, keys, values, cache.own).transpose(1, 2).flatten(2))
 
@@ -234,22 +189,20 @@ class CausalAttention(SelfAttention):
 class SourceAttention(nn.Module):
     """Attention of target tokens to the encoder's states."""
 
-    def __init__(self, hidden_size: int, source_size: int, heads: int, dropout: float) -> None:
+    def __init__(self, shape: DecoderShape, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.query = Linear(hidden_size, hidden_size)
-        self.key_value = Linear(source_size, 2 * hidden_size)
-        self.output = Linear(hidden_size, hidden_size)
+        self.heads, self.dropout = shape.heads, dropout
+        self.query = Linear(shape.hidden_size, shape.hidden_size)
+        self.key_value = Linear(shape.source_size, 2 * shape.hidden_size)
+        self.output = Linear(shape.hidden_size, shape.hidden_size)
 
     def keys_values(self, states: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Return keys and values, [B, heads, S, d] each; ``states`` are packed as in ``layout``."""
-        both = self.key_value(states) if layout is None else layout.pad(self.key_value(states))
-        keys, values = both.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        both = layout.pad(self.key_value(states)).unflatten(-1, (2, self.heads, -1))
+        keys, values = both.permute(2, 0, 3, 1, 4)
         return keys, values
 
     def forward(self, x: Tensor, layout: Layout, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        query = self.query(x) if layout is None else layout.pad(self.query(x))
-        q = query.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q = layout.pad(self.query(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
-        mixed = attention(q, keys, values, mask, dropout).transpose(1, 2).flatten(2)
-        return self.output(mixed if layout is None else layout.pack(mixed))
+        return self.output(layout.pack(attention(q, keys, values, mask, dropout).transpose(1, 2).flatten(2)))

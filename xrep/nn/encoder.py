@@ -17,16 +17,13 @@ from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
 from xrep.nn import bert
 from xrep.nn.containers import ModuleList
-from xrep.nn.layers import EncoderLayer, Layout, Masking, Norm, Packing, layout_of
-from xrep.nn.shape import EncoderShape, EncoderSizes
+from xrep.nn.layers import EncoderLayer, Layout, Masking, Packing, layout_of
+from xrep.nn.shape import EncoderShape, EncoderSizes, Norm
 from xrep.registry import ENCODERS
 
 
 class Encoder(nn.Module, ABC):
-    """Base class of encoders, which map token ids to one vector per token.
-
-    A subclass is registered in ``ENCODERS``. ``Encoder.build`` makes it again from its shape, with random weights, as
-    ``Class(shape, dropout=..., attention_dropout=...)``.
+    """Base class of encoders. A subclass is registered in ``ENCODERS``, and is built by ``Encoder.build``.
 
     Attributes:
         Shape: Class of the encoder's shape.
@@ -44,7 +41,7 @@ class Encoder(nn.Module, ABC):
 
     @staticmethod
     def build(shape: EncoderSizes, *, dropout: float, attention_dropout: float) -> Encoder:
-        """Return a new encoder with random weights, of the class that ``ENCODERS`` has for the shape."""
+        """Return a new encoder with random weights: ``Class(shape, dropout=..., attention_dropout=...)``."""
         return ENCODERS.load(shape.type)(shape, dropout=dropout, attention_dropout=attention_dropout)
 
     @abstractmethod
@@ -81,14 +78,7 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
-        """Read the float32 state of the pretrained encoder in a directory, which may have more layers than ``shape``.
-
-        Returns:
-            The state, and the names of the tensors in the directory that it does not use.
-
-        Raises:
-            UserError: Weights are missing, damaged or of another shape.
-        """
+        """Read the state as ``Pretrained.state`` does; the encoder in the directory may have more layers."""
         raise UserError("this type of encoder cannot be read from a directory", path=directory)
 
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -108,9 +98,6 @@ class TransformerEncoder(Encoder):
 
     Args:
         initializer_range: standard deviation of the normal initialisation of all matrices.
-
-    Attributes:
-        activation_checkpointing: See ``set_activation_checkpointing``.
     """
 
     Shape = EncoderShape
@@ -129,11 +116,7 @@ class TransformerEncoder(Encoder):
         self.type_embedding = nn.Embedding(types, hidden_size) if types else None
         self.norm = nn.LayerNorm(hidden_size, eps=epsilon)
         self.dropout = nn.Dropout(dropout)
-        sizes = (hidden_size, shape.heads, shape.feedforward_size)
-        self.layers = ModuleList(
-            EncoderLayer(*sizes, dropout, attention_dropout, shape.norm, epsilon, shape.activation)
-            for _ in range(shape.layers)
-        )
+        self.layers = ModuleList(EncoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
         self.norm_first = shape.norm == "pre"
         self.activation_checkpointing = False
         self.apply(lambda module: initialise(module, initializer_range))
@@ -147,17 +130,16 @@ class TransformerEncoder(Encoder):
         added: Tensor | None = None,
         prefix: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden states of a layer, [B, T, H], with zeros at padding.
+        """As ``Encoder.forward``; layers above ``hidden_layer`` are not computed.
+
+        A post-norm encoder normalises the embeddings; a pre-norm one normalises only the output of its last layer.
 
         Args:
-            hidden_layer: As for every encoder. Higher layers are not computed. A post-norm encoder normalises the
-                embeddings; a pre-norm one normalises only the output of its last layer.
             positions: Positions of the tokens, int64 [B, T] or [T]; None means 0, 1, ... in each row.
             added: [B, T, H], added to the token embeddings before they are normalised (XLM's language embeddings).
             prefix: [B, N, H], placed unchanged before the embedded tokens of each row (``embed_vectors`` makes vectors
                 like those). Tokens and prefix attend to each other; the states of the prefix are not returned. The
                 prefix uses no positions: those of the tokens begin at 0 unless ``positions`` says otherwise.
-
         """
         last = len(self.layers)
         count = last if hidden_layer is None else hidden_layer
@@ -166,13 +148,10 @@ class TransformerEncoder(Encoder):
         layout = layout_of(batch)
         if positions is None:
             positions = torch.arange(batch.tokens.size(1), device=batch.tokens.device)
-        positions, tokens = positions.expand_as(batch.tokens), batch.tokens
-        if layout is not None:
-            tokens, positions = layout.pack(tokens), layout.pack(positions)
-        vectors = self.token_embedding(tokens)
+        vectors = self.token_embedding(layout.pack(batch.tokens))
         if added is not None:
-            vectors = vectors + (added if layout is None else layout.pack(added))
-        x, whole = self.embed_vectors(vectors, positions), layout
+            vectors = vectors + layout.pack(added)
+        x, whole = self.embed_vectors(vectors, layout.pack(positions.expand_as(batch.tokens))), layout
         if prefix is not None:
             x, whole = _behind(prefix, x, batch, layout)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
@@ -181,9 +160,9 @@ class TransformerEncoder(Encoder):
         if prefix is not None:
             x = x[prefix.size(0) * prefix.size(1) :] if isinstance(layout, Packing) else x[:, prefix.size(1) :]
         x = self.norm(x) if self.norm_first and count == last else x
-        if isinstance(layout, Masking):
+        if isinstance(layout, Masking) and batch.is_padded:
             return x.masked_fill(~batch.mask.unsqueeze(-1), 0.0)
-        return x if layout is None else layout.pad(x)
+        return layout.pad(x)
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Return the input of the first layer for token ids of any shape at ``positions`` (from 0; None adds none)."""
@@ -245,11 +224,9 @@ def set_activation_checkpointing(module: nn.Module, on: bool) -> None:
 def _behind(prefix: Tensor, x: Tensor, batch: TokenBatch, layout: Layout) -> tuple[Tensor, Layout]:
     """Return embedded tokens in ``layout`` with vectors [B, N, H] before each row, and the layout of the whole."""
     rows, count, _ = prefix.shape
-    if layout is None:
-        return torch.cat([prefix, x], dim=1), None
     mask = F.pad(batch.mask, (count, 0), value=True)
     if isinstance(layout, Masking):
-        return torch.cat([prefix, x], dim=1), Masking(mask)
+        return torch.cat([prefix, x], dim=1), Masking(mask) if batch.is_padded else layout
     # The pack holds all prefixes first, then all tokens; attention moves each to its place in the padded batch.
     places = torch.arange(count, device=mask.device)
     front = torch.arange(rows, device=mask.device).unsqueeze(1) * mask.size(1) + places

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from xrep.nn.layers import Activation, Linear, activate
+from xrep.nn.layers import Linear, activate
+from xrep.nn.shape import Activation
 
 
 class MaskedLanguageHead(nn.Module):

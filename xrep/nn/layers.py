@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,7 @@ from torch import Tensor, nn
 from xrep.data.batching import TokenBatch
 from xrep.kernels.attention import attention
 from xrep.kernels.linear import fused_linear, linear
-
-Activation = Literal["gelu", "gelu_tanh", "relu"]
-Norm = Literal["post", "pre"]
+from xrep.nn.shape import Activation, LayerShape
 
 
 class Linear(nn.Linear):
@@ -74,14 +73,14 @@ class Packing:
 
 
 class Masking:
-    """A padded batch with so little padding that packing would cost more than computing on the padding.
+    """A batch that is computed on all its positions, because it has little or no padding.
 
     Args:
-        mask: bool [B, T], True at real tokens.
+        mask: bool [B, T], True at real tokens; None if there is no padding.
     """
 
-    def __init__(self, mask: Tensor) -> None:
-        self.attention_mask = mask[:, None, None, :]
+    def __init__(self, mask: Tensor | None = None) -> None:
+        self.attention_mask = None if mask is None else mask[:, None, None, :]
 
     def pack(self, padded: Tensor) -> Tensor:
         return padded
@@ -90,8 +89,8 @@ class Masking:
         return packed
 
 
-Layout = Packing | Masking | None
-"""The layout of a batch in memory; None if it has no padding."""
+Layout = Packing | Masking
+"""The layout of a batch in memory."""
 
 PACKED_BELOW = 0.9
 """Batches with a smaller share of real tokens than this are packed."""
@@ -100,13 +99,13 @@ PACKED_BELOW = 0.9
 def layout_of(batch: TokenBatch) -> Layout:
     """Return the layout in which an encoder or decoder computes a batch."""
     if not batch.is_padded:
-        return None
+        return Masking()
     packed = batch.real_tokens < PACKED_BELOW * batch.tokens.numel()
     return Packing.of(batch) if packed else Masking(batch.mask)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention over [B, T, H], or over tokens in another ``layout``.
+    """Multi-head self-attention over tokens in a layout, [B, T, H] or packed.
 
     Args:
         causal: each token attends only to itself and earlier tokens. Padding comes later, so no mask is needed.
@@ -119,44 +118,48 @@ class SelfAttention(nn.Module):
         self.output = Linear(hidden_size, hidden_size)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        qkv = self.qkv(x) if layout is None else layout.pad(self.qkv(x))
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mask = None if layout is None or self.causal else layout.attention_mask
+        q, k, v = self.project(x, layout)
+        mask = None if self.causal else layout.attention_mask
         dropout = self.dropout if self.training else 0.0
         mixed = attention(q, k, v, mask, dropout, causal=self.causal).transpose(1, 2).flatten(2)
-        return self.output(mixed if layout is None else layout.pack(mixed))
+        return self.output(layout.pack(mixed))
+
+    def project(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, [B, heads, T, d] each."""
+        q, k, v = layout.pad(self.qkv(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward network, each with a residual connection and layer normalisation."""
+class TransformerLayer(nn.Module):
+    """Attention and a feed-forward network, each with a residual connection and layer normalisation."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        heads: int,
-        feedforward_size: int,
-        dropout: float,
-        attention_dropout: float,
-        norm: Norm,
-        norm_epsilon: float,
-        activation: Activation,
-    ) -> None:
+    def __init__(self, shape: LayerShape, dropout: float, attention_dropout: float) -> None:
         super().__init__()
-        self.attention = SelfAttention(hidden_size, heads, attention_dropout)
-        self.attention_norm = nn.LayerNorm(hidden_size, eps=norm_epsilon)
-        self.feedforward_in = Linear(hidden_size, feedforward_size)
-        self.feedforward_out = Linear(feedforward_size, hidden_size)
-        self.feedforward_norm = nn.LayerNorm(hidden_size, eps=norm_epsilon)
+        size, epsilon = shape.hidden_size, shape.norm_epsilon
+        self._add_attention(shape, attention_dropout)
+        self.feedforward_in = Linear(size, shape.feedforward_size)
+        self.feedforward_out = Linear(shape.feedforward_size, size)
+        self.feedforward_norm = nn.LayerNorm(size, eps=epsilon)
         self.dropout = nn.Dropout(dropout)
-        self.norm = norm
-        self.activation: Activation = activation
+        self.norm_first = shape.norm == "pre"
+        self.activation: Activation = shape.activation
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        if self.norm == "pre":
-            x = x + self.dropout(self.attention(self.attention_norm(x), layout))
-            return x + self.dropout(self._feedforward(self.feedforward_norm(x)))
-        x = self.attention_norm(x + self.dropout(self.attention(x, layout)))
-        return self.feedforward_norm(x + self.dropout(self._feedforward(x)))
+    def _add_attention(self, shape: LayerShape, dropout: float) -> None:
+        self.attention = SelfAttention(shape.hidden_size, shape.heads, dropout)
+        self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+
+    def _sublayer(self, x: Tensor, norm: nn.Module, change: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        if self.norm_first:
+            return x + self.dropout(change(norm(x), *inputs))
+        return norm(x + self.dropout(change(x, *inputs)))
 
     def _feedforward(self, x: Tensor) -> Tensor:
         return feedforward(x, self.feedforward_in, self.feedforward_out, self.activation)
+
+
+class EncoderLayer(TransformerLayer):
+    """A layer whose tokens attend to all tokens of their sentence."""
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        x = self._sublayer(x, self.attention_norm, self.attention, layout)
+        return self._sublayer(x, self.feedforward_norm, self._feedforward)

@@ -1,27 +1,23 @@
-"""The sizes of encoders, as plain data that is saved beside the weights."""
+"""The sizes of encoders and decoders, as plain data that is saved beside the weights."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from xrep.errors import UserError
-from xrep.nn.layers import Activation, Norm
 
+Activation = Literal["gelu", "gelu_tanh", "relu"]
+Norm = Literal["post", "pre"]
 UNLIMITED = 1 << 20
 """Maximum length of an encoder whose positions have no limit, such as T5's."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderSizes:
-    """The sizes that every encoder has. Subclasses add what else determines the tensors of their encoder."""
+class StackSizes:
+    """The sizes that every stack of layers has."""
 
-    type: str
-    """Name of the encoder's class in the registry ``ENCODERS``."""
-    vocabulary_size: int
-    pad_id: int | None
-    """Id of the padding token; None if the encoder does not depend on it."""
     hidden_size: int
     layers: int
     heads: int
@@ -29,11 +25,39 @@ class EncoderSizes:
     max_positions: int
     """Longest sequence in tokens."""
     norm_epsilon: float = 1e-12
-    """This and the activation are also those of the heads and decoders on top of the encoder."""
     activation: Activation = "gelu"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape(StackSizes):
+    """Everything that determines the tensors of our own layers and their computation, except dropout."""
+
+    norm: Norm = "post"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderShape(LayerShape):
+    """Everything that determines a decoder, except dropout. ``max_positions`` includes the end token."""
+
+    source_size: int
+    """Width of the encoder's states."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSizes(StackSizes):
+    """The sizes that every encoder has. Subclasses add what else determines the tensors of their encoder.
+
+    The epsilon and the activation are also those of the heads and decoders on top of the encoder.
+    """
+
+    type: str
+    """Name of the encoder's class in the registry ``ENCODERS``."""
+    vocabulary_size: int
+    pad_id: int | None
+    """Id of the padding token; None if the encoder does not depend on it."""
 
     def first_layers(self, layers: int | None, path: Path) -> EncoderSizes:
         """Return the shape of the encoder's first ``layers`` layers (None: all).
@@ -53,7 +77,7 @@ class EncoderSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderShape(EncoderSizes):
+class EncoderShape(EncoderSizes, LayerShape):
     """Everything that determines the tensors of a ``TransformerEncoder`` and its computation, except dropout."""
 
     type: str = "transformer"
@@ -63,4 +87,3 @@ class EncoderShape(EncoderSizes):
     table has ``max_positions + position_offset`` rows."""
     type_vocabulary_size: int = 0
     """Number of rows in BERT's table of segment types; 0 if there is no table. A single sentence has type 0."""
-    norm: Norm = "post"

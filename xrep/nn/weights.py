@@ -6,7 +6,8 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,17 @@ class Weights(Mapping[str, Tensor]):
     """
 
     def __init__(self, directory: Path) -> None:
-        found = [directory / name for name in LAYOUTS if (directory / name).is_file()]
-        if not found:
+        layouts = [directory / name for name in LAYOUTS if (directory / name).is_file()]
+        if not layouts:
             problem = f"no weights: none of {', '.join(LAYOUTS)}"
             raise UserError(problem, path=directory, cure="give a directory with weights for PyTorch")
-        self.path = found[0]
-        self._files: dict[str, _SafetensorsFile | _TorchFile] = {}
+        self.path = layouts[0]
+        self._read: dict[str, Callable[[], Tensor]] = {}
+        """Functions that read the tensors."""
         if self.path.suffix == ".json":
             self._open_shards()
         else:
-            file = _open(self.path)
-            self._files = dict.fromkeys(file.names, file)
+            self._read = _open(self.path)
 
     def _open_shards(self) -> None:
         where = read_json(self.path).get("weight_map")
@@ -58,61 +59,56 @@ class Weights(Mapping[str, Tensor]):
             path = inside(self.path.parent, shard, self.path)
             if not path.is_file():
                 raise UserError("this part of the weights is missing", path=path, cure="fetch it, too")
-            file = _open(path)
+            tensors = _open(path)
             listed = {name for name, home in where.items() if home == shard}
-            if listed != set(file.names):
-                problem = f"its tensors are not those that {self.path.name} lists: {some(listed ^ set(file.names))}"
+            if listed != tensors.keys():
+                problem = f"its tensors are not those that {self.path.name} lists: {some(listed ^ tensors.keys())}"
                 raise UserError(problem, path=path, cure="fetch index and weights again, from one version")
-            self._files.update(dict.fromkeys(file.names, file))
+            self._read.update(tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._files[name].read(name)
+        tensor = self._read[name]()
         return tensor.float() if tensor.dtype in FLOATS else tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        return iter(self._read)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._read)
 
 
-class _SafetensorsFile:
-    def __init__(self, path: Path) -> None:
+def _open(path: Path) -> dict[str, Callable[[], Tensor]]:
+    """Return a function for each tensor of a file that reads it."""
+    with open(path, "rb") as stream:
+        if stream.read(64).startswith(b"version https://git-lfs"):
+            raise UserError("a pointer of Git LFS, not the weights", path=path, cure="run git lfs pull there")
+    if path.suffix == ".safetensors":
         try:
-            self._file = safe_open(str(path), framework="pt")
+            file = safe_open(str(path), framework="pt")
         except SafetensorError as error:
             raise UserError(f"not a safetensors file, or a damaged one ({error})", path=path, cure=AGAIN) from None
-        self.names = list(self._file.keys())
-
-    def read(self, name: str) -> Tensor:
-        return self._file.get_tensor(name)
-
-
-class _TorchFile:
-    def __init__(self, path: Path) -> None:
-        cure = "fetch it again, or use model.safetensors"
-        try:
-            # Files written by torch before 1.6 are not zip archives and cannot be mapped into memory.
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except OSError:
-            raise
-        except Exception:  # the unpickler may raise nearly any exception on a damaged file
-            problem = "damaged, or it holds more than tensors, which might run code"
-            raise UserError(problem, path=path, cure=cure) from None
-        if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
-            raise UserError("not a table of names and tensors", path=path, cure=cure)
-        self._tensors = {str(name): tensor.detach() for name, tensor in content.items()}
-        self.names = list(self._tensors)
-
-    def read(self, name: str) -> Tensor:
-        return self._tensors[name]
+        return {name: partial(file.get_tensor, name) for name in file.keys()}
+    cure = "fetch it again, or use model.safetensors"
+    problem = "damaged, or it holds more than tensors, which might run code"
+    # Files written by torch before 1.6 are not zip archives and cannot be mapped into memory.
+    content = read_torch(path, problem, cure, mmap=zipfile.is_zipfile(path))
+    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+        raise UserError("not a table of names and tensors", path=path, cure=cure)
+    return {str(name): tensor.detach for name, tensor in content.items()}
 
 
-def _open(path: Path) -> _SafetensorsFile | _TorchFile:
-    with open(path, "rb") as file:
-        if file.read(64).startswith(b"version https://git-lfs"):
-            raise UserError("a pointer of Git LFS, not the weights", path=path, cure="run git lfs pull there")
-    return _SafetensorsFile(path) if path.suffix == ".safetensors" else _TorchFile(path)
+def read_torch(path: Path, problem: str, cure: str, *, mmap: bool = False) -> Any:
+    """Read what torch saved, with all tensors on the CPU; ``mmap`` maps them from the file.
+
+    Raises:
+        UserError: The file is damaged, or it holds something other than plain data and tensors, which might be code.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except OSError:
+        raise
+    except Exception:  # the unpickler may raise nearly any exception on a damaged file
+        raise UserError(problem, path=path, cure=cure) from None
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -18,13 +18,8 @@ RETRIEVALS: tuple[str, ...] = get_args(Retrieval)
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidate pairs, best first. Of equal scores, the lowest source, then the lowest target comes first.
-
-    Attributes:
-        source: [P], rows of x.
-        target: [P], rows of y.
-        score: [P].
-    """
+    """Candidate pairs, best first: rows of x and of y and their scores, [P] each. Of equal scores, the lowest source,
+    then the lowest target comes first."""
 
     source: np.ndarray
     target: np.ndarray
@@ -88,11 +83,9 @@ def first_of_each(values: np.ndarray) -> np.ndarray:
 
 
 def _without_repetition(ordered: Candidates) -> Candidates:
-    sources = bytearray(int(ordered.source.max(initial=-1)) + 1)
-    targets = bytearray(int(ordered.target.max(initial=-1)) + 1)
+    sources, targets = (bytearray(int(rows.max(initial=-1)) + 1) for rows in (ordered.source, ordered.target))
     kept = np.zeros(len(ordered), dtype=bool)
     for place, (source, target) in enumerate(zip(ordered.source.data, ordered.target.data, strict=True)):
         if not sources[source] and not targets[target]:
-            sources[source] = targets[target] = 1
-            kept[place] = True
+            sources[source] = targets[target] = kept[place] = True
     return ordered.take(kept)

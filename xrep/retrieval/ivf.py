@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,51 +32,48 @@ _REFINED = 8
 """With product quantisation, this many times k neighbours are proposed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class IvfOptions:
-    probes: int = 32
-    """Number of cells that are searched for each query. More cells find more neighbours, but take longer."""
-    quantized: bool = False
-    """Use product quantisation: 4 bits for every 2 dimensions instead of 16 bits for each, and faster scans."""
-
-
-def search_ivf(x: Side, y: Side, state: SearchState, options: IvfOptions, *, show_progress: bool = False) -> None:
+def search_ivf(
+    x: Side, y: Side, state: SearchState, *, probes: int = 32, quantized: bool = False, show_progress: bool = False
+) -> None:
     """Find neighbours in both directions, one after the other.
 
     If a sentence has fewer than k neighbours, the remaining places have index -1 and similarity -inf.
 
     Args:
         state: Results of an earlier run, updated in place; units of work that it already contains are skipped.
+        probes: Number of cells that are searched for each query. More cells find more neighbours, but take longer.
+        quantized: Use product quantisation: 4 bits for every 2 dimensions instead of 16 bits for each, and faster
+            scans.
     """
     index, indexed = None, None
-    for queries, side, best, part, block in state.work(list(_units(x, y, state, options)), show_progress):
+    for queries, side, best, part, block in state.work(list(_units(x, y, state, quantized)), show_progress):
         if indexed != (side, part):
             index = None  # free its memory before the next one is built
-            index, indexed = _build(side, *part, options), (side, part)
+            index, indexed = _build(side, *part, probes, quantized), (side, part)
         assert index is not None
-        _search(index, queries, side, best, part[0], block, options)
+        _search(index, queries, side, best, part[0], block, _REFINED if quantized else 1)
 
 
 _Unit = tuple[Side, Side, Best, tuple[int, int], tuple[int, int]]
 
 
-def _units(x: Side, y: Side, state: SearchState, options: IvfOptions) -> Iterator[_Unit]:
+def _units(x: Side, y: Side, state: SearchState, quantized: bool) -> Iterator[_Unit]:
     """Yield units of work: (queries, searched side, best, part of the searched side, block of queries)."""
     for queries, side, best in ((x, y, state.xy), (y, x, state.yx)):
         size = side.vectors.size
-        row_bytes = (size // 4 if _can_be_quantized(size, len(side), options) else 2 * size) + 8
+        row_bytes = (size // 4 if quantized and _can_be_quantized(size, len(side)) else 2 * size) + 8
         parts = math.ceil(len(side) * row_bytes / _PART_BYTES)
         for part in side.blocks(math.ceil(len(side) / max(1, parts))):
             for block in queries.blocks(_QUERIES):
                 yield queries, side, best, part, block
 
 
-def _can_be_quantized(size: int, rows: int, options: IvfOptions) -> bool:
-    """Return whether product quantisation is wanted and possible; vectors of an odd size are stored in 16 bits."""
-    return options.quantized and size % 2 == 0 and rows >= 256
+def _can_be_quantized(size: int, rows: int) -> bool:
+    """Return whether product quantisation is possible; other vectors are stored in 16 bits."""
+    return size % 2 == 0 and rows >= 256
 
 
-def _build(side: Side, start: int, stop: int, options: IvfOptions) -> faiss.IndexIVF:
+def _build(side: Side, start: int, stop: int, probes: int, quantized: bool) -> faiss.IndexIVF:
     """Build an index of some rows. Its cells are trained on rows drawn with a fixed seed, so all runs have the same."""
     import faiss
 
@@ -85,7 +81,7 @@ def _build(side: Side, start: int, stop: int, options: IvfOptions) -> faiss.Inde
     cells = max(1, min(_MOST_CELLS, int(4 * math.sqrt(count)), count // _TRAINING_ROWS_A_CELL))
     size = side.vectors.size
     quantizer = faiss.IndexFlatIP(size)
-    if _can_be_quantized(size, count, options):
+    if quantized and _can_be_quantized(size, count):
         index = faiss.IndexIVFPQFastScan(quantizer, size, cells, size // 2, 4, faiss.METRIC_INNER_PRODUCT)
     else:
         kind = faiss.ScalarQuantizer.QT_fp16
@@ -95,21 +91,14 @@ def _build(side: Side, start: int, stop: int, options: IvfOptions) -> faiss.Inde
     index.train(side.vectors.read(side.rows[start + np.sort(drawn)]))
     for first in range(start, stop, _BLOCK):
         index.add(side.read(first, min(first + _BLOCK, stop)))
-    index.nprobe = min(options.probes, cells)
+    index.nprobe = min(probes, cells)
     return index
 
 
 def _search(
-    index: faiss.IndexIVF,
-    queries: Side,
-    side: Side,
-    best: Best,
-    first: int,
-    block: tuple[int, int],
-    options: IvfOptions,
+    index: faiss.IndexIVF, queries: Side, side: Side, best: Best, first: int, block: tuple[int, int], refined: int
 ) -> None:
-    k = best.index.size(1)
-    wanted = min(index.ntotal, k * _REFINED if options.quantized else k)
+    wanted = min(index.ntotal, refined * best.index.size(1))
     for start in range(*block, _BLOCK):
         stop = min(start + _BLOCK, block[1])
         x_BD = queries.read(start, stop)

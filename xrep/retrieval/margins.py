@@ -27,23 +27,21 @@ MARGINS: tuple[str, ...] = get_args(Margin)
 
 
 def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin) -> np.ndarray:
-    """Return the scores of pairs with these cosines. The three arrays are broadcast against each other.
-
-    Args:
-        mean_x, mean_y: mean cosines of x and of y with their neighbours.
+    """Return the scores of pairs, given their cosines and the mean cosines of x and of y with their neighbours. The
+    three arrays are broadcast against each other.
 
     Raises:
-        ValueError: the margin is unknown.
+        ValueError: The margin is unknown.
     """
+    if margin not in MARGINS:
+        raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")
     if margin == "absolute":
         return np.broadcast_to(cosine, np.broadcast_shapes(cosine.shape, mean_x.shape, mean_y.shape))
     around = (mean_x + mean_y) / 2
     if margin == "distance":
         return cosine - around
-    if margin == "ratio":
-        # A mean that is not positive says nothing about the scale, so a pair with such a mean must not be the best.
-        return np.where(around > 0, cosine / np.where(around > 0, around, 1), -np.inf).astype(around.dtype)
-    raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")
+    # A mean that is not positive says nothing about the scale, so a pair with such a mean must not be the best.
+    return np.where(around > 0, cosine / np.where(around > 0, around, 1), -np.inf).astype(around.dtype)
 
 
 def neighbour_means(nearest: Neighbours) -> tuple[np.ndarray, np.ndarray]:
@@ -51,13 +49,13 @@ def neighbour_means(nearest: Neighbours) -> tuple[np.ndarray, np.ndarray]:
 
     If an approximate search found fewer than k (index -1), the mean is over those found; it is 0 if there are none.
     """
-    return _mean_of_each(nearest.xy, nearest.xy_similarity), _mean_of_each(nearest.yx, nearest.yx_similarity)
 
+    def mean_of_each(index_NK: np.ndarray, similarity_NK: np.ndarray) -> np.ndarray:
+        there_NK = index_NK >= 0
+        total_N = np.where(there_NK, similarity_NK, 0).sum(axis=1)
+        return (total_N / np.maximum(there_NK.sum(axis=1), 1)).astype(similarity_NK.dtype)
 
-def _mean_of_each(index_NK: np.ndarray, similarity_NK: np.ndarray) -> np.ndarray:
-    there_NK = index_NK >= 0
-    total_N = np.where(there_NK, similarity_NK, 0).sum(axis=1)
-    return (total_N / np.maximum(there_NK.sum(axis=1), 1)).astype(similarity_NK.dtype)
+    return mean_of_each(nearest.xy, nearest.xy_similarity), mean_of_each(nearest.yx, nearest.yx_similarity)
 
 
 def margin_scores(
@@ -78,8 +76,6 @@ def margin_scores(
         UserError: k is not between 1 and the number of sentences of the smaller side.
         ValueError: the margin is unknown, or the widths differ.
     """
-    if margin not in MARGINS:
-        raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")
     dtype = np.result_type(x, y, np.float32)
     x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
     mean_x, mean_y = np.zeros(len(x), dtype), np.zeros(len(y), dtype)

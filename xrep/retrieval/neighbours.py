@@ -36,22 +36,30 @@ class Neighbours:
     yx: np.ndarray
     yx_similarity: np.ndarray
 
+    @classmethod
+    def of(cls, xy: Best, yx: Best) -> Neighbours:
+        return cls(*(part.cpu().numpy() for part in (xy.index, xy.similarity, yx.index, yx.similarity)))
 
+
+@dataclass
 class Best:
     """The k best similarities found so far for each of R rows, and their indices: [R, k], best first.
 
     Blocks of columns must come in the order of their indices: of equal similarities the first one stays.
     """
 
-    def __init__(self, rows: int, k: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-        self.similarity = torch.full((rows, k), -torch.inf, dtype=dtype, device=device)
-        self.index = torch.full((rows, k), -1, dtype=torch.int64, device=device)
+    similarity: Tensor
+    index: Tensor
+
+    @classmethod
+    def none(cls, rows: int, k: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Best:
+        """Return no neighbours yet: similarity -inf, index -1."""
+        similarity = torch.full((rows, k), -torch.inf, dtype=dtype, device=device)
+        return cls(similarity, torch.full((rows, k), -1, dtype=torch.int64, device=device))
 
     def slice(self, start: int, stop: int) -> Best:
         """Return the part for some rows. It shares memory with this object, so an update of the part updates both."""
-        part = object.__new__(Best)
-        part.similarity, part.index = self.similarity[start:stop], self.index[start:stop]
-        return part
+        return Best(self.similarity[start:stop], self.index[start:stop])
 
     def update(self, tile_RC: Tensor, offset: int) -> None:
         """Search a block of columns whose first column has the index ``offset``; -inf is never better.
@@ -95,12 +103,8 @@ class Best:
 
 
 def search_block(x_BD: Tensor, y_CD: Tensor, best_x: Best, best_y: Best, first_x: int, first_y: int) -> None:
-    """Compare rows of x from ``first_x`` on with rows of y from ``first_y`` on, and update the best of both sides.
-
-    Args:
-        x_BD, y_CD: vectors of one type, on one device.
-        best_x, best_y: results for exactly these rows.
-    """
+    """Compare rows of x from ``first_x`` on with rows of y from ``first_y`` on, and update the best of exactly these
+    rows. The vectors of both sides have one type and are on one device."""
     edge = CUDA_TILE if x_BD.is_cuda else TILE
     memory = torch.empty(0, dtype=accumulation_dtype(x_BD), device=x_BD.device)
     for row in range(0, len(x_BD), edge):
@@ -118,10 +122,7 @@ def search_block(x_BD: Tensor, y_CD: Tensor, best_x: Best, best_y: Best, first_x
 
 
 def normalize_rows(x: np.ndarray) -> np.ndarray:
-    """Return ``x`` [N, D] with each row divided by its L2 norm, so that inner products are cosines.
-
-    Zero rows stay zero.
-    """
+    """Return ``x`` [N, D] with each row divided by its L2 norm, so that inner products are cosines; zero rows stay."""
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(x.dtype).tiny)
 
 
@@ -149,7 +150,6 @@ def neighbours(x: np.ndarray, y: np.ndarray, k: int, *, device: str | torch.devi
     common = np.result_type(x, y)
     sides = [torch.from_numpy(np.require(side, common, ["C", "W"])).to(device) for side in (x, y)]
     sides = [side.to(operand_dtype(side)) for side in sides]
-    kept = [Best(len(side), k, accumulation_dtype(sides[0]), device) for side in sides]
-    search_block(*sides, *kept, 0, 0)
-    xy, yx = kept
-    return Neighbours(*(part.cpu().numpy() for part in (xy.index, xy.similarity, yx.index, yx.similarity)))
+    nearest = [Best.none(len(side), k, accumulation_dtype(sides[0]), device) for side in sides]
+    search_block(*sides, *nearest, 0, 0)
+    return Neighbours.of(*nearest)

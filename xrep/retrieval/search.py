@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -67,18 +67,14 @@ class SearchState:
         Raises:
             UserError: The file is damaged, or belongs to a search with other numbers of sentences or neighbours.
         """
-        state = cls(Best(sources, k, torch.float32, device), Best(targets, k, torch.float32, device), path)
-        if path.exists():
-            stored, state.done = load_neighbours(path)
-            if stored.xy.shape != (sources, k) or stored.yx.shape != (targets, k):
-                raise UserError("of another search", path=path, cure="remove it to begin anew")
-            for best, index, similarity in (
-                (state.xy, stored.xy, stored.xy_similarity),
-                (state.yx, stored.yx, stored.yx_similarity),
-            ):
-                best.index.copy_(torch.from_numpy(index))
-                best.similarity.copy_(torch.from_numpy(similarity))
-        return state
+        if not path.exists():
+            return cls(Best.none(sources, k, device=device), Best.none(targets, k, device=device), path)
+        stored, done = load_neighbours(path)
+        if stored.xy.shape != (sources, k) or stored.yx.shape != (targets, k):
+            raise UserError("of another search", path=path, cure="remove it to begin anew")
+        tensors = {name: torch.from_numpy(array).to(device) for name, array in vars(stored).items()}
+        xy, yx = (Best(tensors[f"{side}_similarity"], tensors[side]) for side in ("xy", "yx"))
+        return cls(xy, yx, path, done)
 
     def work(self, units: Sequence[_Unit], show_progress: bool) -> Iterator[_Unit]:
         """Yield the units of work that are not finished, and save the results from time to time."""
@@ -92,16 +88,9 @@ class SearchState:
         """Count a finished unit of work, and save the results if it is time or if this was the last of ``total``."""
         self.done += 1
         if self.done == total or time.monotonic() - self._saved >= SAVE_SECONDS:
-            self.save()
-
-    def save(self) -> None:
-        with write_aside(self.path) as aside, aside.open("wb") as file:
-            np.savez(file, done=np.int64(self.done), **vars(self.neighbours()))
-        self._saved = time.monotonic()
-
-    def neighbours(self) -> Neighbours:
-        parts = (self.xy.index, self.xy.similarity, self.yx.index, self.yx.similarity)
-        return Neighbours(*(part.cpu().numpy() for part in parts))
+            with write_aside(self.path) as aside, aside.open("wb") as file:
+                np.savez(file, done=np.int64(self.done), **vars(Neighbours.of(self.xy, self.yx)))
+            self._saved = time.monotonic()
 
 
 def load_neighbours(path: Path) -> tuple[Neighbours, int]:
@@ -112,8 +101,7 @@ def load_neighbours(path: Path) -> tuple[Neighbours, int]:
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            names = ("xy", "xy_similarity", "yx", "yx_similarity")
-            return Neighbours(*(file[name] for name in names)), int(file["done"])
+            return Neighbours(*(file[field.name] for field in fields(Neighbours))), int(file["done"])
     except FileNotFoundError:
         raise UserError("no such file", path=path, cure="run that part of the search first") from None
     # A single array is not a context manager, which raises a TypeError, or an AttributeError before Python 3.11.
@@ -147,9 +135,7 @@ def _rows(size: int, width: int) -> int:
 
 def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
     vectors = torch.from_numpy(side.read(start, stop)).to(device)
-    if side.vectors.dtype == np.float16:
-        return vectors.to(operand_dtype(vectors.half()))
-    return vectors
+    return vectors.to(operand_dtype(vectors.half())) if side.vectors.dtype == np.float16 else vectors
 
 
 def merge(parts: list[Neighbours]) -> Neighbours:
@@ -160,11 +146,10 @@ def merge(parts: list[Neighbours]) -> Neighbours:
     """
     if not parts:
         raise ValueError("there are no parts to merge")
-    k, targets = parts[0].yx.shape[1], len(parts[0].yx)
-    best, first = Best(targets, k, torch.float32), 0
+    best, first = Best.none(*parts[0].yx.shape), 0
     for part in parts:
         index = np.where(part.yx < 0, -1, part.yx + first)
         best.merge(slice(None), torch.from_numpy(part.yx_similarity), torch.from_numpy(index))
         first += len(part.xy)
-    xy, similarity = (np.concatenate([getattr(part, name) for part in parts]) for name in ("xy", "xy_similarity"))
+    xy, similarity = np.concatenate([part.xy for part in parts]), np.concatenate([part.xy_similarity for part in parts])
     return Neighbours(xy, similarity, best.index.numpy(), best.similarity.numpy())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,6 @@ from xrep.hashing import hash_bytes
 from xrep.retrieval.neighbours import normalize_rows
 
 _SURVEY_BYTES = 1 << 24
-
-
-@dataclass(frozen=True)
-class Survey:
-    """The result of one pass over a file of vectors.
-
-    Attributes:
-        sha256: hexadecimal SHA-256 of its rows.
-        keys: uint64 [N], equal for rows of equal bytes (for other rows with a probability of 1 in 10¹⁹).
-    """
-
-    sha256: str
-    keys: np.ndarray
 
 
 def open_vectors(path: Path, cure: str) -> np.memmap:
@@ -82,14 +67,18 @@ class VectorFile:
         self._let_go()
         return vectors
 
-    def survey(self) -> Survey:
-        """Read every row once, and compute the checksum and the keys.
+    def survey(self) -> tuple[str, np.ndarray]:
+        """Read every row once; return their hexadecimal SHA-256 and the keys of the rows, uint64 [N].
+
+        Rows of equal bytes have equal keys, other rows with a probability of 1 in 10¹⁹.
 
         Raises:
             UserError: a row contains a value that is not finite.
         """
         digest, keys = hashlib.sha256(), np.empty(len(self), dtype=np.uint64)
-        for start, block in self._blocks():
+        step = max(1, _SURVEY_BYTES // (self.size * self.dtype.itemsize))
+        for start in range(0, len(self), step):
+            block = self._rows[start : start + step]
             finite = np.isfinite(block).all(axis=1)
             if not finite.all():
                 line = start + int(np.argmin(finite)) + 1
@@ -97,13 +86,8 @@ class VectorFile:
                 raise UserError("the vector of this row is not finite", path=self.path, line=line, cure=cure)
             digest.update(block.data)
             keys[start : start + len(block)] = [hash_bytes(row.data) for row in block]
-        return Survey(digest.hexdigest(), keys)
-
-    def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        step = max(1, _SURVEY_BYTES // (self.size * self.dtype.itemsize))
-        for start in range(0, len(self), step):
-            yield start, self._rows[start : start + step]
             self._let_go()
+        return digest.hexdigest(), keys
 
     def _let_go(self) -> None:
         self._rows._mmap.madvise(mmap.MADV_DONTNEED)

@@ -7,14 +7,16 @@ import re
 import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
 from xrep.files import naming, point_link, try_lock
 from xrep.models.directory import PREFIX, Checkpoint, Snapshot, checkpoints_in, open_checkpoint, write_checkpoint
@@ -48,7 +50,7 @@ class Checkpoints:
         say: prints a warning; by default to stderr.
 
     Attributes:
-        stalled_seconds: total time for which ``snapshot`` and ``save`` have kept their caller from training.
+        stalled_seconds: total time for which ``save`` has kept its caller from training.
     """
 
     @dataclass(kw_only=True)
@@ -61,16 +63,13 @@ class Checkpoints:
         """Number of recent checkpoints that are kept, in addition to the best."""
 
         def problems(self) -> list[str]:
-            problems = [f"save_every must not be negative: {self.save_every}"] if self.save_every < 0 else []
-            return problems + ([f"keep_last must be at least 1, not {self.keep_last}"] if self.keep_last < 1 else [])
+            return out_of_range(self, save_every="[0, inf)", keep_last="[1, inf)")
 
     def __init__(self, config: Config, directory: Path, say: Callable[[str], None] | None = None) -> None:
-        self.config, self.directory = config, directory
+        self.config, self.directory, self.stalled_seconds = config, directory, 0.0
         self.say = say or (lambda line: print(line, file=sys.stderr))
-        self.stalled_seconds = 0.0
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._best_is_due = False
+        self._writer, self._best_is_due = ThreadPoolExecutor(1, "checkpoint"), False
+        self._writing: Future[None] | None = None
         self._whole: int | None = None
         self._spare: Snapshot | None = None
 
@@ -80,17 +79,11 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.wait()
-        else:
+        else:  # the error that ends the block is the one to report
             self._join()
 
-    def snapshot(self, **facts: Any) -> Snapshot:
-        """Return ``Snapshot.of(**facts)``, in the memory of the previous one, so that there is never more than one."""
-        with self._stalled():
-            self._join()
-            return Snapshot.of(**facts, spare=self._spare)
-
-    def save(self, snapshot: Snapshot, best: bool, final: bool = False) -> None:
-        """Wait for the previous checkpoint, then start writing this one.
+    def save(self, best: bool, final: bool = False, **facts: Any) -> None:
+        """Wait for the previous checkpoint, copy ``Snapshot.of(**facts)`` into its memory, and start writing it.
 
         If it cannot be written, for example because the disk is full, it is left out with a warning: the existing
         checkpoints stay, and training goes on. If it would have been the best, the next one becomes ``best`` instead.
@@ -101,12 +94,13 @@ class Checkpoints:
         Raises:
             OSError: the final checkpoint cannot be written.
         """
-        with self._stalled():
+        started = time.monotonic()
+        self.wait()
+        snapshot = Snapshot.of(**facts, spare=self._spare)
+        self._writing = self._writer.submit(self._write, snapshot, best, final)
+        if final:
             self.wait()
-            self._thread = threading.Thread(target=self._write, args=(snapshot, best, final), name="checkpoint")
-            self._thread.start()
-            if final:
-                self.wait()
+        self.stalled_seconds += time.monotonic() - started
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written.
@@ -114,32 +108,33 @@ class Checkpoints:
         Raises:
             OSError: it was the final checkpoint, and it could not be written.
         """
-        self._join()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def point(self, last: int, best: int | None) -> None:
         """Point the links ``last`` and ``best`` at the checkpoints of these steps.
 
         If ``best`` is None or has no checkpoint, an existing link ``best`` stays, and a missing one is set to ``last``.
         """
-        self._point("last", self._path(last))
+        links = {"last": last}
         if best is not None and self._path(best).exists():
-            self._point("best", self._path(best))
+            links["best"] = best
         elif not (self.directory / "best").exists():
-            self._point("best", self._path(last))
+            links["best"] = last
+        for name, step in links.items():
+            point_link(self.directory / name, self._path(step).name)
 
     def latest(self) -> Checkpoint | None:
         """Return the newest intact checkpoint, or None; a warning names each damaged one that is skipped."""
         for path in reversed(checkpoints_in(self.directory)):
             try:
-                found = open_checkpoint(path)
+                checkpoint = open_checkpoint(path)
             except UserError as error:
                 self.say(f"warning: {error}; going back to the previous checkpoint")
                 continue
-            self._whole = found.step
-            return found
+            self._whole = checkpoint.step
+            return checkpoint
         return None
 
     def last_good(self) -> str:
@@ -162,15 +157,17 @@ class Checkpoints:
         except OSError as error:
             self._best_is_due = best
             if final:
-                self._error = error
-            else:
-                self.say(
-                    f"warning: {error.filename}: {error.strerror}: no checkpoint of step {snapshot.step}; training goes"
-                    " on with the older ones kept, make room before the next"
-                )
-        except BaseException as error:  # a bug in this code: ``wait`` raises it and so ends the run
-            self._error = error
-        self._spare = snapshot
+                raise
+            effect = (
+                f"the checkpoint of step {snapshot.step} is complete, but links and older checkpoints were not all "
+                "changed; training goes on, and the next checkpoint changes them"
+                if self._whole == snapshot.step
+                else f"no checkpoint of step {snapshot.step}; training goes on with the older ones kept, make room "
+                "before the next"
+            )
+            self.say(f"warning: {error.filename}: {error.strerror}: {effect}")
+        finally:
+            self._spare = snapshot
 
     def _tidy(self, step: int, best: bool) -> None:
         """Move the links, then delete the checkpoints that are no longer kept."""
@@ -182,26 +179,12 @@ class Checkpoints:
         for old in (p for p in paths if p.resolve() not in keep):
             shutil.rmtree(old)
 
-    # -- small things -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _stalled(self) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.stalled_seconds += time.monotonic() - started
-
     def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._writing is not None:
+            futures.wait([self._writing])
 
     def _path(self, step: int) -> Path:
         return self.directory / f"{PREFIX}{step:08d}"
-
-    def _point(self, name: str, path: Path) -> None:
-        point_link(self.directory / name, path.name)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from xrep.config.ranges import out_of_range
 from xrep.errors import TrainingError, UserError
 
 T = TypeVar("T")
@@ -39,12 +40,7 @@ class Distributed:
         """Steps between checks that weights, momentum encoders and queues are equal on every rank. 0: never."""
 
         def problems(self) -> list[str]:
-            problems = (
-                [] if self.timeout_minutes > 0 else [f"timeout_minutes must be above 0, not {self.timeout_minutes}"]
-            )
-            return problems + (
-                [f"check_every must not be negative: {self.check_every}"] if self.check_every < 0 else []
-            )
+            return out_of_range(self, timeout_minutes="(0, 1e6]", check_every="[0, inf)")
 
 
 @dataclass(frozen=True)
@@ -82,9 +78,9 @@ class World:
         """Return the values of all ranks, in the order of the ranks."""
         if self.patient is None:
             return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.patient)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.patient)
+        return values
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -255,14 +251,9 @@ def check_equal(world: World, facts: dict[str, Any]) -> None:
     Raises:
         UserError: the values differ; it names which, and a rank that differs from rank 0.
     """
-    everyone = world.gather(facts)
-    for rank, theirs in enumerate(everyone):
-        for name, ours in everyone[0].items():
-            if theirs.get(name) != ours:
-                raise UserError(
-                    f"rank {rank} has another {name} than rank 0: {theirs.get(name)!r} against {ours!r}",
-                    cure="start every rank with the same command and the same files",
-                )
+    for rank, name, theirs, ours in _differences(world.gather(facts)):
+        problem = f"rank {rank} has another {name} than rank 0: {theirs!r} against {ours!r}"
+        raise UserError(problem, cure="start every rank with the same command and the same files")
 
 
 def check_in_step(world: World, module: nn.Module) -> None:
@@ -275,14 +266,16 @@ def check_in_step(world: World, module: nn.Module) -> None:
         return
     digests = {name: _digest(tensor) for name, tensor in module.state_dict().items()}
     everyone = world.gather({name: digest.tolist() for name, digest in digests.items()})
+    for rank, name, _, _ in _differences(everyone):
+        problem = f"{name} is no longer the same on rank 0 and rank {rank}: the ranks have drifted apart"
+        cure = "go on from the last checkpoint, and look for a criterion that treats ranks differently"
+        world.stop_all(TrainingError(f"{problem}; {cure}"), 1)
+
+
+def _differences(everyone: list[dict[str, Any]]) -> Iterator[tuple[int, str, Any, Any]]:
+    """Yield rank, name, the rank's value and that of rank 0, wherever they differ."""
     for name, ours in everyone[0].items():
-        for rank, theirs in enumerate(everyone):
-            if theirs[name] != ours:
-                problem = TrainingError(
-                    f"{name} is no longer the same on rank 0 and rank {rank}: the ranks have drifted apart; "
-                    "go on from the last checkpoint, and look for a criterion that treats ranks differently"
-                )
-                world.stop_all(problem, 1)
+        yield from ((rank, name, v.get(name), ours) for rank, v in enumerate(everyone) if v.get(name) != ours)
 
 
 def _digest(tensor: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,71 +14,55 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from xrep.criteria.criterion import Loss, Planned
-from xrep.training.distributed import World
+from xrep.training.step import Engine, Outcome
 
 BEGINS = "it begins in "
 
 
-def not_finite(
-    module: nn.Module,
-    forward: Callable[[Planned], Loss],
-    loss: float,
-    norm: float,
-    batches: list[Planned],
-    describe: Callable[[Any], str],
-    world: World,
-) -> str:
+def not_finite(engine: Engine, outcome: Outcome, batches: list[Planned], describe: Callable[[Any], str]) -> str:
     """Say where a loss or a gradient that is not finite came from: which module, on which rank, in which batch.
 
     Every rank must make this call: the forward passes of the step are run again, and may communicate with other ranks.
 
     Args:
-        forward: computes the forward pass of one batch.
+        outcome: the results of the step.
         describe: returns the beginning of a batch as text.
     """
-    if math.isfinite(loss):
-        where, batch = f"{BEGINS}the gradient of {_bad_gradient(module)}", batches[0]
-        what = f"the norm of the gradient is {norm}"
+    world, where, batch = engine.world, "", batches[0]
+    if math.isfinite(outcome.loss):
+        named = engine.module.named_parameters()
+        bad = next((name for name, p in named if p.grad is not None and not _finite(p.grad)), None)
+        where, problem = f"{BEGINS}the gradient of {bad}", f"the norm of the gradient is {outcome.norm}"
     else:
-        where, batch, what = "", batches[0], f"the loss is {loss}"
+        problem = f"the loss is {outcome.loss}"
         for batch in batches:
-            where = _bad_module(module, lambda batch=batch: forward(batch))
+            where = _bad_module(engine.module, lambda batch=batch: engine.forward(batch))
             if world.sums([float(where.startswith(BEGINS))])[0]:
                 break
     everyone = world.gather(f"{where}; the batch begins with {describe(batch.examples)}")
     rank = next((number for number, text in enumerate(everyone) if text.startswith(BEGINS)), 0)
-    return f"{what}{f' (rank {rank})' if world.size > 1 else ''}; {everyone[rank]}"
+    return f"{problem}{f' (rank {rank})' if world.size > 1 else ''}; {everyone[rank]}"
 
 
 def _bad_module(module: nn.Module, forward: Callable[[], Any]) -> str:
     """Run a forward pass again and name the module in which a NaN or an infinity first appears."""
-    found: list[str] = []
+    names = {part: name or "the whole" for name, part in module.named_modules()}
+    modules: list[str] = []
 
-    def watch(name: str) -> Callable[..., None]:
-        def look(_: nn.Module, inputs: Any, output: Any) -> None:
-            if not found and not _finite(output):
-                cause = "from finite inputs" if _finite(inputs) else "its inputs are not finite either"
-                found.append(f"{name} ({cause})")
+    def look(part: nn.Module, inputs: Any, output: Any) -> None:
+        if not modules and not _finite(output):
+            cause = "from finite inputs" if _finite(inputs) else "its inputs are not finite either"
+            modules.append(f"{names[part]} ({cause})")
 
-        return look
-
-    parameters = [name for name, parameter in module.named_parameters() if not _finite(parameter)]
-    hooks = [part.register_forward_hook(watch(name or "the whole")) for name, part in module.named_modules()]
-    try:
-        # Compiled layers would not call the hooks of the modules inside them.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            forward()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if parameters:
-        return f"{BEGINS}the weights of {parameters[0]}"
-    return f"{BEGINS}{found[0]}" if found else "the forward pass is finite"
-
-
-def _bad_gradient(module: nn.Module) -> str | None:
-    """Return the name of the first parameter whose gradient is not finite."""
-    return next((n for n, p in module.named_parameters() if p.grad is not None and not _finite(p.grad)), None)
+    # Compiled layers would not call the hooks of the modules inside them.
+    with ExitStack() as hooks, torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for part in names:
+            hooks.callback(part.register_forward_hook(look).remove)
+        forward()
+    parameter = next((name for name, parameter in module.named_parameters() if not _finite(parameter)), None)
+    if parameter is not None:
+        return f"{BEGINS}the weights of {parameter}"
+    return f"{BEGINS}{modules[0]}" if modules else "the forward pass is finite"
 
 
 def _finite(value: Any) -> bool:
@@ -105,7 +90,6 @@ def out_of_memory(batches: list[Planned]) -> str:
 
 
 def _shape_of(batch: Any) -> str:
-    """Describe how large a batch is: its number of rows, and the shape of every token matrix."""
     shapes = [tuple(leaf.shape) for leaf in _tensors(batch) if leaf.ndim == 2]
     return f"{len(batch)} examples, tensors of {', '.join(map(str, sorted(set(shapes), reverse=True)))}"
 
@@ -129,12 +113,10 @@ class Preemption:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Context manager that records these signals instead of letting them end the process."""
-        previous = {}
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            try:
-                previous[number] = signal.signal(number, self._note)
-            except ValueError:  # outside the main thread, signal handlers cannot be set
-                break
+        # Signal handlers can be set only in the main thread.
+        main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGTERM, signal.SIGUSR1) if main else ()
+        previous = {number: signal.signal(number, self._note) for number in numbers}
         try:
             yield
         finally:

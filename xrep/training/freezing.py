@@ -76,9 +76,23 @@ class Freezing:
             self.rest(module)
         return True
 
-    def rest(self, module: nn.Module) -> None:
-        """Put frozen modules into evaluation mode again, after ``module.train()``."""
-        self._rest(module, "", False)
+    def rest(self, module: nn.Module, name: str = "", above: bool = False) -> None:
+        """Put ``module`` and its children into evaluation mode again where they are frozen, after ``module.train()``.
+
+        Args:
+            name: full name of the module with a dot at its end, or empty for the top module.
+            above: whether the parent module is frozen, which decides for a module without parameters (dropout).
+        """
+        trained = [known for known in self._thaw or {} if known.startswith(name)]
+        frozen = above
+        if trained:
+            frozen = self._frozen.issuperset(trained)
+        elif next(module.parameters(), None) is not None:
+            frozen = False  # a module that never trains (a momentum encoder) sets its own mode
+        if frozen and not isinstance(module, Criterion):
+            module.training = False
+        for child, part in module.named_children():
+            self.rest(part, f"{name}{child}.", frozen)
 
     def ever_trained(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that train at some step, in the order of the module.
@@ -102,21 +116,3 @@ class Freezing:
                 raise UserError(f"{OPTION}: {when}", cure="freeze less")
             self._thaw = thaw
         return self._thaw
-
-    def _rest(self, module: nn.Module, name: str, above: bool) -> None:
-        """Put ``module`` and its children into evaluation mode where they are frozen.
-
-        Args:
-            name: full name of the module with a dot at its end, or empty for the top module.
-            above: whether the parent module is frozen, which decides for a module without parameters (dropout).
-        """
-        trained = [known for known in self._thaw or {} if known.startswith(name)]
-        frozen = above
-        if trained:
-            frozen = self._frozen.issuperset(trained)
-        elif next(module.parameters(), None) is not None:
-            frozen = False  # a module that never trains (a momentum encoder) sets its own mode
-        if frozen and not isinstance(module, Criterion):
-            module.training = False
-        for child, part in module.named_children():
-            self._rest(part, f"{name}{child}.", frozen)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, joined
 from xrep.criteria.criterion import Loss, Planned
-from xrep.training.random_state import random_state, restore_random_state
+
+RandomState = dict[str, Tensor]
+"""States of the random generators of the CPU (``cpu``) and of the GPU that a process trains on (``cuda``)."""
 
 
 class GradientCache:
@@ -64,12 +66,12 @@ class GradientCache:
     def differentiate(self, objective: Tensor) -> None:
         """Compute the gradients of ``objective``, which was made from the terms of ``contrast``."""
         own = [parameter for parameter in self._criterion.parameters() if parameter.requires_grad]
-        count, found = len(self._vectors), [None] * (len(self._vectors) + len(own))
+        count, gradients = len(self._vectors), [None] * (len(self._vectors) + len(own))
         if objective.requires_grad:
-            found = torch.autograd.grad(objective, [*self._vectors, *own], allow_unused=True)
-        self._own = [(parameter, g) for parameter, g in zip(own, found[count:], strict=True) if g is not None]
+            gradients = torch.autograd.grad(objective, [*self._vectors, *own], allow_unused=True)
+        self._own = [(parameter, g) for parameter, g in zip(own, gradients[count:], strict=True) if g is not None]
         # Zeros where there is none: DDP waits for the gradients of all parameters that a vector depends on.
-        whole = [torch.zeros_like(v) if g is None else g for v, g in zip(self._vectors, found[:count], strict=True)]
+        whole = [torch.zeros_like(v) if g is None else g for v, g in zip(self._vectors, gradients[:count], strict=True)]
         by_vector = [g.split(rows) for g, rows in zip(whole, zip(*self._rows, strict=True), strict=True)]
         self._gradients = list(zip(*by_vector, strict=True)) if by_vector else [()] * len(self._rows)
 
@@ -104,3 +106,15 @@ class GradientCache:
 
     def _is_last(self, number: int) -> bool:
         return number + 1 == len(self._rows)
+
+
+def random_state(device: torch.device) -> RandomState:
+    """Return the state of the generators from which dropout draws."""
+    own = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **own}
+
+
+def restore_random_state(state: RandomState, device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,7 +1,7 @@
 """Learning-rate schedules: linear warm-up, then a decay over the rest of the training budget.
 
-The budget is whatever ends the run first: steps, epochs or minutes. ``progress`` is the share of the budget that is
-spent, so a cosine reaches its end whether ``--max-steps`` or ``--max-minutes`` limits the run.
+The budget is whatever ends the run first: steps, epochs or minutes. A schedule depends on the share of the budget that
+is spent, so a cosine reaches its end whichever of them limits the run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
+
+from xrep.config.ranges import out_of_range
 
 
 @dataclass(kw_only=True)
@@ -23,10 +25,7 @@ class WarmUp:
     the budget that is spent, from 0 at the first step. none: use warmup_steps."""
 
     def problems(self) -> list[str]:
-        problems = [f"warmup_steps must not be negative: {self.warmup_steps}"] if self.warmup_steps < 0 else []
-        if self.warmup_ratio is not None and not 0 < self.warmup_ratio < 1:
-            problems.append(f"warmup_ratio must lie between 0 and 1, not {self.warmup_ratio}")
-        return problems
+        return out_of_range(self, warmup_steps="[0, inf)", warmup_ratio="(0, 1)")
 
 
 @dataclass(kw_only=True)
@@ -37,10 +36,7 @@ class Decay(WarmUp):
     """Learning rate at the end, as a share of the peak rate."""
 
     def problems(self) -> list[str]:
-        problems = super().problems()
-        if not 0 <= self.min_lr_ratio <= 1:
-            problems.append(f"min_lr_ratio must lie in [0, 1], not {self.min_lr_ratio}")
-        return problems
+        return super().problems() + out_of_range(self, min_lr_ratio="[0, 1]")
 
 
 class Schedule(ABC):
@@ -79,9 +75,7 @@ class Schedule(ABC):
 class Cosine(Schedule):
     """Half a cosine from the peak rate to ``min_lr_ratio`` of it."""
 
-    @dataclass(kw_only=True)
-    class Config(Decay):
-        pass
+    Config = Decay
 
     def decay(self, elapsed: float, rest: float) -> float:
         low = self.config.min_lr_ratio
@@ -91,9 +85,7 @@ class Cosine(Schedule):
 class Linear(Schedule):
     """A straight line from the peak rate to ``min_lr_ratio`` of it."""
 
-    @dataclass(kw_only=True)
-    class Config(Decay):
-        pass
+    Config = Decay
 
     def decay(self, elapsed: float, rest: float) -> float:
         return 1 - (1 - self.config.min_lr_ratio) * rest
@@ -108,8 +100,7 @@ class Polynomial(Schedule):
         """Exponent of the remaining share of the budget: 1 is a straight line, higher values fall faster at first."""
 
         def problems(self) -> list[str]:
-            problems = super().problems()
-            return problems if 0 < self.power < math.inf else [*problems, f"power must be above 0, not {self.power}"]
+            return super().problems() + out_of_range(self, power="(0, inf)")
 
     def decay(self, elapsed: float, rest: float) -> float:
         low = self.config.min_lr_ratio

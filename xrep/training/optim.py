@@ -1,55 +1,55 @@
 """Optimizers: each has a Config and a function that builds the torch optimizer from it.
 
-``build(config, named_parameters)`` takes every parameter that trains at some step, including those that are still
-frozen: without a gradient a parameter is not changed, not even by weight decay.
+``build(config, groups)`` takes the groups of ``parameter_groups``, which have every parameter that trains at some step,
+including those that are still frozen: without a gradient a parameter is not changed, not even by weight decay.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from xrep.training.parameter_groups import ParameterOptions, parameter_groups
+from xrep.config.ranges import out_of_range
+from xrep.training.parameter_groups import ParameterOptions
 
 if TYPE_CHECKING:  # torch is imported where an optimizer is built: the options are read for --help, which must be quick
     import torch
-    from torch import nn
+
+Groups = list[dict[str, Any]]
 
 
-def _moment_problems(betas: list[float], **epsilon: float) -> list[str]:
-    found = [f"{name} must be a number of at least 0, not {x}" for name, x in epsilon.items() if not 0 <= x < math.inf]
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        found.append(f"betas must be two numbers in [0, 1), not {betas}")
-    return found
+@dataclass(kw_only=True)
+class MomentOptions(ParameterOptions):
+    """Options of optimizers that average the gradient and its square."""
+
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Decay rates of the first and the second moment."""
+
+    def problems(self) -> list[str]:
+        problems = super().problems()
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            problems.append(f"betas must be two numbers in [0, 1), not {self.betas}")
+        return problems
 
 
 class AdamW:
     """Adam with decoupled weight decay, in torch's fused form (about three times the default's speed on a CPU)."""
 
     @dataclass(kw_only=True)
-    class Config(ParameterOptions):
+    class Config(MomentOptions):
         lr: float = 5e-4
         """Peak learning rate. The default suits training from scratch; for pretrained encoders use 2e-5 to 4e-5."""
-        betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-        """Decay rates of the first and the second moment."""
         adam_eps: float = 1e-8
         """Number that is added to the denominator."""
 
         def problems(self) -> list[str]:
-            return super().problems() + _moment_problems(self.betas, adam_eps=self.adam_eps)
+            return super().problems() + out_of_range(self, adam_eps="[0, inf)")
 
     @staticmethod
-    def build(config: Config, named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        """Return the optimizer over these parameters.
-
-        Raises:
-            UserError: a pattern matches none of them.
-        """
+    def build(config: Config, groups: Groups) -> torch.optim.Optimizer:
         import torch
 
         betas = (config.betas[0], config.betas[1])
-        groups = parameter_groups(config, named_parameters)
         return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
 
 
@@ -62,32 +62,24 @@ class Lamb:
     """
 
     @dataclass(kw_only=True)
-    class Config(ParameterOptions):
+    class Config(MomentOptions):
         lr: float = 1e-3
         """Peak learning rate; the default is that of CMLM."""
         weight_decay: float = 0.01
         """Decoupled weight decay of matrices (the default of the authors' code); biases, normalisation weights and
         scalars never decay."""
-        betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-        """Decay rates of the first and the second moment."""
         lamb_eps: float = 1e-6
         """Number that is added to the denominator."""
         bias_correction: bool = True
         """Divide the moments by 1 - beta^t, as algorithm 2 does; the authors' first code uses only the warm-up."""
 
         def problems(self) -> list[str]:
-            return super().problems() + _moment_problems(self.betas, lamb_eps=self.lamb_eps)
+            return super().problems() + out_of_range(self, lamb_eps="[0, inf)")
 
     @staticmethod
-    def build(config: Config, named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        """Return the optimizer over these parameters.
-
-        Raises:
-            UserError: a pattern matches none of them.
-        """
+    def build(config: Config, groups: Groups) -> torch.optim.Optimizer:
         from xrep.training.lamb import LambOptimizer
 
-        groups = parameter_groups(config, named_parameters)
         betas = (config.betas[0], config.betas[1])
         return LambOptimizer(groups, betas=betas, eps=config.lamb_eps, bias_correction=config.bias_correction)
 
@@ -107,22 +99,14 @@ class SGD:
         """Use Nesterov momentum."""
 
         def problems(self) -> list[str]:
-            problems = super().problems()
-            if not 0 <= self.sgd_momentum < 1:
-                problems.append(f"sgd_momentum must lie in [0, 1), not {self.sgd_momentum}")
-            elif self.nesterov and not self.sgd_momentum:
+            problems = super().problems() + out_of_range(self, sgd_momentum="[0, 1)")
+            if self.nesterov and self.sgd_momentum == 0:
                 problems.append("nesterov needs sgd_momentum above 0")
             return problems
 
     @staticmethod
-    def build(config: Config, named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        """Return the optimizer over these parameters.
-
-        Raises:
-            UserError: a pattern matches none of them.
-        """
+    def build(config: Config, groups: Groups) -> torch.optim.Optimizer:
         import torch
 
         # torch's fused form fails if a parameter thaws in a group whose other parameters already have momentum.
-        groups = parameter_groups(config, named_parameters)
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum, nesterov=config.nesterov)

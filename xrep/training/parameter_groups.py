@@ -8,15 +8,17 @@ name.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
+import itertools
 import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
+from xrep.registry import nearest
 
 if TYPE_CHECKING:  # the options are read for --help, which does not wait for torch
     from torch import nn
@@ -44,22 +46,17 @@ class ParameterOptions:
     (embeddings and their normalisation) by this to the power L + 1; everything else has the full rate. 1: no decay."""
 
     def problems(self) -> list[str]:
-        problems = []
-        for name in ("lr", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                problems.append(f"{name} must be a number of at least 0, not {getattr(self, name)}")
-        if not 0 < self.layer_decay <= 1:
-            problems.append(f"layer_decay must lie in (0, 1], not {self.layer_decay}")
-        for given in self.lr_multipliers:
-            pattern, factor = _multiplier(given)
+        problems = out_of_range(self, lr="[0, inf)", weight_decay="[0, inf)", layer_decay="(0, 1]")
+        for text in self.lr_multipliers:
+            pattern, factor = _multiplier(text)
             if not pattern or not 0 <= factor < math.inf:
-                problems.append(f"lr_multipliers must be PATTERN=FACTOR with a factor of at least 0, not {given!r}")
+                problems.append(f"lr_multipliers must be PATTERN=FACTOR with a factor of at least 0, not {text!r}")
         return problems
 
 
-def _multiplier(given: str) -> tuple[str, float]:
+def _multiplier(text: str) -> tuple[str, float]:
     """Return pattern and factor of PATTERN=FACTOR; a factor that is not a number is nan."""
-    pattern, _, factor = given.rpartition("=")
+    pattern, _, factor = text.rpartition("=")
     try:
         return pattern, float(factor)
     except ValueError:
@@ -67,21 +64,33 @@ def _multiplier(given: str) -> tuple[str, float]:
 
 
 def parameter_groups(
-    options: ParameterOptions, named_parameters: list[tuple[str, nn.Parameter]]
+    options: ParameterOptions, trained: list[tuple[str, nn.Parameter]], names: Iterable[str]
 ) -> list[dict[str, Any]]:
     """Return groups for a torch optimizer, one for each pair of rate and decay, in the order of their first parameters.
 
     Each has ``params``, ``lr``, ``lr_scale`` (its share of the peak rate), ``weight_decay``, and ``decays``, which says
     whether its parameters are of the kind that decays, even if the weight decay is 0.
 
+    Args:
+        trained: every parameter that trains at some step, by name.
+        names: names of all parameters, including those that never train: they tell how many layers there are.
+
     Raises:
-        UserError: a pattern matches no parameter, or there are no layers for ``layer_decay``.
+        UserError: a pattern matches no parameter that trains, or no layer trains to which ``layer_decay`` applies.
     """
-    names = [name for name, _ in named_parameters]
-    exempt = {name for pattern in options.no_decay for name in matching(pattern, names, "no_decay")}
-    scales = _scales(options, names)
+    own = [name for name, _ in trained]
+    exempt = {name for pattern in options.no_decay for name in matching(pattern, own, "no_decay")}
+    scales = dict.fromkeys(own, 1.0)
+    for text in options.lr_multipliers:
+        pattern, factor = _multiplier(text)
+        scales.update(dict.fromkeys(matching(pattern, own, "lr_multipliers"), factor))
+    if options.layer_decay != 1.0:
+        if not any(LAYER.match(name) for name in own):
+            raise UserError("layer_decay: no layer of the model trains", cure="leave it at 1")
+        exponents = layer_exponents(names)
+        scales = {name: scale * options.layer_decay ** exponents.get(name, 0) for name, scale in scales.items()}
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
-    for name, parameter in named_parameters:
+    for name, parameter in trained:
         decays = parameter.ndim >= 2 and name not in exempt
         group = groups.setdefault((scales[name], decays), {"params": []})
         group["params"].append(parameter)
@@ -91,36 +100,19 @@ def parameter_groups(
     return list(groups.values())
 
 
-def _scales(options: ParameterOptions, names: list[str]) -> dict[str, float]:
-    scales = dict.fromkeys(names, 1.0)
-    for given in options.lr_multipliers:
-        pattern, factor = _multiplier(given)
-        scales.update(dict.fromkeys(matching(pattern, names, "lr_multipliers"), factor))
-    if options.layer_decay == 1.0:
-        return scales
-    exponents = layer_exponents(names)
-    if not exponents:
-        raise UserError("layer_decay: no layer of the model trains", cure="leave it at 1")
-    return {name: scale * options.layer_decay ** exponents.get(name, 0) for name, scale in scales.items()}
-
-
 def layer_exponents(names: Iterable[str]) -> dict[str, int]:
     """Return the exponent of ``layer_decay`` for each parameter of a stack: L - k in layer k, L + 1 outside the layers.
 
-    A stack is a module within the model that has ``layers.0`` and so on; L counts the layers up to the last one that
-    is among ``names``.
+    A stack is a module within the model that has ``layers.0`` and so on.
     """
-    names = list(names)
-    found = {name: match for name in names if (match := LAYER.match(name))}
+    matches = {name: LAYER.match(name) for name in names}
     depths: dict[str, int] = {}
-    for match in found.values():
+    for match in filter(None, matches.values()):
         depths[match[1]] = max(depths.get(match[1], 0), int(match[2]) + 1)
     exponents = {}
-    for name in names:
-        stack = next((stack for stack in depths if name.startswith(f"{stack}.")), None)
-        if stack is not None:
-            depth = depths[stack]
-            exponents[name] = depth - int(found[name][2]) if name in found else depth + 1
+    for name, match in matches.items():
+        for stack in [match[1]] if match else [s for s in depths if name.startswith(f"{s}.")][:1]:
+            exponents[name] = depths[stack] - int(match[2]) if match else depths[stack] + 1
     return exponents
 
 
@@ -131,27 +123,21 @@ def matching(pattern: str, names: list[str], option: str) -> list[str]:
         UserError: the pattern matches no name; the error shows the option, the pattern and similar names.
     """
     matches = re.compile(fnmatch.translate(pattern)).match
-    found = [name for name in names if any(matches(form) for form in _forms(name))]
-    if not found:
+    matched = [name for name in names if any(matches(form) for form in _forms(name))]
+    if not matched:
         problem = f"{option}: {pattern!r} matches no parameter that trains"
         raise UserError(problem, cure=_nearest(pattern, names))
-    return found
+    return matched
 
 
 def _forms(name: str) -> list[str]:
     """Return what a pattern may match: the name and its beginnings up to a dot, with and without ``model.``."""
-    short = name.removeprefix("model.")
-    return [form[:end] for form in {name: None, short: None} for end in _ends(form)]
-
-
-def _ends(name: str) -> list[int]:
-    return [position for position, letter in enumerate(name) if letter == "."] + [len(name)]
+    full = [*itertools.accumulate(name.split("."), "{}.{}".format)]
+    return full + [form.removeprefix("model.") for form in full[1:] if name.startswith("model.")]
 
 
 def _nearest(pattern: str, names: list[str]) -> str:
-    known = list(dict.fromkeys(form for name in names for form in _forms(name)))
-    near = difflib.get_close_matches(pattern.rstrip(".*"), known, n=3, cutoff=0.6)
-    if near:
-        return f"did you mean {' or '.join(repr(name) for name in near)}?"
+    if near := nearest(pattern.rstrip(".*"), [form for name in names for form in _forms(name)]):
+        return near
     shown = list(dict.fromkeys(".".join(name.split(".")[:3]) for name in names))
     return "known: " + ", ".join(shown[:NAMES_SHOWN]) + (", ..." if len(shown) > NAMES_SHOWN else "")

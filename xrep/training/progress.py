@@ -1,15 +1,21 @@
-"""What a run reports while it trains: a progress line, metrics.jsonl and TensorBoard."""
+"""What a run reports while it trains: averages and the memory in use, as a line, in metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
+import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
+from xrep.config.ranges import out_of_range
 from xrep.files import naming, write_aside
 from xrep.progress import ProgressLine
 
@@ -30,7 +36,7 @@ class Progress:
         """Write TensorBoard events below SAVE_DIR/tensorboard."""
 
         def problems(self) -> list[str]:
-            return [] if self.log_every >= 1 else [f"log_every must be at least 1, not {self.log_every}"]
+            return out_of_range(self, log_every="[1, inf)")
 
     def __init__(self, config: Config, directory: Path, resumed_step: int, stream: IO[str] | None = None) -> None:
         self.config = config
@@ -63,17 +69,10 @@ class Progress:
 class Quiet:
     """A progress that reports nothing, for all ranks but rank 0."""
 
-    def record(self, step: int, values: dict[str, Any], kind: str) -> None:
+    def record(self, *arguments: Any) -> None:
         pass
 
-    def line(self, text: str) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    line = say = close = record
 
 
 def _drop_records_after(path: Path, step: int) -> None:
@@ -118,3 +117,35 @@ class _TensorBoard:
 
         with open(self.path, "ab") as file:
             RecordWriter(file).write(self._event(wall_time=time.time(), **event).SerializeToString())
+
+
+class Meters:
+    """Means and totals of numbers since the last record."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.totals, self._sums, self._counts = (defaultdict[str, float](float) for _ in range(3))
+
+    def add(self, values: dict[str, float]) -> None:
+        """Add numbers that are averaged."""
+        for name, value in values.items():
+            self._sums[name] += value
+            self._counts[name] += 1
+
+    def count(self, **values: float) -> None:
+        """Add numbers that are summed."""
+        for name, value in values.items():
+            self.totals[name] += value
+
+    def means(self) -> dict[str, float]:
+        return {name: total / self._counts[name] for name, total in self._sums.items()}
+
+
+def memory_megabytes(device: torch.device) -> float:
+    """Return the peak memory so far: what torch allocated on a GPU, or the resident size of the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6  # Linux counts in KiB

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -18,8 +17,9 @@ from torch import nn
 from xrep import __version__
 from xrep.config import RunConfig
 from xrep.criteria.criterion import Criterion
+from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
-from xrep.files import write_aside
+from xrep.files import digests_of, write_aside, write_json
 from xrep.kernels.paths import describe, use_path
 from xrep.kernels.processor import SLOW_BFLOAT16
 from xrep.models.directory import (
@@ -41,7 +41,6 @@ from xrep.training.distributed import World, alone, check_equal, missing_each_ot
 from xrep.training.progress import Progress, Quiet
 from xrep.training.trainer import Trainer, TrainingState
 
-HASHES = "training_hashes.npy"
 SUMMARY = "summary.json"
 DEMO = "the demo corpus (no data was named)"
 
@@ -66,8 +65,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
         TrainingError: a loss or gradient is not finite, memory ran out, or a process died.
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
-    directory = run_directory(run)
-    is_new = False
+    directory, is_new = run_directory(run), False
     with missing_each_other(world), ExitStack() as stack:
         with world.together():
             _check_model(run)
@@ -93,10 +91,9 @@ def _check_model(run: RunConfig) -> None:
     for section, name, kind in [*asking, ("validation", run.values["validation"]["name"], run.classes["validation"])]:
         needs: type[Model] | None = kind.needs
         if needs is not None and not issubclass(model, needs):
-            problem = (
-                f"the {section} {name} needs a {needs.kind}, and the model {run.values['model']['name']} is not one"
-            )
-            raise UserError(problem, cure=f"choose the `model` {needs.example} or another `{section}`")
+            problem, chosen = f"the {section} {name} needs a {needs.kind}", run.values["model"]["name"]
+            cure = f"choose the `model` {needs.example} or another `{section}`"
+            raise UserError(f"{problem}, and the model {chosen} is not one", cure=cure)
 
 
 def _make_task(run: RunConfig) -> Task:
@@ -127,7 +124,10 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
         trainer.resume(latest, saved)
         if world.is_main:  # a run that was killed may not have set the links
             checkpoints.point(latest.step, trainer.state.best_step)
-        notes = [_resumed(latest, trainer.finished)]
+        notes = [f"going on from {latest.path} (step {latest.step})"]
+        if trainer.finished:
+            cure = "raise `max_steps`, `max_epochs` or `max_minutes` to go on"
+            notes = [f"this run is finished: {latest.path}; {cure}"]
     elif world.size > 1:
         torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # every rank draws its own dropout
     for note in [*_introduction(run, task, model, trainer), *notes, *_warnings(criterion, task, trainer)]:
@@ -183,19 +183,15 @@ def _saved_state(latest: Checkpoint, task: Task) -> dict[str, Any]:
     return saved
 
 
-def _resumed(latest: Checkpoint, finished: bool) -> str:
-    if finished:
-        return f"this run is finished: {latest.path}; raise `max_steps`, `max_epochs` or `max_minutes` to go on"
-    return f"going on from {latest.path} (step {latest.step})"
-
-
 def _init_model(initial: Checkpoint, model: Model, task: Task) -> list[str]:
     new, note = _load(initial, MODEL, "model", model)
     if len(new) == len(model.state_dict()):
         cure = "give the model the same sizes"
         raise UserError("no tensor of the model fits this configuration", path=initial.path, cure=cure)
-    if _same_tokenizer(initial, task):
-        return [note]
+    with tempfile.TemporaryDirectory() as folder:
+        task.save_tokenizers(Path(folder))
+        if digests_of(Path(folder)) == digests_of(initial.path / TOKENIZER):
+            return [note]
     warning = f"warning: {initial.path} has another vocabulary than this data, so its embeddings are of other subwords"
     return [note, warning]
 
@@ -210,23 +206,13 @@ def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple
     return new, f"init: {total - len(new)} of {total} {kind} tensors from {initial.path}{listed}"
 
 
-def _same_tokenizer(checkpoint: Checkpoint, task: Task) -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        task.save_tokenizers(Path(folder))
-        ours, theirs = _contents(Path(folder)), _contents(checkpoint.path / TOKENIZER)
-    return ours == theirs
-
-
-def _contents(folder: Path) -> dict[Path, bytes]:
-    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
 def _prepare_directory(directory: Path, run: RunConfig, task: Task) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for partial in directory.glob(f".{PREFIX}*"):  # left by a run that was killed while it saved
         shutil.rmtree(partial)
-    _write(directory / CONFIG, run.to_yaml())
-    with write_aside(directory / HASHES) as aside:
+    with write_aside(directory / CONFIG) as aside:
+        aside.write_text(run.to_yaml(), encoding="utf-8")
+    with write_aside(directory / TRAINING_HASHES_FILE) as aside:
         task.write_training_hashes(aside)
 
 
@@ -259,11 +245,6 @@ def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
         "train_seconds": state.seconds,
         "best": {"metric": trainer.validate.metric if trainer.validate else None, "value": state.best},
     }
-    _write(directory / SUMMARY, json.dumps(summary, indent=1) + "\n")
+    write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"
     print(f"{state.step} steps in {duration(state.seconds)}; {model}", file=sys.stderr)
-
-
-def _write(path: Path, text: str) -> None:
-    with write_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")

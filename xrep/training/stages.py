@@ -6,27 +6,15 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from xrep.config import RunConfig, course_directory
 from xrep.errors import UserError
 from xrep.files import point_link
 from xrep.models.directory import CONFIG, MANIFEST
-
-SUMMARY = "summary.json"
-
-
-class Ended(Protocol):
-    """The result of a run that has finished, or was asked to stop before."""
-
-    @property
-    def finished(self) -> bool: ...
+from xrep.training.run import SUMMARY, Summary
 
 
-S = TypeVar("S", bound=Ended)
-
-
-def train_course(runs: list[RunConfig], train: Callable[[RunConfig], S], is_main: bool = True) -> S:
+def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], is_main: bool = True) -> Summary:
     """Train the stages of a course in their order; if it is stopped, the same call resumes it.
 
     A finished stage is left as it is, and an unfinished one is resumed. At the end, ``best`` and ``last`` in the
@@ -47,26 +35,31 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], S], is_main
     if not runs[0].stage:
         return train(runs[0])
     directory = course_directory(runs[0])
+
+    def say(text: str) -> None:
+        if is_main:
+            print(text, file=sys.stderr)
+
     if (directory / CONFIG).exists():
         if not is_main:  # the main process reports it
             raise SystemExit(2)
         raise UserError("holds a run without stages", path=directory, cure="choose another `save_dir`")
-    ended: S | None = None
+    summary: Summary | None = None
     for number, run in enumerate(runs, 1):
         place = f"stage {run.stage} ({number} of {len(runs)}, {run.label})"
         if number < len(runs) and is_finished(run):
-            _say(f"{place}: finished before", is_main)
+            say(f"{place}: finished before")
             continue
-        _say(f"{place}: in {run.values['checkpoint']['save_dir']}", is_main)
-        ended = train(run)
-        if not ended.finished:
-            return ended
-    if is_main:
+        say(f"{place}: in {run.values['checkpoint']['save_dir']}")
+        summary = train(run)
+        if not summary.finished:
+            break
+    assert summary is not None  # the last stage is never skipped
+    if is_main and summary.finished:
         for name in ("best", "last"):
             point_link(directory / name, Path(runs[-1].stage) / name)
-        _say(f"the course is finished; the model: {directory / 'best'} (last: {directory / 'last'})", is_main)
-    assert ended is not None  # the last stage is never skipped
-    return ended
+        say(f"the course is finished; the model: {directory / 'best'} (last: {directory / 'last'})")
+    return summary
 
 
 def is_finished(run: RunConfig) -> bool:
@@ -83,8 +76,3 @@ def is_finished(run: RunConfig) -> bool:
         return steps == reached and (last / CONFIG).read_text(encoding="utf-8") == run.to_yaml()
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _say(text: str, is_main: bool) -> None:
-    if is_main:
-        print(text, file=sys.stderr)

@@ -74,7 +74,7 @@ class Outcome:
     loss: float
     norm: float
     values: dict[str, float]
-    skipped: bool = False
+    skipped: bool
 
     @property
     def finite(self) -> bool:
@@ -101,7 +101,6 @@ class Engine:
         optimizer: torch.optim.Optimizer,
         freezing: Freezing,
         world: World,
-        *,
         precision: Precision,
         clip_norm: float,
     ) -> None:
@@ -114,7 +113,7 @@ class Engine:
     def prepare(self, step: int) -> None:
         """Freeze and thaw parameters for a step; call this before the step."""
         if self.freezing.apply(self.module, step) or self._parallel is None:
-            self._parallel = self._wrap()
+            self._parallel = self.module if self.world.size == 1 else self._wrap()
 
     def train_mode(self) -> None:
         """Put the module into training mode, except for frozen parts, whose dropout stays off."""
@@ -122,15 +121,10 @@ class Engine:
         self.freezing.rest(self.module)
 
     def _wrap(self) -> nn.Module:
-        if self.world.size == 1:
-            return self.module
         options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
-        return DistributedDataParallel(
-            self.module,
-            device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
-            find_unused_parameters=self.module.criterion.idle_parameters or self.module.model.idle_parameters,
-            **options,
-        )
+        options["device_ids"] = [self.world.device] if self.world.device.type == "cuda" else None
+        idle = self.module.criterion.idle_parameters or self.module.model.idle_parameters
+        return DistributedDataParallel(self.module, find_unused_parameters=idle, **options)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._half is None else torch.autocast(self.world.device.type, self._half)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from xrep.config import RunConfig
+from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Planned
 from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError
@@ -24,11 +28,11 @@ from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import Preemption, is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
-from xrep.training.meters import Meters, memory_megabytes
+from xrep.training.gradient_cache import random_state, restore_random_state
+from xrep.training.parameter_groups import parameter_groups
 from xrep.training.planned import PlannedBatches
-from xrep.training.progress import Progress, Quiet
-from xrep.training.random_state import random_state, restore_random_state
-from xrep.training.step import Engine, Outcome, Precision, TrainingModule
+from xrep.training.progress import Meters, Progress, Quiet, memory_megabytes
+from xrep.training.step import Engine, Precision, TrainingModule
 from xrep.training.validator import Validator
 
 Group = list[tuple[Planned, Plan]]
@@ -53,11 +57,8 @@ class Trainer:
     """Accumulates, clips, steps, logs, validates, saves and resumes, in one process or as one rank of several.
 
     Args:
-        run: the resolved configuration.
         checkpoints: checkpoints of the run's directory; only rank 0 writes.
-        progress: reports on rank 0, and nothing on other ranks.
         validate: measures the model between steps; None: no validation.
-        world: the processes of the run.
     """
 
     @dataclass(kw_only=True)
@@ -100,13 +101,9 @@ class Trainer:
 
         def problems(self) -> list[str]:
             problems = pattern_problems(self.freeze)
-            for name in ("max_steps", "max_epochs", "max_minutes", "micro_batch"):
-                value = getattr(self, name)
-                if value is not None and not value > 0:
-                    problems.append(f"{name} must be above 0, not {value}")
-            for name, low in (("update_freq", 1), ("clip_norm", 0), ("validate_every", 0), ("data_workers", 0)):
-                if not getattr(self, name) >= low:
-                    problems.append(f"{name} must be at least {low}, not {getattr(self, name)}")
+            budget = {"max_steps": "(0, inf)", "max_epochs": "(0, inf)", "max_minutes": "(0, inf)"}
+            problems += out_of_range(self, **budget, update_freq="[1, inf)", micro_batch="(0, inf)")
+            problems += out_of_range(self, clip_norm="[0, inf)", validate_every="[0, inf)", data_workers="[0, inf)")
             if self.device == "cuda" and not torch.cuda.is_available():
                 problems.append("device is cuda, but there is no GPU here")
             elif self.precision == "fp16" and pick_device(self.device) == "cpu":
@@ -137,10 +134,11 @@ class Trainer:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
 
             compile_layers(self.module)
-        freezing = Freezing([*self.config.freeze, *criterion.frozen])
-        optimizer = run.classes["optimizer"].build(run.configs["optimizer"], freezing.ever_trained(self.module))
-        options: dict[str, Any] = {"precision": self.config.precision, "clip_norm": self.config.clip_norm}
-        self.engine = Engine(self.module, optimizer, freezing, world, **options)
+        freezing, options = Freezing([*self.config.freeze, *criterion.frozen]), run.configs["optimizer"]
+        names = [name for name, _ in self.module.named_parameters()]
+        groups = parameter_groups(options, freezing.ever_trained(self.module), names)
+        optimizer = run.classes["optimizer"].build(options, groups)
+        self.engine = Engine(self.module, optimizer, freezing, world, self.config.precision, self.config.clip_norm)
         self.schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         self.state = TrainingState()
         self.preemption = Preemption()
@@ -157,7 +155,7 @@ class Trainer:
         Raises:
             TrainingError: a loss or gradient is not finite, memory ran out, a worker died, or the ranks drifted apart.
         """
-        self._started = time.monotonic() - self.state.seconds
+        self._started, world = time.monotonic() - self.state.seconds, self.world
         self.engine.train_mode()
         groups = self._groups()
         finished = self.finished
@@ -166,12 +164,14 @@ class Trainer:
                 before = time.monotonic()
                 group = next(groups)
                 self._meters.count(waited=time.monotonic() - before)
-                shared = self._agree(group)
-                if shared.stop:
+                sizes, tokens, stop = self._agree(group)
+                if stop:
                     self._save(best=False, final=True)
                     break
-                self._step(group, shared, before)
-                finished = self._look_at_the_clock()
+                self._step(group, sizes, tokens, before)
+                if world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
+                    self.state.seconds = world.sums([self._seconds()])[0]
+                finished = self.finished
                 best = self._validate() if finished or self._due(self.config.validate_every) else False
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
                 if finished or best or self._due(self.checkpoints.config.save_every):
@@ -184,40 +184,30 @@ class Trainer:
 
     def _groups(self) -> Generator[Group, None, None]:
         """Yield the batches of each optimizer step, each with its plan."""
-        stop = None if self.max_epochs is None else math.ceil(self.max_epochs * self.task.examples)
-        group: Group = []
-        for pair in stream(
+        pairs = stream(
             PlannedBatches(self.task, self.module.criterion, self.run.seed, self.world.rank),
             cursor=self.state.cursor,
             rank=self.world.rank,
             world_size=self.world.size,
-            stop=stop,
+            stop=None if self.max_epochs is None else math.ceil(self.max_epochs * self.task.examples),
             workers=self.config.data_workers,
             pin_memory=self.world.device.type == "cuda",
-        ):
-            group.append(pair)
-            if len(group) == self.config.update_freq:
+        )
+        with closing(pairs):
+            while group := list(itertools.islice(pairs, self.config.update_freq)):
                 yield group
-                group = []
-        if group:
-            yield group
 
-    def _agree(self, group: Group) -> _Shared:
-        """Exchange what a step must know of all ranks: sizes, time (of rank 0), and whether one was told to stop."""
-        sizes: dict[str, float] = {}
+    def _agree(self, group: Group) -> tuple[dict[str, float], int, bool]:
+        """Return the sizes of a step's terms over all ranks, its number of tokens, and whether a rank was told to stop;
+        the clock of rank 0 counts for all ranks."""
+        sizes = defaultdict[str, float](float)
         for batch, _ in group:
             for name, size in batch.sizes.items():
-                sizes[name] = sizes.get(name, 0.0) + size
+                sizes[name] += size
         tokens = sum(batch.token_count for batch, _ in group)
         told = [self._seconds(), tokens, float(self.preemption.signal is not None)]
         self.state.seconds, tokens, stop, *summed = self.world.sums([*told, *sizes.values()])
-        return _Shared(dict(zip(sizes, summed, strict=True)), group[-1][1].examples, int(tokens), stop > 0)
-
-    def _look_at_the_clock(self) -> bool:
-        """Return whether the budget is spent; the clock of rank 0 counts for all ranks."""
-        if self.world.size == 1 or self.config.max_minutes is not None:
-            self.state.seconds = self.world.sums([self._seconds()])[0]
-        return self.finished
+        return dict(zip(sizes, summed, strict=True)), int(tokens), stop > 0
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started if self.world.is_main else 0.0
@@ -242,25 +232,26 @@ class Trainer:
             shares.append(seconds / 60 / self.config.max_minutes)
         return shares
 
-    def _step(self, group: Group, shared: _Shared, began: float) -> None:
-        rate = self._learning_rate(shared.examples / (self.state.step + 1))
+    def _step(self, group: Group, sizes: dict[str, float], tokens: int, began: float) -> None:
+        batches, plan = [batch for batch, _ in group], group[-1][1]
+        rate = self._learning_rate(plan.examples / (self.state.step + 1))
         try:
             self.engine.prepare(self.state.step)
-            batches = [batch for batch, _ in group]
-            outcome = self.engine.run(batches, shared.sizes, lambda: self._set_learning_rate(rate))
+            outcome = self.engine.run(batches, sizes, lambda: self._set_learning_rate(rate))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise self._out_of_memory(group) from None
-        if not outcome.finite:
-            self._stop_at(outcome, group)
-        pairs = shared.examples - self.state.examples
-        self.state.step += 1
-        self.state.examples, self.state.cursor = shared.examples, group[-1][1].cursor
-        self._meters.count(pairs=pairs, tokens=shared.tokens, busy=time.monotonic() - began, skipped=outcome.skipped)
-        self._meters.add({"loss": outcome.loss, **outcome.values})
-        if not outcome.skipped:
-            self._meters.add({"gradient_norm": outcome.norm})
+            rank = f"rank {self.world.rank}, " if self.world.size > 1 else ""
+            problem = f"{rank}{self.world.device}: {out_of_memory(batches)}"
+            raise self._failed(problem) from None
+        if not outcome.finite:  # the run ends on every rank, and names the module and the batch that went wrong
+            where = not_finite(self.engine, outcome, batches, self.task.describe)
+            self.world.stop_all(self._failed(where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
+        pairs = plan.examples - self.state.examples
+        self.state.step, self.state.examples, self.state.cursor = self.state.step + 1, plan.examples, plan.cursor
+        self._meters.count(pairs=pairs, tokens=tokens, busy=time.monotonic() - began, skipped=outcome.skipped)
+        norm = {} if outcome.skipped else {"gradient_norm": outcome.norm}
+        self._meters.add({"loss": outcome.loss, **outcome.values, **norm})
         if self._due(self.run.configs["distributed"].check_every):
             check_in_step(self.world, self.module)
         if self._due(self.run.configs["logging"].log_every):
@@ -278,45 +269,31 @@ class Trainer:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
 
-    # -- what may go wrong --------------------------------------------------------------------------------------------
+    def _failed(self, problem: str, cure: str = "") -> TrainingError:
+        last_good = self.checkpoints.last_good()
+        return TrainingError(f"step {self.state.step + 1}: {problem}; last good checkpoint: {last_good}{cure}")
 
-    def _stop_at(self, outcome: Outcome, group: Group) -> None:
-        """End the run on every rank, naming the module and the batch where the numbers went wrong."""
-        forward, describe = self.engine.forward, self.task.describe
-        what = not_finite(self.module, forward, outcome.loss, outcome.norm, [b for b, _ in group], describe, self.world)
-        problem = TrainingError(
-            f"step {self.state.step + 1}: {what}; last good checkpoint: {self.checkpoints.last_good()}; "
-            "lower `lr` or `clip_norm`, or look at these examples"
-        )
-        self.world.stop_all(problem, 1)
-
-    def _out_of_memory(self, group: Group) -> TrainingError:
-        rank = f"rank {self.world.rank}, " if self.world.size > 1 else ""
-        where = f"step {self.state.step + 1}: {rank}{self.world.device}"
-        what = out_of_memory([batch for batch, _ in group])
-        return TrainingError(f"{where}: {what}; last good checkpoint: {self.checkpoints.last_good()}")
-
-    # -- what it tells ------------------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------------
 
     def _record(self, rate: float) -> None:
         """Log the means since the last record; speeds count the time of training without validation and saving."""
-        meters = self._meters
-        busy = meters.total("busy")
-        values = meters.means() | {
+        totals = self._meters.totals
+        busy = totals["busy"]
+        values = self._meters.means() | {
             "learning_rate": rate,
             "epoch": self.state.examples / self.task.examples,
-            "pairs_per_second": meters.total("pairs") / busy,
-            "tokens_per_second": meters.total("tokens") / busy,
-            "waiting_for_data": meters.total("waited") / busy,
+            "pairs_per_second": totals["pairs"] / busy,
+            "tokens_per_second": totals["tokens"] / busy,
+            "waiting_for_data": totals["waited"] / busy,
             "memory_megabytes": memory_megabytes(self.world.device),
             "stalled_seconds": self.checkpoints.stalled_seconds,
             "seconds": self.state.seconds,
         }
         if self.engine.scaler.is_enabled():
-            values |= {"loss_scale": self.engine.scaler.get_scale(), "skipped_steps": meters.total("skipped")}
+            values |= {"loss_scale": self.engine.scaler.get_scale(), "skipped_steps": totals["skipped"]}
         self.progress.record(self.state.step, values, "train")
         self._recent = values
-        meters.clear()
+        self._meters.clear()
 
     def _line(self, rate: float) -> str:
         recent = self._recent or self._meters.means()
@@ -334,29 +311,30 @@ class Trainer:
         """Validate on rank 0; return whether this is the best state so far."""
         if self.validate is None:
             return True
-        metrics = self.world.from_main(self._measured() if self.world.is_main else {})
+        metrics: dict[str, float] = {}
+        if self.world.is_main:
+            with self.engine.autocast():
+                metrics = self.validate(self.module.model, self.module.criterion)
+            self.engine.train_mode()
+        metrics = self.world.from_main(metrics)
         self.progress.record(self.state.step, metrics, "valid")
         value, maximize = metrics[self.validate.metric], self.validate.maximize
+        best = self.state.best
         # Of equal values the later one counts as better, because its learning rate has decayed further.
-        better = self.state.best is None or (value >= self.state.best if maximize else value <= self.state.best)
+        better = best is None or math.isnan(best) or (value >= best if maximize else value <= best)
         if better:
             self.state.best, self.state.best_step = value, self.state.step
         shown = ", ".join(f"{name} {metrics[name]:.2f}" for name in metrics if "-" not in name)
         self.progress.say(f"step {self.state.step}: validation {shown}{' (best so far)' if better else ''}")
         return better
 
-    def _measured(self) -> dict[str, float]:
-        assert self.validate is not None
-        with self.engine.autocast():
-            metrics = self.validate(self.module.model, self.module.criterion)
-        self.engine.train_mode()
-        return metrics
-
     def _save(self, best: bool, final: bool = False) -> None:
         everyone = self.world.gather(random_state(self.world.device))
         if not self.world.is_main:
             return
-        snapshot = self.checkpoints.snapshot(
+        self.checkpoints.save(
+            best,
+            final,
             step=self.state.step,
             config_yaml=self.run.to_yaml(),
             text=self.task.text,
@@ -371,7 +349,6 @@ class Trainer:
                 "random": everyone,
             },
         )
-        self.checkpoints.save(snapshot, best, final=final)
 
     def resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
         """Resume exactly where ``checkpoint`` was written; ``saved`` is its training state.
@@ -387,14 +364,3 @@ class Trainer:
             restore_random_state(saved["random"][self.world.rank], self.world.device)
         else:
             torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """What all ranks know about a step before it begins."""
-
-    sizes: dict[str, float]
-    examples: int
-    """Number of examples of all ranks since the start, including this step."""
-    tokens: int
-    stop: bool

@@ -16,7 +16,6 @@ from xrep.models.model import SentenceModel
 from xrep.tasks.nli import NliBatch
 from xrep.tasks.task import Examples, Task
 from xrep.training.validator import Validator
-from xrep.validation.retrieval import evaluating
 
 ROUNDING = 1e-6
 """Cosines that differ by less count as equal, so that rounding errors do not score when all vectors are the same."""
@@ -42,8 +41,7 @@ class NliValidator(Validator):
 
     @dataclass(kw_only=True)
     class Config:
-        def problems(self) -> list[str]:
-            return []
+        pass
 
     def __init__(self, config: Config, task: Task) -> None:
         kinds = (Examples.LABELLED_PAIRS, Examples.TRIPLETS)
@@ -54,11 +52,8 @@ class NliValidator(Validator):
         has_pairs = any(own.gives is Examples.LABELLED_PAIRS for own in self.tasks.values())
         self.metric = "accuracy" if has_pairs else "triplet_accuracy"
 
-    def __call__(self, model: SentenceModel, criterion: Criterion) -> dict[str, float]:
-        """Measure model and criterion in their current state; their training modes are restored afterwards.
-
-        Args:
-            criterion: For pairs, the criterion ``nli``; with several tasks, the parts with pairs must be ``nli``.
+    def measure(self, model: SentenceModel, criterion: Criterion) -> dict[str, float]:
+        """Measure how many pairs and triplets are right.
 
         Returns:
             Values in percent. ``accuracy``: the mean over the languages of the pairs. If there are several languages,
@@ -66,18 +61,17 @@ class NliValidator(Validator):
             ``triplet_accuracy``: the accuracy on triplets, where a tie counts as wrong.
 
         Raises:
-            UserError: The criterion of a task with pairs has no classifier.
+            UserError: The criterion of a task with pairs is not ``nli``, so it has no classifier.
         """
         languages: dict[str, list[np.ndarray]] = {}
         triplets: list[np.ndarray] = []
-        with evaluating(model, criterion):
-            for part, task in self.tasks.items():
-                if task.gives is Examples.TRIPLETS:
-                    triplets += [_nearer(model, batch).numpy() for batch in task.validation_batches()]
-                    continue
-                for language, right in _classified(task, model, criterion.of_part(part)):
-                    languages.setdefault(language, []).append(right)
-        means = {name: 100 * float(np.concatenate(found).mean()) for name, found in sorted(languages.items())}
+        for part, task in self.tasks.items():
+            if task.gives is Examples.TRIPLETS:
+                triplets += [_nearer(model, batch).numpy() for batch in task.validation_batches()]
+                continue
+            for language, right in _classified(task, model, criterion.of_part(part)):
+                languages.setdefault(language, []).append(right)
+        means = {name: 100 * float(np.concatenate(right).mean()) for name, right in sorted(languages.items())}
         measured = {"accuracy": float(np.mean(list(means.values())))} if means else {}
         if len(means) > 1:
             measured |= {f"accuracy-{language}": mean for language, mean in means.items()}

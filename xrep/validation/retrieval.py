@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
+from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.metrics.retrieval import mean_cosine, retrieval_accuracy
@@ -38,7 +36,7 @@ class RetrievalValidator(Validator):
         """Maximum number of dev pairs per language pair among which translations are searched."""
 
         def problems(self) -> list[str]:
-            return [f"max_pool_size must be at least 2, not {self.max_pool_size}"] if self.max_pool_size < 2 else []
+            return out_of_range(self, max_pool_size="[2, inf)")
 
     def __init__(self, config: Config, task: Task) -> None:
         self.config = config
@@ -53,8 +51,8 @@ class RetrievalValidator(Validator):
                     cure="give it more pairs, or leave the language pair out",
                 )
 
-    def __call__(self, model: SentenceModel, criterion: Criterion) -> dict[str, float]:
-        """Measure ``model`` in its current state; its training mode is restored afterwards.
+    def measure(self, model: SentenceModel, criterion: Criterion) -> dict[str, float]:
+        """Measure how often the nearest neighbour is the translation.
 
         Returns:
             ``accuracy_{xx}-{yy}``: mean of both directions, in percent; ``accuracy``: the mean of these over language
@@ -62,28 +60,12 @@ class RetrievalValidator(Validator):
             value near 1 means that the model has collapsed).
         """
         measured, cosines = {}, []
-        with evaluating(model):
-            for pool in self.pools:
-                source, target = _embed(model, pool)
-                accuracy = retrieval_accuracy(source, target)
-                measured[f"accuracy_{pool.source_language}-{pool.target_language}"] = accuracy.mean
-                cosines.append(mean_cosine(target))
+        for pool in self.pools:
+            source, target = _embed(model, pool)
+            accuracy = retrieval_accuracy(source, target)
+            measured[f"accuracy_{pool.source_language}-{pool.target_language}"] = accuracy.mean
+            cosines.append(mean_cosine(target))
         return {"accuracy": float(np.mean(list(measured.values()))), **measured, "mean_cosine": float(np.mean(cosines))}
-
-
-@contextmanager
-def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Context manager that puts modules into evaluation mode, without gradients, and restores their modes on exit."""
-    # The mode of each submodule is saved, because a frozen part may already have been in evaluation mode.
-    training = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for part, mode in training:
-            part.training = mode
 
 
 def _embed(model: SentenceModel, pool: Pool) -> tuple[np.ndarray, np.ndarray]:

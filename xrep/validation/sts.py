@@ -15,7 +15,6 @@ from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.model import SentenceModel
 from xrep.tasks.task import Task
 from xrep.training.validator import Validator
-from xrep.validation.retrieval import evaluating
 
 
 class StsValidator(Validator):
@@ -40,28 +39,27 @@ class StsValidator(Validator):
         """Split to measure on. The best checkpoint is chosen by this split, so keep the test split for the final
         evaluation."""
 
-        def problems(self) -> list[str]:
-            return []
-
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.task = config, task
-        found = find_sets(config.sts_path, config.sts_split)
-        languages = config.sts_languages or sorted({test.language for test in found} & set(task.text.languages))
+        sets = find_sets(config.sts_path, config.sts_split)
+        present = sorted({test.language for test in sets})
+        languages = config.sts_languages or [language for language in present if language in task.text.languages]
         if not languages:
             problem = f"no data in the languages of the training text ({', '.join(task.text.languages)})"
-            known = ", ".join(sorted({test.language for test in found}))
+            known = ", ".join(present)
             raise UserError(problem, path=config.sts_path, cure=f"it has {known}: name one with `sts_languages`")
-        self.tests = select(found, ",".join(languages))
+        self.tests = select(sets, ",".join(languages))
 
-    def __call__(self, model: Any, criterion: Criterion) -> dict[str, float]:
-        """Measure ``model`` in its current state; its training mode is restored afterwards.
+    def measure(self, model: Any, criterion: Criterion) -> dict[str, float]:
+        """Measure the correlation on each test.
 
         Returns:
             ``spearman-TEST`` for each test: Spearman's correlation of the cosine over all pairs of the test, times 100;
             ``spearman``: the mean over the tests.
         """
-        with evaluating(model):
-            encoder = SentenceEncoder(model, self.task.tokenizers, self.task.text)
-            found = {test.name: measure(encoder, test)["cosine"]["spearman"].all for test in self.tests}
-        each = {f"spearman-{name.replace(' ', '-')}": value for name, value in found.items()}
-        return {"spearman": float(np.mean(list(found.values()))), **each}
+        encoder = SentenceEncoder(model, self.task.tokenizers, self.task.text)
+        correlations = {
+            f"spearman-{test.name.replace(' ', '-')}": measure(encoder, test)["cosine"]["spearman"].all
+            for test in self.tests
+        }
+        return {"spearman": float(np.mean(list(correlations.values()))), **correlations}

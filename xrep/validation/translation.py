@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
-from xrep.inference.generation import SearchOptions, search
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.options import SearchOptions
 from xrep.metrics.translation import bleu
 from xrep.models.model import TranslationModel
+from xrep.tasks.mixture import MixedBatch, MixtureTask
 from xrep.tasks.task import ParallelTask, Pool, Task
 from xrep.text.sides import tokenizer_of
 from xrep.training.validator import Validator
-from xrep.validation.loss import mean_losses, undisturbed
+from xrep.validation.loss import mean_losses
 
 
 class TranslationValidator(Validator):
@@ -53,9 +57,9 @@ class TranslationValidator(Validator):
 
         def problems(self) -> list[str]:
             problems = [problem.replace("length_penalty", "lenpen") for problem in self.search_options().problems()]
-            if self.max_sentences < (1 if self.metric == "bleu" else 0):
+            if self.metric == "bleu" and self.max_sentences < 1:
                 problems.append(f"max_sentences must be at least 1 with metric bleu, not {self.max_sentences}")
-            return problems
+            return problems + ([] if problems else out_of_range(self, max_sentences="[0, inf)"))
 
         def search_options(self) -> SearchOptions:
             """Return the options of the search."""
@@ -69,34 +73,35 @@ class TranslationValidator(Validator):
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.metric = config, config.metric
         self.maximize = config.metric == "bleu"
+        self.several = isinstance(task, MixtureTask)
         self.tasks = {part: own for part, own in task.parts.items() if isinstance(own, ParallelTask)}
         if not self.tasks:
             raise UserError("there are no translations to validate on", cure="choose another `validation`")
         self.pools = {part: own.validation_pools(config.max_sentences) for part, own in self.tasks.items()}
 
-    def __call__(self, model: TranslationModel, criterion: Criterion) -> dict[str, float]:
-        """Measure model and criterion in their current state; training modes and random state are restored afterwards.
+    def measure(self, model: TranslationModel, criterion: Criterion) -> dict[str, float]:
+        """Measure the loss and translate.
 
         Returns:
             ``bleu``: BLEU from 0 to 100, the mean over language pairs; ``bleu_{xx}-{yy}``: BLEU of each language pair;
-            ``loss`` and the criterion's metrics on the whole dev split; ``perplexity``: the exponential of the mean
-            cross-entropy, if the criterion has the metric ``nll``. With several tasks, ``loss`` is the mean over them,
-            and the values of each task are under ``PART/NAME``.
+            the values of ``mean_losses`` on the whole dev split; ``perplexity``: the exponential of the mean
+            cross-entropy, if the criterion has the metric ``nll``. With several parts, ``loss`` is the sum of their
+            losses with their weights, and the values of a part are named ``PART/NAME``.
         """
-        losses: dict[str, dict[str, float]] = {}
+        values = mean_losses(model, criterion, self._batches())
+        for name in [name for name in values if name.rpartition("/")[2] == "nll"]:
+            values[f"{name.removesuffix('nll')}perplexity"] = math.exp(min(values[name], 700))
         scores: dict[str, float] = {}
-        with undisturbed(model, criterion):
-            for part, task in self.tasks.items():
-                prefix = f"{part}/" if len(self.tasks) > 1 else ""
-                losses[prefix] = mean_losses(model, criterion.of_part(part), task.validation_batches())
-                if "nll" in losses[prefix]:
-                    losses[prefix]["perplexity"] = math.exp(min(losses[prefix]["nll"], 700))
-                if self.config.max_sentences:
-                    pools = {f"{pool.source_language}-{pool.target_language}": pool for pool in self.pools[part]}
-                    scores |= {f"{prefix}bleu_{name}": self._bleu(model, task, pool) for name, pool in pools.items()}
-        total = {"bleu": float(np.mean(list(scores.values())))} if scores else {}
-        loss = {"loss": float(np.mean([each["loss"] for each in losses.values()]))}
-        return loss | {f"{p}{name}": x for p, each in losses.items() for name, x in each.items()} | total | scores
+        for part, task in self.tasks.items() if self.config.max_sentences else ():
+            prefix = f"{part}/" if self.several else ""
+            for pool in self.pools[part]:
+                scores[f"{prefix}bleu_{pool.source_language}-{pool.target_language}"] = self._bleu(model, task, pool)
+        return values | ({"bleu": float(np.mean(list(scores.values())))} if scores else {}) | scores
+
+    def _batches(self) -> Iterator[Any]:
+        for part, task in self.tasks.items():
+            for batch in task.validation_batches():
+                yield MixedBatch({part: batch}) if self.several else batch
 
     def _bleu(self, model: TranslationModel, task: ParallelTask, pool: Pool) -> float:
         device, options = next(model.parameters()).device, self.config.search_options()
@@ -104,7 +109,7 @@ class TranslationValidator(Validator):
         hypotheses, references = list[str](), list[str]()
         for batch in pool.batches():
             languages = torch.full((len(batch),), place, device=device)
-            found = search(model, batch.source.to(device), languages, options)
-            hypotheses += [tokenizer.decode(several[0].tokens) for several in found]
+            results = search(model, batch.source.to(device), languages, options)
+            hypotheses += [tokenizer.decode(best[0].tokens) for best in results]
             references += task.references(batch)
         return bleu(hypotheses, references).value

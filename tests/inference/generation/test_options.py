@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xrep.errors import ConfigError
-from xrep.inference.generation import SearchOptions
+from xrep.inference.generation.options import SearchOptions
 
 PROBLEMS = {
     "beam must be at least 1, not 0": {"beam": 0},
@@ -17,7 +17,8 @@ PROBLEMS = {
     "max_length_a must be at least 0, not nan": {"max_length_a": float("nan")},
     "min_length 9 is more than the greatest length 8": {"min_length": 9, "max_length_b": 8},
     "no_repeat_ngram_size must be at least 0, not -2": {"no_repeat_ngram_size": -2},
-    "length_penalty must be finite, not inf": {"length_penalty": float("inf")},
+    "length_penalty must lie in [-10, 10], not inf": {"length_penalty": float("inf")},
+    "length_penalty must lie in [-10, 10], not -11.0": {"length_penalty": -11.0},
     "length_penalty_form must be fairseq or gnmt, not marian": {"length_penalty_form": "marian"},
     "top_k must be at least 0, not -1": {"top_k": -1, "sampling": True},
     "top_p must lie in (0, 1], not 0.0": {"top_p": 0.0, "sampling": True},

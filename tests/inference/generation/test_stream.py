@@ -14,8 +14,10 @@ import pytest
 
 from tests.corpus import sentence_pairs
 from xrep.errors import UserError
-from xrep.inference.generation import SearchOptions, Translator, stream
+from xrep.inference.generation import stream
+from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.stream import Chunks, Summary, translate_stream
+from xrep.inference.generation.translator import Translator
 from xrep.text.readers import read_lines
 
 GERMAN = [source for source, _ in sentence_pairs(40)]

@@ -11,7 +11,8 @@ from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from tests.translators import write_translator
 from xrep.errors import ConfigError, UserError
-from xrep.inference.generation import SearchOptions, Translator, beam_search
+from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.translator import Translator
 from xrep.text.sides import tokenizer_of
 
 GERMAN = [" ".join(source.split()[: 1 + i % 8]) for i, (source, _) in enumerate(sentence_pairs(70))]
@@ -118,12 +119,3 @@ def test_models_that_do_not_translate(tmp_path: Path) -> None:
         Translator.load(tmp_path / "absent")
     with pytest.raises(UserError, match="not a checkpoint"):
         Translator.load(tmp_path)
-
-
-def test_the_package_has_what_it_names() -> None:
-    import xrep.inference.generation as package
-
-    assert all(getattr(package, name) is not None for name in package.__all__)
-    assert package.search is beam_search.search
-    with pytest.raises(AttributeError, match="no attribute 'other'"):
-        _ = package.other

@@ -1,4 +1,4 @@
-"""Beam search over a batch of sentences."""
+"""The search for translations of a batch of sentences, and the steps of beam search."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ import torch
 from torch import Tensor
 
 from xrep.data.batching import TokenBatch
-from xrep.inference.generation.hypotheses import (
-    Hypotheses,
-    Hypothesis,
-    Repeats,
-    Translates,
-    greatest_lengths,
-    leavers,
-    left_out,
-)
+from xrep.inference.generation.hypotheses import Hypotheses, Hypothesis, Repeats, Step, leavers
 from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.sampling import sample
-from xrep.kernels.next_tokens import NextTokens, best_next
+from xrep.inference.generation.sampling import sample_step
+from xrep.kernels.next_tokens import best_next
+from xrep.models.model import TranslationModel
 
 
 @torch.inference_mode()
 def search(
-    model: Translates,
+    model: TranslationModel,
     source: TokenBatch,
     languages: Tensor,
     options: SearchOptions,
@@ -30,54 +23,49 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Return ``options.nbest`` translations of each sentence, best first, by beam search or by sampling.
 
+    Beam search follows fairseq's rule. Candidates extend each of the ``beam`` hypotheses by one token. Candidates that
+    end in eos finish if they are among the ``beam`` best ones; the ``beam`` best of the others go on. A sentence is
+    done when ``beam`` hypotheses are finished, or at its greatest length, where eos is forced.
+
+    Sampling draws ``nbest`` independent translations; two may be the same.
+
     Args:
         model: a model in evaluation mode.
         languages: int64 [B], indices in the model's ``target_languages``.
-        numbers: int64 [B], numbers of the sentences in their text, on which samples depend; None: count from 0.
+        numbers: int64 [B] in host memory, numbers of the sentences in their text, which determine together with the
+            seed what is drawn; None: count from 0.
 
     Raises:
         UserError: the model gives probabilities that are not finite.
     """
     if not len(source):
         return []
-    if not options.sampling:
-        return beam_search(model, source, languages, options)
     numbers = torch.arange(len(source)) if numbers is None else numbers
-    return sample(model, source, languages, options, numbers)
-
-
-def beam_search(
-    model: Translates, source: TokenBatch, languages: Tensor, options: SearchOptions
-) -> list[list[Hypothesis]]:
-    """Return the best hypotheses that beam search finds.
-
-    The rule is that of fairseq. Candidates extend each of the ``beam`` hypotheses by one token. Candidates that end in
-    eos finish if they are among the ``beam`` best ones; the ``beam`` best of the others go on. A sentence is done when
-    ``beam`` hypotheses are finished, or at its greatest length, where eos is forced.
-    """
-    apart = left_out(model.target_vocabulary)
-    device, beam = source.tokens.device, options.beam
-    decoding = model.begin(source, languages)
-    greatest = greatest_lengths(source, options, model.max_target_length)
-    limits, longest = torch.tensor(greatest, device=device), max(greatest)
-    hypotheses, repeats = Hypotheses(len(source), beam, device), Repeats(options.no_repeat_ngram_size)
+    device, words = source.tokens.device, model.target_vocabulary
+    # eos, which a step handles itself, and the special tokens that no translation has
+    apart = [words.eos_id, *sorted({words.pad_id, words.bos_id, words.mask_id} - {words.eos_id, words.unk_id, None})]
+    greatest = [
+        max(1, min(options.greatest_length(length - 2) + 1, model.max_target_length)) for length in source.host_lengths
+    ]
+    limits, decoding = torch.tensor(greatest, device=device), model.begin(source, languages)
+    hypotheses = Hypotheses(len(source), options.width, device)
+    repeats = Repeats(options.no_repeat_ngram_size)
     scores = torch.zeros(len(source), 1, device=device)
     tokens = parents = None
-    for length in range(1, longest + 1):
-        logits = decoding.next(tokens, parents)
-        best = best_next(logits.flatten(0, 1), beam, apart=apart, banned=repeats.banned())
-        last = limits == length
-        ended, scores, parents, tokens, chosen = _step(scores, best, last, beam)
-        if length <= options.min_length:
-            ended = ended.masked_fill(~last.unsqueeze(1), -torch.inf)
-        values, slots, ends = _ending(scores, ended, beam)
-        hypotheses.extend(parents, tokens, chosen)
+    for length in range(1, max(greatest) + 1):
+        logits, last = decoding.next(tokens, parents), limits == length
+        if options.sampling:
+            step = sample_step(logits, scores, last, length, apart, repeats.banned(), options, numbers)
+        else:
+            step = beam_step(logits, scores, last, length, apart, repeats.banned(), options)
+        scores, parents, tokens = step.scores, step.parents, step.tokens
+        hypotheses.extend(parents, tokens, step.log_probabilities)
         repeats.extend(parents, tokens)
-        if not ends.any():
+        if not step.ends.any():
             continue
-        of_eos = best.apart[:, 0].view_as(ended).gather(1, slots)
-        hypotheses.finish(ends, slots, values / options.penalty(length), of_eos, length)
-        stay = leavers((hypotheses.count == beam) | (limits <= length))
+        ended = step.end_scores / options.penalty(length)
+        hypotheses.finish(step.ends, step.slots, ended, step.end_log_probabilities, length)
+        stay = leavers((hypotheses.count == options.width) | (limits <= length))
         if stay is None:
             continue
         if not len(stay):
@@ -85,33 +73,42 @@ def beam_search(
         for part in (decoding, hypotheses, repeats):
             part.keep(stay)
         limits, scores, parents, tokens = limits[stay], scores[stay], parents[stay], tokens[stay]
+        numbers = numbers[stay.cpu()]
     return hypotheses.best(options.nbest)
 
 
-def _step(scores: Tensor, best: NextTokens, last: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the candidates of a step.
+def beam_step(
+    logits: Tensor,
+    scores: Tensor,
+    last: Tensor,
+    length: int,
+    apart: list[int],
+    banned: tuple[Tensor, Tensor] | None,
+    options: SearchOptions,
+) -> Step:
+    """Find the best candidates that go on, and those among the ``beam`` best ones that end.
 
-    Returns:
-        Scores [B, K] of the hypotheses if they end. Then, for those that go on, [B, K'] each: their scores, which of
-        the K they extend, by which token, and its log-probability.
+    Args:
+        logits: of the next token, [B, K, V].
+        scores: of the K hypotheses so far, [B, K].
+        last: bool [B], sentences at their greatest length.
+        length: number of tokens after this step.
+        apart: eos and the tokens that no translation has.
+        banned: as ``Repeats.banned`` returns it.
     """
     sentences, before = scores.shape
+    best = best_next(logits.flatten(0, 1), options.beam, apart=apart, banned=banned)
     log_probabilities = best.log_probabilities.view(sentences, before, -1)
     ended = scores + best.apart[:, 0].view_as(scores)
     totals = (scores.unsqueeze(2) + log_probabilities).flatten(1).masked_fill_(last.unsqueeze(1), -torch.inf)
-    scores, places = totals.topk(min(beam, totals.size(1)), dim=1)
-    parents = places // log_probabilities.size(2)
+    scores, places = totals.topk(min(options.beam, totals.size(1)), dim=1)
     tokens = best.tokens.view(sentences, -1).gather(1, places)
-    return ended, scores, parents, tokens, log_probabilities.flatten(1).gather(1, places)
-
-
-def _ending(scores: Tensor, ended: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the ``beam`` best candidates among those that go on [B, K'] and those that end [B, K].
-
-    Returns:
-        Their scores, best first; for those that end, which of the K each is; and whether each one ends.
-    """
-    going = scores.size(1)
+    chosen = log_probabilities.flatten(1).gather(1, places)
+    if length <= options.min_length:
+        ended = ended.masked_fill(~last.unsqueeze(1), -torch.inf)
     candidates = torch.cat([scores, ended], dim=1)
-    values, places = candidates.topk(min(beam, candidates.size(1)), dim=1)
-    return values, (places - going).clamp_(min=0), (places >= going) & (values > -torch.inf)
+    values, order = candidates.topk(min(options.beam, candidates.size(1)), dim=1)
+    ends, slots = (order >= scores.size(1)) & (values > -torch.inf), (order - scores.size(1)).clamp_(min=0)
+    end_log_probabilities = best.apart[:, 0].view_as(ended).gather(1, slots)
+    parents = places // log_probabilities.size(2)
+    return Step(scores, parents, tokens, chosen, ends, slots, values, end_log_probabilities)

@@ -3,47 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from xrep.data.batching import TokenBatch, Vocabulary
 from xrep.errors import UserError
-from xrep.inference.generation.options import SearchOptions
 
 PAYS = 1 / 8
 """Share of the sentences that must be done before they leave the batch, because the remaining ones are copied then."""
-
-
-class Decoding(Protocol):
-    """A batch of B sentences during translation, with K hypotheses of each (see ``xrep.models.translation``)."""
-
-    def next(self, tokens: Tensor | None = None, parents: Tensor | None = None) -> Tensor:
-        """Return the logits of the next tokens, float32 [B, K, V].
-
-        ``tokens`` [B, K] extend the hypotheses ``parents`` of the last call.
-        """
-        ...
-
-    def keep(self, rows: Tensor) -> None:
-        """Continue with only some of the sentences, int64 [B']."""
-        ...
-
-
-class Translates(Protocol):
-    """A model that translates."""
-
-    target_vocabulary: Vocabulary
-
-    @property
-    def max_target_length(self) -> int:
-        """Largest number of tokens in a translation, including eos."""
-        ...
-
-    def begin(self, source: TokenBatch, languages: Tensor) -> Decoding:
-        """Read sentences that are to be translated into ``languages``, int64 [B]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -61,25 +28,31 @@ class Hypothesis:
     token_scores: list[float]
 
 
-def left_out(vocabulary: Vocabulary) -> list[int]:
-    """Return eos, which the searches handle themselves, and the special tokens that no translation has (not unk)."""
-    special = {vocabulary.pad_id, vocabulary.bos_id, vocabulary.mask_id} - {vocabulary.eos_id, vocabulary.unk_id, None}
-    return [vocabulary.eos_id, *sorted(special)]
+@dataclass(frozen=True)
+class Step:
+    """The decisions of one step of a search over B sentences.
 
+    Attributes:
+        scores, parents, tokens, log_probabilities: Of the hypotheses that go on, [B, K] each: their scores, which
+            hypothesis of the last step they extend, by which token, and its log-probability.
+        ends: bool [B, N], which candidates end, in the order in which they are to be kept.
+        slots, end_scores, end_log_probabilities: [B, N] each: which hypothesis of the last step ends, its score before
+            the length penalty, and the log-probability of eos.
+    """
 
-def greatest_lengths(source: TokenBatch, options: SearchOptions, most: int) -> list[int]:
-    """Return the largest number of tokens in the translation of each sentence, including eos."""
-    lengths = (int(options.max_length_a * (length - 2) + options.max_length_b) for length in source.host_lengths)
-    return [max(1, min(length + 1, most)) for length in lengths]
+    scores: Tensor
+    parents: Tensor
+    tokens: Tensor
+    log_probabilities: Tensor
+    ends: Tensor
+    slots: Tensor
+    end_scores: Tensor
+    end_log_probabilities: Tensor
 
 
 class Hypotheses:
-    """All hypotheses of a search, where each step points to the one before, and which of them are finished.
-
-    Args:
-        sentences: number B of sentences at the beginning; ``alive`` [B] says which of them are still in the batch.
-        width: number of finished hypotheses of a sentence that are kept; the first ones are.
-    """
+    """All hypotheses of a search, where each step points to the one before, and the first ``width`` finished ones of
+    each sentence. ``alive`` [B] says which sentences are still in the batch."""
 
     def __init__(self, sentences: int, width: int, device: torch.device) -> None:
         self.alive = torch.arange(sentences, device=device)
@@ -101,15 +74,7 @@ class Hypotheses:
         self._steps.append(step)
 
     def finish(self, ends: Tensor, slots: Tensor, scores: Tensor, log_probabilities: Tensor, length: int) -> None:
-        """Store hypotheses that end, [B, N] each, in the order in which they are to be kept.
-
-        Args:
-            ends: bool, which of the N hypotheses end.
-            slots: index of each among the hypotheses of the last step.
-            scores: normalised scores.
-            log_probabilities: log-probabilities of eos.
-            length: number of tokens, including eos.
-        """
+        """Store hypotheses that end, [B, N] each as in ``Step``, with ``length`` tokens including eos."""
         places = self.count.unsqueeze(1) + ends.cumsum(1) - 1
         places = places.clamp(max=self._width).masked_fill_(~ends, self._width)
         rows = self.alive.unsqueeze(1)
@@ -119,20 +84,15 @@ class Hypotheses:
         self.count = (self.count + ends.sum(1)).clamp_(max=self._width)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only some of the sentences in the batch."""
         self.alive, self.count = self.alive[rows], self.count[rows]
 
     def best(self, count: int) -> list[list[Hypothesis]]:
-        """Return at most ``count`` finished hypotheses of each sentence, best first.
-
-        Raises:
-            UserError: a sentence has none, because the model gives numbers that are not finite.
-        """
+        """Return at most ``count`` finished hypotheses of each sentence, best first; a UserError if one has none."""
         scores, order = self._scores[:, : self._width].sort(dim=1, descending=True, stable=True)
         scores, order = scores[:, :count], order[:, :count]
         if not torch.isfinite(scores[:, 0]).all():
-            problem = "the model gives probabilities that are not finite"
-            raise UserError(problem, cure="check its training, or compute in float32")
+            cure = "check its training, or compute in float32"
+            raise UserError("the model gives probabilities that are not finite", cure=cure)
         lengths, slots, ends = (table.gather(1, order) for table in (self._lengths, self._slots, self._ends))
         tokens = torch.zeros((*order.shape, len(self._steps)), dtype=torch.int64, device=order.device)
         token_scores = torch.zeros(tokens.shape, device=order.device)
@@ -164,11 +124,11 @@ class Repeats:
         """Add the tokens of a step, [B, K] each, as in ``Hypotheses.extend``."""
         if not self.size:
             return
-        last = tokens.unsqueeze(2)
+        extended = [tokens.unsqueeze(2)]
         if self._prefixes is not None:
-            before = self._prefixes.gather(1, parents.unsqueeze(2).expand(-1, -1, self._prefixes.size(2)))
-            last = torch.cat([before, last], dim=2)
-        self._prefixes = last
+            places = parents.unsqueeze(2).expand(-1, -1, self._prefixes.size(2))
+            extended.insert(0, self._prefixes.gather(1, places))
+        self._prefixes = torch.cat(extended, dim=2)
 
     def keep(self, rows: Tensor) -> None:
         if self._prefixes is not None:
@@ -185,11 +145,7 @@ class Repeats:
 
 
 def leavers(done: Tensor) -> Tensor | None:
-    """Return which sentences stay, int64 [B'], once enough are done (none if all are); None if the batch is unchanged.
-
-    Args:
-        done: bool [B].
-    """
+    """Return which sentences stay, int64 [B'], given which are done, bool [B]; None while the batch is unchanged."""
     stay = (~done).nonzero().squeeze(1)
     gone = len(done) - len(stay)
     return stay if gone and (gone >= PAYS * len(done)) else None

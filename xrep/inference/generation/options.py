@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from xrep.errors import ConfigError
+
+UNLIMITED = 2**31
+"""More tokens than any model can translate into."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,40 +48,40 @@ class SearchOptions:
     """Seed of the samples. A sentence of the same number gets the same samples, whatever other sentences there are."""
 
     def problems(self) -> list[str]:
-        least = {"beam": 1, "nbest": 1, "min_length": 0, "max_length_b": 0, "no_repeat_ngram_size": 0, "top_k": 0}
-        least["seed"] = 0
-        problems = [
-            f"{name} must be at least {n}, not {x}" for name, n in least.items() if (x := getattr(self, name)) < n
-        ]
-        if self.seed >= 2**63:
-            problems.append(f"seed must be below 2**63, not {self.seed}")
-        if self.beam >= 1 and not self.sampling and self.nbest > self.beam:
-            problems.append(f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam")
-        if not math.isfinite(self.length_penalty):
-            problems.append(f"length_penalty must be finite, not {self.length_penalty}")
-        if self.length_penalty_form not in ("fairseq", "gnmt"):
-            problems.append(f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}")
-        if not 0 <= self.max_length_a < math.inf:
-            problems.append(f"max_length_a must be at least 0, not {self.max_length_a}")
-        if self.max_length_a == 0 and self.min_length > self.max_length_b >= 0:
-            problems.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
-        if not 0 < self.top_p <= 1:
-            problems.append(f"top_p must lie in (0, 1], not {self.top_p}")
-        if not 0 < self.temperature < math.inf:
-            problems.append(f"temperature must be above 0, not {self.temperature}")
-        for name, default in {"top_k": 0, "top_p": 1.0, "temperature": 1.0}.items():
-            if not self.sampling and getattr(self, name) != default:
-                problems.append(f"{name} is an option of sampling, which is off")
-        return problems
+        least = {"beam": 1, "nbest": 1, "seed": 0}
+        least |= dict.fromkeys(("min_length", "max_length_b", "no_repeat_ngram_size", "top_k"), 0)
+        values, defaults = asdict(self), asdict(DEFAULTS)
+        problems = [f"{name} must be at least {n}, not {values[name]}" for name, n in least.items() if values[name] < n]
+        too_many = not self.sampling and self.nbest > self.beam >= 1
+        known_form = self.length_penalty_form in ("fairseq", "gnmt")
+        too_long = self.max_length_a == 0 and self.min_length > self.max_length_b >= 0
+        rules = {
+            f"seed must be below 2**63, not {self.seed}": self.seed < 2**63,
+            f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam": not too_many,
+            f"length_penalty must lie in [-10, 10], not {self.length_penalty}": abs(self.length_penalty) <= 10,
+            f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}": known_form,
+            f"max_length_a must be at least 0, not {self.max_length_a}": 0 <= self.max_length_a < math.inf,
+            f"min_length {self.min_length} is more than the greatest length {self.max_length_b}": not too_long,
+            f"top_p must lie in (0, 1], not {self.top_p}": 0 < self.top_p <= 1,
+            f"temperature must be above 0, not {self.temperature}": 0 < self.temperature < math.inf,
+        }
+        for name in ("top_k", "top_p", "temperature"):
+            rules[f"{name} is an option of sampling, which is off"] = self.sampling or values[name] == defaults[name]
+        return problems + [problem for problem, kept in rules.items() if not kept]
 
     def check(self) -> None:
-        """Check the options.
-
-        Raises:
-            ConfigError: one of the options makes no sense.
-        """
+        """Raise a ConfigError if options make no sense."""
         if problems := self.problems():
             raise ConfigError(problems)
+
+    @property
+    def width(self) -> int:
+        """Number of hypotheses of each sentence."""
+        return self.nbest if self.sampling else self.beam
+
+    def greatest_length(self, length: int) -> int:
+        """Return the largest number of tokens, without eos, in the translation of a sentence of ``length`` tokens."""
+        return int(min(self.max_length_a * length + self.max_length_b, UNLIMITED))
 
     def penalty(self, length: int) -> float:
         """Return the divisor of the log-probability of a translation of ``length`` tokens, including eos."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import stat
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
-from xrep.inference.generation.translator import Source, Translation, Translator
+from xrep.inference.generation.translator import Translation, Translator
 from xrep.text.readers import read_lines
 
 CHUNK_LINES = 4096
@@ -36,7 +36,7 @@ class Chunks:
 
     def __init__(self, path: str | Path, most_lines: int = CHUNK_LINES) -> None:
         self._path, self._most = path, most_lines
-        self._waits = is_regular(path)
+        self._waits = os.path.isfile(path)
         self._lines: list[str] = []
         self._characters = 0
         self._ended = False
@@ -76,42 +76,30 @@ class Chunks:
                     self._characters += len(line)
                     if self._full or not self._waits:
                         self._changed.notify()
-        except BaseException as error:  # any error is raised again by the iterator
+        except BaseException as error:  # the iterator raises it again
             self._error = error
         with self._changed:
             self._ended = True
             self._changed.notify()
 
 
-def is_regular(path: str | Path) -> bool:
-    """Return whether a file is regular and so can be read twice; False if it does not exist."""
-    try:
-        return stat.S_ISREG(Path(path).stat().st_mode)
-    except OSError:
-        return False
-
-
 @dataclass
 class Summary:
-    """Statistics of a translated file.
-
-    Attributes:
-        translated: lines with text that are translated, but perhaps not yet written.
-        empty: lines without text.
-        first_unknown: number (from 1) of the first line that consists mostly of unknown subwords.
-        tokens: number of tokens of the best translations, including eos.
-        best: the best translation of each line, if asked for.
-    """
+    """Statistics of a translated file."""
 
     lines: int = 0
     translated: int = 0
+    """Lines with text that are translated, but perhaps not yet written."""
     empty: int = 0
     cut: int = 0
     unknown: int = 0
     first_unknown: int = 0
+    """Number (from 1) of the first line that consists mostly of unknown subwords."""
     tokens: int = 0
+    """Number of tokens of the best translations, including eos."""
     seconds: float = 0.0
     best: list[str] = field(default_factory=list)
+    """The best translation of each line, if asked for."""
 
 
 def translate_stream(
@@ -154,7 +142,10 @@ def translate_stream(
 
     for lines in Chunks(path, most_lines):
         source = translator.read(lines)
-        _warn_of_cuts(source, summary, path, translator.text.max_length - 2, warn)
+        for row in source.cut[: max(0, NAMED - summary.cut)]:
+            most = translator.text.max_length - 2
+            warn(f"{path}:{summary.lines + row + 1}: longer than {most} subwords, the rest is cut off")
+        summary.cut += len(source.cut)
         translated = translator.translate(source, target_language, options, max_tokens, summary.lines, count)
         write("".join(_written(summary.lines + 1, lines, translated, form)))
         summary.unknown += len(source.unknown)
@@ -167,33 +158,29 @@ def translate_stream(
     if summary.cut > NAMED:
         warn(f"{path}: {summary.cut - NAMED:,} more lines were cut")
     if summary.unknown:
-        what = "line is" if summary.unknown == 1 else "lines are"
-        warn(f"{path}:{summary.first_unknown}: {summary.unknown:,} {what} mostly of unknown subwords, this one first; "
-             "another script or language than the model reads?")  # fmt: skip
+        lines_are = "line is" if summary.unknown == 1 else "lines are"
+        warn(f"{path}:{summary.first_unknown}: {summary.unknown:,} {lines_are} mostly of unknown subwords, this one "
+             "first; another script or language than the model reads?")  # fmt: skip
     return summary
-
-
-def _warn_of_cuts(source: Source, summary: Summary, path: str | Path, most: int, warn: Callable[[str], None]) -> None:
-    for row in source.cut[: max(0, NAMED - summary.cut)]:
-        warn(f"{path}:{summary.lines + row + 1}: longer than {most} subwords, the rest is cut off")
-    summary.cut += len(source.cut)
 
 
 def _written(first: int, lines: list[str], translated: list[list[Translation]], form: Format) -> Iterator[str]:
     for number, (line, translations) in enumerate(zip(lines, translated, strict=True), first):
         if form == "jsonl":
-            values = [_as_dict(translation) for translation in translations]
+            values = [
+                {
+                    "text": translation.text,
+                    "score": round(translation.score, 4),
+                    "tokens": len(translation.tokens),
+                    "token_scores": [round(score, 4) for score in translation.token_scores],
+                }
+                for translation in translations
+            ]
             yield json.dumps({"line": number, "source": line, "translations": values}, ensure_ascii=False) + "\n"
         elif form == "nbest":
             yield from (f"{number}\t{one.score:.4f}\t{_one_line(one.text)}\n" for one in translations)
         else:
             yield _one_line(translations[0].text) + "\n"
-
-
-def _as_dict(translation: Translation) -> dict[str, object]:
-    scores = [round(score, 4) for score in translation.token_scores]
-    return {"text": translation.text, "score": round(translation.score, 4), "tokens": len(translation.tokens),
-            "token_scores": scores}  # fmt: skip
 
 
 def _one_line(text: str) -> str:

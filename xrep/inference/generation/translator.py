@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,8 +12,10 @@ import torch
 from xrep.data.batching import TextSpec, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
-from xrep.models.directory import MANIFEST, TOKENIZER, load_model, open_checkpoint
+from xrep.inference.sentence_encoder import DataType, has_foreign_encoder, place
+from xrep.models.directory import TOKENIZER, load_model, open_checkpoint
 from xrep.models.translation import Translation as TranslationModel
 from xrep.text.languages import canonical
 from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
@@ -24,22 +25,13 @@ LOGITS = 1 << 26
 
 
 @dataclass(frozen=True)
-class Translation:
-    """A translation of a sentence.
-
-    Attributes:
-        score: natural log-probability of its tokens and eos, divided by the length penalty.
-        tokens: ids without special tokens.
-        token_scores: log-probability of each token and, at the end, of eos.
-    """
+class Translation(Hypothesis):
+    """A translation of a sentence, with its text."""
 
     text: str
-    score: float
-    tokens: list[int]
-    token_scores: list[float]
 
 
-NOTHING = Translation("", 0.0, [], [])
+NOTHING = Translation([], 0.0, [], "")
 """The translation of an empty line."""
 
 
@@ -65,39 +57,27 @@ class Translator:
     >>> translator = Translator.load("nmt/best")                             # doctest: +SKIP
     >>> translator.translate(["Guten Tag"])[0][0].text                       # doctest: +SKIP
     'good day'
-
-    Attributes:
-        text: what the model knows of its text: languages, vocabularies, greatest length.
     """
 
     def __init__(self, model: TranslationModel, tokenizers: Tokenizers, text: TextSpec) -> None:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
 
     @classmethod
-    def load(
-        cls, path: str | Path, device: str | None = None, dtype: Literal["float32", "bfloat16"] = "float32"
-    ) -> Translator:
-        """Load a checkpoint directory such as ``nmt/best``.
-
-        Args:
-            device: device to load the model on; default: a GPU if there is one.
-            dtype: type of weights and activations, as for ``SentenceEncoder.load``.
+    def load(cls, path: str | Path, device: str | None = None, dtype: DataType = "float32") -> Translator:
+        """Load a checkpoint directory such as ``nmt/best``; ``device`` and ``dtype`` are as for ``SentenceEncoder``.
 
         Raises:
             UserError: there is no checkpoint, it is damaged, or it belongs to another kind of model.
         """
-        path = Path(path)
         cure = f"train a translator from it: xrep-train DATA --task translation --encoder {path}"
-        if not (path / MANIFEST).exists() and any((path / name).exists() for name in ("config.json", "modules.json")):
+        if has_foreign_encoder(Path(path)):
             raise UserError("not a translation model: a pretrained encoder", path=path, cure=cure)
         checkpoint = open_checkpoint(path)
         model = load_model(checkpoint)
         if not isinstance(model, TranslationModel):
             problem = "not a translation model: it encodes sentences"
             raise UserError(problem, path=path, cure=f"encode them by xrep-encode, or {cure}")
-        tokenizers = open_tokenizers(checkpoint.path.resolve() / TOKENIZER)
-        model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, dtype))
-        return cls(model, tokenizers, checkpoint.text)
+        return cls(place(model, device, dtype), open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.text)
 
     def target(self, language: str | None) -> int:
         """Return the index of a target language. It need not be named if the model has only one.
@@ -106,9 +86,9 @@ class Translator:
             UserError: the model does not translate into it, or has several and none is named.
         """
         known: list[str] = self.model.target_languages
-        if language is None and len(known) == 1:
-            return 0
         if language is None:
+            if len(known) == 1:
+                return 0
             raise UserError("the model has several target languages", cure=f"name one: {', '.join(known)}")
         if canonical(language) not in known:
             raise UserError(f"the model does not translate into {language!r}", cure=f"known: {', '.join(known)}")
@@ -158,9 +138,8 @@ class Translator:
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
         translated: list[list[Translation]] = [[NOTHING] for _ in source.tokens]
         with_text = [row for row, ids in enumerate(source.tokens) if len(ids)]
-        several = options.nbest if options.sampling else options.beam
-        most = max(1, LOGITS // (several * self.model.target_vocabulary.size))
-        sizes = max_tokens // several, self.text.max_length, most
+        most = max(1, LOGITS // (options.width * self.model.target_vocabulary.size))
+        sizes = max_tokens // options.width, self.text.max_length, most
         for places in batches_of([source.tokens[row] for row in with_text], *sizes):
             rows = [with_text[place] for place in places]
             sides = [source.tokens[row] for row in rows]
@@ -169,7 +148,7 @@ class Translator:
             hypotheses = search(self.model, batch, languages, options, numbers)
             for row, best in zip(rows, hypotheses, strict=True):
                 translated[row] = [
-                    Translation(tokenizer.decode(h.tokens), h.score, h.tokens, h.token_scores) for h in best
+                    Translation(h.tokens, h.score, h.token_scores, tokenizer.decode(h.tokens)) for h in best
                 ]
             progress(len(rows), sum(len(best[0].token_scores) for best in hypotheses))
         return translated

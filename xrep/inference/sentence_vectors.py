@@ -1,0 +1,93 @@
+"""A transformer of scikit-learn that gives sentence vectors; ``xrep.inference.adapters`` offers it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.inference.sentence_encoder import DataType, SentenceEncoder
+from xrep.text.languages import canonical
+
+try:
+    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+except ModuleNotFoundError:
+    raise UserError("scikit-learn is not installed", cure="pip install 'xrep[senteval]'") from None
+
+
+@functools.lru_cache(maxsize=1)
+def _load(real_path: str, device: str | None, dtype: DataType) -> SentenceEncoder:
+    """Load an encoder and cache the last one, because a grid search fits many copies of one transformer."""
+    return SentenceEncoder.load(real_path, device=device, dtype=dtype)
+
+
+class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Transformer of scikit-learn that turns sentences into float32 [N, D] by ``SentenceEncoder.encode``.
+
+    It holds the path of the encoder, not the encoder itself. It is therefore small when it is copied, pickled or sent
+    to another process, but the path must exist there. ``fit`` learns nothing from the sentences.
+
+    Args:
+        path, device, dtype: As in ``SentenceEncoder.load``.
+        lang, batch_tokens, normalize: As in ``SentenceEncoder.encode``.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        lang: str | None = None,
+        *,
+        normalize: bool = True,
+        batch_tokens: int = 4096,
+        device: str | None = None,
+        dtype: DataType = "float32",
+    ) -> None:
+        self.path, self.lang, self.normalize, self.batch_tokens = path, lang, normalize, batch_tokens
+        self.device, self.dtype = device, dtype
+
+    def fit(self, X: Iterable[str], y: Any = None) -> SentenceVectors:  # noqa: N803 (scikit-learn's names)
+        """Load the encoder, so that an error in it or in ``lang`` is raised here.
+
+        Raises:
+            UserError: If there is no encoder at ``path``, or it has no tower for ``lang``.
+        """
+        self._encoder()
+        return self
+
+    def transform(self, X: Iterable[str]) -> np.ndarray:  # noqa: N803
+        """Return float32 [N, D] for a list, array or column of N sentences.
+
+        Raises:
+            TypeError: If ``X`` is one string, or an element of it is not a string.
+            UserError: As ``fit``.
+        """
+        sentences = [X] if isinstance(X, str) else list(X)
+        if isinstance(X, str) or not all(isinstance(sentence, str) for sentence in sentences):
+            raise TypeError("SentenceVectors takes a list, array or column of strings")
+        encoder = self._encoder()
+        return encoder.encode(sentences, self.lang, batch_tokens=self.batch_tokens, normalize=self.normalize)
+
+    def _encoder(self) -> SentenceEncoder:
+        # The path is resolved on each call, because RUN/best may be another checkpoint after more training.
+        path = os.path.realpath(self.path) if os.path.exists(self.path) else str(self.path)
+        encoder = _load(path, self.device, self.dtype)
+        encoder.model.tower(self.lang and canonical(self.lang))
+        return encoder
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._encoder().output_size
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True  # scikit-learn before 1.6 calls this method; later versions read the tags.
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        tags.input_tags.string, tags.input_tags.two_d_array = True, False
+        return tags
