@@ -7,6 +7,7 @@ from torch import Tensor
 
 from xrep.kernels.gather import current_group, gathered
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
+from xrep.memory import check_memory
 from xrep.nn.queue import Queue
 from xrep.tasks.task import Task
 
@@ -31,6 +32,17 @@ def among_batch(
     if mask_equal:
         own, rows = torch.cat([own, ids], dim=1), torch.cat([rows, key_ids], dim=1)
     return queue_infonce(query, positive, keys, temperature, query_ids=own, queue_ids=rows), keys, key_ids
+
+
+def new_queue(size: int, width: int, dtype: torch.dtype = torch.float32, count: int = 1) -> Queue | None:
+    """Return a queue of vectors, one of ``count`` that are made; None if the size is 0.
+
+    Raises:
+        UserError: the machine cannot hold all of them.
+    """
+    what = f"{count if count > 1 else 'a'} {'queues' if count > 1 else 'queue'} of {size:,} vectors of {width} numbers"
+    check_memory(count * size * (width * dtype.itemsize + 16), what, cure="lower `queue_size`")  # 16: two ids
+    return Queue(size, width, dtype) if size else None
 
 
 def in_queue(

@@ -66,7 +66,7 @@ class CMLM(Criterion):
         is worse than without)."""
 
         def problems(self) -> list[str]:
-            return out_of_range(self, projections="[1, inf)", mask_rate="(0, 1]")
+            return out_of_range(self, projections="[1, 1000]", mask_rate="(0, 1]")
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)

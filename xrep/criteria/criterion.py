@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,6 +83,33 @@ class Planned(Movable):
 
     def __len__(self) -> int:
         return len(self.batch)
+
+
+def check_state(criterion: nn.Module, tensors: Mapping[str, Tensor], path: Path, *, whole: bool = False) -> None:
+    """Check the tensors of a checkpoint before they are loaded into a criterion.
+
+    Args:
+        whole: they must be exactly those of the criterion; otherwise those of other names and shapes are left out.
+
+    Raises:
+        UserError: a tensor is missing, has another shape or kind of numbers, is not finite, or is a negative count.
+    """
+    own = criterion.state_dict()
+    problems = [f"{name}: it is missing" for name in own if whole and name not in tensors]
+    for name, tensor in tensors.items():
+        fits = name in own and own[name].shape == tensor.shape
+        if whole and not fits:
+            expected = f"of the shape {list(own[name].shape)}" if name in own else "missing"
+            problems.append(f"{name}: it has the shape {list(tensor.shape)} and should be {expected}")
+        elif fits and own[name].is_floating_point() != tensor.is_floating_point():
+            problems.append(f"{name}: it holds numbers of type {tensor.dtype}, not {own[name].dtype}")
+        elif fits and not tensor.isfinite().all():
+            problems.append(f"{name}: it has numbers that are not finite")
+        elif fits and tensor.dim() == 0 and not tensor.is_floating_point() and tensor < 0:
+            problems.append(f"{name}: it is a count, and negative")
+    if problems:
+        cure = "start from another checkpoint, or train anew"
+        raise UserError(f"tensor {problems[0]} ({len(problems)} tensors do not fit)", path=path, cure=cure)
 
 
 def only_tower(objective: str, model: DualEncoder, languages: Iterable[str] | None = None) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xrep.config.ranges import out_of_range
-from xrep.criteria.batch_keys import MEET_THEMSELVES, among_batch, in_queue, long_queue
+from xrep.criteria.batch_keys import MEET_THEMSELVES, among_batch, in_queue, long_queue, new_queue
 from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import TextSpec
@@ -58,9 +58,9 @@ class DualMoco(ContrastiveCriterion):
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__(config)
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
-        shape = config.queue_size, model.output_size, getattr(torch, config.queue_dtype)
-        self.source_queue = Queue(*shape) if config.queue_size else None
-        self.target_queue = Queue(*shape) if config.queue_size else None
+        dtype = torch.bfloat16 if config.queue_dtype == "bfloat16" else torch.float32
+        self.source_queue = new_queue(config.queue_size, model.output_size, dtype, count=2)
+        self.target_queue = new_queue(config.queue_size, model.output_size, dtype, count=2)
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Keys of each batch since the last step, both sides concatenated [B, 2 D], and their ids."""
 

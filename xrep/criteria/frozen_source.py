@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.config.ranges import out_of_range
-from xrep.criteria.batch_keys import MEET_THEMSELVES, among_batch, in_queue, long_queue
+from xrep.criteria.batch_keys import MEET_THEMSELVES, among_batch, in_queue, long_queue, new_queue
 from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
@@ -26,7 +26,6 @@ from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.queue_infonce import InfoNCE, against_both
 from xrep.models.dual_encoder import DualEncoder
-from xrep.nn.queue import Queue
 from xrep.tasks.task import Examples, ParallelTask, Task
 from xrep.text.sides import SIDES
 
@@ -119,6 +118,8 @@ class FrozenSource(ContrastiveCriterion):
             problems = out_of_range(self, queue_size="[0, inf)", temperature=tau)
             if self.queue_size > 0 and self.loss == "mse":
                 problems.append("queue_size is for loss: contrastive; mse has no negatives")
+            files = ("cache_source", "teacher_vectors", "teacher_text")
+            problems += [f"{name} must name a file, not be empty" for name in files if vars(self)[name] == ""]
             if bool(self.teacher_vectors) != bool(self.teacher_text):
                 problems.append("teacher_vectors and teacher_text belong together; give both")
             if self.cache_source and self.teacher_vectors:
@@ -152,7 +153,7 @@ class FrozenSource(ContrastiveCriterion):
         self._projects_at_random = bool(self.frozen) and self._source in model.new_projections
         learnable = config.loss == "contrastive" and config.learnable_temperature
         self.temperature = LearnableTemperature(config.temperature) if learnable else None
-        self.queue = Queue(config.queue_size, model.output_size) if config.queue_size else None
+        self.queue = new_queue(config.queue_size, model.output_size)
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Source vectors and ids of each batch since the last step, from all ranks."""
 

@@ -14,7 +14,7 @@ from xrep.criteria.masked_language import HeadChoice, MaskedLanguage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import Task
+from xrep.tasks.task import Examples, Task
 from xrep.text.sides import SHARED, SIDES
 
 
@@ -25,6 +25,7 @@ class MLM(Criterion):
     masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
     """
 
+    reads = (Examples.SENTENCES, Examples.TRANSLATIONS, Examples.NEIGHBOURS)
     needs = DualEncoder
 
     @dataclass(kw_only=True)

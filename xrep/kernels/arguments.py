@@ -48,7 +48,7 @@ def check_tensors(**arguments: tuple[Tensor | None, str]) -> None:
 
 def check_number(name: str, value: float, least: float | None = None) -> None:
     """Raise ValueError unless a number is finite and above 0, or at least ``least`` if given."""
-    if not (value > 0 if least is None else value >= least) or value == math.inf:
+    if not (value > 0 if least is None else value >= least) or not math.isfinite(value):
         bound = "above 0" if least is None else f"at least {least}"
         raise ValueError(f"{name} must be finite and {bound}, not {value}")
 

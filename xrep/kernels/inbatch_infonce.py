@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xrep.kernels.arguments import check_tensors, scalar
+from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.gather import gather_rows, gathered
 from xrep.kernels.pairwise import beaten, loss_of, negatives
 from xrep.kernels.precision import accumulation_dtype
@@ -54,6 +55,7 @@ def inbatch_infonce(
         ValueError: the shapes do not fit.
     """
     check_tensors(x=(x, "float B D"), y=(y, "float B D"), ids=(ids, "int64 B I"))
+    check_number("margin", margin, -math.inf)
     accumulate = accumulation_dtype(x, y)
     tau = scalar("temperature", temperature, accumulate, x.device)
     with torch.autocast(x.device.type, enabled=False):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xrep.kernels.arguments import check_tensors
+from xrep.kernels.arguments import check_number, check_tensors
 
 BLOCK = 128
 """Neighbouring words in a block. The largest logit of each block is found first: the best words lie in the blocks with
@@ -48,11 +48,10 @@ def best_next(
         banned: the same for some rows only: int64 [M] rows and int64 [M] words.
 
     Raises:
-        ValueError: ``logits`` is not a matrix, or ``count`` is below 1.
+        ValueError: ``logits`` is no matrix of floats, or ``count`` is below 1.
     """
     check_tensors(logits=(logits, "float R V"))
-    if count < 1:
-        raise ValueError(f"count must be at least 1, not {count}")
+    check_number("count", count, 1)
     logits = logits.detach()
     searched = logits if banned is None else logits.index_put(banned, logits.new_full((), -torch.inf))
     values, tokens = _largest(searched, min(count, logits.size(1)), apart)
@@ -79,7 +78,14 @@ def sample_next(
     Args:
         logits, apart, banned: as for ``best_next``.
         uniforms: float64 [R], in [0, 1); equal numbers draw equal words.
+
+    Raises:
+        ValueError: an argument has a wrong type, shape or range.
     """
+    check_tensors(logits=(logits, "float R V"), uniforms=(uniforms, "float R"))
+    check_number("temperature", temperature)
+    check_number("top_k", top_k, 0)
+    check_number("top_p", top_p)
     allowed = logits.detach().clone()
     allowed[:, list(apart)] = -torch.inf
     if banned is not None:

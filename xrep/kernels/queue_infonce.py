@@ -6,13 +6,14 @@ loss and everything that its gradient needs, so no [B, K] array exists in either
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from xrep.kernels import reference
-from xrep.kernels.arguments import check_tensors, scalar
+from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.blocks import QueueSoftmax
 from xrep.kernels.pairwise import beaten
 from xrep.kernels.paths import path_for, steps_for
@@ -59,8 +60,8 @@ def queue_infonce(
         ``positive`` and ``temperature``.
 
     Raises:
-        ValueError: the shapes do not fit, only one of ``query_ids`` and ``queue_ids`` is given, or ``valid`` is outside
-            the queue.
+        ValueError: types, shapes or devices do not fit, the temperature is not above 0, only one of ``query_ids`` and
+            ``queue_ids`` is given, or ``valid`` is outside the queue.
     """
     check_tensors(
         query=(query, "float B D"),
@@ -71,6 +72,7 @@ def queue_infonce(
     )
     if (query_ids is None) != (queue_ids is None):
         raise ValueError("query_ids and queue_ids mask together: give both or neither")
+    check_number("margin", margin, -math.inf)
     tau = scalar("temperature", temperature, accumulation_dtype(query), query.device)
     filled = torch.as_tensor(len(queue) if valid is None else valid)
     queue = queue.detach()

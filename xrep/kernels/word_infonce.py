@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from xrep.kernels.arguments import check_number, check_tensors
 from xrep.kernels.pairwise import beaten
 from xrep.kernels.precision import accumulation_dtype, multiply
 
@@ -67,7 +68,25 @@ def word_infonce(
         temperature: divides all cosines, in the loss and in the sampling. The paper has no temperature, that is 1.
         special: int64 [K], words that are never sampled.
         samples: m, number of words that are sampled for each query; fewer if the vocabulary has no more.
+
+    Raises:
+        ValueError: an argument has a wrong type, shape, device or range. Ids of words are checked on CPUs only, because
+            GPUs would have to wait for the answer.
     """
+    check_tensors(
+        query=(query, "float N D"),
+        embedding=(embedding, "float V D"),
+        words=(words, "int64 N W"),
+        bag=(bag, "bool N W"),
+        special=(special, "int64 K"),
+    )
+    check_number("temperature", temperature)
+    check_number("samples", samples, 1)
+    if not len(embedding):
+        raise ValueError("embedding must have at least one row")
+    for name, ids in (("words", words), ("special", special)):
+        if ids.is_cpu and ((ids < 0) | (ids >= len(embedding))).any():
+            raise ValueError(f"{name} must lie in [0, {len(embedding)})")
     accumulate = accumulation_dtype(query, embedding)
     with torch.autocast(query.device.type, enabled=False):
         unit = F.normalize(query.to(accumulate), dim=1)

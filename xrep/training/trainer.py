@@ -15,7 +15,7 @@ import torch
 
 from xrep.config import RunConfig
 from xrep.config.ranges import out_of_range
-from xrep.criteria.criterion import Criterion, Planned
+from xrep.criteria.criterion import Criterion, Planned, check_state
 from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError
 from xrep.kernels.paths import triton_problem
@@ -356,7 +356,9 @@ class Trainer:
         With another number of ranks, the order of data still goes on, but random numbers (dropout) are drawn anew.
         """
         self.module.model.load_state_dict(checkpoint.tensors())
-        self.module.criterion.load_state_dict(checkpoint.tensors(CRITERION))
+        tensors = checkpoint.tensors(CRITERION)
+        check_state(self.module.criterion, tensors, checkpoint.path / CRITERION, whole=True)
+        self.module.criterion.load_state_dict(tensors)
         self.engine.optimizer.load_state_dict(saved["optimizer"])
         self.engine.scaler.load_state_dict(saved["scaler"])
         self.state = TrainingState(**{name: saved[name] for name in vars(self.state)})
