@@ -21,8 +21,7 @@ from tests.runs import compose_run, contents, make_trainer
 from xrep.config import compose, read_yaml
 from xrep.criteria import hictl as module
 from xrep.criteria.criterion import Loss
-from xrep.criteria.hictl import HiCTL, bag_of_words, special_ids
-from xrep.criteria.hictl_negatives import BATCHES, Hardness
+from xrep.criteria.hictl import BATCHES, Hardness, HiCTL, bag_of_words, special_ids
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.data.masking import mask_counts
 from xrep.errors import UserError

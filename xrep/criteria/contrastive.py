@@ -20,11 +20,9 @@ TEMPERATURES = "[0.0001, 10000]"
 
 @dataclass
 class Encoded:
-    """The result of encoding the rows of a batch, each on its own.
+    """The vectors of the rows of a batch, each encoded on its own, and terms that need no other rows.
 
-    Attributes:
-        vectors: tensors with one row for each row of the batch; those that are trained have a gradient.
-        loss: terms that need no other rows (for example a reconstruction of each sentence).
+    Each tensor has one row for each row of the batch; those that are trained have a gradient.
     """
 
     vectors: tuple[Tensor, ...]
@@ -128,11 +126,7 @@ def joined(pieces: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 
 def merged(losses: list[Loss], sizes: list[int]) -> Loss:
-    """Add up the terms of losses and average their metrics.
-
-    Args:
-        sizes: number of rows of each loss.
-    """
+    """Add up the terms of losses and average their metrics, given the number of rows of each loss."""
     terms: dict[str, Term] = {}
     metrics: dict[str, list[tuple[Tensor, int]]] = {}
     for loss, size in zip(losses, sizes, strict=True):

@@ -133,10 +133,8 @@ class Criterion(nn.Module, ABC):
     """A training objective, with the modules that only training needs (momentum encoders, queues, heads).
 
     It is built as ``Criterion(config, model, text)``. It must not keep the model as a submodule: the trainer wraps both
-    side by side. Every batch is planned once (``plan``), wherever batches are made, and the plan is what ``forward``
-    reads. With several ranks, each rank has a part of the batch, which may be empty. Every rank calls ``forward`` and
-    ``after_step``, so both may exchange tensors (``xrep.kernels.gather``). How losses and gradients are scaled is
-    described in ``Loss``.
+    side by side. With several ranks, each rank has a part of the batch, which may be empty. Every rank calls
+    ``forward`` and ``after_step``, so both may exchange tensors (``xrep.kernels.gather``).
 
     Attributes:
         idle_parameters: whether a step may leave trained parameters without a gradient. The engine that averages
@@ -175,13 +173,10 @@ class Criterion(nn.Module, ABC):
 
     @abstractmethod
     def plan(self, batch: Any, generator: torch.Generator) -> Planned:
-        """Return what is derived from a batch: the sizes of its terms, and what ``forward`` needs beside the batch.
+        """Return what is derived from a batch in host memory, once: sizes of terms, and what ``forward`` needs.
 
         It is called where batches are made, which may be a worker process without a GPU. So it must not touch the
         weights, and it takes random numbers only from ``generator``.
-
-        Args:
-            batch: a batch of the task, in host memory.
         """
 
     @abstractmethod

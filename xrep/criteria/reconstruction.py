@@ -36,12 +36,10 @@ class Reconstruction(Movable):
     """Which tokens of B pairs are read and predicted; [CLS] is never among them.
 
     Attributes:
-        given: int64 [4, N], table of the tokens whose vectors are given: all of x, and the tokens of y that are not
-            predicted.
-        predicted: int64 [4, M], table of the predicted tokens.
+        given: int64 [4, N], the tokens whose vectors are given: all of x, and those of y that are not predicted.
+        predicted: int64 [4, M], the predicted tokens, in the order of ``runs``.
         lengths: int64 [B], number of tokens in each row of the head's input.
         width: the largest of these lengths.
-        runs: the runs of predicted tokens, in order.
     """
 
     given: Tensor

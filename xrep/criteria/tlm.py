@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,9 +55,9 @@ class TLM(MLM):
 
     def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
         pad_id = self._text.vocabulary(SHARED).pad_id
-        together = read_together(batch.source, batch.target, pad_id, self._limit)
-        masked = self.language.mask(SHARED, together.batch, generator)
-        return Planned(batch, {"tlm": masked.size}, (masked, together.second, together.positions))
+        together, second, positions = read_together(batch.source, batch.target, pad_id, self._limit)
+        masked = self.language.mask(SHARED, together, generator)
+        return Planned(batch, {"tlm": masked.size}, (masked, second, positions))
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
         masked, second, positions = planned.details
@@ -72,14 +73,10 @@ class TLM(MLM):
         return torch.where(second.unsqueeze(-1), vectors[:, 1:], vectors[:, :1])
 
 
-@dataclass(frozen=True)
-class Together:
-    """Pairs of sentences, each pair as one sequence.
+class Together(NamedTuple):
+    """Pairs of sentences as one sequence each, [CLS] x [SEP] y [SEP]; which tokens are of y; positions, both [B, T].
 
-    Attributes:
-        batch: [CLS] x [SEP] y [SEP] in each row.
-        second: bool [B, T], True from the first token of y.
-        positions: int64 [B, T]. They continue from x to y if a limit was given; otherwise each sentence has its own.
+    Positions continue from x to y if a limit was given; otherwise each sentence has its own.
     """
 
     batch: TokenBatch

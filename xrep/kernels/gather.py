@@ -39,13 +39,10 @@ def rank_sizes(count: int, device: torch.device, group: dist.ProcessGroup) -> li
 
 
 def gather_rows(rows: Tensor, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Gather the rows [N_rank, ...] of all ranks, in the order of the ranks: [Σ N, ...].
+    """Gather the rows [N_rank, ...] of all ranks, in the order of the ranks: [Σ N, ...]; ``sizes`` are the N.
 
     Every rank must call this and take part in the backward pass. The gradient of a rank's rows is the sum of the
     gradients that all ranks have for them, as if one process had computed the sum of all ranks' losses.
-
-    Args:
-        sizes: number of rows of each rank (``rank_sizes``).
     """
     return _GatherRows.apply(rows, sizes, group)
 
@@ -80,9 +77,8 @@ class _GatherRows(torch.autograd.Function):
         (gradient,) = gradients
         rank = dist.get_rank(ctx.group)
         # Summed in float32, because half precision would round once for each rank.
-        total = gradient.contiguous() if gradient.dtype == torch.float64 else gradient.float().contiguous()
-        if total is gradient:
-            total = total.clone()
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        total = gradient.to(wide, memory_format=torch.contiguous_format, copy=True)
         dist.all_reduce(total, group=ctx.group)
         start = sum(ctx.sizes[:rank])
         return total[start : start + ctx.sizes[rank]].to(gradient.dtype), None, None

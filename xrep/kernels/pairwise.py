@@ -56,8 +56,7 @@ def negatives(
     """Compare all rows with all columns except the excluded ones.
 
     Args:
-        rows: [R, D].
-        columns: [C, D].
+        rows, columns: [R, D], [C, D].
         tau: 0-d temperature, of the accumulation type.
         row_shift, column_shift: [R], [C], subtracted from the log-sum-exp. Without ``column_shift``, columns are not
             normalised.

@@ -172,13 +172,7 @@ def _(query, positive, queue, tau, filled, query_ids, queue_ids, margin, differe
 
 @torch.library.custom_op("xrep::queue_infonce_backward", mutates_args=())
 def _gradients(
-    gradient: Tensor,
-    query: Tensor,
-    positive: Tensor,
-    tau: Tensor,
-    mixture: Tensor,
-    share: Tensor,
-    similarity: Tensor,
+    gradient: Tensor, query: Tensor, positive: Tensor, tau: Tensor, mixture: Tensor, share: Tensor, similarity: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ∂L/∂q = (o - (1 - p⁺) k⁺)/τ, ∂L/∂k⁺ = -(1 - p⁺) q/τ, ∂L/∂τ = ((1 - p⁺) s⁺ - q·o)/τ², o = Σ_j p_j k_j."""
     q, k = query.to(tau.dtype), positive.to(tau.dtype)

@@ -43,14 +43,7 @@ class WordInfoNCE(NamedTuple):
 
 
 def word_infonce(
-    query: Tensor,
-    embedding: Tensor,
-    words: Tensor,
-    bag: Tensor,
-    temperature: float,
-    *,
-    special: Tensor,
-    samples: int,
+    query: Tensor, embedding: Tensor, words: Tensor, bag: Tensor, temperature: float, *, special: Tensor, samples: int
 ) -> WordInfoNCE:
     """Compute the mean over a bag of words of -log softmax of each cosine among itself and sampled words (eq. 7).
 
