@@ -387,6 +387,6 @@ def test_problems() -> None:
         mask_rate=1.5, slack=1.0, word_samples=0,
     )  # fmt: skip
     assert [problem.split()[0].rstrip(",") for problem in config.problems()] == [
-        "language_model", "temperature", "word_temperature", "mask_rate", "slack", "word_samples",
+        "temperature", "word_temperature", "mask_rate", "slack", "word_samples", "language_model",
     ]  # fmt: skip
     assert HiCTL.Config().problems() == []

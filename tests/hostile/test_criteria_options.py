@@ -146,12 +146,6 @@ def test_a_classifier_that_no_memory_holds_is_refused(text: TextSpec) -> None:
         kind(kind.Config(head="mlp", head_size=10**12), model, text)
 
 
-@pytest.mark.parametrize("option", FILES)
-def test_empty_names_of_files_are_refused(option: str) -> None:
-    problems = CRITERIA.load("frozen_source").Config(**{option: ""}).problems()
-    assert f"{option} must name a file, not be empty" in problems
-
-
 STATES = {
     "missing": (lambda state: state.pop("ids"), "tensor ids: it is missing"),
     "shape": (lambda state: state.update(vectors=torch.zeros(3, 4)), "should be of the shape [4, 4]"),

@@ -118,8 +118,6 @@ class FrozenSource(ContrastiveCriterion):
             problems = out_of_range(self, queue_size="[0, inf)", temperature=tau)
             if self.queue_size > 0 and self.loss == "mse":
                 problems.append("queue_size is for loss: contrastive; mse has no negatives")
-            files = ("cache_source", "teacher_vectors", "teacher_text")
-            problems += [f"{name} must name a file, not be empty" for name in files if vars(self)[name] == ""]
             if bool(self.teacher_vectors) != bool(self.teacher_text):
                 problems.append("teacher_vectors and teacher_text belong together; give both")
             if self.cache_source and self.teacher_vectors:
