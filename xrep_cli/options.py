@@ -209,7 +209,7 @@ class _Reader:
         elif kind is None and _selected_section(name) is None and name not in FILES:
             known = [*(spec.name.replace("_", "-") for spec in self.line.fields), *SELECTORS, *FILES, *FLAGS]
             self._refuse("option", f"--{name}", [f"--{each}" for each in known])
-        elif value is None:
+        elif value is None or not value and name in FILES:
             self.line.problems.append(f"--{shortened(name)} needs a value")
         elif kind is not None and key != "plugins":
             self._set(key, value)
@@ -295,7 +295,7 @@ Parts to choose (the options below are those of the chosen parts):
 
 def help_text(line: CommandLine) -> str:
     """Return the help: every option of the chosen parts with its type, default and help."""
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    width = max(60, min(shutil.get_terminal_size((120, 24)).columns, 120))
     out = [HELP]
     chosen = line.sections()
     for option, kind in SELECTORS.items():

@@ -21,7 +21,7 @@ CASES = [
     train("--criterion dual_moco --queue-size 1000000000000 --queue-dtype bfloat16", "TB of memory"),
     train("--criterion frozen_source --towers separate --queue-size 1000000000000", "lower --queue-size"),
     train("--criterion dual_moco --queue-size -1", "must be at least 0, not -1"),
-    train("--criterion dual_moco --queue-size 1e400", "queue_size must be an integer between"),
+    train("--criterion dual_moco --queue-size 1e400", "queue_size must be an integer"),
     train(
         "--criterion dual_moco --queue-size 1000000000000000000000000000000", "queue_size must be an integer between"
     ),

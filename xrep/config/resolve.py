@@ -13,7 +13,7 @@ from xrep.config.fields import convert, fields_of_class
 from xrep.config.sections import DEFAULT_NAMES, OF_A_PART, SECTIONS, TOP_LEVEL, Section, parts_of, sections_of
 from xrep.config.yaml_files import to_yaml
 from xrep.errors import UserError, shortened, shown
-from xrep.registry import REGISTRIES, load_target, suggestion
+from xrep.registry import REGISTRIES, described, load_target, suggestion
 
 MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
 """The task and the criterion of a run with several parts, which combine those of the parts."""
@@ -156,6 +156,8 @@ def _resolve(section: Section, problems: list[str]) -> dict[str, Any]:
         problems.append(f"no {section.key} is chosen; set `{section.key}` to one of {known}")
         return {}
     try:
+        if section.kind in DEFAULT_NAMES:
+            REGISTRIES[section.kind].load(str(section.name))  # checks its class
         cls: Any = load_target(section.options)
         specs = {spec.name: spec for spec in fields_of_class(section.key, cls)}
     except UserError as error:
@@ -177,8 +179,12 @@ def _resolve(section: Section, problems: list[str]) -> dict[str, Any]:
             problems.append(f"{spec.key} {error}")
             doubtful.append(name)
     if dataclasses.MISSING not in values.values():
-        config = cls(**values)
-        refused = config.problems() if hasattr(config, "problems") else []
-        # What the part refuses about a doubtful option would concern its default, not the value given.
-        problems += [above + problem for problem in refused if not any(name in problem for name in doubtful)]
+        try:
+            config = cls(**values)
+            refused = config.problems() if hasattr(config, "problems") else []
+            # What the part refuses about a doubtful option would concern its default, not the value given.
+            problems += [above + problem for problem in refused if not any(name in problem for name in doubtful)]
+        except Exception as error:  # the part may be somebody else's
+            cure = "its `problems` must return a list of strings, and its constructor must take any values"
+            problems.append(f"{section.options} cannot check its options: {described(error)}; {cure}")
     return values if section.name is None else {"name": section.name, **values}

@@ -71,7 +71,7 @@ class PartOptions:
     """Options of one of several parts, beside those of its task and its criterion."""
 
     weight: float = 1.0
-    """Factor by which the losses of the part are multiplied."""
+    """Factor by which the losses of the part are multiplied. It must be above 0."""
     proportion: float | None = None
     """With mixing proportion: the share of the steps that this part gets, relative to the other parts. none: 1."""
 

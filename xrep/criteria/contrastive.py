@@ -34,7 +34,7 @@ class InBatch:
     """Options of objectives whose negatives are the other rows of the batch."""
 
     temperature: float = 0.05
-    """Similarities are divided by this value (0.0001 to 10000)."""
+    """Similarities are divided by this value, which must lie in [0.0001, 10000]."""
     mask_equal_sentences: bool = False
     """Do not use two rows that share a sentence as each other's negatives. Off in the papers; turn it on if sentences
     repeat, as those of one side of bitext and the premises of SNLI do."""

@@ -123,17 +123,17 @@ class HiCTL(ContrastiveCriterion):
         word_contrast: bool = True
         """Contrast words (L_W). Off: 'w/o Word-CTL' of table 3."""
         mask_rate: float | None = None
-        """Share of the subwords that is masked for the language model. none: 0.25, or 0.15 for monolingual text (table
-        9)."""
+        """Share of the subwords that is masked for the language model, in (0, 1]. none: 0.25, or 0.15 for monolingual
+        text (table 9)."""
         temperature: float = 1.0
         """Cosines of L_S are divided by this value. The paper has no temperature, which equals 1; p+ then stays near 1
         / (2n - 1) whatever the model does, and hard negatives hardly differ from plain ones. Use 0.05 for small models
-        and batches."""
+        and batches. It must lie in [0.0001, 10000]."""
         slack: float = 0.9
-        """zeta of equation 6, which keeps negatives from becoming too hard."""
+        """zeta of equation 6, which keeps negatives from becoming too hard. It must lie in (0, 1)."""
         word_temperature: float = 1.0
         """Cosines of L_W are divided by this value, in the loss and when words are sampled. The paper has no
-        temperature, which equals 1."""
+        temperature, which equals 1. It must lie in [0.0001, 10000]."""
         word_samples: int = 512
         """m: number of subwords sampled as negatives for each pair (section 4.1)."""
         word_query: Literal["masked", "unmasked"] = "masked"

@@ -45,7 +45,7 @@ class Nli(Criterion):
         head_size: int = 256
         """Number of hidden units of the mlp."""
         head_dropout: float = 0.1
-        """Dropout of the hidden units of the mlp."""
+        """Dropout of the hidden units of the mlp. It must lie in [0, 1)."""
 
         def problems(self) -> list[str]:
             problems, names = out_of_range(self, head_size="[1, inf)", head_dropout="[0, 1)"), self.features

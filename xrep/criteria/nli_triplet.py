@@ -29,7 +29,7 @@ class NliTriplet(ContrastiveCriterion):
     class Config(InBatch):
         hard_negative_weight: float = 1.0
         """alpha: weight of the anchor's own contradiction, relative to the other negatives (Gao et al., 2021: 1 is the
-        best of 0.5, 1 and 2)."""
+        best of 0.5, 1 and 2). It must lie in (0, 1000000]."""
 
         def problems(self) -> list[str]:
             return super().problems() + out_of_range(self, hard_negative_weight="(0, 1000000]")

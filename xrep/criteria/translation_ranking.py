@@ -33,7 +33,7 @@ class TranslationRanking(ContrastiveCriterion):
     class Config(InBatch):
         margin: float = 0.0
         """Subtracted from the similarity of translations, so that it must exceed the others by this margin. CMLM uses
-        0.3, DAP no margin."""
+        0.3, DAP no margin. It must lie in [0, 1000000]."""
         margin_scale: Literal["similarity", "logit"] = "similarity"
         """Scale of the margin. similarity: it is subtracted before similarities are divided by the temperature. logit:
         it is subtracted afterwards, as in DAP's released code."""

