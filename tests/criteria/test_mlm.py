@@ -234,7 +234,7 @@ def test_whole_words(text, batch, tokenizer) -> None:
     """Words are masked as a whole or not at all; the loss is a mean over the masked tokens, however few."""
     model = make_model(text)
     criterion = make_criterion(MLM, model, text, whole_word=True, mask_rate=0.4)
-    criterion.prepare(SimpleNamespace(tokenizers={"shared": tokenizer}))
+    criterion.prepare(SimpleNamespace(gives=None, tokenizers={"shared": tokenizer}))
     begins = torch.tensor(tokenizer.begins_word())
     assert begins.any() and not begins.all()
     one = alone(batch)

@@ -70,7 +70,8 @@ def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> N
             _mask(logits, part, NOTHING)
         _update(maximum, total, logits, 1)
         if of_strip.columns:
-            _update(*of_strip.columns, logits, 0)
+            maximum, total = of_strip.columns
+            _update(maximum, total, logits, 0)
 
 
 def _strips(tile: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -109,7 +110,8 @@ def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, 
     for strip in _strips(similarities):
         part, logits, of_strip = pairs.tile(*strip), similarities[strip], gradient.tile(*strip)
         if part.hard is not None:
-            _differentiate_hard(logits, part, *of_strip.rows, *of_strip.columns, out[strip])
+            offset, weight, of_squares, of_scale = of_strip.rows
+            _differentiate_hard(logits, part, offset, weight, of_squares, of_scale, of_strip.columns[0], out[strip])
             continue
         offset, weight = of_strip.rows
         weights = torch.sub(logits, offset.unsqueeze(1), out=out[strip]).exp_().mul_(weight.unsqueeze(1))

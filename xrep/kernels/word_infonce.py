@@ -56,15 +56,14 @@ def word_infonce(
     Args:
         query: [N, D], vectors of any length.
         embedding: [V, D], the vectors of the words, of any length.
-        words: int64 [N, W], the subwords of each pair; none of them is sampled.
+        words: int64 [N, W] in [0, V), the subwords of each pair; none of them is sampled.
         bag: bool [N, W], which of ``words`` are counted; each word is counted once.
         temperature: divides all cosines, in the loss and in the sampling. The paper has no temperature, that is 1.
         special: int64 [K], words that are never sampled.
         samples: m, number of words that are sampled for each query; fewer if the vocabulary has no more.
 
     Raises:
-        ValueError: an argument has a wrong type, shape, device or range. Ids of words are checked on CPUs only, because
-            GPUs would have to wait for the answer.
+        ValueError: an argument has a wrong type, shape or device, or a number is out of range.
     """
     check_tensors(
         query=(query, "float N D"),
@@ -77,9 +76,6 @@ def word_infonce(
     check_number("samples", samples, 1)
     if not len(embedding):
         raise ValueError("embedding must have at least one row")
-    for name, ids in (("words", words), ("special", special)):
-        if ids.is_cpu and ((ids < 0) | (ids >= len(embedding))).any():
-            raise ValueError(f"{name} must lie in [0, {len(embedding)})")
     accumulate = accumulation_dtype(query, embedding)
     with torch.autocast(query.device.type, enabled=False):
         unit = F.normalize(query.to(accumulate), dim=1)
