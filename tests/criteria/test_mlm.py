@@ -20,6 +20,7 @@ from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, coll
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
+from xrep.nn.layers import Masking
 from xrep.tasks.monolingual import SentenceBatch
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
@@ -69,7 +70,7 @@ def states(encoder: nn.Module, embedded: Tensor) -> Tensor:
     """Return the embeddings [T, H] of one sentence."""
     x = encoder.norm(embedded).unsqueeze(0)
     for layer in encoder.layers:
-        x = layer(x, None)
+        x = layer(x, Masking())
     return x[0]
 
 
