@@ -244,7 +244,8 @@ def _check_architecture(config: DualEncoder.Config, shapes: dict[str, EncoderSiz
         wrong = wrong or not spaces or part.input_size != shapes[name].hidden_size or part.output_size < 1
     if wrong:
         raise UserError("towers, pooling and projections do not fit together", cure="use another directory")
-    perceptrons = (8 * (part.spaces - 1) * part.input_size**2 for part in parts.values() if part.spaces)
+    # 12,500 stands for the memory of the Python objects of a perceptron.
+    perceptrons = ((part.spaces - 1) * (8 * part.input_size**2 + 12_500) for part in parts.values() if part.spaces)
     linear = (part.input_size * part.output_size for part in parts.values())
     check_sizes({f"{name} tower": shape for name, shape in shapes.items()}, sum(perceptrons) + sum(linear))
 
