@@ -20,7 +20,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import Figures, table
 from xrep.registry import EVALUATIONS
 
 

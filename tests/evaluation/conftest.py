@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Evaluation
-from xrep.evaluation.figures import Figures
+from xrep.evaluation.evaluation import Evaluation, Figures
 from xrep.retrieval.neighbours import normalize_rows
 
 

@@ -225,7 +225,7 @@ def test_the_command(write_split: Callable[..., Path], tmp_path: Path, capsys: p
     assert printed.splitlines()[2].split()[-1] == "oracle" and "mean F1 (oracle): " in printed
     assert "mean F1 (oracle)" in json.loads((tmp_path / "out.json").read_text())["headline"]
     refused = {
-        ("--neighbours", "200"): "200 neighbours, but there are 100 sentences a side; give at most 100",
+        ("--neighbours", "200"): "200 neighbours, but there are 100 sentences a side; lower --neighbours to 100",
         ("--langs", "fr-en"): "no BUCC files of fr-en; it holds de-en",
         ("--oracle", "--threshold", "1"): "--oracle and --threshold; give one of them",
     }
@@ -248,7 +248,7 @@ def smaller(split: bucc.Split, others: int) -> bucc.Split:
 @pytest.mark.slow
 @pytest.mark.skipif(not SAMPLE.is_dir(), reason="no real data: set XREP_DATA")
 def test_the_sample_of_the_shared_task() -> None:
-    split = bucc.read_split(bucc.available(SAMPLE)["zh-en"]["dev"])
+    split = bucc.read_split(bucc.select("all", SAMPLE)["zh-en"]["dev"])
     assert (len(split.source.rows), len(split.target.rows), len(split.gold)) == (8624, 13589, 257)
     split = smaller(split, 2500)
     encoder, options = Planted(split), Bucc.Config(data="", margin="ratio", oracle=True)

@@ -11,7 +11,7 @@ from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from tests.evaluation.conftest import measured
 from xrep.errors import UserError
-from xrep.evaluation.figures import Figures
+from xrep.evaluation.evaluation import Figures
 from xrep.evaluation.language_bias import LanguageBias
 from xrep.evaluation.multilingual import TextOptions, Texts, read_texts
 from xrep.evaluation.overlap import Overlap

@@ -57,7 +57,7 @@ def test_every_language_is_measured(folder: Path, classifier: Nli, monkeypatch: 
         "de": 100 * np.mean(by_hand(classifier, encoder, GERMAN, ("de", "de"))),
         "en": 100 * np.mean(by_hand(classifier, encoder, ENGLISH, ("en", "en"))),
     }
-    assert {result.test.name: result.accuracy for result in results} == pytest.approx(expected)
+    assert {name: result.accuracy for name, result in results.items()} == pytest.approx(expected)
     assert expected["de"] != expected["en"]
     monkeypatch.setattr(nli, "load_classifier", lambda encoder, part: classifier)
     figures = measured(nli.NliAccuracy, encoder, data=str(folder))
@@ -74,8 +74,10 @@ def test_premises_of_another_language(folder: Path, classifier: Nli, monkeypatch
     encoder = NgramEncoder(known=["de", "en"])
     results = nli.accuracies(encoder, classifier, read(folder, "all", "eng"))
     crossed = [(one[0], *other[1:]) for one, other in zip(ENGLISH, GERMAN, strict=True)]
-    assert [result.test.name for result in results] == ["en-de", "en"]
-    assert results[0].accuracy == pytest.approx(100 * np.mean(by_hand(classifier, encoder, crossed, ("en", "de"))))
+    assert list(results) == ["en-de", "en"]
+    assert results["en-de"].accuracy == pytest.approx(
+        100 * np.mean(by_hand(classifier, encoder, crossed, ("en", "de")))
+    )
     monkeypatch.setattr(nli, "load_classifier", lambda encoder, part: classifier)
     printed = measured(nli.NliAccuracy, encoder, data=str(folder), premise_lang="en").printed()
     assert "English, German (en-de)" in printed and "English (en) " in printed
@@ -100,9 +102,9 @@ def test_what_was_trained_on_is_counted_and_left_out(folder: Path, classifier: N
     known = [row for row in GERMAN if row[0] == GERMAN[0][0]]
     np.save(folder / "hashes.npy", np.unique(sentence_hashes([GERMAN[0][0].upper(), ENGLISH[3][1]])))
     encoder = NgramEncoder(training_hashes=folder / "hashes.npy")
-    (german, english), kept = nli.accuracies(encoder, classifier, read(folder)), read(folder)
+    (german, english), kept = nli.accuracies(encoder, classifier, read(folder)).values(), read(folder)
     assert german.overlap.found == len(known) == 3 and german.overlap.total == 30 and english.overlap.found >= 1
-    dropped = nli.accuracies(encoder, classifier, kept, drop_overlap=True)[0]
+    dropped = nli.accuracies(encoder, classifier, kept, drop_overlap=True)["de"]
     rest = [row for row in GERMAN if row not in known]
     assert dropped.pairs == 27
     assert dropped.accuracy == pytest.approx(100 * np.mean(by_hand(classifier, encoder, rest, ("de", "de"))))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.evaluation.conftest import measured
 from xrep.errors import UserError
-from xrep.evaluation.figures import Figures
+from xrep.evaluation.evaluation import Figures
 from xrep.evaluation.overlap import Overlap, find_overlap, load_training_hashes, seen, total
 from xrep.evaluation.tatoeba import Tatoeba, read_pool
 from xrep.text.cleaning import sentence_hashes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import xrep
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import Figures, table
 from xrep.evaluation.overlap import Overlap
 from xrep.files import json_text
 

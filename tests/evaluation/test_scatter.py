@@ -9,6 +9,7 @@ import torch
 
 from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
+from tests.evaluation.conftest import measured
 from xrep.data.batching import collate
 from xrep.errors import UserError
 from xrep.evaluation import scatter
@@ -48,9 +49,12 @@ def test_tsne_keeps_clusters_apart() -> None:
 
 def test_without_scikit_learn_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'xrep\[plot\]', or give `method` pca"):
-        scatter.check_method("tsne")
-    scatter.check_method("pca")
+    for method, message in (
+        ("tsne", r"pip install 'xrep\[plot\]', or give `method` pca"),
+        ("pca", "absent: no such folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            measured(scatter.Scatter, None, data="absent", plot="out.png", method=method)
 
 
 def test_rows_are_drawn_whole() -> None:
@@ -67,7 +71,7 @@ def test_rows_are_drawn_whole() -> None:
 
 def test_links_lead_from_english_to_its_translations(ngram_encoder) -> None:
     groups = [{"de": GERMAN[:3], "en": ENGLISH[:3], "fr": GERMAN[3:6]}, {"es": GERMAN[6:8], "en": ENGLISH[6:8]}]
-    found = scatter.sentence_scatter(ngram_encoder(), groups, "pca")
+    found = scatter.scatter(ngram_encoder(), groups, "pca")
     assert found.languages == ["de"] * 3 + ["en"] * 3 + ["fr"] * 3 + ["es"] * 2 + ["en"] * 2
     assert found.labels == ["1", "2", "3"] * 3 + ["4", "5"] * 2
     assert sorted(found.links) == [(3, 0), (3, 6), (4, 1), (4, 7), (5, 2), (5, 8), (11, 9), (12, 10)]
@@ -95,20 +99,20 @@ def test_tokens_are_those_of_the_pooled_layer(checkpoint: Path) -> None:
         start += len(ids)
     assert start == len(vectors) == len(labels)
     assert "[unk]" in scatter.token_vectors(encoder.encoder, ["漢"], "de")[0]
-    found = scatter.token_scatter(encoder, [{"de": GERMAN[:2], "en": ENGLISH[:2]}], "pca")
+    found = scatter.scatter(encoder, [{"de": GERMAN[:2], "en": ENGLISH[:2]}], "pca", tokens=True)
     assert not found.links and len(found.points) == len(found.labels) == len(found.languages)
     assert "tokens of de en by pca" in scatter.text(found)
     with pytest.raises(UserError, match="cannot encode fr"):
-        scatter.token_scatter(encoder, [{"fr": GERMAN[:2], "en": ENGLISH[:2]}], "pca")
+        scatter.scatter(encoder, [{"fr": GERMAN[:2], "en": ENGLISH[:2]}], "pca", tokens=True)
 
 
 def test_what_makes_no_picture_is_one_clear_line(ngram_encoder) -> None:
     with pytest.raises(UserError, match="2 points make no picture"):
-        scatter.sentence_scatter(ngram_encoder(), [{"de": GERMAN[:1], "en": ENGLISH[:1]}], "pca")
+        scatter.scatter(ngram_encoder(), [{"de": GERMAN[:1], "en": ENGLISH[:1]}], "pca")
     with pytest.raises(UserError, match="all vectors are equal; take another checkpoint"):
         scatter.project(np.ones((5, 4), np.float32), "pca")
     with pytest.raises(UserError, match="precomputed vectors have no tokens"):
-        scatter.token_scatter(ngram_encoder(), [{"de": GERMAN, "en": ENGLISH}], "pca")
+        scatter.scatter(ngram_encoder(), [{"de": GERMAN, "en": ENGLISH}], "pca", tokens=True)
 
 
 def test_the_command_draws_and_writes(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.evaluation.conftest import measured
 from xrep.errors import UserError
 from xrep.evaluation import tatoeba
-from xrep.evaluation.figures import Figures
+from xrep.evaluation.evaluation import Figures
 from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.tatoeba import Tatoeba
 from xrep.metrics.retrieval import Accuracy

@@ -25,8 +25,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import folders_with
@@ -65,9 +64,6 @@ class Checkpoints:
 
     Attributes:
         path: Directory of the last checkpoint that was opened.
-
-    Raises:
-        UserError: The run has no checkpoints.
     """
 
     def __init__(self, run: str, evaluation: Evaluation) -> None:
@@ -135,37 +131,30 @@ class Alignment(Evaluation):
         return Checkpoints(path, self) if self.config.every_checkpoint else super().open(path)
 
     def measure(self, encoder: Encoder | Checkpoints) -> Figures:
-        """Measure one encoder or, with ``--every-checkpoint``, each checkpoint of a run.
+        """Measure one encoder, or each checkpoint of a run.
 
         The values for JSON are ``pairs`` (name of the pair set), ``languages``, and the ``positives``, ``sentences``,
         ``alignment`` and ``uniformity`` of the last encoder. A run also has ``checkpoints``, a list with ``step``,
         ``alignment``, ``uniformity`` and ``fingerprint`` of each.
         """
         pairs, checkpoints, last, overlap = self.pairs, [], {}, None
+        is_run = isinstance(encoder, Checkpoints)
         for step, each in encoder if isinstance(encoder, Checkpoints) else [(None, encoder)]:
             last, overlap = losses(each, pairs, self.config.drop_overlap)
             figures = {loss: last[loss] for loss in ("alignment", "uniformity")}
             checkpoints.append({"step": step, **figures, "fingerprint": each.fingerprint()})
-        is_run = isinstance(encoder, Checkpoints)
+        steps, first, second = ([own[key] for own in checkpoints] for key in ("step", "alignment", "uniformity"))
         rows = [
-            [str(own["step"]) if is_run else pairs.name, f"{own['alignment']:.4f}", f"{own['uniformity']:.4f}"]
-            for own in checkpoints
+            [step if is_run else pairs.name, f"{alignment:.4f}", f"{uniformity:.4f}"]
+            for step, alignment, uniformity in zip(steps, first, second, strict=True)
         ]
-        lines = [
-            f"{pairs.name}: alignment of {last['positives']} positive pairs, uniformity of {last['sentences']} "
-            "sentences; lower is better",
-            pairs.rule,
-            table(["step" if is_run else "pairs", "alignment", "uniformity"], rows),
-        ]
-        languages = [canonical(language) for language in pairs.languages]
-        steps, alignments, uniformities = (
-            [own[key] for own in checkpoints] for key in ("step", "alignment", "uniformity")
-        )
+        header = ["step" if is_run else "pairs", "alignment", "uniformity"]
         return Figures(
-            text="\n".join(lines),
+            text=f"{pairs.name}: alignment of {last['positives']} positive pairs, uniformity of {last['sentences']} "
+            f"sentences; lower is better\n{pairs.rule}\n{table(header, rows)}",
             values={
                 "pairs": pairs.name,
-                "languages": languages,
+                "languages": [canonical(language) for language in pairs.languages],
                 **last,
                 **({"checkpoints": checkpoints} if is_run else {}),
             },
@@ -173,16 +162,12 @@ class Alignment(Evaluation):
             settings={"positives": pairs.rule, "seed": self.config.seed},
             files=pairs.files,
             overlap=overlap,
-            plot=lambda path: plot_alignment(steps, alignments, uniformities, pairs.name, path),
+            plot=lambda path: plot_alignment(steps, first, second, pairs.name, path),
         )
 
 
 def read_scored(config: Alignment.Config) -> PairSet:
-    """Read a file of STS-B, its translations or SICK.
-
-    Raises:
-        UserError: The file does not exist or is none of these, or it has no positive pair.
-    """
+    """Read a file of STS-B, its translations or SICK."""
     path = Path(config.data)
     test = read_file(path) if path.is_file() else None
     if test is None:
@@ -191,19 +176,15 @@ def read_scored(config: Alignment.Config) -> PairSet:
         raise UserError(problem, path=path, cure=cure)
     subset = test.subsets[0]
     positive = subset.gold > config.positive_above
+    rule, languages = f"higher than {config.positive_above:g}", (test.language, test.language)
     if not positive.any():
-        problem = f"no pair scores higher than {config.positive_above:g}"
-        raise UserError(problem, path=path, cure="give a lower `positive_above`")
-    rule, languages = f"positives score higher than {config.positive_above:g}", (test.language, test.language)
+        raise UserError(f"no pair scores {rule}", path=path, cure="give a lower `positive_above`")
+    rule = f"positives score {rule}"
     return PairSet(f"{test.name} {test.split}", languages, subset.first, subset.second, positive, [path], rule)
 
 
 def read_parallel(config: Alignment.Config) -> PairSet:
-    """Read parallel text; see ``Alignment.Config`` for the sizes.
-
-    Raises:
-        UserError: There are too few pairs, or the numbers make no sense.
-    """
+    """Read parallel text; see ``Alignment.Config`` for the sizes."""
     pairs, true_pairs = config.pairs, config.true_pairs
     if not 1 <= true_pairs <= pairs:
         raise UserError(f"`true_pairs` {true_pairs} of `pairs` {pairs}", cure="give 1 to as many as `pairs`")
@@ -237,27 +218,18 @@ def _draw(sentences: Iterable[str], count: int, generator: random.Random) -> tup
 
 
 def losses(encoder: Encoder, pairs: PairSet, drop_overlap: bool = False) -> tuple[dict[str, Any], Overlap]:
-    """Measure both losses of an encoder, optionally without the pairs that were in the training text.
-
-    Returns:
-        ``alignment``, ``uniformity``, and the numbers ``positives`` and ``sentences`` that they were measured on; and
-        the overlap.
-
-    Raises:
-        UserError: The encoder refuses a language; or ``drop_overlap`` is set, but there are no training hashes or no
-            positive pair is left.
-    """
+    """Return ``alignment`` and ``uniformity`` of an encoder, the numbers of ``positives`` and ``sentences`` that they
+    were measured on, and the overlap."""
     check_languages(encoder, dict(zip(pairs.languages, (pairs.first[0], pairs.second[0]), strict=True)))
     keep, overlap = find_overlap(encoder.training_hashes, pairs.first, pairs.second, drop=drop_overlap, name=pairs.name)
     positive = pairs.positive[keep]
     if not positive.any():
         raise UserError(f"no positive pair of {pairs.name} is left", cure="measure without `drop_overlap`")
-    first, second = chosen(keep, pairs.first, pairs.second)
-    x, y = encoder.encode(first, pairs.languages[0]), encoder.encode(second, pairs.languages[1])
-    found = {
+    columns = zip(chosen(keep, pairs.first, pairs.second), pairs.languages, strict=True)
+    x, y = (encoder.encode(column, language) for column, language in columns)
+    return {
         "positives": int(positive.sum()),
         "sentences": 2 * len(positive),
         "alignment": alignment_loss(x[positive], y[positive]),
         "uniformity": uniformity_loss(np.concatenate((x, y))),
-    }
-    return found, overlap
+    }, overlap

@@ -1,11 +1,7 @@
 """BUCC: mine the translations that are hidden in two monolingual texts, and compare them with a gold list.
 
-The data is that of the shared tasks of 2017 and 2018 (Zweigenbaum, Sharoff and Rapp). For each language pair and split,
-a folder contains ``zh-en.training.zh`` and ``zh-en.training.en`` (lines ``id<TAB>sentence``) and
-``zh-en.training.gold`` (lines ``id<TAB>id``).
-
-The protocol uses margin scores of nearest neighbours (Artetxe and Schwenk, 2019, arXiv:1811.01136), with one target for
-each source. Pairs whose score reaches a threshold are extracted. The threshold is the best one of *another* split.
+The data is that of the shared tasks of 2017 and 2018 (Zweigenbaum, Sharoff and Rapp). The protocol is that of Artetxe
+and Schwenk (2019, arXiv:1811.01136); the threshold is the best one of *another* split.
 """
 
 from __future__ import annotations
@@ -21,10 +17,9 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption
-from xrep.evaluation.figures import Figures, table
-from xrep.evaluation.overlap import Overlap, find_overlap, total
-from xrep.evaluation.reading import folders_with
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, table
+from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
+from xrep.evaluation.reading import existing_folder, folders_with
 from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.retrieval.candidates import Candidates, choose
 from xrep.retrieval.margins import check_neighbours
@@ -99,37 +94,32 @@ class Bucc(Evaluation):
 
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
-        configs = {}
-        for place, names in folders_with(folder, _GOLD.pattern).items():
-            is_single = len({name.partition(".")[0] for name in names}) == len(names)
-            configs[place] = cls.Config(data=str(place), oracle=is_single)
-        return configs
+        places = folders_with(folder, _GOLD.pattern).items()
+        single = {place: len({name.partition(".")[0] for name in names}) == len(names) for place, names in places}
+        return {place: cls.Config(data=str(place), oracle=is_single) for place, is_single in single.items()}
 
     def read(self) -> None:
         config = self.config
         if config.oracle and config.threshold is not None:
             raise UserError("`oracle` and `threshold`", cure="give one of them")
-        self.tests: list[Split] = []
-        self.tunings: list[Split | None] = []
+        self.tests: list[tuple[Split, Split | None]] = []
         for pair, gold in select(config.langs, config.data).items():
             split, tuning = plan(gold, pair, config)
-            self.tests.append(read_split(gold[split]))
-            self.tunings.append(read_split(gold[tuning]) if tuning else None)
+            self.tests.append((read_split(gold[split]), read_split(gold[tuning]) if tuning else None))
 
     def measure(self, encoder: Encoder) -> Figures:
-        config = self.config
-        kept = [leave_out_overlap(test, encoder.training_hashes, config.drop_overlap) for test in self.tests]
-        values = {
-            test.pair: measure(encoder, test, tuning, config)
-            for (test, _), tuning in zip(kept, self.tunings, strict=True)
-        }
+        config, values, overlaps = self.config, {}, []
+        for whole, tuning in self.tests:
+            test, overlap = leave_out_overlap(whole, encoder.training_hashes, config.drop_overlap)
+            values[test.pair] = measure(encoder, test, tuning, config)
+            overlaps.append(overlap)
         mean = float(np.mean([own["f1"] for own in values.values()]))
         label = f"mean F1{' (oracle)' if config.oracle else ''}"
-        rows = []
-        for pair, own in values.items():
-            figures = [f"{own[score]:.2f}" for score in ("precision", "recall", "f1")]
-            counts = [str(own["extracted"]), str(own["gold"]), f"{own['threshold']:.4f}", own["threshold_from"]]
-            rows.append([pair, own["split"], *figures, *counts])
+        columns = ("split", "precision", "recall", "f1", "extracted", "gold")
+        rows = [
+            [pair, *(own[column] for column in columns), f"{own['threshold']:.4f}", own["threshold_from"]]
+            for pair, own in values.items()
+        ]
         header = ["languages", "split", "precision", "recall", "F1", "extracted", "gold", "threshold", "found on"]
         settings = ("margin", "neighbours", "retrieval", "one_to_one", "threshold", "oracle")
         return Figures(
@@ -137,55 +127,38 @@ class Bucc(Evaluation):
             values=values,
             headline={label: mean},
             settings={name: getattr(config, name) for name in settings},
-            files=[file for split in (*self.tests, *filter(None, self.tunings)) for file in split.files],
-            overlap=total(overlap for _, overlap in kept),
+            files=[
+                file for splits in zip(*self.tests, strict=True) for split in splits if split for file in split.files
+            ],
+            overlap=total(overlaps),
         )
 
 
-def available(folder: str | Path) -> dict[str, dict[str, Path]]:
+def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
     """Find the gold files in a folder and its direct subfolders: language pair -> split -> file.
 
-    Raises:
-        UserError: The folder does not exist or has no gold file, or two gold files are for the same split.
+    Args:
+        pairs: ``all``, or language pairs such as ``de-en,zh-en``.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError("no such folder", path=folder, cure="name the folder of the BUCC files")
-    found: dict[str, dict[str, Path]] = {}
+    folder, known = existing_folder(folder, "name the folder of the BUCC files"), dict[str, dict[str, Path]]()
     for file in sorted([*folder.glob("*.gold"), *folder.glob("*/*.gold")]):
         if match := _GOLD.fullmatch(file.name):
-            splits = found.setdefault(f"{match[1]}-{match[2]}", {})
-            if match[3] in splits:
-                raise UserError(f"{splits[match[3]]} is of the same split", path=file, cure="keep one of them")
-            splits[match[3]] = file
-    if not found:
+            other = known.setdefault(f"{match[1]}-{match[2]}", {}).setdefault(match[3], file)
+            if other is not file:
+                raise UserError(f"{other} is of the same split", path=file, cure="keep one of them")
+    if not known:
         raise UserError("no file {xx}-{yy}.{split}.gold in it", path=folder, cure=_LAYOUT)
-    return found
-
-
-def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
-    """Return the requested language pairs of ``available``: ``all``, or pairs such as ``de-en,zh-en``.
-
-    Raises:
-        UserError: No pair is named, or a named pair is not available.
-    """
-    found = available(folder)
     named = [name.strip() for name in pairs.split(",") if name.strip()]
-    wanted = list(dict.fromkeys(found if named == ["all"] else named))
-    missing = [name for name in wanted if name not in found]
+    wanted = list(dict.fromkeys(known if named == ["all"] else named))
+    missing = [name for name in wanted if name not in known]
     if missing or not wanted:
-        cure = f"it holds {' '.join(found)}"
-        raise UserError(f"no BUCC files of {' '.join(missing) or 'no pair'}", path=folder, cure=cure)
-    return {name: found[name] for name in wanted}
+        problem = f"no BUCC files of {' '.join(missing) or 'no pair'}"
+        raise UserError(problem, path=folder, cure=f"it holds {' '.join(known)}")
+    return {name: known[name] for name in wanted}
 
 
 def plan(splits: Iterable[str], pair: str, config: Bucc.Config) -> tuple[str, str | None]:
-    """Return the split to measure and the split on which to tune the threshold (None if no tuning is needed).
-
-    Raises:
-        UserError: The split is not available, or there is no other split for tuning and neither ``threshold`` nor
-            ``oracle`` is given.
-    """
+    """Return the split to measure and the split on which to tune the threshold (None if no tuning is needed)."""
     splits, measured = list(splits), config.split
     split = measured or ("test" if "test" in splits else splits[0] if len(splits) == 1 else None)
     if split not in splits:
@@ -204,9 +177,6 @@ def read_split(gold: Path) -> Split:
     """Read the split that a gold file belongs to.
 
     Empty lines are skipped. Equal sentences count as one sentence, and gold pairs of equal sentences as one pair.
-
-    Raises:
-        UserError: A file is missing or empty, a line has no tab, or an id is repeated or unknown.
     """
     match = _GOLD.fullmatch(gold.name)
     assert match is not None
@@ -251,39 +221,26 @@ def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
 
 
 def leave_out_overlap(split: Split, training_hashes: Path | None, drop: bool) -> tuple[Split, Overlap]:
-    """Count the gold pairs with a side that is in the training data; with ``drop``, also remove their sentences.
-
-    Raises:
-        UserError: ``drop`` is set, but there are no training hashes or no gold pair would be left.
-    """
-    columns = (
-        [side.sentences[row] for row in rows]
-        for side, rows in zip((split.source, split.target), split.gold.T, strict=True)
-    )
+    """Count the gold pairs with a side that is in the training data; with ``drop``, also remove their sentences."""
+    pairs = list(zip((split.source, split.target), split.gold.T, strict=True))
+    columns = [[side.sentences[row] for row in rows] for side, rows in pairs]
     keep, overlap = find_overlap(training_hashes, *columns, drop=drop, name=split.pair)
-    return split if keep.all() else _without(split, ~keep), overlap
-
-
-def _without(split: Split, out: np.ndarray) -> Split:
-    """Return a split without the gold pairs that the mask ``out`` selects, and without their sentences."""
-    sides, columns = [], []
-    for side, rows in zip((split.source, split.target), split.gold.T, strict=True):
+    if keep.all():
+        return split, overlap
+    sides, gold = [], []
+    for side, rows in pairs:
         left = np.ones(len(side.sentences), dtype=bool)
-        left[rows[out]] = False
-        left[rows[~out]] = True  # these sentences are also in a gold pair that stays
+        left[rows[~keep]] = False
+        left[rows[keep]] = True  # these sentences are also in a gold pair that stays
         place = np.cumsum(left) - 1
         ids = {name: int(place[row]) for name, row in side.rows.items() if left[row]}
-        sides.append(Side(side.language, [side.sentences[row] for row in np.flatnonzero(left)], ids))
-        columns.append(place[rows[~out]])
-    return replace(split, source=sides[0], target=sides[1], gold=np.stack(columns, axis=1))
+        sides.append(Side(side.language, chosen(left, side.sentences)[0], ids))
+        gold.append(place[rows[keep]])
+    return replace(split, source=sides[0], target=sides[1], gold=np.stack(gold, axis=1)), overlap
 
 
 def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:
-    """Mine the candidate pairs of a split, best first, and return them with a mask of those that are gold, bool [P].
-
-    Raises:
-        UserError: There are fewer sentences than neighbours, or the vectors differ in dimension.
-    """
+    """Mine the candidate pairs of a split, best first, and return them with a mask of those that are gold, bool [P]."""
     check_neighbours(config.neighbours, len(split.source.sentences), len(split.target.sentences))
     x, y = (
         encoder.encode(side.sentences, side.language, show_progress=sys.stderr.isatty())
@@ -292,8 +249,8 @@ def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidate
     if x.shape[1] != y.shape[1]:
         cure = "name an encoder of both languages"
         raise UserError(f"vectors of {x.shape[1]} and of {y.shape[1]} numbers", cure=cure)
-    found = neighbours(x, y, config.neighbours)
-    pairs = choose(found, config.margin, config.retrieval, one_to_one=config.one_to_one)
+    nearest = neighbours(x, y, config.neighbours)
+    pairs = choose(nearest, config.margin, config.retrieval, one_to_one=config.one_to_one)
     gold = set(map(tuple, split.gold.tolist()))
     correct = [pair in gold for pair in zip(pairs.source.tolist(), pairs.target.tolist(), strict=True)]
     return pairs, np.array(correct, dtype=bool)
@@ -302,26 +259,22 @@ def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidate
 def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Bucc.Config) -> dict[str, Any]:
     """Measure precision, recall and F1 of one split.
 
-    The threshold is the one that is given, or the best one of the measured split (oracle), or the best one of
-    ``tuning``. An oracle result should not be quoted for a system.
+    The threshold is the one that is given, or the best one of ``tuning`` or, without it, of the measured split itself
+    (oracle). An oracle result should not be quoted for a system.
 
     Returns:
         ``split``, the fields of ``MiningScores``, ``threshold``, and its origin ``threshold_from``: the name of a
         split, ``given``, or ``oracle``.
-
-    Raises:
-        UserError: See ``mine``; or the split on which the threshold is tuned has no candidates.
     """
     pairs, correct = mine(encoder, measured, config)
     threshold, origin = config.threshold, "given"
     if threshold is None:
-        split = measured if config.oracle else tuning
-        assert split is not None
-        candidates, is_gold = (pairs, correct) if config.oracle else mine(encoder, split, config)
+        split = tuning or measured
+        candidates, is_gold = mine(encoder, tuning, config) if tuning else (pairs, correct)
         if not len(candidates):
             raise UserError(f"{split.pair}: no candidates in {split.name}", cure="use another margin or `retrieval`")
         threshold, _ = best_threshold(candidates.score, is_gold, len(split.gold))
-        origin = "oracle" if config.oracle else split.name
+        origin = tuning.name if tuning else "oracle"
     taken = pairs.score.astype(np.float64) >= threshold
     scores = mining_scores(int(correct[taken].sum()), int(taken.sum()), len(measured.gold))
     return {"split": measured.name, **vars(scores), "threshold": threshold, "threshold_from": origin}

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from xrep.errors import UserError
 from xrep.files import sha256_of, write_aside
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.metrics.components import remove_components
 from xrep.retrieval.neighbours import normalize_rows
+from xrep.retrieval.vectors import open_vectors
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
-
-if TYPE_CHECKING:
-    from xrep.inference.sentence_encoder import SentenceEncoder
 
 VECTORS, SENTENCES = "vectors.npy", "sentences.tsv"
 _LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES}, N lines language<TAB>sentence"
 
 
-class Encodes(Protocol):
-    """Protocol of objects that encode sentences as vectors."""
-
-    def encode(
-        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
-    ) -> np.ndarray:
-        """Return finite vectors, float32 [N, D], of length 1 with ``normalize`` and unchanged without.
-
-        Raises:
-            UserError: The language is not supported, or a vector is not finite.
-        """
-        ...
-
-
-class Encoder(Encodes, Protocol):
+class Encoder(Protocol):
     """Protocol of the sentence encoders that evaluations accept."""
 
     path: str
@@ -46,16 +34,18 @@ class Encoder(Encodes, Protocol):
     training_hashes: Path | None
     """File with the hashes of its training sentences, see ``xrep.evaluation.overlap``; None if there is none."""
 
+    def encode(
+        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
+    ) -> np.ndarray:
+        """Return finite vectors, float32 [N, D], of length 1 with ``normalize`` and unchanged without."""
+        ...
+
     def fingerprint(self) -> str:
         """Return a digest that changes when the vectors that the encoder computes change."""
         ...
 
     def random_baseline(self) -> Encoder:
-        """Return an encoder of the same architecture with random weights.
-
-        Raises:
-            UserError: The architecture is not known, because the vectors were computed elsewhere.
-        """
+        """Return an encoder of the same architecture with random weights."""
         ...
 
 
@@ -67,104 +57,86 @@ def open_encoder(path: str | Path, *, batch_tokens: int = 4096, cache: str | Pat
             [N, D] and ``sentences.tsv`` (lines ``language<TAB>sentence``).
         batch_tokens: Number of subwords that are encoded at a time.
         cache: Folder in which vectors are kept, by encoder, language and sentences.
-
-    Raises:
-        UserError: There is no encoder at ``path``.
     """
     if (Path(path) / VECTORS).exists():
         return Precomputed(path)
-    from xrep.inference.sentence_encoder import SentenceEncoder
-
     return Loaded(str(path), SentenceEncoder.load(path), batch_tokens, None if cache is None else Path(cache))
 
 
 def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
-    """Encode one sentence per language, so that unsupported languages are reported before the expensive work starts.
-
-    Args:
-        sentences: Maps each language to one sentence that will be measured.
-
-    Raises:
-        UserError: The encoder refuses some languages; the message names all of them.
-    """
-    refused: dict[str, UserError] = {}
+    """Encode one sentence of each language, so that languages that the encoder refuses are reported before the work."""
+    refused: dict[str, str] = {}
     for language, sentence in sentences.items():
         try:
             encoder.encode([sentence], language)
         except UserError as error:
-            refused[language] = error
+            refused[language] = error.problem
     if refused:
-        known = [language for language in sentences if language not in refused and language != "en"]
-        reason = next(iter(refused.values())).problem
-        raise UserError(
-            f"the encoder cannot encode {' '.join(refused)} ({reason})",
-            cure=f"give `langs` {','.join(known)}" if known and "en" not in refused else "name another encoder",
-        )
+        known = [language for language in sentences if language not in {**refused, "en": ""}]
+        cure = f"give `langs` {','.join(known)}" if known and "en" not in refused else "name another encoder"
+        raise UserError(f"the encoder cannot encode {' '.join(refused)} ({next(iter(refused.values()))})", cure=cure)
 
 
-def encode_columns(encoder: Encodes, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:
-    """Encode several columns of sentences, each different sentence once; return unnormalised vectors, float32 [N, D]
-    each."""
+def encode_columns(encoder: Encoder | SentenceEncoder, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:
+    """Encode each different sentence of several columns once; return unnormalised vectors, float32 [N, D] each."""
     places = {sentence: place for place, sentence in enumerate(dict.fromkeys(chain.from_iterable(columns)))}
     vectors = encoder.encode(list(places), lang, normalize=False, show_progress=sys.stderr.isatty())
     return [vectors[[places[sentence] for sentence in column]] for column in columns]
 
 
+def without_components(unit: np.ndarray, count: int) -> np.ndarray:
+    """Return vectors of length 1, [N, D], without their first ``count`` principal components, again of length 1."""
+    if count >= unit.shape[1]:
+        problem = f"`remove_components` {count} of vectors {unit.shape[1]} wide"
+        raise UserError(problem, cure=f"give at most {unit.shape[1] - 1}")
+    return normalize_rows(remove_components(unit, count)) if count else unit
+
+
+@dataclass
 class Loaded:
-    """A ``SentenceEncoder`` for evaluations, with an optional cache of its vectors on disk.
+    """A ``SentenceEncoder`` for evaluations; ``open_encoder`` explains the fields."""
 
-    Args:
-        path: Path from which the encoder was loaded.
-        batch_tokens: Number of subwords that are encoded at a time.
-        cache: Folder of the cache, created if it does not exist; None for no cache.
-    """
+    path: str
+    encoder: SentenceEncoder
+    batch_tokens: int = 4096
+    cache: Path | None = None
 
-    def __init__(
-        self, path: str, encoder: SentenceEncoder, batch_tokens: int = 4096, cache: Path | None = None
-    ) -> None:
-        self.path, self.encoder = path, encoder
-        self.training_hashes: Path | None = encoder.training_hashes
-        self._batch_tokens, self._cache = batch_tokens, cache
-        self._fingerprint: str | None = None
-
-    def fingerprint(self) -> str:
-        if self._fingerprint is None:
-            self._fingerprint = self.encoder.fingerprint()
-        return self._fingerprint
+    def __post_init__(self) -> None:
+        self.training_hashes: Path | None = self.encoder.training_hashes
+        self.fingerprint = functools.cache(self.encoder.fingerprint)
 
     def random_baseline(self) -> Loaded:
         encoder = type(self.encoder).load(self.path, random_weights=True)
-        return Loaded(self.path, encoder, self._batch_tokens, self._cache)
+        return replace(self, encoder=encoder)
 
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
-        def compute() -> np.ndarray:
-            options = {"batch_tokens": self._batch_tokens, "normalize": normalize, "show_progress": show_progress}
-            return _finite(self.encoder.encode(sentences, lang, **options), self.path, "take an earlier checkpoint")
-
-        if self._cache is None or len(sentences) == 1:  # one sentence is encoded faster than looked up
-            return compute()
-        self._cache.mkdir(exist_ok=True)
-        digest = hashlib.sha256(f"{self.fingerprint()} {lang and canonical(lang)} {normalize}".encode())
-        for sentence in sentences:
-            digest.update(hashlib.sha256(sentence.encode()).digest())
-        return _cached(self._cache / f"{digest.hexdigest()[:32]}.npy", len(sentences), compute)
-
-
-def _cached(path: Path, rows: int, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    if path.exists():
-        try:
-            vectors = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError):
-            vectors = None
-        if vectors is None or vectors.ndim != 2 or len(vectors) != rows:
-            raise UserError("a damaged file of kept vectors", path=path, cure="delete it")
+        path = None
+        if self.cache is not None and len(sentences) > 1:  # one sentence is encoded faster than looked up
+            self.cache.mkdir(exist_ok=True)
+            digest = hashlib.sha256(f"{self.fingerprint()} {lang and canonical(lang)} {normalize}".encode())
+            for sentence in sentences:
+                digest.update(hashlib.sha256(sentence.encode()).digest())
+            path = self.cache / f"{digest.hexdigest()[:32]}.npy"
+            if path.exists():
+                return _read_kept(path, len(sentences))
+        options = {"batch_tokens": self.batch_tokens, "normalize": normalize, "show_progress": show_progress}
+        vectors = _finite(self.encoder.encode(sentences, lang, **options), self.path, "take an earlier checkpoint")
+        if path is not None:
+            with write_aside(path) as temporary, temporary.open("wb") as file:
+                np.save(file, vectors, allow_pickle=False)
         return vectors
-    vectors = compute()
-    with write_aside(path) as temporary, temporary.open("wb") as file:
-        np.save(file, vectors, allow_pickle=False)
-    return vectors
+
+
+def _read_kept(path: Path, rows: int) -> np.ndarray:
+    try:
+        vectors = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError):
+        vectors = None
+    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or len(vectors) != rows or vectors.dtype != np.float32:
+        raise UserError("a damaged file of kept vectors", path=path, cure="delete it")
+    return _finite(vectors, str(path), "delete it")
 
 
 def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:
@@ -175,28 +147,31 @@ def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:
 
 
 class Precomputed:
-    """Vectors that another system computed, looked up by language and sentence.
-
-    Raises:
-        UserError: A file is missing or has the wrong format, the numbers of rows differ, or a sentence occurs twice.
-    """
+    """Vectors that another system computed, looked up by language and sentence."""
 
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
         self.path = str(path)
         hashes = folder / "training_hashes.npy"
         self.training_hashes = hashes if hashes.exists() else None
-        self._vectors = _open_vectors(folder / VECTORS)
-        self._rows = _read_rows(folder / SENTENCES)
+        self._vectors = open_vectors(folder / VECTORS, _LAYOUT)
+        self._rows: dict[tuple[str, str], int] = {}
+        path = folder / SENTENCES
+        for number, line in read_lines(path):
+            language, tab, sentence = line.partition("\t")
+            if not tab:
+                raise UserError("no tab in the line", path=path, line=number, cure=_LAYOUT)
+            row = self._rows.setdefault((canonical(language) if language else "", sentence), number - 1)
+            if row < number - 1:
+                cure = "keep one of the two, here and in the vectors"
+                raise UserError(f"the sentence is also in line {row + 1}", path=path, line=number, cure=cure)
         if len(self._rows) != len(self._vectors):
             problem = f"{len(self._rows)} lines, but {VECTORS} has {len(self._vectors)} rows"
-            raise UserError(problem, path=folder / SENTENCES, cure="row i must be the vector of line i")
+            raise UserError(problem, path=path, cure="row i must be the vector of line i")
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for name in (VECTORS, SENTENCES):
-            digest.update(bytes.fromhex(sha256_of(Path(self.path) / name)))
-        return digest.hexdigest()
+        digests = (bytes.fromhex(sha256_of(Path(self.path) / name)) for name in (VECTORS, SENTENCES))
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
     def random_baseline(self) -> Encoder:
         raise UserError("vectors have no random baseline", path=self.path, cure="measure without `random_baseline`")
@@ -205,39 +180,14 @@ class Precomputed:
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
         language = canonical(lang) if lang else ""
-        rows = [self._rows.get((language, _one_line(sentence))) for sentence in sentences]
-        missing = [sentence for sentence, row in zip(sentences, rows, strict=True) if row is None]
-        if missing:
+        keys = [(language, _one_line(sentence)) for sentence in sentences]
+        if missing := [sentence for key, sentence in zip(keys, sentences, strict=True) if key not in self._rows]:
             problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
             cure = "encode what `list_sentences` writes"
             raise UserError(f"{problem}the first is {missing[0][:80]!r}", path=self.path, cure=cure)
-        vectors = self._vectors[[row for row in rows if row is not None]].astype(np.float32)
+        vectors = self._vectors[[self._rows[key] for key in keys]].astype(np.float32)
         vectors = _finite(vectors, str(Path(self.path) / VECTORS), "check the system that made them")
         return normalize_rows(vectors) if normalize else vectors
-
-
-def _open_vectors(path: Path) -> np.ndarray:
-    try:
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError):
-        raise UserError("not a file of vectors", path=path, cure=_LAYOUT) from None
-    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.floating):
-        raise UserError("not an array [N, D] of floats", path=path, cure=_LAYOUT)
-    return vectors
-
-
-def _read_rows(path: Path) -> dict[tuple[str, str], int]:
-    rows: dict[tuple[str, str], int] = {}
-    for number, line in read_lines(path):
-        language, tab, sentence = line.partition("\t")
-        if not tab:
-            raise UserError("no tab in the line", path=path, line=number, cure=_LAYOUT)
-        key = canonical(language) if language else "", sentence
-        if key in rows:
-            problem = f"the sentence is also in line {rows[key] + 1}"
-            raise UserError(problem, path=path, line=number, cure="keep one of the two, here and in the vectors")
-        rows[key] = number - 1
-    return rows
 
 
 class SentenceList:

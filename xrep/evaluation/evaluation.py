@@ -1,17 +1,19 @@
-"""The contract of an evaluation, and the options that several evaluations share."""
+"""The contract of an evaluation, the options that several evaluations share, and the result: text and a record."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from tqdm import tqdm
 
+import xrep
 from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.figures import Figures
+from xrep.evaluation.overlap import Overlap
+from xrep.files import sha256_of
 
 Item = TypeVar("Item")
 
@@ -66,7 +68,6 @@ class Evaluation(ABC):
     """
 
     Config: ClassVar[type]
-    config: Any
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -93,6 +94,8 @@ class Evaluation(ABC):
     def open(self, path: str) -> Any:
         """Open the model that ``measure`` takes; by default it is an ``Encoder``.
 
+        It has an attribute ``path``, and a method ``fingerprint()``, whose result changes when the output changes.
+
         Raises:
             UserError: There is no such model at ``path``.
         """
@@ -110,3 +113,61 @@ class Evaluation(ABC):
 def progress(items: Sequence[Item], unit: str) -> Iterable[Item]:
     """Return the items with a progress line on stderr, if that is a terminal."""
     return tqdm(items, disable=None, leave=False, unit=f" {unit}")
+
+
+@dataclass(kw_only=True)
+class Figures:
+    """What ``Evaluation.measure`` returns, in the same form for every evaluation."""
+
+    text: str
+    """Tables and lines for people, without the line about the overlap, which the printer adds."""
+    values: Mapping[str, Any]
+    """Measured values, unrounded; only JSON types."""
+    headline: Mapping[str, float] = field(default_factory=dict)
+    """The few figures (name -> number) by which the test is usually quoted; ``xrep-eval all`` prints them."""
+    settings: Mapping[str, Any]
+    """Everything else that the values depend on, such as split, languages, neighbours and seeds."""
+    files: Sequence[str | Path] = ()
+    """Every data file that was read."""
+    overlap: Overlap | None = None
+    """Overlap with the training data; None if the data is not a test set."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Of several tests, those that could not be measured, and the reasons."""
+    plot: Callable[[str], Sequence[str] | None] | None = None
+    """Function that draws the figures as a PNG file. It may return lines to print below the text."""
+
+    def printed(self) -> str:
+        """Return the text that ``xrep-eval`` prints."""
+        return "\n".join([self.text, *([self.overlap.line] if self.overlap else [])])
+
+    def record(self, test: str, model: Any) -> dict[str, Any]:
+        """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON."""
+        return {
+            "test": test,
+            "values": dict(self.values),
+            "headline": dict(self.headline),
+            "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
+            "data": {str(path): sha256_of(path) for path in self.files},
+            "settings": dict(self.settings),
+            "version": xrep.__version__,
+            "overlap": asdict(self.overlap) if self.overlap else None,
+        }
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Format a table. The first column is left-aligned, the others right-aligned; an empty row draws a rule.
+
+    Floats have two decimals.
+
+    >>> print(table(["test", "score"], [["a", 1.0], [], ["mean", 10.0]]))
+    test  score
+    ----  -----
+    a      1.00
+    ----  -----
+    mean  10.00
+    """
+    cells = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in [header, [], *rows]]
+    widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(len(header))]
+    dashes = ["-" * width for width in widths]
+    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] if row else dashes for row in cells)
+    return "\n".join("  ".join(line).rstrip() for line in lines)

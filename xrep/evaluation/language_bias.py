@@ -12,7 +12,7 @@ languages in turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,38 +20,14 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, check_languages
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.encoders import Encoder, check_languages, without_components
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, progress, table
 from xrep.evaluation.multilingual import Group, TextOptions, Texts, read_texts
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.plots import plot_language_bias
 from xrep.evaluation.reading import folders_with
-from xrep.metrics.components import remove_components
 from xrep.metrics.geometry import language_shares
-from xrep.retrieval.neighbours import normalize_rows
 from xrep.text.languages import name
-
-
-@dataclass(frozen=True)
-class Results:
-    """Shares of the languages among the neighbours of each language's queries.
-
-    Attributes:
-        sentences: Number of sentences per language.
-        before, after: Shares in percent, float64 [L, L], for the vectors of the encoder and for the vectors without
-            their first principal components. Row i belongs to the queries in ``languages[i]`` and sums to 100.
-    """
-
-    languages: list[str]
-    sentences: int
-    before: np.ndarray
-    after: np.ndarray
-
-    @property
-    def unbiased(self) -> float:
-        """Share of the own language in percent, if neighbours were drawn at random from the other sentences."""
-        return 100 * (self.sentences - 1) / (self.sentences * len(self.languages) - 1)
 
 
 class LanguageBias(Evaluation):
@@ -94,24 +70,44 @@ class LanguageBias(Evaluation):
     def measure(self, encoder: Encoder) -> Figures:
         config = self.config
         groups, overlap = _without_overlap(self.groups, encoder, config)
-        results = language_bias(encoder, groups, config.neighbours, config.remove_components)
+        languages = sorted({language for group in groups for language in group})
+        before, after = language_bias(encoder, groups, config.neighbours, config.remove_components)
         removed = f"without {config.remove_components} component{'s' if config.remove_components > 1 else ''}"
-        shares = {"as it is": results.before, removed: results.after}
-        title = f"Languages of the {config.neighbours} nearest neighbours ({results.unbiased:.1f}% each without a bias)"
-        own, values = f"own language of {len(results.languages)}", _values(results)
+        shares, count = {"as it is": before, removed: after}, len(next(iter(groups[0].values())))
+        # The share of the own language if neighbours were drawn at random from the other sentences.
+        unbiased = 100 * (count - 1) / (count * len(languages) - 1)
+        own, means = (
+            f"own language of {len(languages)}",
+            [float(matrix.diagonal().mean()) for matrix in (before, after)],
+        )
+
+        def named(columns: Iterable[Any]) -> dict[str, Any]:
+            return dict(zip(languages, columns, strict=True))
+
+        text = (
+            f"share (%) of the own language among the {config.neighbours} nearest neighbours, {unbiased:.1f} without a "
+            f"bias; {count} sentences of each of {len(languages)} languages\n{_text(languages, shares)}"
+        )
+        title = f"Languages of the {config.neighbours} nearest neighbours ({unbiased:.1f}% each without a bias)"
         return Figures(
-            text=_text(results, shares, config.neighbours),
-            values=values,
-            headline={own: values["own"]["before"], f"{own}, {removed}": values["own"]["after"]},
+            text=text,
+            values={  # "before" and "after": language of the query -> language of the neighbours -> share in percent
+                "own": dict(zip(("before", "after"), means, strict=True)),
+                "unbiased": unbiased,
+                "before": named(map(named, before.tolist())),
+                "after": named(map(named, after.tolist())),
+                "sentences": count,
+            },
+            headline=dict(zip((own, f"{own}, {removed}"), means, strict=True)),
             settings={
-                "languages": results.languages,
-                "sentences": results.sentences,
+                "languages": languages,
+                "sentences": count,
                 "neighbours": config.neighbours,
                 "remove_components": config.remove_components,
             },
             files=self.texts.files,
             overlap=overlap,
-            plot=lambda path: plot_language_bias(results.languages, shares, title, path),
+            plot=lambda path: plot_language_bias(languages, shares, title, path),
         )
 
 
@@ -119,52 +115,48 @@ def _without_overlap(
     groups: Sequence[Group], encoder: Encoder, config: LanguageBias.Config
 ) -> tuple[list[Group], Overlap]:
     """Return groups of equal size and their overlap; dropped examples are replaced by later ones, if there are any."""
-    if not config.drop_overlap:
-        groups = _even(groups, config.sentences)
-    found = [find_overlap(encoder.training_hashes, *group.values(), drop=config.drop_overlap) for group in groups]
-    kept = [
-        dict(zip(group, chosen(keep, *group.values()), strict=True))
-        for group, (keep, _) in zip(groups, found, strict=True)
-    ]
-    return _even(kept, config.sentences), total(overlap for _, overlap in found)
+    kept, overlaps = [], []
+    for group in groups if config.drop_overlap else _even(groups, config.sentences):
+        keep, overlap = find_overlap(encoder.training_hashes, *group.values(), drop=config.drop_overlap)
+        kept.append(dict(zip(group, chosen(keep, *group.values()), strict=True)))
+        overlaps.append(overlap)
+    return _even(kept, config.sentences), total(overlaps)
 
 
-def language_bias(encoder: Encoder, groups: Sequence[Group], neighbours: int, components: int) -> Results:
-    """Measure the shares of the languages before and after principal component removal.
+def language_bias(
+    encoder: Encoder, groups: Sequence[Group], neighbours: int, components: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shares of the languages, in percent, before and after principal component removal: [L, L] each.
+
+    Row i belongs to the queries in the i-th language by its code, and sums to 100.
 
     Args:
         groups: Sentences of each language, in groups of parallel sentences; all languages have the same number.
-
-    Raises:
-        UserError: A number is out of range, or the encoder refuses a language.
     """
     columns = {language: sentences for group in groups for language, sentences in group.items()}
     languages, count = sorted(columns), len(next(iter(columns.values())))
     check_languages(encoder, {language: columns[language][0] for language in languages})
-    _check(neighbours, components, count, len(languages))
+    sentences = f"{count} sentences of each of {len(languages)} languages"
+    if not 1 <= neighbours < count * len(languages):
+        raise UserError(f"`neighbours` {neighbours}, but {sentences}", cure=f"give 1 to {count * len(languages) - 1}")
+    if components >= count:
+        raise UserError(f"`remove_components` {components}, but {sentences}", cure=f"give at most {count - 1}")
     vectors = [encoder.encode(columns[language], language) for language in progress(languages, "languages")]
-    if components >= vectors[0].shape[1]:
-        cure = f"give at most {vectors[0].shape[1] - 1}"
-        raise UserError(f"`remove_components` {components} of vectors {vectors[0].shape[1]} wide", cure=cure)
-    without = [normalize_rows(remove_components(own, components)) for own in vectors]
-    before, after = (100 * language_shares(sides, neighbours) for sides in (vectors, without))
-    return Results(languages, count, before, after)
+    without = [without_components(own, components) for own in vectors]
+    return 100 * language_shares(vectors, neighbours), 100 * language_shares(without, neighbours)
 
 
 def _pool(texts: Texts) -> list[Group]:
     """Return groups in which each language occurs once: one group if all are parallel, else one group per language."""
     if len(texts.groups) == 1:
         return texts.groups
-    columns = {
-        language: [group[language] for group in texts.groups if language in group] for language in texts.languages
-    }
-    return [{language: _in_turn(sides)} for language, sides in columns.items()]
-
-
-def _in_turn(columns: list[list[str]]) -> list[str]:
-    """Return line 1 of the first column, line 2 of the second and so on, without repeated sentences."""
-    turns = ((line, columns[line % len(columns)]) for line in range(max(map(len, columns))))
-    return list(dict.fromkeys(column[line] for line, column in turns if line < len(column)))
+    groups = []
+    for language in texts.languages:
+        # Line 1 of the first column, line 2 of the second and so on, without repeated sentences.
+        columns = [group[language] for group in texts.groups if language in group]
+        turns = ((line, columns[line % len(columns)]) for line in range(max(map(len, columns))))
+        groups.append({language: list(dict.fromkeys(column[line] for line, column in turns if line < len(column)))})
+    return groups
 
 
 def _even(groups: Sequence[Group], limit: int) -> list[Group]:
@@ -176,47 +168,14 @@ def _even(groups: Sequence[Group], limit: int) -> list[Group]:
     return [{language: sentences[:count] for language, sentences in group.items()} for group in groups]
 
 
-def _check(neighbours: int, components: int, count: int, languages: int) -> None:
-    sentences = f"{count} sentences of each of {languages} languages"
-    if not 1 <= neighbours < count * languages:
-        cure = f"give 1 to {count * languages - 1}"
-        raise UserError(f"`neighbours` {neighbours}, but {sentences}", cure=cure)
-    if components >= count:
-        raise UserError(f"`remove_components` {components}, but {sentences}", cure=f"give at most {count - 1}")
-
-
-def _text(results: Results, shares: Mapping[str, np.ndarray], neighbours: int) -> str:
+def _text(languages: Sequence[str], shares: Mapping[str, np.ndarray]) -> str:
     """Return the share of the own language before and after and, for up to 12 languages, the shares of all."""
-    languages, own = results.languages, [matrix.diagonal() for matrix in shares.values()]
-    rows = [
-        [f"{name(language)} ({language})", *(f"{values[i]:.1f}" for values in own)]
-        for i, language in enumerate(languages)
-    ]
-    rows += [[], ["mean", *(f"{values.mean():.1f}" for values in own)]]
-    parts = [
-        f"share (%) of the own language among the {neighbours} nearest neighbours, "
-        f"{results.unbiased:.1f} without a bias; {results.sentences} sentences of each of {len(languages)} languages",
-        table(["query", *shares], rows),
-    ]
+    own = [matrix.diagonal() for matrix in shares.values()]
+    names = [*(f"{name(language)} ({language})" for language in languages), "mean"]
+    columns = [[f"{share:.1f}" for share in (*values, values.mean())] for values in own]
+    rows = list(zip(names, *columns, strict=True))
+    parts = [table(["query", *shares], [*rows[:-1], [], rows[-1]])]
     for title, matrix in shares.items() if len(languages) <= 12 else ():
         cells = [[language, *(f"{share:.1f}" for share in matrix[i])] for i, language in enumerate(languages)]
         parts += ["", f"share (%) of each language, {title}", table(["query", *languages], cells)]
     return "\n".join(parts)
-
-
-def _values(results: Results) -> dict[str, Any]:
-    """Return the values for JSON, with all shares in percent.
-
-    The keys are ``own`` (mean over languages, ``before`` and ``after``), ``unbiased``, ``before`` and ``after``
-    (language of the query -> language of the neighbours -> share) and ``sentences`` (number of sentences per language).
-    """
-    shares = {"before": results.before, "after": results.after}
-    by_language = {
-        when: {
-            query: dict(zip(results.languages, row, strict=True))
-            for query, row in zip(results.languages, matrix.tolist(), strict=True)
-        }
-        for when, matrix in shares.items()
-    }
-    own = {when: float(matrix.diagonal().mean()) for when, matrix in shares.items()}
-    return {"own": own, "unbiased": results.unbiased, **by_language, "sentences": results.sentences}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,17 +59,13 @@ def read_texts(options: TextOptions) -> Texts:
     """Read parallel sentences. Rows with a blank or repeated side, and rows with all sides equal, are left out.
 
     With Tatoeba, English is always included.
-
-    Raises:
-        UserError: The files do not exist, a language is not available, one side is missing or shorter, or there are
-            fewer than two languages.
     """
     data = options.data
     if _PLACE in data:
-        found = files_of_pattern(data)
-        files = [found[language] for language in _chosen(options, found)]
-        columns = {language: _read(found[language], options.column) for language in _chosen(options, found)}
-        return Texts([_clean(columns, files)], files)
+        places = files_of_pattern(data)
+        places = {language: places[language] for language in _chosen(options, places)}
+        columns = {language: _read(path, options.column) for language, path in places.items()}
+        return Texts([_clean(columns, list(places.values()))], list(places.values()))
     codes = tatoeba.available(data)
     groups, files = [], []
     for language in _chosen(options, {*codes, "en"}):
@@ -81,33 +77,27 @@ def read_texts(options: TextOptions) -> Texts:
 
 
 def files_of_pattern(pattern: str) -> dict[str, Path]:
-    """Find the files that match a path with ``{lang}`` in place of the language: canonical language -> file.
-
-    Raises:
-        UserError: ``{lang}`` occurs more than once or not at all, there is no such file, or two files have the same
-            language.
-    """
+    """Find the files that match a path with ``{lang}`` in place of the language: canonical language -> file."""
     before, *others = pattern.split(_PLACE)
     if len(others) != 1:
         problem = f"{_PLACE} occurs {'more than once' if others else 'nowhere'}"
         raise UserError(problem, path=pattern, cure="write it once, in place of the language")
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for name in sorted(glob.glob(f"{glob.escape(before)}*{glob.escape(others[0])}")):
         code = name[len(before) : len(name) - len(others[0])]
         if _CODE.fullmatch(code):
-            if canonical(code) in found:
-                problem = f"{found[canonical(code)]} is of the same language"
-                raise UserError(problem, path=name, cure="move one of the two elsewhere")
-            found[canonical(code)] = Path(name)
-    if not found:
+            if other := files.get(canonical(code)):
+                raise UserError(f"{other} is of the same language", path=name, cure="move one of the two elsewhere")
+            files[canonical(code)] = Path(name)
+    if not files:
         raise UserError("no such files", path=pattern, cure=f"{_PLACE} stands for the language")
-    return found
+    return files
 
 
-def _chosen(options: TextOptions, found: Collection[str]) -> list[str]:
-    shown = [language for language in SHOWN if language in found]
+def _chosen(options: TextOptions, known: Collection[str]) -> list[str]:
+    shown = [language for language in SHOWN if language in known]
     wanted = (",".join(shown) if len(shown) > 1 else "all") if options.langs is None else options.langs
-    chosen = {*choose_languages(wanted, sorted(found), "sentences of", options.data)}
+    chosen = {*choose_languages(wanted, sorted(known), "sentences of", options.data)}
     if _PLACE not in options.data:
         chosen |= {"en"}
     if len(chosen) < 2:
@@ -133,17 +123,14 @@ def _read(path: Path, column: int) -> list[str]:
 
 def _clean(group: Group, files: list[Path]) -> Group:
     check_parallel(list(group.values()), files)
-    rows = list(_distinct(zip(*group.values(), strict=True)))
+    rows: list[tuple[str, ...]] = []
+    seen: set[tuple[int, str]] = set()
+    for row in zip(*group.values(), strict=True):
+        sides = set(enumerate(row))
+        if all(side.strip() for side in row) and len(set(row)) > 1 and not sides & seen:
+            seen |= sides
+            rows.append(row)
     if len(rows) < 2:
         problem = f"{len(rows)} different sentences with a translation"
         raise UserError(problem, path=files[0], cure="give at least 2 lines of text")
     return dict(zip(group, map(list, zip(*rows, strict=True)), strict=True))
-
-
-def _distinct(rows: Iterator[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    seen: set[tuple[int, str]] = set()
-    for row in rows:
-        sides = set(enumerate(row))
-        if all(side.strip() for side in row) and len(set(row)) > 1 and not sides & seen:
-            seen |= sides
-            yield row

@@ -14,14 +14,11 @@ from tqdm import tqdm
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation
-from xrep.evaluation.figures import Figures
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures
 from xrep.evaluation.reading import read_sentences
+from xrep.inference.encoding import CHUNK_CHARACTERS, CHUNK_LINES
 from xrep.text.readers import read_lines
 
-CHUNK_LINES = 16384
-"""Number of sentences that are encoded and compared at a time."""
-_CHUNK_CHARACTERS = 8_000_000
 _QUERIES = 1024
 """Number of queries that are compared at a time; the similarities then take 64 MB."""
 
@@ -36,26 +33,13 @@ class Hit:
     sentence: str
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Distinct sentences of a file, and the lines of their first occurrences in the chunk."""
-
-    file: str
-    sentences: list[str]
-    lines: list[int]
-
-
 def read_queries(queries: Sequence[str], file: str | Path | None) -> list[str]:
-    """Return the given queries and those in the lines of a file, without blank and repeated ones.
-
-    Raises:
-        UserError: There is no query.
-    """
+    """Return the given queries and those in the lines of a file, without blank and repeated ones."""
     lines = read_sentences(Path(file)) if file is not None else []
-    found = list(dict.fromkeys(query for query in [*queries, *lines] if query.strip()))
-    if not found:
+    distinct = list(dict.fromkeys(query for query in [*queries, *lines] if query.strip()))
+    if not distinct:
         raise UserError("no query", cure="give `query` 'a sentence', or `query_file` with one on each line")
-    return found
+    return distinct
 
 
 class Neighbours(Evaluation):
@@ -93,17 +77,13 @@ class Neighbours(Evaluation):
         config = self.config
         text_lang = config.data_lang or config.lang
         hits = nearest(encoder, self.queries, config.data, config.top, config.lang, text_lang)
-        lines = []
-        for query, found in zip(self.queries, hits, strict=True):
-            lines += [f"query: {query}", *(f"{h.similarity:6.3f}  {h.file}:{h.line}  {h.sentence}" for h in found), ""]
+        lines, values = [], []
+        for query, own in zip(self.queries, hits, strict=True):
+            lines += [f"query: {query}", *(f"{h.similarity:6.3f}  {h.file}:{h.line}  {h.sentence}" for h in own), ""]
+            values.append({"query": query, "nearest": [asdict(hit) for hit in own]})
         return Figures(
             text="\n".join(lines[:-1]),
-            values={
-                "queries": [
-                    {"query": query, "nearest": [asdict(hit) for hit in found]}
-                    for query, found in zip(self.queries, hits, strict=True)
-                ]
-            },
+            values={"queries": values},
             settings={"top": config.top, "lang": config.lang, "text_lang": text_lang},
             files=[*config.data, *([config.query_file] if config.query_file else [])],
         )
@@ -123,24 +103,21 @@ def nearest(
 
     Args:
         lang, text_lang: Languages of the queries and of the text, for encoders that need them.
-
-    Raises:
-        UserError: The encoder refuses a language, the text has too few sentences, or a file cannot be read.
     """
     if lang:
         check_languages(encoder, {lang: queries[0]})
     vectors_QD = encoder.encode(list(queries), lang)
     hits: list[list[Hit]] = [[] for _ in queries]
     with tqdm(disable=None, unit=" lines", unit_scale=True, leave=False) as progress:
-        for number, chunk in enumerate(_chunks(files)):
+        for number, places in enumerate(_chunks(files)):
             if text_lang and number == 0:
-                check_languages(encoder, {text_lang: chunk.sentences[0]})
-            chunk_CD = encoder.encode(chunk.sentences, text_lang)
+                check_languages(encoder, {text_lang: places[0][2]})
+            chunk_CD = encoder.encode([sentence for *_, sentence in places], text_lang)
             for start in range(0, len(queries), _QUERIES):
                 similarity_QC = vectors_QD[start : start + _QUERIES] @ chunk_CD.T
-                for place, row in enumerate(similarity_QC, start=start):
-                    hits[place] = _merge(hits[place], row, chunk, queries[place], top)
-            progress.update(len(chunk.lines))
+                for query, row in enumerate(similarity_QC, start=start):
+                    hits[query] = _merge(hits[query], row, places, queries[query], top)
+            progress.update(len(places))
     fewest = min(map(len, hits))
     if fewest < top:
         problem = f"`top` {top}, but {fewest} different sentences to find"
@@ -148,26 +125,28 @@ def nearest(
     return hits
 
 
-def _chunks(files: Sequence[str | Path]) -> Iterator[Chunk]:
+def _chunks(files: Sequence[str | Path]) -> Iterator[list[tuple[str, int, str]]]:
+    """Yield file, line and text of the distinct sentences of a part of a file, at their first occurrences there."""
     for file in files:
-        first_line: dict[str, int] = {}
+        places: dict[str, tuple[str, int, str]] = {}
         characters = 0
         for number, line in read_lines(file):
-            if line.strip() and line not in first_line:
-                first_line[line] = number
+            if line.strip() and line not in places:
+                places[line] = str(file), number, line
                 characters += len(line)
-            if len(first_line) >= CHUNK_LINES or characters >= _CHUNK_CHARACTERS:
-                yield Chunk(str(file), list(first_line), list(first_line.values()))
-                first_line, characters = {}, 0
-        if first_line:
-            yield Chunk(str(file), list(first_line), list(first_line.values()))
+            if len(places) >= CHUNK_LINES or characters >= CHUNK_CHARACTERS:
+                yield list(places.values())
+                places, characters = {}, 0
+        if places:
+            yield list(places.values())
 
 
-def _merge(hits: list[Hit], similarity_C: np.ndarray, chunk: Chunk, query: str, top: int) -> list[Hit]:
+def _merge(
+    hits: list[Hit], similarity_C: np.ndarray, places: Sequence[tuple[str, int, str]], query: str, top: int
+) -> list[Hit]:
     """Return the best ``top`` of ``hits`` and a chunk. The chunk may also contain known hits and the query itself."""
     near = np.flatnonzero(similarity_C > hits[-1].similarity) if len(hits) == top else np.arange(len(similarity_C))
     best = near[np.argsort(-similarity_C[near], kind="stable")[: top + 1]]
     known = {query, *(hit.sentence for hit in hits)}
-    found = [Hit(float(similarity_C[i]), chunk.file, chunk.lines[i], chunk.sentences[i]) for i in best.tolist()]
-    both = hits + [hit for hit in found if hit.sentence not in known]
-    return sorted(both, key=lambda hit: -hit.similarity)[:top]
+    new = [Hit(float(similarity_C[i]), *places[i]) for i in best.tolist() if places[i][2] not in known]
+    return sorted(hits + new, key=lambda hit: -hit.similarity)[:top]

@@ -7,7 +7,7 @@ English).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +17,7 @@ import torch
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Loaded, check_languages, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import choose_languages
 from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
@@ -45,15 +44,11 @@ class NliTest:
         """``de``, or ``en-de`` if the premises are English and the hypotheses German."""
         return "-".join(dict.fromkeys(self.languages))
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
 
 @dataclass(frozen=True)
 class Result:
     """Result of one test; ``accuracy`` is in percent."""
 
-    test: NliTest
     accuracy: float
     pairs: int
     """Number of pairs that were measured."""
@@ -108,60 +103,40 @@ class NliAccuracy(Evaluation):
 
     def measure(self, encoder: Encoder) -> Figures:
         results = accuracies(encoder, load_classifier(encoder, self.config.part), self.tests, self.config.drop_overlap)
-        mean = float(np.mean([result.accuracy for result in results]))
-        rows = [[_shown(result.test), str(result.pairs), f"{result.accuracy:.2f}"] for result in results]
-        total_row = [f"mean of {len(rows)}", str(sum(result.pairs for result in results)), f"{mean:.2f}"]
+        mean = float(np.mean([result.accuracy for result in results.values()]))
+        rows = [[_shown(test), results[test.name].pairs, results[test.name].accuracy] for test in self.tests]
+        last = [f"mean of {len(rows)}", sum(result.pairs for result in results.values()), mean]
         return Figures(
-            text=table(["language", "pairs", "accuracy"], [*rows, [], total_row]),
-            values={
-                "mean": mean,
-                "languages": {
-                    result.test.name: {
-                        "accuracy": result.accuracy,
-                        "pairs": result.pairs,
-                        "overlap": result.overlap.as_dict(),
-                    }
-                    for result in results
-                },
-            },
+            text=table(["language", "pairs", "accuracy"], [*rows, [], last]),
+            values={"mean": mean, "languages": {name: asdict(result) for name, result in results.items()}},
             headline={f"mean of {len(results)}": mean},
             settings={name: getattr(self.config, name) for name in ("split", "langs", "premise_lang", "part")},
             files=self.files,
-            overlap=total(result.overlap for result in results),
+            overlap=total(result.overlap for result in results.values()),
         )
 
 
 def read_tests(files: Sequence[NliFile], languages: str, premise_language: str | None = None) -> list[NliTest]:
-    """Read one test per language, sorted by language; see ``NliAccuracy.Config`` for the languages.
-
-    Raises:
-        UserError: A file is damaged, a language has no labelled pair, or the examples do not translate each other.
-    """
-    found: dict[str, list[Example]] = {}
+    """Read one test per language, sorted by language; see ``NliAccuracy.Config`` for the languages."""
+    examples: dict[str, list[Example]] = {}
     for example in read_nli(list(files), triplets=False):
-        found.setdefault(example.languages[0], []).append(example)
-    folder = files[0].paths[0].parent
-    if not found:
+        examples.setdefault(example.languages[0], []).append(example)
+    folder, known = files[0].paths[0].parent, sorted(examples)
+    if not known:
         raise UserError("no labelled pairs", path=folder, cure="measure on a split that is published with its labels")
-    wanted = choose_languages(languages, sorted(found), "labelled pairs in", folder)
-    if premise_language is None:
-        return [_test(language, found, language) for language in sorted(wanted)]
-    (crossed,) = choose_languages(canonical(premise_language), sorted(found), "labelled pairs in", folder)
-    return [_test(language, found, crossed) for language in sorted(wanted)]
-
-
-def _test(language: str, found: dict[str, list[Example]], other: str) -> NliTest:
-    hypotheses, premises = found[language], found[other]
-    labels = [example.label for example in hypotheses]
-    if labels != [example.label for example in premises]:
-        problem = f"the examples in {language} do not translate those in {other} one by one"
-        raise UserError(problem, cure="measure without `premise_lang`")
-    return NliTest(
-        (other, language),
-        [example.sentences[0] for example in premises],
-        [example.sentences[1] for example in hypotheses],
-        np.array(labels, dtype=np.int64),
-    )
+    wanted, crossed = choose_languages(languages, known, "labelled pairs in", folder), None
+    if premise_language is not None:
+        (crossed,) = choose_languages(canonical(premise_language), known, "labelled pairs in", folder)
+    tests = []
+    for language in sorted(wanted):
+        hypotheses, premises = examples[language], examples[crossed or language]
+        labels = [example.label for example in hypotheses]
+        if labels != [example.label for example in premises]:
+            problem = f"the examples in {language} do not translate those in {crossed} one by one"
+            raise UserError(problem, cure="measure without `premise_lang`")
+        sides = [example.sentences[0] for example in premises], [example.sentences[1] for example in hypotheses]
+        tests.append(NliTest((crossed or language, language), *sides, np.array(labels, dtype=np.int64)))
+    return tests
 
 
 def load_classifier(encoder: Encoder, part: str | None = None) -> Nli:
@@ -169,10 +144,6 @@ def load_classifier(encoder: Encoder, part: str | None = None) -> Nli:
 
     Args:
         part: Name of the part whose classifier is loaded, if several parts of the run have one.
-
-    Raises:
-        UserError: There is no classifier (the encoder is from another system, or the run did not use the criterion
-            nli), or there are several and ``part`` does not choose one.
     """
     cure = "give `path` a checkpoint of a run with the criterion nli, such as run1/best"
     if not isinstance(encoder, Loaded) or not (Path(encoder.path) / MANIFEST).is_file():
@@ -181,18 +152,16 @@ def load_classifier(encoder: Encoder, part: str | None = None) -> Nli:
     config, tensors = checkpoint.config, checkpoint.tensors(CRITERION)
     parts = {f"parts.{own['name']}.": own["criterion"] for own in config.get("parts", [])}
     criteria = parts or {"": config.get("criterion", {})}
-    found = {prefix: dict(values) for prefix, values in criteria.items() if _is_classifier(values.get("name"))}
-    if part is not None:
-        found = {prefix: values for prefix, values in found.items() if prefix == f"parts.{part}."}
-    if not found or not tensors:
+    chosen = [prefix for prefix in criteria if part is None or prefix == f"parts.{part}."]
+    classifiers = {prefix: dict(criteria[prefix]) for prefix in chosen if _is_classifier(criteria[prefix].get("name"))}
+    if not classifiers or not tensors:
         raise UserError("has no classifier of natural language inference", path=encoder.path, cure=cure)
-    if len(found) > 1:
-        names = " ".join(prefix.split(".")[1] for prefix in found)
+    if len(classifiers) > 1:
+        names = " ".join(prefix.split(".")[1] for prefix in classifiers)
         raise UserError(f"has several classifiers ({names})", path=encoder.path, cure="choose one with `part`")
-    ((prefix, values),) = found.items()
+    ((prefix, values),) = classifiers.items()
     kind = CRITERIA.load(values.pop("name"))
-    model = encoder.encoder.model
-    classifier = kind(kind.Config(**values), model, checkpoint.text)
+    classifier = kind(kind.Config(**values), encoder.encoder.model, checkpoint.text)
     own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
     classifier.load_state_dict(own)
     return classifier.eval()
@@ -202,21 +171,18 @@ def _is_classifier(criterion: str | None) -> bool:
     return criterion in CRITERIA.names() and issubclass(CRITERIA.load(criterion), Nli)
 
 
-def accuracies(encoder: Encoder, classifier: Nli, tests: Sequence[NliTest], drop_overlap: bool = False) -> list[Result]:
-    """Measure the accuracy on every test, optionally without the pairs that were in the training text.
-
-    Raises:
-        UserError: The encoder refuses a language; or ``drop_overlap`` is set, but there are no training hashes or no
-            pair is left.
-    """
+def accuracies(
+    encoder: Encoder, classifier: Nli, tests: Sequence[NliTest], drop_overlap: bool = False
+) -> dict[str, Result]:
+    """Measure every test, by name, optionally without the pairs that were in the training text."""
     firsts = {test.languages[1]: test.hypotheses[0] for test in tests} | {t.languages[0]: t.premises[0] for t in tests}
     check_languages(encoder, firsts)
-    results = []
+    results = {}
     for test in progress(tests, "tests"):
         columns = test.premises, test.hypotheses
         keep, overlap = find_overlap(encoder.training_hashes, *columns, drop=drop_overlap, name=test.name)
         right = (classify(encoder, classifier, test) == test.labels)[keep]
-        results.append(Result(test, 100 * float(right.mean()), len(right), overlap))
+        results[test.name] = Result(100 * float(right.mean()), len(right), overlap)
     return results
 
 

@@ -1,11 +1,16 @@
-"""Plots of results. They need matplotlib (extra ``plot``), which is imported only when a plot is drawn."""
+"""Plots of results as PNG files.
+
+They need matplotlib (extra ``plot``), which is imported only when a plot is drawn; without it, a ``UserError`` says so.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +30,16 @@ if TYPE_CHECKING:
 _ROWS_PER_COLUMN = 30
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
 """Colours that colour-blind readers can distinguish (Okabe and Ito), and grey."""
-_FORWARD_COLOUR, _BACKWARD_COLOUR = _COLOURS[:2]
+_STYLE = {
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "figure.titlesize": 11,
+    "grid.alpha": 0.5,
+    "grid.linewidth": 0.5,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+}
+"""Settings of matplotlib for every plot."""
 _MARKERS = "osD^vPX<>ph"
 """11 markers: 11 and the number of colours (8) have no common factor, so 88 languages get different combinations."""
 _HATCHES = ("", "////", "....")
@@ -39,74 +53,64 @@ _UNFIT_FONTS = re.compile(r"Last ?Resort|STIX|cm[a-z]+10|Math|Emoji|Color|Displa
 
 
 def check_matplotlib() -> None:
-    """Check that a plot can be drawn, before the expensive work starts.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
+    """Check that a plot can be drawn, before the expensive work starts."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("a plot needs matplotlib", cure="pip install 'xrep[plot]'")
 
 
-def _figure(width: float, height: float) -> Figure:
+@contextmanager
+def _picture(path: str | Path, width: float, height: float) -> Iterator[Figure]:
+    """Context manager that yields a figure of a size in inches, and writes it at the end."""
     check_matplotlib()
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
-
-
-def _save(figure: Figure, path: str | Path) -> None:
-    with write_aside(path) as temporary:
+    with rc_context(_STYLE), write_aside(path) as temporary:
+        figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+        yield figure
         figure.savefig(temporary, format="png")
 
 
 def plot_tatoeba(
     accuracies: Mapping[str, Accuracy], random: Mapping[str, Accuracy], averages: Mapping[str, float], path: str | Path
 ) -> None:
-    """Draw a bar for each direction of each language, best mean first, as a PNG file.
+    """Draw a bar for each direction of each language, best mean first.
 
     Up to 30 languages are drawn in one column, more in several columns of the same height.
 
     Args:
         random: The accuracies with random weights, drawn as black lines; empty if they were not measured.
         averages: Averages, written below the bars.
-
-    Raises:
-        UserError: matplotlib is not installed.
     """
     languages = sorted(accuracies, key=lambda language: (-accuracies[language].mean, name(language)))
     columns = math.ceil(len(languages) / _ROWS_PER_COLUMN)
     rows = math.ceil(len(languages) / columns)
-    figure = _figure(max(6.5, 3.6 * columns), 1.5 + 0.29 * rows)
-    panels = figure.subplots(1, columns, squeeze=False)[0]
-    for axes, start in zip(panels, range(0, len(languages), rows), strict=True):
-        _draw_column(axes, accuracies, random, languages[start : start + rows], rows)
-    figure.suptitle("Tatoeba: nearest neighbour is the translation (%)", fontsize=11)
-    handles = [*panels[-1].containers, *panels[-1].collections]
-    labels = [str(handle.get_label()) for handle in handles]
-    style = {"frameon": False, "fontsize": 8, "title_fontsize": 8.5, "ncols": len(labels)}
-    title = "    ".join(f"{average}: {value:.2f}" for average, value in averages.items())
-    figure.legend(handles, labels, title=title, loc="outside lower center", **style)
-    _save(figure, path)
+    with _picture(path, max(6.5, 3.6 * columns), 1.5 + 0.29 * rows) as figure:
+        panels = figure.subplots(1, columns, squeeze=False)[0]
+        for axes, start in zip(panels, range(0, len(languages), rows), strict=True):
+            _draw_accuracies(axes, accuracies, random, languages[start : start + rows])
+            axes.set_ylim(rows - 0.4, -0.6)
+        figure.suptitle("Tatoeba: nearest neighbour is the translation (%)")
+        handles = [*panels[-1].containers, *panels[-1].collections]
+        title = "    ".join(f"{average}: {value:.2f}" for average, value in averages.items())
+        style = {"title_fontsize": 8.5, "ncols": len(handles), "loc": "outside lower center"}
+        figure.legend(handles, [str(handle.get_label()) for handle in handles], title=title, **style)
 
 
-def _draw_column(
-    axes: Axes, accuracies: Mapping[str, Accuracy], random: Mapping[str, Accuracy], languages: list[str], rows: int
+def _draw_accuracies(
+    axes: Axes, accuracies: Mapping[str, Accuracy], random: Mapping[str, Accuracy], languages: list[str]
 ) -> None:
     places = np.arange(len(languages))
-    forward = [accuracies[language].forward for language in languages]
-    backward = [accuracies[language].backward for language in languages]
-    axes.barh(places - 0.2, forward, height=0.4, color=_FORWARD_COLOUR, label="xx → en")
-    axes.barh(places + 0.2, backward, height=0.4, color=_BACKWARD_COLOUR, label="en → xx")
+    forward, backward = zip(*(accuracies[language] for language in languages), strict=True)
+    axes.barh(places - 0.2, forward, height=0.4, color=_COLOURS[0], label="xx → en")
+    axes.barh(places + 0.2, backward, height=0.4, color=_COLOURS[1], label="en → xx")
     if random:
         means = [random[language].mean for language in languages]
         axes.vlines(means, places - 0.4, places + 0.4, color="black", linewidth=1.2, label="random weights, mean")
     axes.text(102, -0.75, "mean", fontsize=7, clip_on=False)
     for place, language in enumerate(languages):
         axes.text(102, place, f"{accuracies[language].mean:.1f}", va="center", fontsize=7, clip_on=False)
-    axes.set_ylim(rows - 0.4, -0.6)
-    axes.xaxis.grid(True, linewidth=0.5, alpha=0.5)
-    axes.set_axisbelow(True)
+    axes.xaxis.grid(True)
     _name_bars(axes, languages)
 
 
@@ -120,71 +124,60 @@ def _name_bars(axes: Axes, languages: Sequence[str]) -> None:
 def plot_alignment(
     steps: Sequence[int | None], alignment: Sequence[float], uniformity: Sequence[float], pairs: str, path: str | Path
 ) -> None:
-    """Draw alignment against uniformity as a PNG file: one point, or the checkpoints of a run coloured by step.
+    """Draw alignment against uniformity: one point, or the checkpoints of a run coloured by step.
 
     Args:
         steps: Step of each checkpoint; None for an encoder that is not a checkpoint of a run.
         pairs: Name of the pair set, for the title.
-
-    Raises:
-        UserError: matplotlib is not installed.
     """
-    figure = _figure(6.4, 4.8)
-    axes = figure.subplots()
-    is_run = steps[0] is not None
-    colours: dict[str, Any] = {"c": steps, "cmap": "cividis"} if is_run else {"color": _FORWARD_COLOUR}
-    drawn = axes.scatter(uniformity, alignment, **colours, s=45, edgecolors="black", linewidths=0.6, zorder=3)
-    arrow = {"arrowstyle": "-|>", "color": "#606060", "linewidth": 1, "shrinkA": 4, "shrinkB": 4}
-    points = list(zip(uniformity, alignment, strict=True))
-    for start, end in zip(points, points[1:], strict=False):
-        axes.annotate("", end, start, arrowprops=arrow, zorder=2)
-    if is_run:
-        label = {"textcoords": "offset points", "fontsize": 8, "zorder": 4, "path_effects": [_halo()]}
-        for i in sorted({0, len(points) - 1}):
-            axes.annotate(f"step {steps[i]}", points[i], (6, 6), **label)
-        figure.colorbar(drawn, label="step")
-    axes.margins(0.12)
-    axes.set_xlabel("uniformity loss (lower is better)")
-    axes.set_ylabel("alignment loss (lower is better)")
-    axes.set_title(f"Alignment and uniformity on {pairs}", fontsize=11, parse_math=False)
-    axes.grid(True, linewidth=0.5, alpha=0.5)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    with _picture(path, 6.4, 4.8) as figure:
+        axes = figure.subplots()
+        is_run = steps[0] is not None
+        colours: dict[str, Any] = {"c": steps, "cmap": "cividis"} if is_run else {"color": _COLOURS[0]}
+        drawn = axes.scatter(uniformity, alignment, **colours, s=45, edgecolors="black", linewidths=0.6, zorder=3)
+        arrow = {"arrowstyle": "-|>", "color": "#606060", "linewidth": 1, "shrinkA": 4, "shrinkB": 4}
+        points = list(zip(uniformity, alignment, strict=True))
+        for start, end in itertools.pairwise(points):
+            axes.annotate("", end, start, arrowprops=arrow, zorder=2)
+        if is_run:
+            label = {"textcoords": "offset points", "fontsize": 8, "zorder": 4, "path_effects": [_halo()]}
+            for i in sorted({0, len(points) - 1}):
+                axes.annotate(f"step {steps[i]}", points[i], (6, 6), **label)
+            figure.colorbar(drawn, label="step")
+        axes.margins(0.12)
+        axes.set_xlabel("uniformity loss (lower is better)")
+        axes.set_ylabel("alignment loss (lower is better)")
+        axes.set_title(f"Alignment and uniformity on {pairs}", parse_math=False)
+        axes.grid(True)
+        axes.spines[["top", "right"]].set_visible(False)
 
 
 def plot_language_bias(
     languages: Sequence[str], shares: Mapping[str, np.ndarray], title: str, path: str | Path
 ) -> None:
-    """Draw which languages the neighbours of each query language are in, as a PNG file with one panel per matrix.
+    """Draw which languages the neighbours of each query language are in, with one panel per matrix.
 
     The query's own language is outlined and labelled with its share in percent. With more than 16 languages, the bars
     only distinguish the own language from all others together.
 
     Args:
         shares: Title of each panel -> shares in percent, [L, L]; row i belongs to the queries in ``languages[i]``.
-
-    Raises:
-        UserError: matplotlib is not installed.
     """
-    figure = _figure(10.5, 1.7 + max(0.3 * len(languages), 1.2))
-    panels = figure.subplots(1, len(shares), sharey=True)
-    for axes, (panel, matrix) in zip(panels, shares.items(), strict=True):
-        _draw_shares(axes, languages, matrix)
-        axes.set_title(f"{panel}: own language {matrix.diagonal().mean():.1f}% on average", fontsize=9.5)
-    figure.suptitle(title, fontsize=11)
-    figure.supylabel("language of the query", fontsize=9)
-    handles, labels = panels[0].get_legend_handles_labels()
-    style = {"frameon": False, "fontsize": 8, "handleheight": 1.2}
-    figure.legend(handles, labels, title="neighbours in", loc="outside right center", **style)
-    _save(figure, path)
+    with _picture(path, 10.5, 1.7 + max(0.3 * len(languages), 1.2)) as figure:
+        panels = figure.subplots(1, len(shares), sharey=True)
+        for axes, (panel, matrix) in zip(panels, shares.items(), strict=True):
+            _draw_shares(axes, languages, matrix)
+            axes.set_title(f"{panel}: own language {matrix.diagonal().mean():.1f}% on average", fontsize=9.5)
+        figure.suptitle(title)
+        figure.supylabel("language of the query", fontsize=9)
+        style = {"loc": "outside right center", "handleheight": 1.2}
+        figure.legend(*panels[0].get_legend_handles_labels(), title="neighbours in", **style)
 
 
 def _draw_shares(axes: Axes, languages: Sequence[str], shares: np.ndarray) -> None:
     own, places, left = shares.diagonal(), np.arange(len(languages)), np.zeros(len(languages))
     if len(languages) > _STACKED:
-        columns = {"its own language": own, "other languages": 100 - own}
-        begin = left
+        columns, begin = {"its own language": own, "other languages": 100 - own}, left
     else:
         columns = {f"{name(language)} ({language})": shares[:, j] for j, language in enumerate(languages)}
         begin = np.cumsum(shares, axis=1).diagonal() - own
@@ -224,40 +217,33 @@ class Points:
 
 
 def plot_points(drawn: Points, path: str | Path) -> list[str]:
-    """Draw points for sentences, with lines between translations, or for tokens, as a PNG file.
+    """Draw points for sentences, with lines between translations, or for tokens.
 
     If there are few points, they are labelled: sentences with their number, beside the English (or first) side, and
     tokens with their text. A label that contains characters missing from every installed font is replaced by a number.
 
     Returns:
         The meaning of each number that replaces a label, one line each.
-
-    Raises:
-        UserError: matplotlib is not installed.
     """
-    figure = _figure(8.4, 6)
-    axes = figure.subplots()
-    few = len(drawn.points) <= (_LABELLED_TOKENS if drawn.tokens else 500)
-    for pair in drawn.links:
-        axes.plot(*drawn.points[list(pair)].T, color="#9a9a9a", linewidth=0.7, zorder=1)
-    style = {"s": 38, "edgecolors": "black", "linewidths": 0.5} if few else {"s": 9, "alpha": 0.6, "linewidths": 0}
-    own = np.array(drawn.languages)
-    for i, language in enumerate(dict.fromkeys(drawn.languages)):
-        label, colour = f"{name(language)} ({language})", _COLOURS[i % len(_COLOURS)]
-        marker = _MARKERS[i % len(_MARKERS)]
-        axes.scatter(*drawn.points[own == language].T, c=colour, marker=marker, label=label, zorder=2, **style)
+    few, own = len(drawn.points) <= (_LABELLED_TOKENS if drawn.tokens else 500), np.array(drawn.languages)
     numbered = sorted({hub for hub, _ in drawn.links}) if len(drawn.sentences) <= _LABELLED_SENTENCES else []
     labelled = (list(range(len(own))) if few else []) if drawn.tokens else numbered
-    undrawn = _write_labels(axes, drawn.points[labelled], [drawn.labels[i] for i in labelled])
-    kept = "" if drawn.explained is None else f", {100 * drawn.explained:.0f}% of the variance"
+    style = {"s": 38, "edgecolors": "black", "linewidths": 0.5} if few else {"s": 9, "alpha": 0.6, "linewidths": 0}
     kind = "Tokens of translations" if drawn.tokens else "Translations"
-    axes.set_title(f"{kind} ({'PCA' if drawn.method == 'pca' else 't-SNE'}{kept})", fontsize=11)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.margins(0.06)
-    axes.set_aspect("equal", adjustable="datalim")
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8.5, markerscale=1 if few else 2.5)
-    _save(figure, path)
+    kept = "" if drawn.explained is None else f", {100 * drawn.explained:.0f}% of the variance"
+    with _picture(path, 8.4, 6) as figure:
+        axes = figure.subplots()
+        for pair in drawn.links:
+            axes.plot(*drawn.points[list(pair)].T, color="#9a9a9a", linewidth=0.7, zorder=1)
+        for i, language in enumerate(dict.fromkeys(drawn.languages)):
+            looks = {"c": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)], "zorder": 2, **style}
+            axes.scatter(*drawn.points[own == language].T, label=f"{name(language)} ({language})", **looks)
+        undrawn = _write_labels(axes, drawn.points[labelled], [drawn.labels[i] for i in labelled])
+        axes.set_title(f"{kind} ({'PCA' if drawn.method == 'pca' else 't-SNE'}{kept})")
+        axes.set(xticks=[], yticks=[])
+        axes.margins(0.06)
+        axes.set_aspect("equal", adjustable="datalim")
+        figure.legend(loc="outside right upper", fontsize=8.5, markerscale=1 if few else 2.5)
     return undrawn
 
 
@@ -292,11 +278,8 @@ def fonts_for(text: str) -> tuple[list[str], set[str]]:
     for entry in sorted(regular, key=lambda e: (not e.name.startswith("Noto Sans"), e.name)):
         if not missing:
             break
-        try:
-            found = missing & set(map(chr, FT2Font(entry.fname).get_charmap()))
-        except (OSError, RuntimeError):  # the font is damaged or was removed
-            continue
-        if found:
-            families.append(entry.name)
-            missing -= found
+        with suppress(OSError, RuntimeError):  # the font is damaged or was removed
+            if covered := missing & set(map(chr, FT2Font(entry.fname).get_charmap())):
+                families.append(entry.name)
+                missing -= covered
     return families, missing

@@ -29,9 +29,6 @@ def choose_languages(
         known: Canonical codes of the available languages.
         data: What there is for a language, for the error message: ``STS data for``.
         path: Path of the data, for the error message.
-
-    Raises:
-        UserError: No language is named, or one is not available.
     """
     wanted: list[str] = []
     for name in filter(None, (part.strip() for part in languages.split(","))):
@@ -43,20 +40,20 @@ def choose_languages(
     return list(dict.fromkeys(wanted))
 
 
+def existing_folder(path: str | Path, cure: str) -> Path:
+    """Return the path of a folder, or raise a UserError that ends with ``cure`` if there is none."""
+    if not Path(path).is_dir():
+        raise UserError("no such folder", path=path, cure=cure)
+    return Path(path)
+
+
 def read_sentences(path: Path) -> list[str]:
     """Return the lines of a text file."""
     return [line for _, line in read_lines(path)]
 
 
 def check_parallel(columns: Sequence[Sequence[object]], paths: Sequence[Path]) -> None:
-    """Check that files have the same number of lines.
-
-    Args:
-        columns: The lines of each file.
-
-    Raises:
-        UserError: A file is shorter than another one.
-    """
+    """Raise a UserError unless files, whose lines are ``columns``, have the same number of lines."""
     sizes = [len(column) for column in columns]
     shortest, longest = sizes.index(min(sizes)), sizes.index(max(sizes))
     if sizes[shortest] < sizes[longest]:
@@ -71,11 +68,11 @@ def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:
     Args:
         pattern: Regular expression that the whole name of a file must match.
     """
-    found = {}
+    matching: dict[Path, list[str]] = {}
     for place, folders, names in os.walk(folder):
         folders.sort()
         if len(Path(place).relative_to(folder).parts) >= DEPTH:
             folders.clear()
-        if matching := sorted(name for name in names if re.fullmatch(pattern, name)):
-            found[Path(place)] = matching
-    return found
+        if own := sorted(name for name in names if re.fullmatch(pattern, name)):
+            matching[Path(place)] = own
+    return matching

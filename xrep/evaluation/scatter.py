@@ -8,7 +8,6 @@ Pre-training for Cross-lingual Sentence Embedding" (figure 1) shows the tokens o
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,7 @@ import torch
 from xrep.data.batching import batches_of, collate
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Loaded, check_languages
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, PlotOption
-from xrep.evaluation.figures import Figures
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, PlotOption
 from xrep.evaluation.multilingual import Group, TextOptions, Texts, read_texts
 from xrep.evaluation.plots import Points, plot_points
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -69,107 +67,78 @@ class Scatter(Evaluation):
         if config.tokens and config.list_sentences is not None:
             problem = "`tokens` with `list_sentences`: precomputed vectors have no tokens"
             raise UserError(problem, cure="leave one of the two out")
-        check_method(config.method)
+        if config.method == "tsne" and importlib.util.find_spec("sklearn") is None:
+            raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give `method` pca")
         texts = read_texts(config)
         self.files, self.groups = texts.files, draw_rows(texts, config.sentences, config.seed)
 
     def measure(self, encoder: Encoder) -> Figures:
         config = self.config
-        make = token_scatter if config.tokens else sentence_scatter
-        found = make(encoder, self.groups, config.method, config.seed)
-        coordinates = zip(found.languages, found.labels, found.points.tolist(), strict=True)
+        drawn = scatter(encoder, self.groups, config.method, config.seed, tokens=config.tokens)
+        coordinates = zip(drawn.languages, drawn.labels, drawn.points.tolist(), strict=True)
         return Figures(
-            text=text(found),
+            text=text(drawn),
             values={
-                "method": found.method,
-                "explained": found.explained,
+                "method": drawn.method,
+                "explained": drawn.explained,
                 "points": [{"language": own, "label": label, "x": x, "y": y} for own, label, (x, y) in coordinates],
-                "sentences": found.sentences,
+                "sentences": drawn.sentences,
             },
             settings={name: getattr(config, name) for name in ("method", "tokens", "sentences", "seed")},
             files=self.files,
-            plot=lambda path: [*plot_points(found, path), f"picture: {path}"],
+            plot=lambda path: [*plot_points(drawn, path), f"picture: {path}"],
         )
-
-
-def check_method(method: Method) -> None:
-    """Check that the method is available, before the work starts.
-
-    Raises:
-        UserError: The method is t-SNE, and scikit-learn is not installed.
-    """
-    if method == "tsne" and importlib.util.find_spec("sklearn") is None:
-        raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give `method` pca")
 
 
 def draw_rows(texts: Texts, count: int, seed: int = 0) -> list[Group]:
-    """Draw ``count`` random rows of each group of parallel sentences.
-
-    Raises:
-        UserError: A group has fewer rows, or ``count`` is below 1.
-    """
+    """Draw ``count`` random rows of each group of parallel sentences."""
     smallest = min(texts.groups, key=lambda group: len(next(iter(group.values()))))
-    there = len(next(iter(smallest.values())))
-    if not 1 <= count <= there:
-        problem = f"`sentences` {count}, but {there} of {' '.join(smallest)} with a translation"
-        raise UserError(problem, cure=f"give 1 to {there}")
-    chosen = [random.Random(seed).sample(range(len(next(iter(group.values())))), count) for group in texts.groups]
-    return [
-        {language: [sentences[row] for row in rows] for language, sentences in group.items()}
-        for group, rows in zip(texts.groups, chosen, strict=True)
-    ]
+    size = len(next(iter(smallest.values())))
+    if not 1 <= count <= size:
+        problem = f"`sentences` {count}, but {size} of {' '.join(smallest)} with a translation"
+        raise UserError(problem, cure=f"give 1 to {size}")
+    drawn = []
+    for group in texts.groups:
+        rows = random.Random(seed).sample(list(zip(*group.values(), strict=True)), count)
+        drawn.append(dict(zip(group, map(list, zip(*rows, strict=True)), strict=True)))
+    return drawn
 
 
-def sentence_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0) -> Points:
-    """Project the vectors of sentences; links connect each sentence with its English (or first) translation.
+def scatter(
+    encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0, *, tokens: bool = False
+) -> Points:
+    """Project the vectors of sentences, or of their tokens in the layer from which sentence vectors are pooled.
 
-    Raises:
-        UserError: The encoder refuses a language, or there are fewer than 3 points.
+    Links connect each sentence with its English (or first) translation.
     """
-    _check_languages(encoder, groups)
+    if tokens and not isinstance(encoder, Loaded):
+        cure = "name an encoder, or omit `tokens`"
+        raise UserError("precomputed vectors have no tokens", path=encoder.path, cure=cure)
+    check_languages(encoder, {language: column[0] for group in groups for language, column in group.items()})
     vectors, languages, labels, links, sentences = [], [], [], [], []
     for group in groups:
-        hub, count = ("en" if "en" in group else next(iter(group))), len(next(iter(group.values())))
-        first = {language: len(languages) + count * place for place, language in enumerate(group)}
-        links += [(first[hub] + i, first[other] + i) for other in group if other != hub for i in range(count)]
-        for language, own in group.items():
-            vectors.append(encoder.encode(own, language))
-            languages += [language] * count
-            labels += [str(len(sentences) + number) for number in range(1, count + 1)]
-        sentences += [dict(zip(group, row, strict=True)) for row in zip(*group.values(), strict=True)]
+        rows, first = list(zip(*group.values(), strict=True)), {}
+        for language, column in group.items():
+            first[language] = len(languages)
+            if tokens and isinstance(encoder, Loaded):
+                names, own = token_vectors(encoder.encoder, column, language)
+            else:
+                names, own = (
+                    [str(len(sentences) + i) for i in range(1, len(rows) + 1)],
+                    encoder.encode(column, language),
+                )
+            vectors.append(own)
+            labels += names
+            languages += [language] * len(names)
+        hub = "en" if "en" in group else next(iter(group))
+        links += [(first[hub] + i, first[other] + i) for other in group if other != hub for i in range(len(rows))]
+        sentences += [dict(zip(group, row, strict=True)) for row in rows]
     points, explained = project(np.concatenate(vectors), method, seed)
-    return Points(method, False, explained, points, languages, labels, links, sentences)
-
-
-def token_scatter(encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0) -> Points:
-    """Project the vectors of tokens, taken from the layer from which sentence vectors are pooled.
-
-    Raises:
-        UserError: The encoder has no tokens (precomputed vectors) or refuses a language, or there are fewer than 3
-            points.
-    """
-    if not isinstance(encoder, Loaded):
-        raise UserError(
-            "precomputed vectors have no tokens", path=encoder.path, cure="name an encoder, or omit `tokens`"
-        )
-    _check_languages(encoder, groups)
-    vectors, languages, labels = [], [], []
-    sentences = [dict(zip(group, row, strict=True)) for group in groups for row in zip(*group.values(), strict=True)]
-    for language, column in itertools.chain.from_iterable(group.items() for group in groups):
-        tokens, found = token_vectors(encoder.encoder, column, language)
-        vectors.append(found)
-        labels += tokens
-        languages += [language] * len(tokens)
-    points, explained = project(np.concatenate(vectors), method, seed)
-    return Points(method, True, explained, points, languages, labels, [], sentences)
+    return Points(method, tokens, explained, points, languages, labels, [] if tokens else links, sentences)
 
 
 def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str | None) -> tuple[list[str], np.ndarray]:
-    """Return the subwords of all sentences and their vectors, float32 [subwords, H], without bos and eos.
-
-    Raises:
-        UserError: The encoder has no tower for the language, or a vector is not finite.
-    """
+    """Return the subwords of all sentences and their vectors, float32 [subwords, H], without bos and eos."""
     tower, max_length = encoder.model.tower(lang and canonical(lang)), encoder.text.max_length
     tokenizer, vocabulary = tokenizer_of(encoder.tokenizers, tower), encoder.text.vocabulary(tower)
     ids = [np.asarray(own[: max_length - 2], dtype=np.int64) for own in tokenizer.encode(list(sentences))]
@@ -178,28 +147,21 @@ def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str 
     with torch.inference_mode():
         for rows in batches_of(ids, _BATCH_TOKENS, max_length):
             batch = collate([ids[row] for row in rows], vocabulary, max_length).to(device)
-            found = encoder.model.encode(tower, batch)[1].float().cpu().numpy()
-            for place, row in enumerate(rows):
-                vectors[row] = found[place, 1 : 1 + len(ids[row])]
+            states = encoder.model.encode(tower, batch)[1].float().cpu().numpy()
+            for row, own in zip(rows, states, strict=True):
+                vectors[row] = own[1 : 1 + len(ids[row])]
     joined = np.concatenate(vectors)
     if not np.isfinite(joined).all():
         raise UserError("vectors of tokens are not finite", cure="take an earlier checkpoint")
-    names = {token: tokenizer.decode([token]) or _WORD_START for own in ids for token in own.tolist()}
-    names[tokenizer.unk_id] = "[unk]"
-    return [names[token] for own in ids for token in own.tolist()], joined
-
-
-def _check_languages(encoder: Encoder, groups: Sequence[Group]) -> None:
-    check_languages(encoder, {language: sentences[0] for group in groups for language, sentences in group.items()})
+    tokens = [token for own in ids for token in own.tolist()]
+    names = {token: tokenizer.decode([token]) or _WORD_START for token in set(tokens)} | {tokenizer.unk_id: "[unk]"}
+    return [names[token] for token in tokens], joined
 
 
 def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndarray, float | None]:
     """Project vectors [P, D] to points [P, 2]; for PCA, also return the share of the variance that they keep.
 
     The signs of the PCA axes are chosen so that the point farthest from 0 on each axis has a positive value.
-
-    Raises:
-        UserError: There are fewer than 3 vectors, all vectors are equal, or scikit-learn is missing for t-SNE.
     """
     centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     if len(vectors) < 3:
@@ -207,28 +169,22 @@ def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndar
     if np.abs(centred).max() < 1e-6:
         raise UserError("all vectors are equal", cure="take another checkpoint: this one has collapsed")
     if method == "tsne":
-        return _tsne(vectors, seed), None
+        from sklearn.manifold import TSNE
+
+        model = TSNE(perplexity=min(_PERPLEXITY, (len(vectors) - 1) / 3), init="pca", random_state=seed)
+        return model.fit_transform(vectors.astype(np.float32)).astype(np.float64), None
     points = centred @ principal_components(centred, 2).T
     farthest = np.abs(points).argmax(axis=0)
     points *= np.where(points[farthest, [0, 1]] < 0, -1, 1)
     return points, float((points**2).sum() / (centred**2).sum())
 
 
-def _tsne(vectors: np.ndarray, seed: int) -> np.ndarray:
-    check_method("tsne")
-    from sklearn.manifold import TSNE
-
-    perplexity = min(_PERPLEXITY, (len(vectors) - 1) / 3)
-    model = TSNE(perplexity=perplexity, init="pca", random_state=seed)
-    return model.fit_transform(vectors.astype(np.float32)).astype(np.float64)
-
-
 def text(drawn: Points) -> str:
     """Return a description of the plot, followed by the numbered sentences if there are at most 40."""
-    what = "tokens" if drawn.tokens else "sentences"
+    kind = "tokens" if drawn.tokens else "sentences"
     kept = "" if drawn.explained is None else f"; the two axes hold {100 * drawn.explained:.1f}% of the variance"
     languages = " ".join(dict.fromkeys(drawn.languages))
-    lines = [f"{len(drawn.points)} {what} of {languages} by {drawn.method}{kept}"]
+    lines = [f"{len(drawn.points)} {kind} of {languages} by {drawn.method}{kept}"]
     if len(drawn.sentences) <= 40:
         for number, row in enumerate(drawn.sentences, start=1):
             lines += [f"{number:3}  {language}  {sentence}" for language, sentence in row.items()]

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, Encodes, check_languages, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.encoders import Encoder, check_languages, encode_columns
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import choose_languages, folders_with
 from xrep.evaluation.sts_sets import Subset, TestSet, find_sets
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.correlation import pearson, spearman
 from xrep.retrieval.neighbours import normalize_rows
 
@@ -88,15 +88,14 @@ class Sts(Evaluation):
         values, overlaps, kept = {}, [], []
         for whole in progress(self.tests, "tests"):
             test, overlap = _without_overlap(whole, encoder, self.config.drop_overlap)
-            found = measure(encoder, test)
             values[test.name] = {
                 "split": test.split,
                 "language": test.language,
                 "pairs": len(test),
-                "overlap": overlap.as_dict(),
+                "overlap": asdict(overlap),
                 **{
-                    similarity: {name: asdict(measured) for name, measured in by_correlation.items()}
-                    for similarity, by_correlation in found.items()
+                    similarity: {name: asdict(correlations) for name, correlations in own.items()}
+                    for similarity, own in measure(encoder, test).items()
                 },
             }
             overlaps.append(overlap)
@@ -120,30 +119,28 @@ def select(tests: Sequence[TestSet], languages: str) -> list[TestSet]:
 
 
 def _without_overlap(test: TestSet, encoder: Encoder, drop: bool) -> tuple[TestSet, Overlap]:
-    found = [
-        find_overlap(encoder.training_hashes, subset.first, subset.second, drop=drop, name=subset.name, least=2)
-        for subset in test.subsets
-    ]
-    subsets = [subset.only(keep) for subset, (keep, _) in zip(test.subsets, found, strict=True)]
-    return replace(test, subsets=subsets), total(overlap for _, overlap in found)
+    subsets, overlaps = [], []
+    for subset in test.subsets:
+        columns = subset.first, subset.second
+        keep, overlap = find_overlap(encoder.training_hashes, *columns, drop=drop, name=subset.name, least=2)
+        subsets.append(subset.only(keep))
+        overlaps.append(overlap)
+    return replace(test, subsets=subsets), total(overlaps)
 
 
-def measure(encoder: Encodes, test: TestSet) -> dict[str, dict[str, Measured]]:
-    """Return the correlations of one test as ``[similarity][correlation]``.
-
-    Raises:
-        UserError: All similarities of a subset are equal.
-    """
+def measure(encoder: Encoder | SentenceEncoder, test: TestSet) -> dict[str, dict[str, Measured]]:
+    """Return the correlations of one test as ``[similarity][correlation]``."""
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
     columns = [column for subset in test.subsets for column in (subset.first, subset.second)]
     vectors = [column.astype(np.float64) for column in encode_columns(encoder, columns, test.language)]
-    measured: dict[str, dict[str, Measured]] = {}
-    for similarity, function in SIMILARITIES.items():
-        scores = [function(first, second) for first, second in zip(vectors[::2], vectors[1::2], strict=True)]
-        measured[similarity] = {
-            name: average(test.name, test.subsets, scores, correlation) for name, correlation in CORRELATIONS.items()
-        }
-    return measured
+    scores = {
+        similarity: [function(first, second) for first, second in zip(vectors[::2], vectors[1::2], strict=True)]
+        for similarity, function in SIMILARITIES.items()
+    }
+    return {
+        similarity: {name: average(test.name, test.subsets, own, function) for name, function in CORRELATIONS.items()}
+        for similarity, own in scores.items()
+    }
 
 
 def average(
@@ -152,21 +149,17 @@ def average(
     scores: Sequence[np.ndarray],
     correlation: Callable[[np.ndarray, np.ndarray], float],
 ) -> Measured:
-    """Compute the correlation of each subset's scores [N] with its gold scores, and the three averages.
-
-    Raises:
-        UserError: The scores, or the gold scores, of a subset are all equal.
-    """
-    found = {}
+    """Compute the correlation of each subset's scores [N] with its gold scores, and the three averages."""
+    of_each = {}
     for subset, score in zip(subsets, scores, strict=True):
-        for what, series in (("similarities", score), ("gold scores", subset.gold)):
+        for kind, series in (("similarities", score), ("gold scores", subset.gold)):
             if (series == series[0]).all():
-                raise UserError(f"all {what} of {subset.name} ({name}) are equal", cure="nothing can be measured on it")
-        found[subset.name] = 100 * correlation(score, subset.gold)
+                raise UserError(f"all {kind} of {subset.name} ({name}) are equal", cure="nothing can be measured on it")
+        of_each[subset.name] = 100 * correlation(score, subset.gold)
     together = np.concatenate(list(scores)), np.concatenate([subset.gold for subset in subsets])
-    values = list(found.values())
+    values = list(of_each.values())
     weighted = np.average(values, weights=[len(subset) for subset in subsets])
-    return Measured(100 * correlation(*together), float(np.mean(values)), float(weighted), found)
+    return Measured(100 * correlation(*together), float(np.mean(values)), float(weighted), of_each)
 
 
 def _text(tests: Sequence[TestSet], values: Mapping[str, Mapping[str, Any]]) -> str:
@@ -174,22 +167,16 @@ def _text(tests: Sequence[TestSet], values: Mapping[str, Mapping[str, Any]]) -> 
     rows, others = [], []
     for test in tests:
         own = values[test.name]
-        found = [own["cosine"][name] for name in CORRELATIONS]
-        numbers = [f"{by_average[a]:.2f}" for by_average in found for a in AVERAGES]
-        rows.append([test.name, test.split, str(len(test)), *numbers])
+        cosine = [own["cosine"][name] for name in CORRELATIONS]
+        rows.append([test.name, test.split, len(test), *(by_average[a] for by_average in cosine for a in AVERAGES)])
         for subset in test.subsets if len(test.subsets) > 1 else []:
-            spearman_of, pearson_of = (f"{by_average['subsets'][subset.name]:.2f}" for by_average in found)
-            rows.append([f"  {subset.name}", "", str(len(subset)), spearman_of, "", "", pearson_of])
-        others.append([test.name, *(f"{own[s][name]['all']:.2f}" for name in CORRELATIONS for s in SIMILARITIES)])
+            spearman_of, pearson_of = (by_average["subsets"][subset.name] for by_average in cosine)
+            rows.append([f"  {subset.name}", "", len(subset), spearman_of, "", "", pearson_of])
+        others.append([test.name, *(own[s][name]["all"] for name in CORRELATIONS for s in SIMILARITIES)])
     header = ["test", "split", "pairs", *(f"{name} {a}" for name in CORRELATIONS for a in AVERAGES)]
     names = [f"{name} {similarity}" for name in CORRELATIONS for similarity in SIMILARITIES]
-    return "\n".join(
-        [
-            "correlation x 100 of the cosine with the gold scores; all: of all subsets' pairs together,",
-            "mean: of the subsets' correlations, wmean: that mean weighted by pairs",
-            table(header, rows),
-            "",
-            "by similarity, all pairs together (the distances negative)",
-            table(["test", *names], others),
-        ]
+    return (
+        "correlation x 100 of the cosine with the gold scores; all: of all subsets' pairs together,\n"
+        f"mean: of the subsets' correlations, wmean: that mean weighted by pairs\n{table(header, rows)}\n\n"
+        f"by similarity, all pairs together (the distances negative)\n{table(['test', *names], others)}"
     )

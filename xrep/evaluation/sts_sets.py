@@ -21,15 +21,15 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.overlap import chosen
-from xrep.evaluation.reading import check_parallel, folders_with, read_sentences
+from xrep.evaluation.reading import check_parallel, existing_folder, folders_with, read_sentences
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
-SPLITS = ("test", "dev", "train")
 _SICK = {"test": "SICK_test_annotated.txt", "dev": "SICK_trial.txt", "train": "SICK_train.txt"}
+_STSB = re.compile(r"sts-(train|dev|test)\.csv")
 _TRANSLATED = re.compile(r"stsb-([A-Za-z-]+)-(train|dev|test)\.csv")
 _YEAR = re.compile(r"STS[-_ ]?(?:20)?(1[2-6])(?!\d)", re.IGNORECASE)
-_WHAT = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_multi_mt, or one of these"
+_LAYOUTS = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_multi_mt, or one of these"
 
 
 @dataclass(frozen=True)
@@ -67,24 +67,17 @@ class TestSet:
 
 
 def find_sets(folder: str | Path, split: str = "test") -> list[TestSet]:
-    """Return every data set with this split in a folder and its subfolders (four levels deep), sorted by name.
-
-    Raises:
-        UserError: The folder does not exist or has no such data set, a file is damaged, or two data sets have the same
-            name.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError("no such folder", path=folder, cure=f"name {_WHAT}")
-    found: dict[str, TestSet] = {}
+    """Return every data set with this split in a folder and its subfolders (four levels deep), sorted by name."""
+    folder = existing_folder(folder, f"name {_LAYOUTS}")
+    sets: dict[str, TestSet] = {}
     for test in (test for place in folders_with(folder) for test in _sets_in(place, split)):
-        if test.name in found:
-            problem = f"{test.name} is in {found[test.name].files[0].parent}, too"
+        if test.name in sets:
+            problem = f"{test.name} is in {sets[test.name].files[0].parent}, too"
             raise UserError(problem, path=test.files[0].parent, cure="name one of the two folders")
-        found[test.name] = test
-    if not found:
-        raise UserError(f"no STS data set with a {split} split in it", path=folder, cure=f"name {_WHAT}")
-    return [found[name] for name in sorted(found)]
+        sets[test.name] = test
+    if not sets:
+        raise UserError(f"no STS data set with a {split} split in it", path=folder, cure=f"name {_LAYOUTS}")
+    return [sets[name] for name in sorted(sets)]
 
 
 def _sets_in(place: Path, split: str) -> Iterator[TestSet]:
@@ -96,15 +89,11 @@ def _sets_in(place: Path, split: str) -> Iterator[TestSet]:
 
 
 def read_file(file: Path) -> TestSet | None:
-    """Read a data set that is in one file: STS-B, its translations or SICK. Return None if the name is of none of them.
-
-    Raises:
-        UserError: The file does not exist or is damaged.
-    """
+    """Read a file of STS-B, its translations or SICK. Return None if its name is of none of them."""
     if file.name in _SICK.values():
         split = next(split for split, name in _SICK.items() if name == file.name)
         name, language, rows = "SICK-R", "en", _sick_rows
-    elif match := re.fullmatch(r"sts-(train|dev|test)\.csv", file.name):
+    elif match := _STSB.fullmatch(file.name):
         name, language, split, rows = "STS-B", "en", match[1], _stsb_rows
     elif match := _TRANSLATED.fullmatch(file.name):
         language, split, rows = canonical(match[1]), match[2], _csv_rows
@@ -115,19 +104,11 @@ def read_file(file: Path) -> TestSet | None:
 
 
 def read_semeval(folder: Path) -> TestSet:
-    """Read one year of SemEval's STS; each of its input files becomes a subset.
-
-    Raises:
-        UserError: A score file is missing, has another number of lines, or contains something that is not a number; or
-            the folder name contains no year.
-    """
+    """Read one year of SemEval's STS; each of its input files becomes a subset."""
     year = _YEAR.search(folder.resolve().name)
     if not year:
-        raise UserError(
-            "the name of the folder has no year",
-            path=folder,
-            cure="give the folder the name it was published by: STS12-en-test",
-        )
+        cure = "give the folder the name it was published by: STS12-en-test"
+        raise UserError("the name of the folder has no year", path=folder, cure=cure)
     subsets, files = [], []
     for file in sorted(folder.glob("STS.input.*.txt")):
         name = file.name.removeprefix("STS.input.").removesuffix(".txt")

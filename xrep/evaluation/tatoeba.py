@@ -15,14 +15,18 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, check_languages
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, PlotOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.encoders import Encoder, check_languages, without_components
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, progress, table
 from xrep.evaluation.overlap import chosen, find_overlap, total
 from xrep.evaluation.plots import plot_tatoeba
-from xrep.evaluation.reading import check_parallel, choose_languages, folders_with, read_sentences
+from xrep.evaluation.reading import (
+    check_parallel,
+    choose_languages,
+    existing_folder,
+    folders_with,
+    read_sentences,
+)
 from xrep.files import check_output, write_aside
-from xrep.metrics.components import remove_components
 from xrep.metrics.retrieval import Accuracy, retrieval_accuracy
 from xrep.retrieval.margins import margin_scores
 from xrep.retrieval.neighbours import normalize_rows
@@ -115,63 +119,48 @@ class Tatoeba(Evaluation):
         _check_numbers(self.config, self.pools)
 
     def measure(self, encoder: Encoder) -> Figures:
-        config, pools = self.config, self.pools
+        config, pools, overlaps = self.config, [], []
         baseline = encoder.random_baseline() if config.random_baseline else None
-        check_languages(encoder, {"en": pools[0].english[0], **{pool.language: pool.sentences[0] for pool in pools}})
-        drop, hashes = config.drop_overlap, encoder.training_hashes
-        overlaps = [
-            find_overlap(hashes, pool.sentences, pool.english, drop=drop, name=pool.code, least=2) for pool in pools
-        ]
-        pools = [
-            Pool(pool.code, *chosen(keep, pool.sentences, pool.english))
-            for pool, (keep, _) in zip(pools, overlaps, strict=True)
-        ]
+        firsts = {pool.language: pool.sentences[0] for pool in self.pools}
+        check_languages(encoder, {"en": self.pools[0].english[0], **firsts})
+        for pool in self.pools:
+            columns, drop = (pool.sentences, pool.english), config.drop_overlap
+            keep, overlap = find_overlap(encoder.training_hashes, *columns, drop=drop, name=pool.code, least=2)
+            pools.append(Pool(pool.code, *chosen(keep, *columns)))
+            overlaps.append(overlap)
         _check_numbers(config, pools)
-        found = accuracies(encoder, pools, config, self._save if config.save_embeddings else None)
+        measured = accuracies(encoder, pools, config, self._save if config.save_embeddings else None)
         random = accuracies(baseline, pools, config) if baseline else {}
-        sizes = {pool.language: len(pool) for pool in pools}
-        means, missing = averages(found)
-        mean, mean_of_random = average(found.values()), average(random.values()).mean if random else None
-        headline = {f"mean of {len(found)}": mean.mean}
-        headline |= {f"average of {group}": accuracy.mean for group, accuracy in means.items()}
-        rows = [
-            _row(f"{name(language)} ({language})", sizes[language], accuracy, random[language].mean if random else None)
-            for language, accuracy in sorted(found.items(), key=lambda item: name(item[0]))
-        ]
-        rows += [[], _row(f"mean of {len(found)}", sum(sizes.values()), mean, mean_of_random)]
-        rows += [_row(f"average of {group}", "", accuracy) for group, accuracy in means.items()]
-        lines = [table(["language", "pairs", "xx-en", "en-xx", "mean"] + ["random"] * bool(random), rows)]
-        if missing:
-            groups = ", ".join(f"{group} ({len(languages)} missing)" for group, languages in missing.items())
-            lines.append(f"no average over {groups}: not all their languages were measured")
+        groups, missing = averages(measured)
+        averaged = {"mean": _directions(average(measured.values()))}
+        averaged |= {group: _directions(accuracy) for group, accuracy in groups.items()}
+        mean = {**averaged["mean"], "pairs": sum(map(len, pools))}
+        languages = {pool.language: {**_directions(measured[pool.language]), "pairs": len(pool)} for pool in pools}
+        if random:
+            mean["random_mean"] = average(random.values()).mean
+            for language, accuracy in random.items():
+                languages[language]["random_mean"] = accuracy.mean
+        quoted = {f"mean of {len(pools)}": mean} | {f"average of {group}": averaged[group] for group in groups}
+        headline = {label: own["mean"] for label, own in quoted.items()}
         neighbours = {} if config.margin == "absolute" else {"neighbours": config.neighbours}
         return Figures(
-            text="\n".join(lines),
+            text=_text(languages, quoted, missing),
             values={
-                "mean": mean.mean,
-                **({"random_mean": mean_of_random} if random else {}),
-                "languages": {
-                    language: {
-                        **_directions(accuracy),
-                        "pairs": sizes[language],
-                        **({"random_mean": random[language].mean} if random else {}),
-                    }
-                    for language, accuracy in found.items()
-                },
-                "averages": {group: _directions(accuracy) for group, accuracy in {"mean": mean, **means}.items()},
-                "pairs": sum(sizes.values()),
+                **{key: mean[key] for key in ("mean", "random_mean", "pairs") if key in mean},
+                "languages": languages,
+                "averages": averaged,
             },
             headline=headline,
             settings={
-                "languages": list(sizes),
+                "languages": list(languages),
                 "protocol": PROTOCOL,
                 "margin": config.margin,
                 **neighbours,
                 "remove_components": config.remove_components,
             },
             files=self.files,
-            overlap=total(overlap for _, overlap in overlaps),
-            plot=lambda path: plot_tatoeba(found, random, headline, path),
+            overlap=total(overlaps),
+            plot=lambda path: plot_tatoeba(measured, random, headline, path),
         )
 
     def _save(self, pool: Pool, vectors: np.ndarray, english: np.ndarray) -> None:
@@ -201,31 +190,24 @@ def _check_numbers(config: Tatoeba.Config, pools: Sequence[Pool]) -> None:
 
 
 def available(folder: str | Path) -> dict[str, str]:
-    """Return the languages of a folder in LASER's layout: canonical code -> code in the file names.
-
-    Raises:
-        UserError: The folder does not exist or has no such files, or two codes in it mean the same language.
-    """
-    folder = Path(folder)
+    """Return the languages of a folder in LASER's layout: canonical code -> code in the file names."""
     cure = "name the folder of LASER's Tatoeba test, which holds tatoeba.deu-eng.deu and its like"
-    if not folder.is_dir():
-        raise UserError("no such folder", path=folder, cure=cure)
+    folder = existing_folder(folder, cure)
     codes = {file.name.split(".")[1].removesuffix("-eng") for file in folder.glob("tatoeba.*-eng.*")}
     if not codes:
         raise UserError("no file tatoeba.{xxx}-eng.{xxx} in it", path=folder, cure=cure)
-    found: dict[str, str] = {}
+    languages: dict[str, str] = {}
     for code in sorted(codes):
-        if canonical(code) in found:
-            both = f"{found[canonical(code)]} and {code}"
-            raise UserError(f"{both} are one language", path=folder, cure="keep the files of one of them")
-        found[canonical(code)] = code
-    return found
+        if other := languages.get(canonical(code)):
+            raise UserError(f"{other} and {code} are one language", path=folder, cure="keep the files of one of them")
+        languages[canonical(code)] = code
+    return languages
 
 
 def select(languages: str, folder: str | Path) -> list[str]:
     """Return the codes, as in the file names, of the languages that ``--langs`` names; see ``choose_languages``."""
-    found = available(folder)
-    return [found[language] for language in choose_languages(languages, found, "Tatoeba files for", folder, GROUPS)]
+    codes = available(folder)
+    return [codes[language] for language in choose_languages(languages, codes, "Tatoeba files for", folder, GROUPS)]
 
 
 def files_of(folder: str | Path, code: str) -> list[Path]:
@@ -234,11 +216,7 @@ def files_of(folder: str | Path, code: str) -> list[Path]:
 
 
 def read_pool(folder: str | Path, code: str) -> Pool:
-    """Read the test pairs of one language.
-
-    Raises:
-        UserError: A file is missing, empty or not UTF-8, or the numbers of lines differ.
-    """
+    """Read the test pairs of one language."""
     paths = files_of(folder, code)
     for path in paths:
         if not path.is_file():
@@ -262,28 +240,15 @@ def accuracies(
     Args:
         keep: Function that is called with each pool and the vectors that are compared, those of the language and those
             of English, L2-normalised float32 [N, D] each.
-
-    Raises:
-        UserError: The number of components to remove is not smaller than the dimension of the vectors.
     """
-    found = {}
+    measured = {}
     for pool in progress(pools, "languages"):
         sides = encoder.encode(pool.sentences, pool.language), encoder.encode(pool.english, "en")
-        vectors, english = (_compared(side, config.remove_components) for side in sides)
+        vectors, english = (without_components(normalize_rows(side), config.remove_components) for side in sides)
         if keep is not None:
             keep(pool, vectors, english)
-        found[pool.language] = _accuracy(vectors, english, config)
-    return found
-
-
-def _compared(side: np.ndarray, components: int) -> np.ndarray:
-    unit = normalize_rows(side)
-    if not components:
-        return unit
-    if components >= unit.shape[1]:
-        cure = f"give at most {unit.shape[1] - 1}"
-        raise UserError(f"`remove_components` {components} of vectors {unit.shape[1]} wide", cure=cure)
-    return normalize_rows(remove_components(unit, components))
+        measured[pool.language] = _accuracy(vectors, english, config)
+    return measured
 
 
 def _accuracy(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> Accuracy:
@@ -297,26 +262,38 @@ def _accuracy(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> Accuracy:
 
 def average(accuracies: Iterable[Accuracy]) -> Accuracy:
     """Return the mean of each direction. Every language has the same weight, whatever its number of pairs."""
-    forward, backward = np.mean([(accuracy.forward, accuracy.backward) for accuracy in accuracies], axis=0)
-    return Accuracy(float(forward), float(backward))
+    return Accuracy(*np.mean(list(accuracies), axis=0).tolist())
 
 
 def averages(accuracies: Mapping[str, Accuracy]) -> tuple[dict[str, Accuracy], dict[str, list[str]]]:
-    """Return the average of each group of ``GROUPS`` whose languages were all measured; for each other group, return
-    the languages that were not measured."""
-    found, missing = {}, {}
+    """Return the averages of the ``GROUPS`` that were measured, and the missing languages of each other group."""
+    measured, missing = {}, {}
     for group, languages in sorted(GROUPS.items()):
         if absent := [language for language in languages if language not in accuracies]:
             missing[group] = absent
         else:
-            found[group] = average(accuracies[language] for language in languages)
-    return found, missing
+            measured[group] = average(accuracies[language] for language in languages)
+    return measured, missing
 
 
 def _directions(accuracy: Accuracy) -> dict[str, float]:
     return {"xx-en": accuracy.forward, "en-xx": accuracy.backward, "mean": accuracy.mean}
 
 
-def _row(label: str, pairs: object, accuracy: Accuracy, random: float | None = None) -> list[str]:
-    numbers = [*_directions(accuracy).values(), *([] if random is None else [random])]
-    return [label, str(pairs), *(f"{number:.2f}" for number in numbers)]
+def _text(
+    languages: Mapping[str, Mapping[str, float]],
+    averaged: Mapping[str, Mapping[str, float]],
+    missing: Mapping[str, Sequence[str]],
+) -> str:
+    """Return a table of the languages by name and of the averages, and the averages that are missing."""
+    columns = [
+        key for key in ("pairs", "xx-en", "en-xx", "mean", "random_mean") if key in next(iter(averaged.values()))
+    ]
+    lines = {f"{name(language)} ({language})": languages[language] for language in sorted(languages, key=name)}
+    rows = [[label, *(own.get(key, "") for key in columns)] for label, own in [*lines.items(), *averaged.items()]]
+    rows.insert(len(lines), [])
+    text = table(["language", *(column.removesuffix("_mean") for column in columns)], rows)
+    if not missing:
+        return text
+    groups = ", ".join(f"{group} ({len(absent)} missing)" for group, absent in missing.items())
+    return f"{text}\nno average over {groups}: not all their languages were measured"

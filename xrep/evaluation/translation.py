@@ -6,7 +6,8 @@ Universal Representations Across Languages" (table 6), where a model trained on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import ConfigError, UserError
-from xrep.evaluation.evaluation import Evaluation, OverlapOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.multilingual import files_of_pattern
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import check_parallel, choose_languages, read_sentences
@@ -28,11 +28,7 @@ from xrep.text.languages import name
 
 
 class System:
-    """A translation model of xrep, loaded from ``path``.
-
-    Raises:
-        UserError: There is no translation model at ``path``.
-    """
+    """A translation model of xrep, loaded from ``path``."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
@@ -44,27 +40,8 @@ class System:
         return fingerprint(self.translator.model, self.translator.text)
 
     def target(self, language: str | None) -> str:
-        """Return the canonical code of a target language; None is enough if the model has only one.
-
-        Raises:
-            UserError: The model does not translate into the language, or ``language`` is None and it has several.
-        """
+        """Return the canonical code of a target language; None is enough if the model has only one."""
         return self.translator.model.target_languages[self.translator.target(language)]
-
-
-@dataclass(frozen=True)
-class TranslationTest:
-    """Sentences in one language and their reference translations."""
-
-    languages: tuple[str, str]
-    """Source and target language."""
-    sources: list[str]
-    references: list[str]
-    files: tuple[Path, Path]
-
-    @property
-    def name(self) -> str:
-        return "-".join(self.languages)
 
 
 class TranslationQuality(Evaluation):
@@ -125,69 +102,70 @@ class TranslationQuality(Evaluation):
         if config.max_tokens < 1:
             problems.append(f"max_tokens must be at least 1, not {config.max_tokens}")
         if problems:
-            raise ConfigError([f"--{p.replace('length_penalty', 'lenpen').replace('_', '-', 2)}" for p in problems])
+            raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", p.replace("length_penalty", "lenpen")) for p in problems])
         if config.save_translations is not None:
             check_output(config.save_translations, folder=True)
-        self.found = files_of_pattern(config.data)
-        self.languages = choose_languages(config.langs, sorted(self.found), "file of", config.data)
+        self.files = files_of_pattern(config.data)
+        self.languages = choose_languages(config.langs, sorted(self.files), "file of", config.data)
 
     def open(self, path: str) -> System:
         return System(path)
 
     def measure(self, encoder: System) -> Figures:
         target = encoder.target(self.config.target_lang)
-        tests = self._read_tests(target)
-        found = [self._translate(encoder, test) for test in progress(tests, "languages")]
-        values = {test.languages[0]: own for test, (own, _) in zip(tests, found, strict=True)}
+        sources, values, overlaps = self._read_sides(target), {}, []
+        references = sources.pop(target)
+        for language in progress(list(sources), "languages"):
+            values[language], overlap = self._translate(encoder, (language, target), sources[language], references)
+            overlaps.append(overlap)
+        names = [f"{language}-{target}" for language in sources]
         means = {score: float(np.mean([own[score] for own in values.values()])) for score in ("bleu", "chrf")}
-        each = {f"BLEU {test.name}": own["bleu"] for test, (own, _) in zip(tests, found, strict=True)}
-        mean = {f"BLEU, mean of {len(tests)}": means["bleu"]}
-        names = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
+        each = {f"BLEU {name}": own["bleu"] for name, own in zip(names, values.values(), strict=True)}
+        mean = {f"BLEU, mean of {len(names)}": means["bleu"]}
+        options = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
         return Figures(
             text=_text(values, means, target, is_tokenized=self.config.tokenize == "none"),
             values={"mean": means, "languages": values},
-            headline=mean if len(tests) > 4 else each if len(tests) == 1 else each | mean,
-            settings={
-                "languages": [test.name for test in tests],
-                **{name: getattr(self.config, name) for name in names},
-            },
-            files=list(dict.fromkeys(file for test in tests for file in test.files)),
-            overlap=total(overlap for _, overlap in found),
+            headline=mean if len(names) > 4 else each if len(names) == 1 else each | mean,
+            settings={"languages": names, **{option: getattr(self.config, option) for option in options}},
+            files=[self.files[language] for language in sorted((*sources, target))],
+            overlap=total(overlaps),
         )
 
-    def _read_tests(self, target: str) -> list[TranslationTest]:
-        """Read one test per source language, in the order in which the languages are named."""
+    def _read_sides(self, target: str) -> dict[str, list[str]]:
+        """Return the sentences of the source languages, in the order in which these are named, and of the target."""
         wanted = self.languages
         if self.config.langs == "all":
             wanted = [language for language in wanted if language != target]
-        cure = f"the data has {','.join(sorted(self.found))}"
-        if target not in self.found:
+        cure = f"the data has {','.join(sorted(self.files))}"
+        if target not in self.files:
             raise UserError(f"no file of {target}", path=self.config.data, cure=cure)
         if not wanted or target in wanted:
             problem = f"{target} is the target language" if wanted else "no source language"
             raise UserError(problem, path=self.config.data, cure=f"name others with `langs`; {cure}")
-        references, tests = read_sentences(self.found[target]), []
+        texts = {language: read_sentences(self.files[language]) for language in (*wanted, target)}
         for language in wanted:
-            sources, files = read_sentences(self.found[language]), (self.found[language], self.found[target])
-            check_parallel((sources, references), files)
-            tests.append(TranslationTest((language, target), sources, references, files))
-        return tests
+            check_parallel((texts[language], texts[target]), (self.files[language], self.files[target]))
+        return texts
 
-    def _translate(self, system: System, test: TranslationTest) -> tuple[dict[str, Any], Overlap]:
+    def _translate(
+        self, system: System, languages: tuple[str, str], sources: Sequence[str], references: Sequence[str]
+    ) -> tuple[dict[str, Any], Overlap]:
         """Translate a test and return the values for JSON.
 
         ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing. ``zero_shot`` says whether the model
         was never trained to translate from this language, and ``cut`` how many sentences exceeded its maximum length.
         """
-        config, folder, columns = self.config, self.config.save_translations, (test.sources, test.references)
-        rows, overlap = find_overlap(system.training_hashes, *columns, drop=config.drop_overlap, name=test.name)
+        config, folder, name = self.config, self.config.save_translations, "-".join(languages)
+        columns = sources, references
+        rows, overlap = find_overlap(system.training_hashes, *columns, drop=config.drop_overlap, name=name)
         sources, references = chosen(rows, *columns)
         read = system.translator.read(sources)
-        found = system.translator.translate(read, test.languages[1], self.search, config.max_tokens)
-        hypotheses = [several[0].text for several in found]
+        translations = system.translator.translate(read, languages[1], self.search, config.max_tokens)
+        hypotheses = [several[0].text for several in translations]
         if folder is not None:
             Path(folder).mkdir(exist_ok=True)
-            with write_aside(Path(folder) / f"{test.name}.{test.languages[1]}") as aside:
+            with write_aside(Path(folder) / f"{name}.{languages[1]}") as aside:
                 aside.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
         scores = bleu(hypotheses, references, config.tokenize), chrf(hypotheses, references)
         multi = multi_bleu(hypotheses, references, config.tokenize)
@@ -197,31 +175,23 @@ class TranslationQuality(Evaluation):
             "signatures": {score.name: score.signature for score in scores},
             "multi_bleu": {**asdict(multi), "text": str(multi)},
             "sentences": len(hypotheses),
-            "zero_shot": test.languages[0] not in system.translator.text.source_languages,
+            "zero_shot": languages[0] not in system.translator.text.source_languages,
             "cut": len(read.cut),
-            "overlap": overlap.as_dict(),
+            "overlap": asdict(overlap),
         }, overlap
 
 
 def _text(values: Mapping[str, dict[str, Any]], means: Mapping[str, float], target: str, is_tokenized: bool) -> str:
-    """Return one line per source language, the mean and the signatures of the scores.
-
-    Args:
-        is_tokenized: Whether the text is already tokenised. If so, the lines that multi-bleu.perl would print are
-            added.
-    """
+    """Return a line for each source language, the mean and the signatures, and for tokenised text the lines that
+    multi-bleu.perl would print."""
     rows = []
     for language, own in values.items():
         shown = f"{name(language)} ({language}){', zero-shot' if own['zero_shot'] else ''}"
-        rows.append([shown, str(own["sentences"]), f"{own['bleu']:.2f}", f"{own['chrf']:.2f}"])
-    sentences = str(sum(own["sentences"] for own in values.values()))
-    rows += [[], [f"mean of {len(values)}", sentences, f"{means['bleu']:.2f}", f"{means['chrf']:.2f}"]]
+        rows.append([shown, own["sentences"], own["bleu"], own["chrf"]])
+    rows += [[], [f"mean of {len(values)}", sum(own["sentences"] for own in values.values()), *means.values()]]
     signatures = next(iter(values.values()))["signatures"]
-    parts = [
-        f"into {name(target)} ({target})",
-        table(["source", "sentences", *signatures], rows),
-        *(f"{score}|{signature}" for score, signature in signatures.items()),
-    ]
+    parts = [f"into {name(target)} ({target})", table(["source", "sentences", *signatures], rows)]
+    parts += [f"{score}|{signature}" for score, signature in signatures.items()]
     if is_tokenized:
         parts += [f"multi-bleu {language}-{target}: {own['multi_bleu']['text']}" for language, own in values.items()]
     if cut := [f"{own['cut']} of {language}" for language, own in values.items() if own["cut"]]:

@@ -82,8 +82,8 @@ def language_shares(vectors: Sequence[np.ndarray], k: int) -> np.ndarray:
     others = index != np.arange(len(pool))[:, None]
     # If k + 1 others are as near as the sentence itself, the sentence may be missing. Then the last one is left out.
     others[others.all(axis=1), -1] = False
-    found = language[index[others]].reshape(len(pool), k)
-    counts = [np.bincount(found[language == i].ravel(), minlength=len(vectors)) for i in range(len(vectors))]
+    nearest = language[index[others]].reshape(len(pool), k)
+    counts = [np.bincount(nearest[language == i].ravel(), minlength=len(vectors)) for i in range(len(vectors))]
     return np.array([count / count.sum() for count in counts])
 
 

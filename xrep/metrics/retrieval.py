@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from xrep.retrieval.neighbours import neighbours, normalize_rows
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class Accuracy(NamedTuple):
     """Retrieval accuracy in percent: ``forward`` searches y for rows of x, ``backward`` searches x for rows of y."""
 
     forward: float
@@ -36,9 +35,8 @@ def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
     """
     if x.shape != y.shape:
         raise ValueError(f"aligned vectors must have one shape, got {x.shape} and {y.shape}")
-    found = neighbours(x, y, 1)
-    rows = np.arange(len(x))[:, None]
-    return Accuracy(forward=100.0 * float(np.mean(found.xy == rows)), backward=100.0 * float(np.mean(found.yx == rows)))
+    nearest, rows = neighbours(x, y, 1), np.arange(len(x))[:, None]
+    return Accuracy(*(100.0 * float(np.mean(side == rows)) for side in (nearest.xy, nearest.yx)))
 
 
 def mean_cosine(x: np.ndarray) -> float:
@@ -53,7 +51,6 @@ def mean_cosine(x: np.ndarray) -> float:
     """
     if len(x) < 2:
         raise ValueError("a mean over pairs needs at least 2 rows")
-    unit_ND = normalize_rows(x.astype(np.float64))
+    unit_ND, count = normalize_rows(x.astype(np.float64)), len(x)
     total = unit_ND.sum(axis=0)
-    count = len(x)
     return float((total @ total - np.square(unit_ND).sum()) / (count * (count - 1)))

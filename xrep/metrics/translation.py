@@ -7,12 +7,9 @@ tokenised on both sides.
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -20,12 +17,10 @@ if TYPE_CHECKING:
 Tokenizer = Literal["13a", "intl", "zh", "char", "none"]
 """How sacrebleu splits text into words: like mteval-v13a (13a), like mteval-v14 (intl), Chinese into characters (zh),
 all text into characters (char), or only at white space (none, for text that is already tokenised)."""
-TOKENIZERS = get_args(Tokenizer)
 References = Sequence[str] | Sequence[Sequence[str]]
 """One reference for each of N hypotheses, or several lists of references, each [N]."""
-ORDERS = (1, 2, 3, 4)
-_SPACE = re.compile(r"[ \t\n\r\f\v]+")
-"""White space of perl's split on bytes; a no-break space is not white space and stays in its word."""
+_IN_WORDS = {code: 0xF0000 + code for code in range(0x3001) if chr(code).isspace() and chr(code) not in " \t\n\r\f\v"}
+"""Characters for private use that replace the white space which is none to perl's split on bytes (no-break spaces)."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +89,9 @@ def chrf(hypotheses: Sequence[str], references: References) -> Score:
 
 
 def _score(metric: Metric, hypotheses: Sequence[str], references: References) -> Score:
-    found = metric.corpus_score(list(hypotheses), _streams(hypotheses, references))
+    score = metric.corpus_score(list(hypotheses), _streams(hypotheses, references))
     signature = str(metric.get_signature())
-    return Score(found.name, found.score, signature, found.format(signature=signature))
+    return Score(score.name, score.score, signature, score.format(signature=signature))
 
 
 def multi_bleu(hypotheses: Sequence[str], references: References, tokenize: Tokenizer = "none") -> MultiBleu:
@@ -113,52 +108,20 @@ def multi_bleu(hypotheses: Sequence[str], references: References, tokenize: Toke
     Raises:
         ValueError: There are no hypotheses, or the number of references differs.
     """
-    split = _words(tokenize)
-    correct, total = Counter[int](), Counter[int]()
-    hypothesis_length = reference_length = 0
-    for hypothesis, *several in zip(hypotheses, *_streams(hypotheses, references), strict=True):
-        words, sentences = split(hypothesis), [split(reference) for reference in several]
-        hypothesis_length += len(words)
-        reference_length += min((abs(len(other) - len(words)), len(other)) for other in sentences)[1]
-        for order in ORDERS:
-            grams, most = _grams(words, order), Counter[tuple[str, ...]]()
-            for other in sentences:
-                most |= _grams(other, order)
-            total[order] += grams.total()
-            correct[order] += (grams & most).total()
-    precisions = [correct[order] / total[order] if total[order] else 0.0 for order in ORDERS]
-    penalty = 1.0
-    if hypothesis_length < reference_length:
-        penalty = math.exp(1 - reference_length / hypothesis_length) if hypothesis_length else 0.0
-    mean = math.exp(sum(map(math.log, precisions)) / len(ORDERS)) if all(precisions) else 0.0
-    percent = tuple(100 * precision for precision in precisions)
-    return MultiBleu(100 * penalty * mean, percent, penalty, hypothesis_length, reference_length)
+    from sacrebleu.metrics import BLEU
+
+    sides, cut = [hypotheses, *_streams(hypotheses, references)], BLEU(tokenize=tokenize).tokenizer
+    if tokenize != "none":
+        sides = [[cut(line.rstrip()) for line in side] for side in sides]
+    first, *others = [[line.translate(_IN_WORDS) for line in side] for side in sides]
+    score = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(first, others)
+    return MultiBleu(score.score, tuple(score.precisions), score.bp, score.sys_len, score.ref_len)
 
 
 def _streams(hypotheses: Sequence[str], references: References) -> list[list[str]]:
     """Return lists of references, each as long as the hypotheses."""
-    if references and isinstance(references[0], str):
-        streams = [list(cast("Sequence[str]", references))]
-    else:
-        streams = [list(stream) for stream in references]
+    streams: Any = [references] if references and isinstance(references[0], str) else references
     if not hypotheses or not streams or any(len(stream) != len(hypotheses) for stream in streams):
         counts = " and ".join(str(len(stream)) for stream in streams) or "no"
         raise ValueError(f"{len(hypotheses)} hypotheses and {counts} references")
-    return streams
-
-
-def _words(tokenize: Tokenizer) -> Callable[[str], list[str]]:
-    if tokenize == "none":
-        return _split
-    from sacrebleu.metrics import BLEU
-
-    cut = BLEU(tokenize=tokenize).tokenizer
-    return lambda text: _split(cut(text.rstrip()))
-
-
-def _split(text: str) -> list[str]:
-    return [word for word in _SPACE.split(text) if word]
-
-
-def _grams(words: list[str], order: int) -> Counter[tuple[str, ...]]:
-    return Counter(zip(*(words[start:] for start in range(order)), strict=False))
+    return [list(stream) for stream in streams]

@@ -85,7 +85,7 @@ def _open(path: Path) -> dict[str, Callable[[], Tensor]]:
     if path.suffix == ".safetensors":
         try:
             file = safe_open(str(path), framework="pt")
-        except SafetensorError as error:
+        except SafetensorError as error:  # the library opens no file whose name is not UTF-8, either
             raise UserError(f"not a safetensors file, or a damaged one ({error})", path=path, cure=AGAIN) from None
         return {name: partial(file.get_tensor, name) for name in file.keys()}
     cure = "fetch it again, or use model.safetensors"

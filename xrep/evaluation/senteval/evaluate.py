@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +13,13 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, SentenceList, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, OverlapOption, progress
-from xrep.evaluation.figures import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import folders_with
 from xrep.evaluation.senteval import protocols, readers
 from xrep.evaluation.senteval.folds import Classifier
 from xrep.evaluation.senteval.protocols import Examples
-from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier, check_sklearn
+from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier
 from xrep.evaluation.senteval.torch_classifier import TorchClassifier
 from xrep.text.languages import canonical
 
@@ -82,7 +82,8 @@ class SentEval(Evaluation):
         return {folder: cls.Config(data=str(folder))} if is_there else {}
 
     def read(self) -> None:
-        check_sklearn()
+        if importlib.util.find_spec("sklearn") is None:  # it draws the folds for every classifier
+            raise UserError("SentEval needs scikit-learn, which is not installed", cure="pip install 'xrep[senteval]'")
         self.lang, self.seeds = canonical(self.config.lang), _seeds(self.config.seeds)
         if self.config.folds < 2:
             raise UserError(f"{self.config.folds} folds", cure="give `folds` 2 or more")
@@ -93,22 +94,21 @@ class SentEval(Evaluation):
         for data, _ in kept:
             _check_sizes(data, self.config.folds)
         values: Values = {}
-        features: tuple[list[Path], dict[str, np.ndarray]] = [], {}
+        files, features = list[Path](), dict[str, np.ndarray]()
         for data, overlap in progress(kept, "sets"):
-            if data.files != features[0]:  # SICK-E and SICK-R have the same pairs, so they share features
-                features = data.files, encode(encoder, data, self.lang)
+            if data.files != files:  # SICK-E and SICK-R have the same pairs, so they share features
+                files, features = data.files, encode(encoder, data, self.lang)
             if not isinstance(encoder, SentenceList):
-                examples = {name: Examples(features[1][name], split.targets) for name, split in data.splits.items()}
+                examples = {name: Examples(features[name], split.targets) for name, split in data.splits.items()}
                 values[SUPERVISED.get(data.name, data.name)] = self._measure(data, examples, overlap)
         quoted = headline(values)
-        classifier = CLASSIFIERS[self.config.classifier]()
         return Figures(
             text=text(values, {name: value for name, value in quoted.items() if name in AVERAGES}),
             values=values,
             headline=quoted,
             settings={
-                "classifier": classifier.name,
-                "grid": list(classifier.grid),
+                "classifier": self.config.classifier,
+                "grid": list(CLASSIFIERS[self.config.classifier]().grid),
                 "seeds": self.seeds,
                 "folds": self.config.folds,
                 "language": self.lang,
@@ -125,12 +125,12 @@ class SentEval(Evaluation):
             # With a fixed dev split, the exact minimum is the same for every seed, so it is computed once.
             fixed = "dev" in examples and classifier.name == "sklearn" and by_seed
             by_seed[str(seed)] = next(iter(by_seed.values())) if fixed else measure(seed)
-        columns = {name: [found[name] for found in by_seed.values()] for name in next(iter(by_seed.values()))}
+        columns = {name: [own[name] for own in by_seed.values()] for name in next(iter(by_seed.values()))}
         several = len(by_seed) > 1
         return {
             "protocol": protocol,
             "examples": {name: len(split) for name, split in data.splits.items()},
-            "overlap": overlap.as_dict(),
+            "overlap": asdict(overlap),
             "by_seed": by_seed,
             "mean": {name: float(np.mean(column)) for name, column in columns.items()},
             "spread": {name: float(np.std(column, ddof=1)) if several else None for name, column in columns.items()},
@@ -148,19 +148,15 @@ def _seeds(text: str) -> list[int]:
 
 
 def select(sets: str, data: str | Path, lang: str) -> list[readers.DataSet]:
-    """Read the requested sets: ``all`` sets in the folder ``data``, or names separated by commas.
-
-    Raises:
-        UserError: A set is unknown or not in the folder, or a file has the wrong format.
-    """
-    found = readers.find(data)
-    wanted = list(found) if sets == "all" else [name.strip() for name in sets.split(",") if name.strip()]
+    """Read the requested sets: ``all`` sets in the folder ``data``, or names separated by commas."""
+    places = readers.find(data)
+    wanted = list(places) if sets == "all" else [name.strip() for name in sets.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in readers.SETS]
     if unknown or not wanted:
         raise UserError(f"no set {' '.join(unknown) or 'named'}", cure=f"the sets are {' '.join(readers.SETS)}")
-    if missing := [name for name in wanted if name not in found]:
-        raise UserError(f"no files of {' '.join(missing)}", path=data, cure=f"it holds {' '.join(found)}")
-    return [readers.read(name, *found[name], lang) for name in readers.SETS if name in wanted]
+    if missing := [name for name in wanted if name not in places]:
+        raise UserError(f"no files of {' '.join(missing)}", path=data, cure=f"it holds {' '.join(places)}")
+    return [readers.read(name, *places[name], lang) for name in readers.SETS if name in wanted]
 
 
 def encode(encoder: Encoder, data: readers.DataSet, lang: str) -> dict[str, np.ndarray]:
@@ -176,15 +172,12 @@ def encode(encoder: Encoder, data: readers.DataSet, lang: str) -> dict[str, np.n
 def _without_overlap(encoder: Encoder, data: readers.DataSet, drop: bool) -> tuple[readers.DataSet, Overlap]:
     split = data.splits[data.tested]
     keep, overlap = find_overlap(encoder.training_hashes, *split.sides, drop=drop)
-    splits = {**data.splits, data.tested: split.only(keep)}
-    return readers.DataSet(data.name, splits, data.files), overlap
+    return replace(data, splits={**data.splits, data.tested: split.only(keep)}), overlap
 
 
 def _check_sizes(data: readers.DataSet, folds: int) -> None:
-    """Check that there are test examples, and that each class has two examples per fold (one without folds)."""
+    """Check that each class has two examples per fold (one without folds)."""
     train = data.splits.get("all") or data.splits["train"]
-    if not len(data.splits[data.tested]):
-        raise UserError(f"{data.name} has no test examples left", cure=f"measure without {data.name}")
     if data.name == "SICK-R":
         return
     counts = np.bincount(train.targets, minlength=max(2, data.classes))
@@ -209,10 +202,8 @@ def _protocol(
 
 
 def headline(values: Values) -> dict[str, float]:
-    """Return the figures by which the sets are usually quoted, and the averages of which every set was measured.
-
-    The figures are means over seeds: accuracy in percent, or Pearson's correlation times 100 for SICK-R.
-    """
+    """Return the figures by which the sets are usually quoted (accuracy, or for SICK-R Pearson's correlation, as means
+    over seeds), and the averages of which every set was measured."""
     quoted = {name: next(iter(own["mean"].values())) for name, own in values.items()}
     averages = {
         average: float(np.mean([quoted[name] for name in names]))
@@ -228,17 +219,9 @@ def text(values: Values, averages: dict[str, float]) -> str:
     for name, own in values.items():
         (quoted, mean), *others = ((measure, mean) for measure, mean in own["mean"].items() if measure != "dev")
         spread, overlap = own["spread"][quoted], own["overlap"]
-        rows.append(
-            [
-                name,
-                own["protocol"],
-                str(overlap["total"] - (overlap["found"] or 0) * overlap["dropped"]),
-                quoted,
-                f"{mean:.2f}",
-                "" if spread is None else f"{spread:.2f}",
-                f"{own['mean']['dev']:.2f}",
-                " ".join(f"{measure} {value:.2f}" for measure, value in others),
-            ]
-        )
-    rows += [[], *([name, "", "", "", f"{value:.2f}"] for name, value in averages.items())] if averages else []
+        tested = overlap["total"] - (overlap["found"] or 0) * overlap["dropped"]
+        further = " ".join(f"{measure} {value:.2f}" for measure, value in others)
+        spread = "" if spread is None else spread
+        rows.append([name, own["protocol"], tested, quoted, mean, spread, own["mean"]["dev"], further])
+    rows += [[], *([name, "", "", "", value] for name, value in averages.items())] if averages else []
     return table(["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"], rows)

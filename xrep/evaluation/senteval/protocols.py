@@ -33,7 +33,7 @@ def nested(examples: Examples, classes: int, classifier: Classifier, folds: int,
         percent.
     """
     x, y = examples
-    outer = [Fold(*rows) for rows in sklearn_classifier.stratified(y, folds, seed)]
+    outer = list(sklearn_classifier.stratified(y, folds, seed))
     chosen, dev = [], []
     for rows, _ in outer:
         inner = [Fold(rows[a], rows[b]) for a, b in sklearn_classifier.stratified(y[rows], folds, seed)]
@@ -41,10 +41,8 @@ def nested(examples: Examples, classes: int, classifier: Classifier, folds: int,
         chosen.append([strength])
         dev.append(accuracy)
     fitted = classifier.fit(x, y, classes, [Fold(rows) for rows, _ in outer], np.array(chosen), seed)
-    accuracies = [
-        (logits(x[rows], weights[0]).argmax(1) == y[rows]).mean()
-        for weights, (_, rows) in zip(fitted.weights, outer, strict=True)
-    ]
+    tests = zip(fitted.weights, outer, strict=True)
+    accuracies = [_accuracy(Examples(x[rows], y[rows]), weights[0]) for weights, (_, rows) in tests]
     return {"accuracy": 100 * float(np.mean(accuracies)), "dev": float(np.mean(dev))}
 
 
@@ -60,9 +58,11 @@ def folded(
     inner = [Fold(*rows) for rows in sklearn_classifier.stratified(y, folds, seed)]
     strength, dev = _choose(x, y, classes, classifier, inner, seed)
     fitted = classifier.fit(x, y, classes, [Fold(np.arange(len(y)))], np.array([[strength]]), seed)
-    found = logits(test.x, fitted.weights[0, 0]).argmax(1)
-    scores = {"accuracy": 100 * float((found == test.y).mean()), "dev": dev}
-    return {**scores, "f1": 100 * _f1(found, test.y)} if classes == 2 else scores
+    scores = {"accuracy": 100 * _accuracy(test, fitted.weights[0, 0]), "dev": dev}
+    if classes == 2:
+        predicted = logits(test.x, fitted.weights[0, 0]).argmax(1)
+        scores["f1"] = 100 * (2 * int((predicted & test.y).sum()) / max(1, int(predicted.sum() + test.y.sum())))
+    return scores
 
 
 def split(train: Examples, dev: Examples, test: Examples, classes: int, classifier: Classifier, seed: int) -> dict:
@@ -75,8 +75,11 @@ def split(train: Examples, dev: Examples, test: Examples, classes: int, classifi
     fold = Fold(np.arange(len(train.y)), np.arange(len(train.y), len(y)))
     fitted = classifier.fit(x, y, classes, [fold], np.array([classifier.grid]), seed)
     best = _best(fitted.scores)
-    found = logits(test.x, fitted.weights[0, best]).argmax(1)
-    return {"accuracy": 100 * float((found == test.y).mean()), "dev": 100 * float(fitted.scores[0, best])}
+    return {"accuracy": 100 * _accuracy(test, fitted.weights[0, best]), "dev": 100 * float(fitted.scores[0, best])}
+
+
+def _accuracy(test: Examples, weights: np.ndarray) -> float:
+    return float((logits(test.x, weights).argmax(1) == test.y).mean())
 
 
 def _choose(
@@ -94,11 +97,6 @@ def _best(scores: np.ndarray) -> int:
     return int(np.round(100 * scores.mean(axis=0), 2).argmax())
 
 
-def _f1(found: np.ndarray, right: np.ndarray) -> float:
-    hits = int((found & right).sum())
-    return 2 * hits / max(1, int(found.sum() + right.sum()))
-
-
 def relatedness(train: Examples, dev: Examples, test: Examples, classifier: Classifier, seed: int) -> dict[str, float]:
     """Measure SICK-R with a trained regression, as in Tai et al. (2015), section 4.3.
 
@@ -112,18 +110,16 @@ def relatedness(train: Examples, dev: Examples, test: Examples, classifier: Clas
     Returns:
         ``pearson``, ``spearman`` and ``dev`` (Pearson's correlation) times 100, and ``mse`` of the scores.
     """
-    targets = distributions(np.concatenate([train.y, dev.y]))
+
+    def score(values: np.ndarray) -> float:
+        return _or_zero(pearson, expected_score(values), dev.y)
+
     if classifier.name == "senteval":
-        x, rows = np.concatenate([train.x, dev.x]), np.arange(len(train.y), len(targets))
-
-        def score(values: np.ndarray) -> float:
-            return _or_zero(pearson, expected_score(values), dev.y)
-
-        fold = Fold(np.arange(len(train.y)), rows)
+        x, targets = np.concatenate([train.x, dev.x]), distributions(np.concatenate([train.y, dev.y]))
         fitted = torch_classifier.train(
             x,
             targets,
-            [fold],
+            [Fold(np.arange(len(train.y)), np.arange(len(train.y), len(x)))],
             np.zeros((1, 1)),
             seed,
             torch_classifier.squared_error_gradient,
@@ -133,18 +129,15 @@ def relatedness(train: Examples, dev: Examples, test: Examples, classifier: Clas
         weights, best = fitted.weights[0, 0], float(fitted.scores[0, 0])
     else:
         weights, best = sklearn_classifier.fit_distributions(
-            train.x,
-            targets[: len(train.y)],
-            classifier.grid,
-            lambda weights: _or_zero(pearson, expected_score(logits(dev.x, weights)), dev.y),
+            train.x, distributions(train.y), classifier.grid, lambda weights: score(logits(dev.x, weights))
         )
-    found = expected_score(logits(test.x, weights))
-    error = float(((found - test.y) ** 2).mean())
-    correlations = {
-        "pearson": 100 * _or_zero(pearson, found, test.y),
-        "spearman": 100 * _or_zero(spearman, found, test.y),
+    predicted = expected_score(logits(test.x, weights))
+    return {
+        "pearson": 100 * _or_zero(pearson, predicted, test.y),
+        "spearman": 100 * _or_zero(spearman, predicted, test.y),
+        "mse": float(((predicted - test.y) ** 2).mean()),
+        "dev": 100 * best,
     }
-    return {**correlations, "mse": error, "dev": 100 * best}
 
 
 def distributions(scores: np.ndarray) -> np.ndarray:
@@ -158,6 +151,6 @@ def expected_score(values: np.ndarray) -> np.ndarray:
     return (shares / shares.sum(axis=1, keepdims=True)) @ SCORES
 
 
-def _or_zero(correlation: Callable[[np.ndarray, np.ndarray], float], found: np.ndarray, gold: np.ndarray) -> float:
+def _or_zero(correlation: Callable[[np.ndarray, np.ndarray], float], x: np.ndarray, y: np.ndarray) -> float:
     """Return the correlation, or 0 if one side is constant, as in SentEval."""
-    return correlation(found, gold) if np.ptp(found) > 0 and np.ptp(gold) > 0 else 0.0
+    return correlation(x, y) if np.ptp(x) > 0 and np.ptp(y) > 0 else 0.0

@@ -14,10 +14,8 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.overlap import chosen
-from xrep.evaluation.reading import folders_with
+from xrep.evaluation.reading import existing_folder, folders_with
 from xrep.text.readers import read_lines
-
-_FETCH = "fetch the set again"
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Layout:
 
 def _question(line: str) -> tuple[str, ...]:
     """Parse a line of TREC, such as ``NUM:dist How far is it``; only the coarse class is used."""
-    label, _, sentence = line.partition(" ")
+    label, sentence = _label_space_sentence(line)
     return label.partition(":")[0], sentence
 
 
@@ -111,14 +109,13 @@ def _columns(count: int, *chosen: int) -> Callable[[str], tuple[str, ...]]:
 
 def _two_classes(negative: str, positive: str) -> tuple[Layout, ...]:
     # The positive file comes first, as in SentEval, because the order of the examples determines the seeded folds.
-    return (
-        Layout({positive: ("all", Form(lambda line: ("1", line))), negative: ("all", Form(lambda line: ("0", line)))}),
-    )
+    forms = {positive: Form(lambda line: ("1", line)), negative: Form(lambda line: ("0", line))}
+    return (Layout({name: ("all", form) for name, form in forms.items()}),)
 
 
 def _splits(form: Form, train: str, dev: str | None, test: str, **where: Callable[[str], bool]) -> Layout:
-    names = {train: "train", **({dev: "dev"} if dev else {}), test: "test"}
-    return Layout({name: (split, form) for name, split in names.items()}, **where)
+    names = {train: "train", dev: "dev", test: "test"}
+    return Layout({name: (split, form) for name, split in names.items() if name}, **where)
 
 
 _SST = ("sentiment-train", "sentiment-dev", "sentiment-test")
@@ -153,21 +150,14 @@ SETS: dict[str, tuple[Layout, ...]] = {
 
 
 def find(folder: str | Path) -> dict[str, tuple[Layout, Path]]:
-    """Return the sets in a folder and its subfolders, up to four levels deep: name -> layout and folder of the set.
-
-    Raises:
-        UserError: The folder does not exist or contains no set, a file of a set is missing, or there are two copies of
-            a set.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError("no such folder", path=folder, cure="name the folder of SentEval's sets")
+    """Return the sets in a folder and its subfolders, up to four levels deep: name -> layout and folder of the set."""
+    folder = existing_folder(folder, "name the folder of SentEval's sets")
     folders = {place: set(names) for place, names in folders_with(folder).items()}
-    found = {name: place for name, layouts in SETS.items() if (place := _place(name, layouts, folders))}
-    if not found:
+    places = {name: place for name, layouts in SETS.items() if (place := _place(name, layouts, folders))}
+    if not places:
         cure = "name the folder of rt-polarity.pos, TREC.train, sentiment-train and their like"
         raise UserError("none of SentEval's sets is in it", path=folder, cure=cure)
-    return found
+    return places
 
 
 def _place(name: str, layouts: tuple[Layout, ...], folders: dict[Path, set[str]]) -> tuple[Layout, Path] | None:
@@ -179,44 +169,38 @@ def _place(name: str, layouts: tuple[Layout, ...], folders: dict[Path, set[str]]
             problem = f"two copies of {name}: in {places[0]} and in {places[1]}"
             raise UserError(problem, cure="name the folder of one of them with `data`")
         if places:
-            missing = sorted(layout.files.keys() - folders[places[0]])
-            if missing:
-                there = sorted(layout.files.keys() - set(missing))
-                problem = f"{' '.join(missing)} is missing beside {' '.join(there)}"
+            present = layout.files.keys() & folders[places[0]]
+            if missing := sorted(layout.files.keys() - present):
+                problem = f"{' '.join(missing)} is missing beside {' '.join(sorted(present))}"
                 raise UserError(problem, path=places[0], cure=f"fetch {name} again")
             return layout, places[0]
     return None
 
 
 def read(name: str, layout: Layout, folder: Path, lang: str) -> DataSet:
-    """Read one set; ``lang`` is the canonical code of its language.
-
-    Raises:
-        UserError: A file is empty or not UTF-8 (unless it is English), or a line has the wrong format.
-    """
-    rows: dict[str, list[tuple[float, list[str]]]] = {}
+    """Read one set; ``lang`` is the canonical code of its language."""
+    rows: dict[str, list[tuple]] = {}
     for file, (split, form) in layout.files.items():
         rows.setdefault(split, []).extend(_read_file(folder / file, form, lang == "en"))
     splits = {}
     for split, examples in rows.items():
-        sides = zip(*(sentences for _, sentences in examples), strict=True)
-        targets = np.array([target for target, _ in examples], dtype=float if name == "SICK-R" else int)
-        splits[split] = Split(tuple(list(side) for side in sides), targets)
+        targets, *sides = map(list, zip(*examples, strict=True))
+        splits[split] = Split(tuple(sides), np.array(targets, dtype=float if name == "SICK-R" else int))
     return DataSet(name, splits, [folder / file for file in layout.files])
 
 
-def _read_file(path: Path, form: Form, english: bool) -> Iterator[tuple[float, list[str]]]:
-    """Yield the class or score and the sentences of each line."""
+def _read_file(path: Path, form: Form, english: bool) -> Iterator[tuple]:
+    """Yield the class or score of each line, followed by its sentences."""
     for number, line in _lines(path, english):
         try:
             label, *sentences = form.parse(line)
             if form.header is None or number > 1:
                 # As in SentEval, a line without words is also an example and becomes ``.``.
-                yield _target(label.strip(), form.labels), [" ".join(text.split()) or "." for text in sentences]
+                yield _target(label.strip(), form.labels), *(" ".join(text.split()) or "." for text in sentences)
             elif line.split("\t")[0] != form.header:
                 raise ValueError(f"the header does not start with {form.header!r}")
         except ValueError as error:
-            raise UserError(str(error), path=path, line=number, cure=_FETCH) from None
+            raise UserError(str(error), path=path, line=number, cure="fetch the set again") from None
 
 
 def _target(label: str, labels: tuple[str, ...]) -> float:

@@ -49,24 +49,16 @@ class TorchClassifier:
     def fit(
         self, x: np.ndarray, y: np.ndarray, classes: int, folds: Sequence[Fold], grid: np.ndarray, seed: int
     ) -> Fitted:
-        """Fit one classifier for each fold and strength.
+        """Fit one classifier for each fold and weight decay, see ``Classifier``.
 
-        Args:
-            x: Features, float32 [N, D].
-            y: Classes, int64 [N].
-            folds: Folds; without dev rows, 5% of the training rows are held out for early stopping.
-            grid: Weight decays, [F, R].
+        Without dev rows, 5% of the training rows are held out for early stopping.
         """
-        targets = np.eye(classes, dtype=np.float32)[y]
 
         def accuracy(logits: torch.Tensor, rows: np.ndarray) -> np.ndarray:
             return (logits.argmax(-1).numpy() == y[rows, None]).mean(0)
 
-        return train(x, targets, folds, grid, seed, _cross_entropy_gradient, accuracy, self.stopping)
-
-
-def _cross_entropy_gradient(probabilities: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return probabilities - targets
+        # The gradient of the cross-entropy is the difference between probabilities and targets.
+        return train(x, np.eye(classes, dtype=np.float32)[y], folds, grid, seed, torch.sub, accuracy, self.stopping)
 
 
 def squared_error_gradient(probabilities: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -96,8 +88,12 @@ def train(
         score: Function of logits [n, R, C] and the n row numbers they belong to, which returns scores [R]; higher is
             better.
     """
-    generators = [np.random.default_rng(seed) for _ in folds]
-    pairs = [_hold_out(fold, generator) for fold, generator in zip(folds, generators, strict=True)]
+    generators, pairs = [np.random.default_rng(seed) for _ in folds], []
+    for generator, (rows, dev) in zip(generators, folds, strict=True):
+        mixed, held = (
+            (rows, 0) if dev is not None else (generator.permutation(rows), max(1, int(_HELD_OUT * len(rows))))
+        )
+        pairs.append((mixed[held:], mixed[:held] if dev is None else dev))
     inputs = torch.from_numpy(np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1))
     order = sorted(range(len(folds)), key=lambda fold: -len(pairs[fold][0]))  # see _Layers.epoch
     layers = _Layers(inputs, torch.from_numpy(targets), grid[order], seed, gradient)
@@ -124,13 +120,6 @@ def train(
     return Fitted(weights, best)
 
 
-def _hold_out(fold: Fold, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    if fold.dev is not None:
-        return fold.train, fold.dev
-    rows, held = generator.permutation(fold.train), max(1, int(_HELD_OUT * len(fold.train)))
-    return rows[held:], rows[:held]
-
-
 class _Layers:
     """F linear layers of R * C outputs and their Adam state; the last column of ``x`` [N, D + 1] is 1 for the bias."""
 
@@ -154,8 +143,8 @@ class _Layers:
         return (self._x[torch.from_numpy(rows)] @ self._w[place]).unflatten(1, self._shape)
 
     def keep(self, places: list[int]) -> None:
-        for name in ("_w", "_decay", "_steps", "_mean", "_square"):
-            setattr(self, name, getattr(self, name)[places])
+        self._w, self._decay, self._steps = self._w[places], self._decay[places], self._steps[places]
+        self._mean, self._square = self._mean[places], self._square[places]
 
     def epoch(self, orders: list[np.ndarray]) -> None:
         """Train for one pass over the rows of each fold, in the given order.
@@ -179,7 +168,9 @@ class _Layers:
         count = len(rows)
         weights, mean, square = self._w[:count], self._mean[:count], self._square[:count]
         x = self._x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
-        probabilities = _normalized_exponentials(torch.bmm(x, weights).unflatten(2, self._shape))
+        values = torch.bmm(x, weights).unflatten(2, self._shape)
+        probabilities = (values - values.amax(-1, keepdim=True)).exp_()  # torch's softmax is slow with few classes
+        probabilities.div_(probabilities.sum(-1, keepdim=True))
         slope = self._gradient(probabilities, self._targets[rows][:, :, None]) * shares[:, :, None, None]
         gradient = torch.baddbmm(weights * self._decay[:count], x.transpose(1, 2), slope.flatten(2))
         self._steps[:count] += 1
@@ -190,8 +181,3 @@ class _Layers:
         factor = torch.from_numpy(_RATE * np.sqrt(second) / first).float()[:, None, None]
         epsilon = torch.from_numpy(_EPSILON * np.sqrt(second)).float()[:, None, None]
         weights.sub_(mean * factor / square.sqrt().add_(epsilon))
-
-
-def _normalized_exponentials(logits: torch.Tensor) -> torch.Tensor:
-    exponentials = (logits - logits.amax(-1, keepdim=True)).exp_()
-    return exponentials.div_(exponentials.sum(-1, keepdim=True))
