@@ -15,13 +15,14 @@ import torch
 
 from xrep.config import RunConfig
 from xrep.config.ranges import out_of_range
-from xrep.criteria.criterion import Criterion, Planned
+from xrep.criteria.criterion import Criterion, Planned, check_state
 from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError
 from xrep.kernels.paths import triton_problem
 from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
+from xrep.nn.weights import load_weights
 from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import Checkpoints
@@ -354,9 +355,10 @@ class Trainer:
         Raises:
             UserError: tensors or state are not those of this run.
         """
-        for module, name in ((self.module.model, MODEL), (self.module.criterion, CRITERION)):
-            with reading_state(checkpoint.path / name):
-                module.load_state_dict(checkpoint.tensors(name))
+        load_weights(self.module.model, checkpoint.tensors(), checkpoint.path / MODEL)
+        tensors, path = checkpoint.tensors(CRITERION), checkpoint.path / CRITERION
+        check_state(self.module.criterion, tensors, path)
+        load_weights(self.module.criterion, tensors, path)
         with reading_state(checkpoint.path / STATE):
             self.state = state_of(saved, checkpoint.step)
             check_cursor(self.state.cursor, next(iter(self.task.plan())).cursor)
