@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from xrep.config import (
     read_yaml,
     to_yaml,
 )  # fmt: skip
-from xrep.config.fields import describe
+from xrep.config.fields import describe, members
 from xrep.errors import ConfigError, UserError
 from xrep.registry import REGISTRIES, load_target
 
@@ -190,7 +191,7 @@ def test_all_problems_are_told_together():
         "criterion.temperature must be a finite number, not 'hot'",
         "criterion.queue_size must be at least 0, not -5",
         "optimizer.lr must be a finite number, not 'nan'",
-        "optimizer.adam_eps must be a number of at least 0, not -1.0",
+        "optimizer.adam_eps must be at least 0, not -1.0",
         "unknown lr_scheduler 'cosin'; did you mean 'cosine'?",
         *error.value.problems[9:11],
         "trainer.max_steps must be an integer or none, not [1]",
@@ -254,3 +255,18 @@ def test_a_missing_file_and_a_short_one(tmp_path):
     assert read_yaml(tmp_path / "c.yaml") == {"task": {"name": "bitext"}, "trainer": {"max_steps": 1e4}}
     (tmp_path / "c.yaml").write_text("")
     assert read_yaml(tmp_path / "c.yaml") == {}
+
+
+RANGE = re.compile(r"at least|above|below|between|[\[(]0|from 0|at most|share|probability", re.IGNORECASE)
+
+
+def test_the_help_of_a_number_has_its_range():
+    """A number has a range if the part refuses some of these values."""
+    for target in TARGETS:
+        cls, specs = load_target(target), read_fields("x", target)
+        needed = {spec.name: "x" for spec in specs if spec.default is dataclasses.MISSING}
+        for spec in specs if hasattr(cls, "problems") else ():
+            values = (-1.0, 0.0, 1.0, 1.5, 1e9) if float in members(spec.annotation) else ()
+            refused = [line for value in values for line in cls(**{**needed, spec.name: value}).problems()]
+            if any(spec.name in line for line in refused):
+                assert RANGE.search(spec.help), f"{target}: {spec.name}: {spec.help}"

@@ -19,6 +19,8 @@ import difflib
 import functools
 import importlib
 import importlib.metadata
+import operator
+import re
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -29,28 +31,37 @@ ENTRY_POINT_GROUP = "xrep.plugins"
 
 
 class Registry:
-    """The parts of one kind, as a map ``name -> "module:Class"``."""
+    """The parts of one kind, as a map ``name -> "module:Class"``.
 
-    def __init__(self, kind: str, targets: dict[str, str]) -> None:
-        self.kind = kind
+    Args:
+        contract: ``module:Class`` of the base class that every part has; None if there is none.
+    """
+
+    def __init__(self, kind: str, targets: dict[str, str], contract: str | None = None) -> None:
+        self.kind, self.contract = kind, contract
         self._targets = dict(targets)
 
     def register(self, name: str, target: str | None = None) -> Callable[[type], type]:
         """Add a part, either as a decorator of its class or by a call with ``target="module:Class"``.
 
         Raises:
-            UserError: If another class has the name; the message names both.
+            UserError: If another class has the name; the message names both. Or if the name or the target is none.
         """
+        if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+            raise UserError(f"{shown(name)} cannot be the name of a part", cure="use letters, digits, - and _")
         if target is not None:
             self._add(name, target)
 
         def decorate(cls: type) -> type:
-            self._add(name, f"{cls.__module__}:{cls.__qualname__}")
+            self._add(name, f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else shown(cls))
             return cls
 
         return decorate
 
     def _add(self, name: str, target: str) -> None:
+        if not isinstance(target, str) or not re.fullmatch(r"[\w.]+:[\w.<>]+", target):
+            problem = f"the {self.kind} {name!r} is registered as {shown(target)}, which is no class"
+            raise UserError(problem, cure="register a class, or 'module:Class'")
         known = self._targets.get(name)
         if known is not None and known != target:
             raise UserError(
@@ -75,11 +86,20 @@ class Registry:
         return self._targets[name]
 
     def load(self, name: str) -> type:
-        """Import and return the class of a part."""
-        return load_target(self.target(name))
+        """Import and return the class of a part.
+
+        Raises:
+            UserError: If it cannot be imported, or is not a subclass of the contract.
+        """
+        target = self.target(name)
+        cls = load_target(target)
+        if self.contract is not None and not (isinstance(cls, type) and issubclass(cls, load_target(self.contract))):
+            cure = f"derive it from {self.contract.replace(':', '.')}, whose docstring says what a {self.kind} has"
+            raise UserError(f"{target} is not a {self.kind}", cure=cure)
+        return cls
 
 
-def load_target(target: str) -> type:
+def load_target(target: str) -> Any:
     """Import and return the object that ``module:Class`` names.
 
     Raises:
@@ -87,12 +107,9 @@ def load_target(target: str) -> type:
     """
     module, _, attribute = target.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        return operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, SyntaxError) as error:
         raise UserError(f"{target} cannot be loaded: {one_line(error)}", cure="mend or reinstall it") from error
-    return found
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -116,16 +133,16 @@ def import_plugin(module: str) -> None:
         importlib.import_module(module)
     except UserError:
         raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {one_line(error)}{_place_of(error)}"
+    except (Exception, SystemExit) as error:
         cure = "install it, add its folder to PYTHONPATH, or mend it"
-        raise UserError(f"the plugin {module!r} cannot be imported: {what}", cure=cure) from error
+        raise UserError(f"the plugin {module!r} cannot be imported: {described(error)}", cure=cure) from error
 
 
-def _place_of(error: Exception) -> str:
-    """Return where the code of a plugin failed, for error messages; empty if the plugin was not found."""
+def described(error: BaseException) -> str:
+    """Return an error of a part's code on one line, with the place where it was raised if that is in another file."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    return f"{type(error).__name__}: {one_line(error)}{place}"
 
 
 def one_line(error: BaseException) -> str:
@@ -145,90 +162,66 @@ def _register_entry_points() -> None:
         registry.register(name, entry.value)
 
 
-TASKS = Registry(
-    "task",
-    {
-        "bitext": "xrep.tasks.bitext:BitextTask",
-        "monolingual": "xrep.tasks.monolingual:MonolingualTask",
-        "nli": "xrep.tasks.nli:NliTask",
-        "translation": "xrep.tasks.translation:TranslationTask",
-    },
-)
-MODELS = Registry(
-    "model",
-    {
-        "dual_encoder": "xrep.models.dual_encoder:DualEncoder",
-        "translation": "xrep.models.translation:Translation",
-    },
-)
-ENCODERS = Registry(
-    "encoder",
-    {
-        "transformer": "xrep.nn.encoder:TransformerEncoder",
-        "transformers": "xrep.interop.transformers_encoder:TransformersEncoder",
-    },
-)
-CRITERIA = Registry(
-    "criterion",
-    {
-        "cmlm": "xrep.criteria.cmlm:CMLM",
-        "dap": "xrep.criteria.dap:DAP",
-        "dual_moco": "xrep.criteria.dual_moco:DualMoco",
-        "frozen_source": "xrep.criteria.frozen_source:FrozenSource",
-        "hictl": "xrep.criteria.hictl:HiCTL",
-        "label_smoothed_cross_entropy": "xrep.criteria.label_smoothed_cross_entropy:LabelSmoothedCrossEntropy",
-        "mlm": "xrep.criteria.mlm:MLM",
-        "nli": "xrep.criteria.nli:Nli",
-        "nli_triplet": "xrep.criteria.nli_triplet:NliTriplet",
-        "simcse": "xrep.criteria.simcse:SimCSE",
-        "tlm": "xrep.criteria.tlm:TLM",
-        "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
-    },
-)
-OPTIMIZERS = Registry(
-    "optimizer",
-    {
-        "adamw": "xrep.training.optim:AdamW",
-        "lamb": "xrep.training.optim:Lamb",
-        "sgd": "xrep.training.optim:SGD",
-    },
-)
-LR_SCHEDULERS = Registry(
-    "lr_scheduler",
-    {
-        "constant": "xrep.training.lr_scheduler:Constant",
-        "cosine": "xrep.training.lr_scheduler:Cosine",
-        "inverse_sqrt": "xrep.training.lr_scheduler:InverseSqrt",
-        "linear": "xrep.training.lr_scheduler:Linear",
-        "polynomial": "xrep.training.lr_scheduler:Polynomial",
-    },
-)
-VALIDATORS = Registry(
-    "validation",
-    {
-        "loss": "xrep.validation.loss:LossValidator",
-        "nli": "xrep.validation.nli:NliValidator",
-        "retrieval": "xrep.validation.retrieval:RetrievalValidator",
-        "sts": "xrep.validation.sts:StsValidator",
-        "translation": "xrep.validation.translation:TranslationValidator",
-    },
-)
-EVALUATIONS = Registry(
-    "evaluation",
-    {
-        "alignment": "xrep.evaluation.alignment:Alignment",
-        "all": "xrep.evaluation.all:All",
-        "bucc": "xrep.evaluation.bucc:Bucc",
-        "language-bias": "xrep.evaluation.language_bias:LanguageBias",
-        "neighbours": "xrep.evaluation.nearest:Neighbours",
-        "nli": "xrep.evaluation.nli:NliAccuracy",
-        "scatter": "xrep.evaluation.scatter:Scatter",
-        "senteval": "xrep.evaluation.senteval.evaluate:SentEval",
-        "sts": "xrep.evaluation.sts:Sts",
-        "tatoeba": "xrep.evaluation.tatoeba:Tatoeba",
-        "translation": "xrep.evaluation.translation:TranslationQuality",
-    },
-)
+TASKS = Registry("task", {
+    "bitext": "xrep.tasks.bitext:BitextTask",
+    "monolingual": "xrep.tasks.monolingual:MonolingualTask",
+    "nli": "xrep.tasks.nli:NliTask",
+    "translation": "xrep.tasks.translation:TranslationTask",
+}, "xrep.tasks.task:Task")  # fmt: skip
+MODELS = Registry("model", {
+    "dual_encoder": "xrep.models.dual_encoder:DualEncoder",
+    "translation": "xrep.models.translation:Translation",
+}, "xrep.models.model:Model")  # fmt: skip
+ENCODERS = Registry("encoder", {
+    "transformer": "xrep.nn.encoder:TransformerEncoder",
+    "transformers": "xrep.interop.transformers_encoder:TransformersEncoder",
+}, "xrep.nn.encoder:Encoder")  # fmt: skip
+CRITERIA = Registry("criterion", {
+    "cmlm": "xrep.criteria.cmlm:CMLM",
+    "dap": "xrep.criteria.dap:DAP",
+    "dual_moco": "xrep.criteria.dual_moco:DualMoco",
+    "frozen_source": "xrep.criteria.frozen_source:FrozenSource",
+    "hictl": "xrep.criteria.hictl:HiCTL",
+    "label_smoothed_cross_entropy": "xrep.criteria.label_smoothed_cross_entropy:LabelSmoothedCrossEntropy",
+    "mlm": "xrep.criteria.mlm:MLM",
+    "nli": "xrep.criteria.nli:Nli",
+    "nli_triplet": "xrep.criteria.nli_triplet:NliTriplet",
+    "simcse": "xrep.criteria.simcse:SimCSE",
+    "tlm": "xrep.criteria.tlm:TLM",
+    "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
+}, "xrep.criteria.criterion:Criterion")  # fmt: skip
+OPTIMIZERS = Registry("optimizer", {
+    "adamw": "xrep.training.optim:AdamW",
+    "lamb": "xrep.training.optim:Lamb",
+    "sgd": "xrep.training.optim:SGD",
+})  # fmt: skip
+LR_SCHEDULERS = Registry("lr_scheduler", {
+    "constant": "xrep.training.lr_scheduler:Constant",
+    "cosine": "xrep.training.lr_scheduler:Cosine",
+    "inverse_sqrt": "xrep.training.lr_scheduler:InverseSqrt",
+    "linear": "xrep.training.lr_scheduler:Linear",
+    "polynomial": "xrep.training.lr_scheduler:Polynomial",
+}, "xrep.training.lr_scheduler:Schedule")  # fmt: skip
+VALIDATORS = Registry("validation", {
+    "loss": "xrep.validation.loss:LossValidator",
+    "nli": "xrep.validation.nli:NliValidator",
+    "retrieval": "xrep.validation.retrieval:RetrievalValidator",
+    "sts": "xrep.validation.sts:StsValidator",
+    "translation": "xrep.validation.translation:TranslationValidator",
+}, "xrep.training.validator:Validator")  # fmt: skip
+EVALUATIONS = Registry("evaluation", {
+    "alignment": "xrep.evaluation.alignment:Alignment",
+    "all": "xrep.evaluation.all:All",
+    "bucc": "xrep.evaluation.bucc:Bucc",
+    "language-bias": "xrep.evaluation.language_bias:LanguageBias",
+    "neighbours": "xrep.evaluation.nearest:Neighbours",
+    "nli": "xrep.evaluation.nli:NliAccuracy",
+    "scatter": "xrep.evaluation.scatter:Scatter",
+    "senteval": "xrep.evaluation.senteval.evaluate:SentEval",
+    "sts": "xrep.evaluation.sts:Sts",
+    "tatoeba": "xrep.evaluation.tatoeba:Tatoeba",
+    "translation": "xrep.evaluation.translation:TranslationQuality",
+}, "xrep.evaluation.evaluation:Evaluation")  # fmt: skip
 REGISTRIES = {
     registry.kind: registry
     for registry in (TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS)

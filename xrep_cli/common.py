@@ -40,6 +40,7 @@ def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
         program = f"xrep-{function.__module__.rpartition('.')[2]}" if argv is not None else _program()
         message, code = "", 0
         try:
+            os.getcwd()  # torch ends the process if the current folder was deleted
             try:
                 function(sys.argv[1:] if argv is None else list(argv))
             except SystemExit:  # after --help
@@ -104,11 +105,8 @@ def _discard_output() -> None:
 
 @contextmanager
 def naming_options(options: Mapping[str, str]) -> Iterator[None]:
-    """Make errors name the options of the command: replace the fields in backticks (`queue_size`) by their options.
-
-    Args:
-        options: Maps the name of a field to its option, such as ``--queue-size``. Other fields stay as they are.
-    """
+    """Make errors name the options of the command: the fields in backticks (`queue_size`) are replaced by their
+    ``options`` (``--queue-size``). Other fields stay as they are."""
     try:
         yield
     except (UserError, TrainingError) as error:
@@ -128,9 +126,10 @@ def command_script(
         options = parser.parse_args(argv)
         for plugin in vars(options).get("plugin", ()):
             import_plugin(plugin)
-        with naming_options(
-            {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
-        ):
+        named = [action for action in parser._actions if action.option_strings]
+        names = {action.dest: action.option_strings[-1] for action in named}
+        names |= {option.strip("-").replace("-", "_"): option for option in names.values()}
+        with naming_options(names):
             run(options)
 
     return console_script(function)
@@ -187,26 +186,14 @@ def limit_kept_products() -> None:
 
 
 SHARED_OPTIONS: dict[str, dict[str, Any]] = {
-    "--batch-tokens": {
-        "type": int,
-        "default": 4096,
-        "metavar": "N",
-        "help": "number of subwords that the encoder reads at once",
-    },
-    "--precision": {
-        "choices": ("float32", "bfloat16"),
-        "default": "float32",
-        "help": "type in which the model computes; bfloat16 is faster on GPUs and on most CPUs that have instructions "
-        "for it (AMX, AVX512-BF16)",
-    },
+    "--batch-tokens": {"type": int, "default": 4096, "metavar": "N", "help": "number of subwords that the encoder "
+        "reads at once"},
+    "--precision": {"choices": ("float32", "bfloat16"), "default": "float32", "help": "type in which the model "
+        "computes; bfloat16 is faster on GPUs and on most CPUs that have instructions for it (AMX, AVX512-BF16)"},
     "--device": {"help": "cpu, cuda, cuda:1 and so on (default: a GPU if there is one)"},
-    "--plugin": {
-        "metavar": "MODULE",
-        "action": "append",
-        "default": [],
-        "help": "import this module, which registers parts, such as the model (repeatable)",
-    },
-}
+    "--plugin": {"metavar": "MODULE", "action": "append", "default": [], "help": "import this module, which registers "
+        "parts, such as the model (repeatable)"},
+}  # fmt: skip
 """Options of several commands, as arguments of ``add_argument``."""
 
 
@@ -286,16 +273,22 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        for argument, annotation in ((None, str), (str, str), (int, int), (float, float)):
-            self.register("type", argument, functools.partial(_convert, annotation=annotation))
+        for kind in (None, str, int, float):
+            self.register("type", kind, functools.partial(_convert, annotation=kind or str))
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, cure=f"{self.prog} --help lists the options")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print(message, end="", file=file)  # argparse would ignore that a disk is full
+
 
 def _convert(text: str, annotation: type) -> Any:
     try:
-        return convert(text, annotation)
+        if annotation is not str:
+            return convert(text, annotation)
+        convert(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), str)
+        return text  # the name of a file need not be UTF-8
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -320,6 +313,6 @@ def _describe(error: OSError) -> str:
         errno.EDQUOT: "; your quota is used up",
         errno.EBADF: "; standard input or output is closed",
     }
-    if error.errno == errno.ENOENT and not where and not os.path.exists("."):
+    if error.errno == errno.ENOENT and not where:
         return "the current folder was deleted; change to another one"
     return f"{where}{error.strerror or error}{cures.get(error.errno or 0, '')}"

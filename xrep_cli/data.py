@@ -53,7 +53,7 @@ def _main(arguments: argparse.Namespace) -> None:
 
 
 def _get(resource: Resource, print_path: bool) -> None:
-    if resource.fetch is None and not print_path:
+    if resource.wheel is None and not print_path:
         print(_describe(resource))
         return
     path = resource.get(functools.partial(print, file=sys.stderr, flush=True))

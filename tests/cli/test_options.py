@@ -100,8 +100,9 @@ def test_what_is_wrong_is_listed():
 def test_a_name_of_two_parts(tmp_path, monkeypatch):
     """The model and a plugin's criterion both have ``layers``, so each must be named by its key."""
     (tmp_path / "layered_criterion.py").write_text(
-        "from dataclasses import dataclass\nfrom typing import Literal\n\nfrom xrep.registry import CRITERIA\n\n\n"
-        "class Layered:\n    @dataclass(kw_only=True)\n    class Config:\n"
+        "from dataclasses import dataclass\nfrom typing import Literal\n\nfrom xrep.registry import CRITERIA\n"
+        "from xrep.criteria.criterion import Criterion\n\n\n"
+        "class Layered(Criterion):\n    @dataclass(kw_only=True)\n    class Config:\n"
         '        layers: int = 3\n        """Layers."""\n'
         '        depth: Literal["low", "high"] | None = None\n        """Depth."""\n\n\n'
         "CRITERIA.register('layered', 'layered_criterion:Layered')\n"

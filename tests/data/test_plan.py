@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xrep.data.order import WINDOW_SIZE, ExampleOrder
-from xrep.data.plan import MOST_PADDING, TokenBudget, check_budget, plan_batches, plan_by_tokens
+from xrep.data.plan import MOST_PADDING, TokenBudget, check_size, plan_batches
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 
@@ -67,7 +67,7 @@ def test_a_batch_is_as_many_of_the_next_examples_as_fit(max_tokens: int, lengths
     long = [batch for batch in batches if any(lengths(c, np.array([row])).max() > max_tokens for c, row in batch)]
     assert all(len(batch) == 1 for batch in long) and bool(long) is (max_tokens == 50)
     for world in (1, 2, 3):
-        ranks = [list(plan_by_tokens(order(), budget, None, rank, world, EPOCH)) for rank in range(world)]
+        ranks = [list(plan_batches(order(), budget, None, rank, world, EPOCH)) for rank in range(world)]
         steps = list(zip(*ranks, strict=True))
         assert len(steps) == -(-len(batches) // world)
         found = [rows(plan) for step in steps for plan in step]
@@ -91,7 +91,7 @@ def test_a_run_goes_on_at_any_example_with_another_budget(start: int, legs: list
     for max_tokens, world, steps in legs:
         budget = TokenBudget(max_tokens, lengths_of)
         ranks = [
-            list(itertools.islice(plan_by_tokens(order(), budget, cursor, r, world, None), steps)) for r in range(world)
+            list(itertools.islice(plan_batches(order(), budget, cursor, r, world, None), steps)) for r in range(world)
         ]
         for step in zip(*ranks, strict=True):
             assert all(len(plan.what) for plan in step)
@@ -105,11 +105,11 @@ def test_a_run_goes_on_at_any_example_with_another_budget(start: int, legs: list
 
 def test_it_ends_where_it_is_told_to() -> None:
     budget = TokenBudget(3000, one_side)
-    *_, last = plan_by_tokens(order(), budget, None, 0, 1, EPOCH + 11)
+    *_, last = plan_batches(order(), budget, None, 0, 1, EPOCH + 11)
     assert last.examples == EPOCH + 11
-    assert list(plan_by_tokens(order(), budget, EPOCH, 0, 2, EPOCH)) == []
-    assert list(plan_by_tokens(order(), budget, EPOCH + 5, 0, 2, EPOCH)) == []
-    (only,) = plan_by_tokens(order(), budget, EPOCH - 3, 2, 3, EPOCH)
+    assert list(plan_batches(order(), budget, EPOCH, 0, 2, EPOCH)) == []
+    assert list(plan_batches(order(), budget, EPOCH + 5, 0, 2, EPOCH)) == []
+    (only,) = plan_batches(order(), budget, EPOCH - 3, 2, 3, EPOCH)
     assert only.what.shape == (0, 2) and only.examples == EPOCH
 
 
@@ -126,7 +126,7 @@ def test_lengths_are_looked_up_once(max_tokens: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(TokenBudget, "fill", lambda self, some: filled.append(len(some)) or fill(self, some))
     size = 4 * WINDOW_SIZE
     large = ExampleOrder([size], 1.0, 1, lambda corpus, some: one_side(corpus, some)[:, 0])
-    plans = list(plan_by_tokens(large, TokenBudget(max_tokens, counted), None, 0, 1, size))
+    plans = list(plan_batches(large, TokenBudget(max_tokens, counted), None, 0, 1, size))
     assert sum(looked_up) == size and len(looked_up) < size / 1000
     longest = max(len(plan.what) for plan in plans)
     assert max(filled) <= 2 * longest + 2 * 2048
@@ -135,7 +135,7 @@ def test_lengths_are_looked_up_once(max_tokens: int, monkeypatch: pytest.MonkeyP
 
 def test_an_epoch_fills_the_batches_of_all_ranks(tmp_path: Path) -> None:
     def check(max_tokens: int, world: int, max_examples: int | None = None) -> None:
-        check_budget(order(), "sentences", TokenBudget(max_tokens, one_side, max_examples), world, tmp_path)
+        check_size(order(), TokenBudget(max_tokens, one_side, max_examples), "sentences", world, tmp_path)
 
     tokens = sum(int(one_side(corpus, np.arange(size)).sum()) for corpus, size in enumerate(SIZES))
     check(tokens // 3, 1)

@@ -123,7 +123,7 @@ def test_held_out_pairs_have_no_near_duplicate_in_training(tmp_path):
     sizes = {pair.name: len(pair) for pair in data.splits["valid"]}
     assert sizes == {"de-en": 20, "tr-en": 9}  # at most 5%
     training = np.unique(np.concatenate([pair.hashes.ravel() for pair in data.splits["train"]]))
-    assert np.array_equal(training, np.load(data.training_hashes_path))
+    assert np.array_equal(training, np.load(data.path / "training_hashes.npy"))
     for pair in data.splits["valid"]:
         assert not np.isin(pair.hashes, training).any()
         assert len(np.unique(pair.hashes[:, 0])) == len(np.unique(pair.hashes[:, 1])) == len(pair)
@@ -147,10 +147,8 @@ def test_sampling_is_uniform_and_follows_the_seed(tmp_path, monkeypatch):
     drawn = []
     for seed in (1, 1, 2):
         bitext = tsv(tmp_path / "x.tsv", PAIRS * 5)
-        corpus = spool.Spool("x", bitext, tmp_path / f"{len(drawn)}")
-        nothing = spool.HashSet()
-        filters = spool.Filters(lambda *pair: None, nothing, nothing, None)
-        spool.fill(corpus, filters, spool.CleaningReport(), lambda count: None)
+        stem, report = tmp_path / f"{len(drawn)}", spool.CleaningReport()
+        corpus = spool.fill("x", bitext, stem, lambda *pair: None, [], report, lambda count: None)
         assert spool.sample(corpus, 450, seed) == 450
         drawn.append(np.flatnonzero(corpus.marks == spool.KEPT))
         assert len(drawn[-1]) == 450 and sum(len(sources) for sources, _, _ in corpus.pairs(spool.KEPT)) == 450

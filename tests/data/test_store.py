@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.data.store import ColumnWriter, DataDirectory, TokenColumn, token_dtype
+from xrep.data.store import DataDirectory, DirectoryWriter, TokenColumn
 from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
 from xrep.text.readers import parse_bitext
@@ -47,7 +47,7 @@ def test_sentences_come_back_with_their_hashes(folder):
         for side in (0, 1):
             assert np.array_equal(pair.hashes[:, side], sentence_hashes(sides[side]))
     assert sorted(decoded["train"] + decoded["valid"]) == sorted(PAIRS) and len(decoded["valid"]) == 9
-    hashes = np.load(data.training_hashes_path, mmap_mode="r", allow_pickle=False)
+    hashes = np.load(data.path / "training_hashes.npy", mmap_mode="r", allow_pickle=False)
     assert set(hashes.tolist()) == set(sentence_hashes(text for pair in decoded["train"] for text in pair).tolist())
     assert (np.diff(hashes.astype(object)) > 0).all()
 
@@ -57,16 +57,17 @@ def test_columns(tmp_path, vocabulary_size):
     generator = np.random.default_rng(0)
     sentences = [generator.integers(0, vocabulary_size, n).tolist() for n in (3, 0, 700, 1, 5, 0)]
     sentences[0][0] = vocabulary_size - 1
-    with ColumnWriter(tmp_path, "c", vocabulary_size) as writer:
+    with DirectoryWriter(tmp_path, "train", ["c"], [], vocabulary_size) as writer:
         for start in range(0, 6, 2):
-            writer.append(sentences[start : start + 2])
-        writer.append([])
-    dtype = token_dtype(vocabulary_size)
-    assert dtype.itemsize == (2 if vocabulary_size == 65536 else 4)
-    column = TokenColumn(np.fromfile(tmp_path / "c.tokens", dtype), np.fromfile(tmp_path / "c.offsets", "<i8"))
+            writer.append([sentences[start : start + 2]], {})
+        writer.append([[]], {})
+    assert writer.facts == {"rows": 6, "tokens": {"c": 709}}
+    dtype = "<u2" if vocabulary_size == 65536 else "<u4"
+    stem = tmp_path / "train.c.c"
+    column = TokenColumn(np.fromfile(f"{stem}.tokens", dtype), np.fromfile(f"{stem}.offsets", "<i8"))
     assert [column[i].tolist() for i in range(len(column))] == sentences
     rows = np.array([2, 0, 1, 2])
-    assert column.lengths().tolist() == [3, 0, 700, 1, 5, 0] and column.lengths(rows).tolist() == [700, 3, 0, 700]
+    assert column.lengths(rows).tolist() == [700, 3, 0, 700]
     ids, lengths = column.gather(rows, 2)
     assert ids.dtype == dtype and lengths.tolist() == [2, 2, 0, 2]
     assert ids.tolist() == [token for i in rows for token in sentences[i][:2]]
@@ -78,7 +79,7 @@ def test_columns(tmp_path, vocabulary_size):
 def test_nothing_can_be_written_through_the_maps(folder):
     pair = DataDirectory.open(folder).splits["train"][0]
     with pytest.raises(ValueError, match="read-only"):
-        pair.source[0][0] = 1
+        pair.source.tokens[0] = 1
 
 
 def test_fingerprint_follows_the_content(folder, tmp_path):

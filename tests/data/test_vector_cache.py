@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.runs import environment
-from xrep.data import vector_cache
 from xrep.data.vector_cache import VectorCache
 from xrep.errors import UserError
 
@@ -31,17 +30,16 @@ def add(cache: VectorCache, keys: np.ndarray) -> None:
     cache.add(keys, vectors_of(keys))
 
 
-@pytest.mark.parametrize("recent", [0, 100, 65536])
-def test_what_was_added_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int) -> None:
-    monkeypatch.setattr(vector_cache, "_RECENT", recent)
+@pytest.mark.parametrize("step", [1, 45, 150])
+def test_what_was_added_is_found(tmp_path: Path, step: int) -> None:
     random = np.random.default_rng(0)
     keys = random.choice(np.iinfo(np.int64).max, 500, replace=False) * random.choice([-1, 1], 500)
     cache = VectorCache(tmp_path / "c", WIDTH, "x")
     assert (cache.find(keys) == -1).all() and len(cache) == 0
-    for start in range(0, 450, 45):
-        add(cache, keys[start : start + 45])
-        check(cache, random.permutation(keys[: start + 45]))
-        assert (cache.find(keys[start + 45 :]) == -1).all()
+    for start in range(0, 450, step):
+        add(cache, keys[start : start + step])
+        check(cache, random.permutation(keys[: start + step]))
+        assert (cache.find(keys[start + step :]) == -1).all()
     again = VectorCache(tmp_path / "c", WIDTH, "x")
     assert len(again) == 450
     check(again, keys[:450])
@@ -56,18 +54,13 @@ def test_processes_write_beside_each_other_and_read_each_other(tmp_path: Path) -
     check(two, np.arange(30))
     add(one, np.arange(40, 45))
     check(two, np.arange(40, 45))
-    assert sorted(path.name for path in tmp_path.glob("*.index")) == ["00000.index", "00001.index"]
-    del one  # the lock is free again
-    three = VectorCache(tmp_path, WIDTH, "x")
-    add(three, np.arange(50, 55))
-    check(two, np.arange(50, 55))
-    assert len(list(tmp_path.glob("*.index"))) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache.json", "index", "vectors"] and len(two) == 35
 
 
 @pytest.mark.parametrize("ending", ["index", "vectors"])
 def test_what_a_killed_process_left_half_written_is_cut_off(tmp_path: Path, ending: str) -> None:
     add(VectorCache(tmp_path, WIDTH, "x"), np.arange(20))
-    file = tmp_path / f"00000.{ending}"
+    file = tmp_path / ending
     file.write_bytes(file.read_bytes()[:-3] if ending == "index" else file.read_bytes() + b"half a row")
     whole = 19 if ending == "index" else 20
     cache = VectorCache(tmp_path, WIDTH, "x")
@@ -93,12 +86,12 @@ def test_a_process_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_lost_row_is_not_used(tmp_path: Path) -> None:
     add(VectorCache(tmp_path, WIDTH, "x"), np.arange(20))
-    data = bytearray((tmp_path / "00000.vectors").read_bytes())
+    data = bytearray((tmp_path / "vectors").read_bytes())
     data[7 * WIDTH * 4 : 8 * WIDTH * 4] = bytes(WIDTH * 4)
-    (tmp_path / "00000.vectors").write_bytes(data)
+    (tmp_path / "vectors").write_bytes(data)
     cache = VectorCache(tmp_path, WIDTH, "x")
     check(cache, np.r_[:7, 8:20])
-    with pytest.raises(UserError, match=r"00000\.vectors: row 7 is not what was written; remove"):
+    with pytest.raises(UserError, match=r"vectors: row 7 is not what was written; remove"):
         cache.read(cache.find(np.arange(20)))
 
 
@@ -136,3 +129,31 @@ def test_ranks_that_open_it_at_the_same_time_agree(tmp_path: Path, monkeypatch: 
     monkeypatch.undo()
     add(cache, np.arange(5))
     check(VectorCache(tmp_path / "c", WIDTH, "x"), np.arange(5))
+
+
+@pytest.mark.slow
+def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys, numpy as np\n"
+        "from tests.data.test_vector_cache import *\n"
+        "cache = VectorCache(sys.argv[1], WIDTH, 'x')\n"
+        "first = int(sys.argv[2])\n"
+        "for start in range(first, first + 1000, 10): add(cache, np.arange(start, start + 10))\n"
+    )
+    commands = [[sys.executable, "-c", script, str(tmp_path), str(first)] for first in (0, 1000, 2000)]
+    processes = [subprocess.Popen(command, env=environment()) for command in commands]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    cache = VectorCache(tmp_path, WIDTH, "x")
+    assert len(cache) == 3000
+    check(cache, np.arange(3000))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vectors_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    cache = VectorCache(tmp_path, WIDTH, "x")
+    vectors = vectors_of(np.arange(4))
+    vectors[2, 1] = value
+    cache.add(np.arange(4), vectors)
+    check(cache, np.array([0, 1, 3]))
+    with pytest.raises(UserError, match="vectors: row 2 is not what was written"):
+        cache.read(cache.find(np.arange(4)))

@@ -327,9 +327,9 @@ def test_what_is_kept_is_found_again(make, raw: Path, tmp_path: Path, monkeypatc
     again = make()
     assert again.fingerprint() == first.fingerprint() and capsys.readouterr().out == ""
     (folder,) = (tmp_path / "text").iterdir()
-    tokens = folder / "train.de.tokens"
+    tokens = folder / "train.de.de.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-2])
-    with pytest.raises(UserError, match=r"train.de.tokens: \d+ bytes, .*; copy it again or remove its directory"):
+    with pytest.raises(UserError, match=r"train.de.de.tokens: \d+ bytes, .*; copy it again or remove its directory"):
         make()
     (folder / MANIFEST_FILE).write_text("{")
     with pytest.raises(UserError, match="the manifest is no JSON; remove its directory; it is made again"):

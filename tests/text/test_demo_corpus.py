@@ -12,7 +12,8 @@ import pytest
 from xrep.errors import UserError
 from xrep.text import demo_corpus
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.corpora import get_demo, xrep_home
+from xrep.text.corpora import xrep_home
+from xrep.text.demo_corpus import get_demo
 from xrep.text.readers import discover_bitext, read_lines
 from xrep.text.wheels import fetch_wheel
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xrep.errors import UserError
-from xrep.text.text_files import TextFile, find_text, read_sentences
+from xrep.text.readers import TextFile, find_text, read_sentences
 
 
 def names(folder: Path) -> dict[str, list[tuple[str, str]]]:

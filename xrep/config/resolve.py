@@ -13,7 +13,7 @@ from xrep.config.fields import convert, fields_of_class
 from xrep.config.sections import DEFAULT_NAMES, OF_A_PART, SECTIONS, TOP_LEVEL, Section, parts_of, sections_of
 from xrep.config.yaml_files import to_yaml
 from xrep.errors import UserError, shortened, shown
-from xrep.registry import REGISTRIES, load_target, suggestion
+from xrep.registry import REGISTRIES, described, load_target, suggestion
 
 MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
 """The task and the criterion of a run with several parts, which combine those of the parts."""
@@ -51,7 +51,7 @@ class RunConfig:
     def configs(self) -> dict[str, Any]:
         """Maps each section to the options of the chosen part, an instance of its ``Config`` dataclass."""
         sections = {section.key: section for section in sections_of(self.values)}
-        configs = {key: load_target(section.options)(**section.given) for key, section in sections.items()}
+        configs = {key: load_target(section.options)(**section.values) for key, section in sections.items()}
         chosen = {key: config for key, config in configs.items() if key in SECTIONS}
         for kind in self._mixture:
             parts = []
@@ -91,18 +91,18 @@ class RunConfig:
         return to_yaml(self.values)
 
 
-def resolve(given: Mapping[str, Any], problems: list[str], stage: str = "") -> RunConfig | None:
+def resolve(merged: Mapping[str, Any], problems: list[str], stage: str = "") -> RunConfig | None:
     """Return the run that the merged values of all layers describe.
 
     Args:
         problems: Everything that is wrong is added here, one line each; then the result is None.
     """
-    own = _problems_of_form(given)
-    resolved = {section.key: _resolve(section, own) for section in sections_of(given)}
+    own = _problems_of_form(merged)
+    resolved = {section.key: _resolve(section, own) for section in sections_of(merged)}
     run = None
     if not own:
         top, parts = resolved.pop(""), []
-        for name in (part["name"] for part in parts_of(given)):
+        for name in (part["name"] for part in parts_of(merged)):
             task_and_criterion = {kind: resolved.pop(f"parts.{name}.{kind}") for kind in OF_A_PART}
             parts.append({"name": name, **task_and_criterion, **resolved.pop(f"parts.{name}")})
         several = {"parts": parts, "mixing": top["mixing"]} if parts else {}
@@ -156,29 +156,35 @@ def _resolve(section: Section, problems: list[str]) -> dict[str, Any]:
         problems.append(f"no {section.key} is chosen; set `{section.key}` to one of {known}")
         return {}
     try:
+        if section.kind in DEFAULT_NAMES:
+            REGISTRIES[section.kind].load(str(section.name))  # checks its class
         cls: Any = load_target(section.options)
         specs = {spec.name: spec for spec in fields_of_class(section.key, cls)}
     except UserError as error:
         problems.append(str(error) if section.key == section.kind else f"{section.key}: {error}")
         return {}
     above = f"{section.key}." if section.key else ""
-    for name in section.given:
+    for name in section.values:
         if name not in specs:
             problems.append(f"unknown key {shortened(f'{above}{name}')}; {suggestion(str(name), list(specs))}")
     values, doubtful = {}, []
     for name, spec in specs.items():
         values[name] = spec.default
         try:
-            if name in section.given:
-                values[name] = convert(section.given[name], spec.annotation)
+            if name in section.values:
+                values[name] = convert(section.values[name], spec.annotation)
             elif spec.default is dataclasses.MISSING:
                 raise ValueError("has no default; give it")
         except ValueError as error:
             problems.append(f"{spec.key} {error}")
             doubtful.append(name)
     if dataclasses.MISSING not in values.values():
-        config = cls(**values)
-        refused = config.problems() if hasattr(config, "problems") else []
-        # What the part refuses about a doubtful option would concern its default, not the value given.
-        problems += [above + problem for problem in refused if not any(name in problem for name in doubtful)]
+        try:
+            config = cls(**values)
+            refused = config.problems() if hasattr(config, "problems") else []
+            # What the part refuses about a doubtful option would concern its default, not the value given.
+            problems += [above + problem for problem in refused if not any(name in problem for name in doubtful)]
+        except Exception as error:  # the part may be somebody else's
+            cure = "its `problems` must return a list of strings, and its constructor must take any values"
+            problems.append(f"{section.options} cannot check its options: {described(error)}; {cure}")
     return values if section.name is None else {"name": section.name, **values}

@@ -14,8 +14,6 @@ from typing import Any
 
 from xrep.registry import load_target
 
-_parse = functools.cache(ast.parse)
-
 
 def option_class(target: str) -> type:
     """Return the dataclass that ``module:Class.Config`` names.
@@ -122,11 +120,12 @@ def _class_node(module: str, qualified_name: str) -> ast.ClassDef:
     return node
 
 
+@functools.cache
 def _body(module: str) -> list[ast.stmt]:
     """Return the statements of a module; none if its source text is missing or not valid Python."""
     try:
         spec = importlib.util.find_spec(module)
         loader: Any = spec.loader if spec else None
-        return _parse(loader.get_source(module) or "").body
+        return ast.parse(loader.get_source(module) or "").body
     except (ImportError, SyntaxError, AttributeError, ValueError):
         return []

@@ -54,7 +54,8 @@ class CMLM(Criterion):
         """N: number of vectors that s1 becomes, which are the sentence vector and the outputs of N - 1 perceptrons
         (section 5.1 and table 7: 15, out of 1, 5, 10, 15 and 20)."""
         mask_rate: float = 0.3125
-        """Share of the tokens of s2 that is masked: 80 of 256 (section 3); table 10 compares 40, 60, 80 and 100."""
+        """Share of the tokens of s2 that is masked: 80 of 256 (section 3); table 10 compares 40, 60, 80 and 100. It
+        must lie in (0, 1]."""
         vector_embedding: Literal["normalized", "positioned", "raw"] = "normalized"
         """How the N vectors become input of the first layer. normalized: like token embeddings (layer normalisation of
         a post-norm encoder, dropout), but without a position; s2 begins at position 0, as at inference. positioned: the

@@ -38,7 +38,7 @@ class DualMoco(ContrastiveCriterion):
         """K: vectors kept of each side, which are the negatives. It need not be a multiple of the batch size. 0: no
         queue; the negatives are the keys of the batch, from all ranks."""
         temperature: float = 0.04
-        """tau: similarities are divided by this value."""
+        """tau: similarities are divided by this value. It must be above 0."""
         momentum: float = 0.999
         """m: share of their weights that momentum encoders keep per step. 0 is the paper's 'without momentum'."""
         queue_dtype: Literal["float32", "bfloat16"] = "float32"

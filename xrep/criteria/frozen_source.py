@@ -69,7 +69,8 @@ class FrozenSource(ContrastiveCriterion):
         """Number of source vectors of earlier steps that are used as further negatives: 10000 for base, 200000 for
         large encoders (table 6). 0: only the batch. It need not be a multiple of the batch size."""
         temperature: float = 1.0
-        """tau: similarities are divided by this value, which is the initial one if it is learnable."""
+        """tau: similarities are divided by this value, which is the initial one if it is learnable. It must be above
+        0, and in [0.01, 1] if it is learnable."""
         learnable_temperature: bool = True
         """Train tau = exp(theta), which stays within [0.01, 1] (the paper's 'parameter 1', table 1)."""
         mask_equal_sentences: bool = False

@@ -71,20 +71,20 @@ class HiCTL(ContrastiveCriterion):
         """Contrast words (L_W). Off: 'w/o Word-CTL' of table 3."""
         mask_rate: float | None = None
         """Share of the subwords that is masked for the language model. none: 0.25, or 0.15 for monolingual text (table
-        9)."""
+        9). It must lie in (0, 1]."""
         temperature: float = 1.0
         """Cosines of L_S are divided by this value. The paper has no temperature, which equals 1; p+ then stays near 1
         / (2n - 1) whatever the model does, and hard negatives hardly differ from plain ones. Use 0.05 for small models
-        and batches."""
+        and batches. It must be above 0."""
         slack: float = 0.9
-        """zeta of equation 6, which keeps negatives from becoming too hard."""
+        """zeta of equation 6, which keeps negatives from becoming too hard. It must lie in (0, 1)."""
         mask_equal_sentences: bool = False
         """Do not use two pairs that share a sentence as each other's negatives. Turn it on if sentences repeat."""
         cross_rank_negatives: bool = True
         """With several ranks, the sentences of all ranks are negatives. Off: only those of the rank's own part."""
         word_temperature: float = 1.0
         """Cosines of L_W are divided by this value, in the loss and when words are sampled. The paper has no
-        temperature, which equals 1."""
+        temperature, which equals 1. It must be above 0."""
         word_samples: int = 512
         """m: number of subwords sampled as negatives for each pair (section 4.1)."""
         word_query: Literal["masked", "unmasked"] = "masked"

@@ -36,7 +36,7 @@ class MLM(Criterion):
     class Config:
         mask_rate: float = 0.15
         """Share of the tokens of each sentence that is masked: 80% of these become [MASK], 10% become a random subword,
-        10% stay. BERT and HiCTL (table 9, monolingual) use 0.15."""
+        10% stay. BERT and HiCTL (table 9, monolingual) use 0.15. It must lie in (0, 1)."""
         whole_word: bool = False
         """Mask whole words. SentencePiece finds no word boundaries in text without spaces, so most of such text is not
         masked."""

@@ -43,7 +43,7 @@ class Nli(Criterion):
         head_size: int = 256
         """Number of hidden units of the mlp."""
         head_dropout: float = 0.1
-        """Dropout of the hidden units of the mlp."""
+        """Dropout of the hidden units of the mlp. It must lie in [0, 1)."""
 
         def problems(self) -> list[str]:
             known, problems = ", ".join(FEATURES), []

@@ -29,10 +29,10 @@ class NliTriplet(ContrastiveCriterion):
     @dataclass(kw_only=True)
     class Config:
         temperature: float = 0.05
-        """Similarities are divided by this value (frozen_source, section 4.2.3)."""
+        """Similarities are divided by this value (frozen_source, section 4.2.3). It must be above 0."""
         hard_negative_weight: float = 1.0
         """alpha: weight of the anchor's own contradiction, relative to the other negatives (Gao et al., 2021: 1 is the
-        best of 0.5, 1 and 2)."""
+        best of 0.5, 1 and 2). It must be above 0."""
         mask_equal_sentences: bool = False
         """Remove false negatives between triplets that share a sentence: SNLI repeats its premises."""
         cross_rank_negatives: bool = True

@@ -39,7 +39,7 @@ class TLM(MLM):
     class Config(MLM.Config):
         mask_rate: float = 0.25
         """Share of the tokens of each pair that is masked: 80% of these become [MASK], 10% become a random subword, 10%
-        stay. HiCTL (table 9, bilingual) uses 0.25, XLM 0.15."""
+        stay. HiCTL (table 9, bilingual) uses 0.25, XLM 0.15. It must lie in (0, 1)."""
         position_reset: bool = False
         """Give the tokens of the second sentence the positions that they have when it is read alone (XLM). Off:
         positions continue from the first sentence, and a pair longer than the position table is cut; neither sentence

@@ -32,10 +32,10 @@ class TranslationRanking(ContrastiveCriterion):
     @dataclass(kw_only=True)
     class Config:
         temperature: float = 0.05
-        """Similarities are divided by this value."""
+        """Similarities are divided by this value. It must be above 0."""
         margin: float = 0.0
         """Subtracted from the similarity of translations, so that it must exceed the others by this margin. CMLM uses
-        0.3, DAP no margin."""
+        0.3, DAP no margin. It must be at least 0."""
         margin_scale: Literal["similarity", "logit"] = "similarity"
         """Scale of the margin. similarity: it is subtracted before similarities are divided by the temperature. logit:
         it is subtracted afterwards, as in DAP's released code."""

@@ -57,6 +57,16 @@ def sampling_quotas(sizes: list[int], alpha: float) -> np.ndarray:
     return quotas
 
 
+def by_group(groups: np.ndarray, read: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return what ``read(group, places)`` returns for the places of each distinct group, in the order of the places.
+
+    Without any places, ``read`` is called for group 0, so that the result has its type.
+    """
+    distinct = np.unique(groups).tolist() or [0]
+    parts = [read(group, np.flatnonzero(groups == group)) for group in distinct]
+    return np.concatenate(parts)[np.argsort(np.argsort(groups, kind="stable"))]
+
+
 class ExampleOrder:
     """The order of all examples of a run: maps an absolute position in training to (corpus, row).
 
@@ -101,24 +111,19 @@ class ExampleOrder:
         positions = np.arange(first, min(first + WINDOW_SIZE, self.epoch_size))
         drawn = permute(positions, self.epoch_size, (self._seed, epoch, 0))
         corpora = np.searchsorted(self._borders, drawn, side="right")
-        rows, lengths = np.empty_like(drawn), np.empty_like(drawn)
-        for corpus in np.unique(corpora):
-            here = corpora == corpus
-            quota, size = int(self._quotas[corpus]), self.sizes[corpus]
-            stream = epoch * quota + drawn[here] - (self._borders[corpus] - quota)
-            rows[here] = self._rows(int(corpus), stream, size)
-            lengths[here] = self._lengths(int(corpus), rows[here])
+        rows = by_group(corpora, lambda corpus, places: self._rows(corpus, epoch, drawn[places]))
+        lengths = by_group(corpora, lambda corpus, places: self._lengths(corpus, rows[places]))
         by_length = np.argsort(lengths, kind="stable")
         blocks = np.array_split(by_length, range(BLOCK_SIZE, len(by_length), BLOCK_SIZE))
         shuffled = np.random.default_rng((self._seed, epoch, number, 1)).permutation(len(blocks))
         order = np.concatenate([blocks[b] for b in shuffled])
         return np.stack([corpora[order], rows[order]], axis=1)
 
-    def _rows(self, corpus: int, stream: np.ndarray, size: int) -> np.ndarray:
-        """Return the rows at positions of a corpus's endless stream, in which one permutation follows another."""
-        passes, offsets = np.divmod(stream, size)
-        rows = np.empty_like(stream)
-        for number in np.unique(passes):
-            here = passes == number
-            rows[here] = permute(offsets[here], size, (self._seed, int(number), corpus + 2))
-        return rows
+    def _rows(self, corpus: int, epoch: int, drawn: np.ndarray) -> np.ndarray:
+        """Return the rows of the numbers that were drawn for a corpus in an epoch.
+
+        They are positions in the corpus's endless stream, in which one permutation follows another.
+        """
+        quota, size = int(self._quotas[corpus]), self.sizes[corpus]
+        passes, offsets = np.divmod(epoch * quota + drawn - (self._borders[corpus] - quota), size)
+        return by_group(passes, lambda number, places: permute(offsets[places], size, (self._seed, number, corpus + 2)))

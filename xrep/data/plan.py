@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from xrep.data.order import ExampleOrder
+from xrep.data.order import WINDOW_SIZE, ExampleOrder, by_group
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 
@@ -46,10 +47,7 @@ class TokenBudget:
 
     def lengths_of(self, examples: np.ndarray) -> np.ndarray:
         """Return the lengths, int64 [N, sides], of examples, int64 [N, 2 or more], that begin with (corpus, row)."""
-        corpora = examples[:, 0]
-        places = [np.flatnonzero(corpora == corpus) for corpus in np.unique(corpora)]
-        lengths = [self.lengths(int(corpora[place[0]]), examples[place, 1]) for place in places]
-        return np.concatenate(lengths)[np.argsort(np.concatenate(places))]
+        return by_group(examples[:, 0], lambda corpus, places: self.lengths(corpus, examples[places, 1]))
 
     def fill(self, lengths: np.ndarray) -> int:
         """Return how many of the first examples form a batch, at least one if any; ``lengths`` is int64 [N, sides]."""
@@ -61,33 +59,41 @@ class TokenBudget:
 
 
 def plan_batches(
-    order: ExampleOrder, batch_size: int, cursor: int | None, rank: int, world_size: int, stop: int | None
+    order: ExampleOrder,
+    size: int | TokenBudget,
+    cursor: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    stop: int | None = None,
 ) -> Iterator[Plan]:
     """Yield the plans of the training batches of one rank, after the first ``cursor`` examples of the run.
 
-    There is no end unless ``stop`` gives the number of the last example. Each global batch of ``world_size`` *
-    ``batch_size`` consecutive examples is split into one part per rank; at the end, parts may be smaller or empty.
-    ``Plan.what`` is (corpus, row) of each example, int64 [N, 2]. ``Plan.cursor`` counts the examples consumed so far.
-    """
-    start, size = cursor or 0, batch_size * world_size
-    while stop is None or start < stop:
-        end = start + size if stop is None else min(start + size, stop)
-        yield Plan(np.array_split(order.take(start, end), world_size)[rank], end, end)
-        start = end
+    There is no end unless ``stop`` gives the number of the last example. ``Plan.what`` is (corpus, row) of each
+    example, int64 [N, 2]. ``Plan.cursor`` counts the examples consumed so far.
 
-
-def plan_by_tokens(
-    order: ExampleOrder, budget: TokenBudget, cursor: int | None, rank: int, world_size: int, stop: int | None
-) -> Iterator[Plan]:
-    """Do what ``plan_batches`` does, but fill ``budget`` on every rank (like fairseq's --max-tokens).
-
-    The parts of the ranks follow each other in the order; at the end, those of the last ranks may be empty.
+    Each global batch is a part of the order. If ``size`` is a number, it has ``world_size`` * ``size`` examples and is
+    split into one part per rank; at the end, parts may be smaller or empty. A budget is filled on every rank (like
+    fairseq's --max-tokens). The parts of the ranks follow each other; at the end, those of the last ranks may be empty.
     """
     end = cursor or 0
-    batches = _cut(order, budget, end, stop)
-    while parts := list(islice(batches, world_size)):
-        end += sum(map(len, parts))
-        yield Plan(parts[rank] if rank < len(parts) else parts[0][:0], end, end)
+    if isinstance(size, TokenBudget):
+        batches = _cut(order, size, end, stop)
+        while parts := list(islice(batches, world_size)):
+            end += sum(map(len, parts))
+            yield Plan(parts[rank] if rank < len(parts) else parts[0][:0], end, end)
+        return
+    while stop is None or end < stop:
+        start, end = end, end + size * world_size
+        end = end if stop is None else min(end, stop)
+        yield Plan(np.array_split(order.take(start, end), world_size)[rank], end, end)
+
+
+def mean_size(order: ExampleOrder, size: int | TokenBudget) -> Fraction:
+    """Return the mean number of examples of a rank's batch; with a budget, over the first examples of the order."""
+    if not isinstance(size, TokenBudget):
+        return Fraction(size)
+    first = min(order.epoch_size, WINDOW_SIZE)
+    return Fraction(first, sum(1 for _ in plan_batches(order, size, stop=first)))
 
 
 def _cut(order: ExampleOrder, budget: TokenBudget, start: int, stop: int | None) -> Iterator[np.ndarray]:
@@ -110,31 +116,21 @@ def _cut(order: ExampleOrder, budget: TokenBudget, start: int, stop: int | None)
             examples = np.concatenate([examples, more])
 
 
-def check_size(examples: int, what: str, batch_size: int, world_size: int, path: str | Path) -> None:
+def check_size(order: ExampleOrder, size: int | TokenBudget, unit: str, world_size: int, path: str | Path) -> None:
     """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks.
 
     Args:
-        examples: Number of examples of an epoch.
-        what: Name of the examples in the error message.
+        unit: Name of the examples in the error message.
         path: Where the examples are stored.
     """
-    if examples < batch_size * world_size:
-        raise _too_small(examples, what, f"{batch_size}", "`batch_size`", world_size, path)
-
-
-def check_budget(order: ExampleOrder, what: str, budget: TokenBudget, world_size: int, path: str | Path) -> None:
-    """Raise UserError as ``check_size`` does, for batches that fill a budget."""
-    # One example more than the epoch has is allowed. If it still fits, the epoch does not fill the batches.
-    first = next(plan_by_tokens(order, budget, None, 0, world_size, order.epoch_size + 1))
-    if first.examples > order.epoch_size:
-        size = f"{budget.max_tokens} tokens"
-        raise _too_small(order.epoch_size, what, size, "`max_tokens`", world_size, path)
-
-
-def _too_small(examples: int, what: str, size: str, option: str, world_size: int, path: str | Path) -> UserError:
-    each = f" on each of {world_size} ranks" if world_size > 1 else ""
-    return UserError(
-        f"{examples} training {what} do not fill a batch of {size}{each}",
-        path=path,
-        cure=f"lower {option}{', start fewer processes' if each else ''} or give more text",
-    )
+    if isinstance(size, TokenBudget):
+        # One example more than the epoch has is allowed. If it still fits, the epoch does not fill the batches.
+        needed = next(plan_batches(order, size, None, 0, world_size, order.epoch_size + 1)).examples
+        batch, option = f"{size.max_tokens} tokens", "`max_tokens`"
+    else:
+        needed, batch, option = size * world_size, size, "`batch_size`"
+    if order.epoch_size < needed:
+        each = f" on each of {world_size} ranks" if world_size > 1 else ""
+        cure = f"lower {option}{', start fewer processes' if each else ''} or give more text"
+        problem = f"{order.epoch_size} training {unit} do not fill a batch of {batch}{each}"
+        raise UserError(problem, path=path, cure=cure)

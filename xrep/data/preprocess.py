@@ -8,6 +8,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ import numpy as np
 
 from xrep.data import spool, store
 from xrep.data.building import build_cached, files_in, train_vocabulary
-from xrep.data.spool import HELD_OUT, KEPT, Filters, Spool
+from xrep.data.spool import HELD_OUT, KEPT, Spool
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside
 from xrep.progress import Counter
-from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet, drop_reason, load_exclusion
+from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet, drop_reason, load_exclusion, pair_hashes
 from xrep.text.readers import Bitext, discover_bitext, orient
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, save_tokenizers, tokenizer_of
 
@@ -99,7 +101,7 @@ def preprocess(
     destination = Path(destination)
     check_new_directory(destination)
     if not splits.get("train"):
-        raise UserError("no training text", cure="name some, for example --bitext de-en=deu-eng.tsv")
+        raise UserError("no training text", cure="name some in `bitext`, for example de-en=deu-eng.tsv")
     for bitext in [*splits.get("valid", []), *splits.get("test", [])]:
         if bitext.sample is not None:
             raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
@@ -148,38 +150,34 @@ class _Run:
         spools = self.read(splits)
         self.choose(spools)
         tokenizers = self.make_tokenizers(spools["train"], given)
-        facts = self.write(spools, tokenizers)
+        facts, training = self.write(spools, tokenizers)
         shutil.rmtree(self.work)
-        size = max(tokenizer.vocabulary_size for tokenizer in tokenizers.values())
-        return store.write_manifest(self.output, store.PAIRS, size, facts)
+        return store.write_manifest(self.output, store.PAIRS, tokenizers, training, facts)
 
     def read(self, splits: dict[str, list[Bitext]]) -> dict[str, list[Spool]]:
         """Clean every corpus into a spool. Validation and test come first; training text is compared with them."""
-        evaluation = HashSet()
-        lenient = Filters(lambda s, t, hashes: None if s and t else "empty", HashSet(), HashSet(), None)
+        cleaning, evaluation, seen = self.options.cleaning, HashSet(), dict[str, HashSet]()
         spools: dict[str, list[Spool]] = {}
         for split in ("valid", "test"):
-            spools[split] = [self._fill(split, bitext, lenient) for bitext in splits.get(split, [])]
+            corpora = splits.get(split, [])
+            spools[split] = [self._fill(split, b, lambda s, t, _: None if s and t else "empty", []) for b in corpora]
             for corpus in spools[split]:
                 for block in corpus.blocks():
                     evaluation.add(corpus.hashes[block].ravel())
         excluded = load_exclusion(self.options.exclude)
         if self.options.exclude:
             self.log(f"excluding {len(excluded):,} sentences of {', '.join(self.options.exclude)}")
-        seen: dict[str, HashSet] = {}
-        cleaning = self.options.cleaning
         spools["train"] = []
         for bitext in splits["train"]:
-            filters = Filters(
-                lambda s, t, hashes: drop_reason(s, t, hashes, cleaning),
-                excluded,
-                evaluation,
-                seen.setdefault(bitext.name, HashSet()) if cleaning.deduplicate else None,
-            )
-            spools["train"].append(self._fill("train", bitext, filters))
+            steps: list[spool.Step]
+            steps = [("excluded", partial(_lacks, excluded)), ("in valid/test", partial(_lacks, evaluation))]
+            if cleaning.deduplicate:
+                known = seen.setdefault(bitext.name, HashSet())
+                steps.append(("duplicate", lambda hashes, known=known: known.add(pair_hashes(hashes))))
+            spools["train"].append(self._fill("train", bitext, partial(drop_reason, options=cleaning), steps))
         return spools
 
-    def _fill(self, split: str, bitext: Bitext, filters: Filters) -> Spool:
+    def _fill(self, split: str, bitext: Bitext, reason: spool.DropReason, steps: list[spool.Step]) -> Spool:
         bitext, note = orient(bitext)
         if note:
             self.notes.append(note)
@@ -187,75 +185,69 @@ class _Run:
         name = f"{'' if split == 'train' else split + ' '}{bitext.name} {','.join(Path(p).name for p in bitext.paths)}"
         if name in self.report.counts:
             name += f" ({len(self.report.counts)})"
-        corpus = Spool(name, bitext, self.work / str(len(self.report.counts)))
+        stem = self.work / str(len(self.report.counts))
         with Counter("pairs", f"reading {name}", shown=self.progress) as progress:
-            spool.fill(corpus, filters, self.report, progress.update)
-        return corpus
+            return spool.fill(name, bitext, stem, reason, steps, self.report, progress.update)
 
     def choose(self, spools: dict[str, list[Spool]]) -> None:
         """Hold out validation pairs if none were given, then sample the training pairs, and count both."""
-        options = self.options
+        options, train = self.options, spools["train"]
         sentences, templates = HashSet(), HashSet()
         if not spools["valid"]:
-            for corpora in _by_pair(spools["train"]).values():
-                wanted = min(options.valid_size, int(_HELD_OUT_SHARE * sum(corpus.rows for corpus in corpora)))
+            for corpora in _by_pair(train).values():
+                wanted = min(options.valid_size, int(_HELD_OUT_SHARE * sum(map(len, corpora))))
                 if wanted:
                     some = spool.hold_out(corpora, wanted, options.seed)
                     sentences.add(some[0].to_array())
                     templates.add(some[1].to_array())
-        for number, corpus in enumerate(spools["train"]):
+        for number, corpus in enumerate(train):
             held_out = sum(int(np.count_nonzero(corpus.marks[block] == HELD_OUT)) for block in corpus.blocks())
-            near = spool.drop_held_out(corpus, sentences, templates)
-            self.report.add(corpus.name, "held out", held_out)
-            self.report.add(corpus.name, "near held out", near)
-            sampled = 0
+            near, sampled = spool.drop_held_out(corpus, sentences, templates), 0
             maximum = options.cleaning.sample if corpus.bitext.sample is None else corpus.bitext.sample
             if maximum is not None:
                 sampled = spool.sample(corpus, maximum, options.seed + number)
-            self.report.add(corpus.name, "sampled away", sampled)
-            self.report.add(corpus.name, "kept", corpus.rows - held_out - near - sampled)
+            for step, count in (("held out", held_out), ("near held out", near), ("sampled away", sampled)):
+                self.report.add(corpus.name, step, count)
+            self.report.add(corpus.name, "kept", len(corpus) - held_out - near - sampled)
         for corpus in spools["valid"] + spools["test"]:
-            self.report.add(corpus.name, "kept", corpus.rows)
-        rows = [self.report.counts[corpus.name] for corpus in spools["train"]]
+            self.report.add(corpus.name, "kept", len(corpus))
+        rows = [self.report.counts[corpus.name] for corpus in train]
         if not any(row["kept"] for row in rows):
             counts = {step: sum(row[step] for row in rows) for step in rows[0]}
-            said = ", ".join(f"{count:,} {step}" for step, count in counts.items() if count)
-            raise UserError(f"no training pair is left ({said})", cure="check the text and the cleaning options")
+            listed = ", ".join(f"{count:,} {step}" for step, count in counts.items() if count)
+            raise UserError(f"no training pair is left ({listed})", cure="check the text and the cleaning options")
 
     def make_tokenizers(self, train: list[Spool], given: Tokenizers) -> Tokenizers:
         """Save the given tokenizers, and train missing ones on the kept training text (on a sample if it is large)."""
-        directory = self.output / store.TOKENIZER_DIRECTORY
+        directory, options = self.output / store.TOKENIZER_DIRECTORY, self.options
         save_tokenizers(given, directory)
         lacking = [side for side in SIDES if side not in given and SHARED not in given]
         if not lacking:
             return given
-        sides, several = [SIDES.index(side) for side in lacking], len(lacking) > 1
-        name, place = (SHARED, directory) if several else (lacking[0], directory / lacking[0])
+        only = lacking[0] if len(lacking) == 1 else None
         tokenizer = train_vocabulary(
-            lambda: _texts(train, sides),
-            self.options.vocabulary_size,
-            place,
+            lambda: _texts(train, [SIDES.index(side) for side in lacking]),
+            options.vocabulary_size,
+            directory / (only or ""),
             self.log,
-            exponent=self.options.sampling_exponent,
-            side=None if several else lacking[0],
+            exponent=options.sampling_exponent,
+            side=only,
         )
-        return {**given, name: tokenizer}
+        return {**given, only or SHARED: tokenizer}
 
-    def write(self, spools: dict[str, list[Spool]], tokenizers: Tokenizers) -> dict[str, Any]:
-        """Tokenise every split and write the hashes of the training sentences; return the facts for the manifest."""
-        sources = {"train": (spools["train"], KEPT), "valid": (spools["valid"], KEPT), "test": (spools["test"], KEPT)}
+    def write(self, spools: dict[str, list[Spool]], tokenizers: Tokenizers) -> tuple[dict[str, Any], HashSet]:
+        """Tokenise every split; return the facts for the manifest and the hashes of the training sentences."""
+        sources = {split: (spools[split], KEPT) for split in ("train", "valid", "test")}
         if not spools["valid"]:
             sources["valid"] = (spools["train"], HELD_OUT)
         training = HashSet()
         splits: dict[str, list[dict[str, Any]]] = {}
         for split, (corpora, mark) in sources.items():
             for languages, some in _by_pair(corpora).items():
-                with Counter("pairs", f"tokenising {split} {'-'.join(languages)}", shown=self.progress) as progress:
-                    row = self._write_pair(split, languages, some, mark, tokenizers, training, progress)
+                row = self._write_pair(split, languages, some, mark, tokenizers, training)
                 if row["rows"]:
                     splits.setdefault(split, []).append(row)
-        np.save(self.output / store.TRAINING_HASHES_FILE, training.to_array(), allow_pickle=False)
-        return {
+        facts = {
             "languages": sorted({code for rows in splits.values() for row in rows for code in row["languages"]}),
             "splits": splits,
             "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
@@ -263,6 +255,7 @@ class _Run:
             "corpora": [{"split": split, **asdict(corpus.bitext)} for split in spools for corpus in spools[split]],
             "cleaning": self.report.as_dict(),
         }
+        return facts, training
 
     def _write_pair(
         self,
@@ -272,26 +265,23 @@ class _Run:
         mark: int,
         tokenizers: Tokenizers,
         training: HashSet,
-        progress: Counter,
     ) -> dict[str, Any]:
-        stems = [store.column_stem(split, languages, language) for language in languages]
-        size = max(tokenizer.vocabulary_size for tokenizer in tokenizers.values())
-        encode = [tokenizer_of(tokenizers, side).encode for side in SIDES]
+        size, encode = store.vocabulary_size(tokenizers), [tokenizer_of(tokenizers, side).encode for side in SIDES]
         with (
-            store.ColumnWriter(self.output, stems[0], size) as source,
-            store.ColumnWriter(self.output, stems[1], size) as target,
-            (self.output / store.hashes_name(split, languages)).open("xb") as hash_file,
+            store.DirectoryWriter(self.output, split, languages, ["hashes"], size) as writer,
+            Counter("pairs", f"tokenising {split} {'-'.join(languages)}", shown=self.progress) as progress,
         ):
-            for corpus in corpora:
-                for sources, targets, hashes in corpus.pairs(mark):
-                    source.append(encode[0](sources))
-                    target.append(encode[1](targets))
-                    hash_file.write(hashes.astype("<u8").tobytes())
-                    if split == "train":
-                        training.add(hashes.ravel())
-                    progress.update(len(sources))
-        tokens = {languages[0]: source.tokens, languages[1]: target.tokens}
-        return {"languages": list(languages), "rows": source.rows, "tokens": tokens}
+            for sources, targets, hashes in chain.from_iterable(corpus.pairs(mark) for corpus in corpora):
+                writer.append([encode[0](sources), encode[1](targets)], {"hashes": hashes})
+                if split == "train":
+                    training.add(hashes.ravel())
+                progress.update(len(sources))
+        return {"languages": list(languages), **writer.facts}
+
+
+def _lacks(sentences: HashSet, hashes: np.ndarray) -> np.ndarray:
+    """Return which pairs, by their hashes uint64 [n, 2], have neither side in a set: bool [n]."""
+    return ~np.any(sentences.contains(hashes), axis=1)
 
 
 def _by_pair(spools: Iterable[Spool]) -> dict[tuple[str, str], list[Spool]]:

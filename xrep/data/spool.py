@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from xrep.hashing import scramble
-from xrep.text.cleaning import NO_KEY, CleaningReport, HashSet, pair_hashes, sentence_hash, template_hash
+from xrep.text.cleaning import NO_KEY, CleaningReport, HashSet, sentence_hash, template_hash
 from xrep.text.readers import Bitext, read_pairs
 
 DROPPED, KEPT, HELD_OUT = 0, 1, 2
@@ -26,128 +25,107 @@ class Spool:
     Attributes:
         name: Name of the corpus in the report.
         bitext: Files of the corpus.
-        stem: Path prefix of the files ``{stem}.text`` (``source<TAB>target`` lines), ``.hashes``, ``.templates`` and
-            ``.marks``.
-        rows: Number of pairs.
+        text: File of the pairs, in lines ``source<TAB>target``.
+        hashes: ``sentence_hash`` of both sides, uint64 [N, 2].
+        templates: ``template_hash`` of the target, uint64 [N].
+        marks: DROPPED, KEPT or HELD_OUT for each pair, a writable uint8 [N]; all pairs are KEPT at first.
     """
 
     name: str
     bitext: Bitext
-    stem: Path
-    rows: int = 0
+    text: Path
+    hashes: np.ndarray
+    templates: np.ndarray
+    marks: np.ndarray
 
-    @property
-    def hashes(self) -> np.ndarray:
-        """``sentence_hash`` of both sides, uint64 [rows, 2]."""
-        return self._map("hashes", np.uint64, (self.rows, 2), "r")
-
-    @property
-    def templates(self) -> np.ndarray:
-        """``template_hash`` of the target, uint64 [rows]."""
-        return self._map("templates", np.uint64, (self.rows,), "r")
-
-    @property
-    def marks(self) -> np.ndarray:
-        """DROPPED, KEPT or HELD_OUT for each pair, a writable uint8 [rows]; all pairs are KEPT at first."""
-        return self._map("marks", np.uint8, (self.rows,), "r+")
+    def __len__(self) -> int:
+        return len(self.marks)
 
     def blocks(self) -> Iterator[slice]:
         """Yield ranges of rows, to be processed one at a time."""
-        for start in range(0, self.rows, _CHUNK_ROWS):
-            yield slice(start, min(start + _CHUNK_ROWS, self.rows))
+        for start in range(0, len(self), _CHUNK_ROWS):
+            yield slice(start, min(start + _CHUNK_ROWS, len(self)))
 
     def pairs(self, mark: int) -> Iterator[tuple[list[str], list[str], np.ndarray]]:
         """Yield the pairs that have ``mark`` in non-empty chunks: (sources, targets, hashes uint64 [n, 2])."""
-        marks, hashes, start = self.marks, self.hashes, 0
-        with self._file("text").open(encoding="utf-8", newline="\n") as stream:
+        start = 0
+        with self.text.open(encoding="utf-8", newline="\n") as stream:
             while lines := list(itertools.islice(stream, _CHUNK_LINES)):
-                chosen = np.flatnonzero(marks[start : start + len(lines)] == mark)
+                chosen = np.flatnonzero(self.marks[start : start + len(lines)] == mark)
                 if len(chosen):
                     rows = [lines[i].rstrip("\n").split("\t") for i in chosen.tolist()]
-                    yield [row[0] for row in rows], [row[1] for row in rows], hashes[start + chosen]
+                    yield [row[0] for row in rows], [row[1] for row in rows], self.hashes[start + chosen]
                 start += len(lines)
 
-    def _file(self, suffix: str) -> Path:
-        return self.stem.with_name(f"{self.stem.name}.{suffix}")
 
-    def _map(self, suffix: str, dtype: type, shape: tuple[int, ...], mode: Literal["r", "r+"]) -> np.ndarray:
-        if not self.rows:
-            return np.empty(shape, dtype)  # an empty file cannot be mapped
-        return np.memmap(self._file(suffix), dtype=dtype, mode=mode, shape=shape)
+DropReason = Callable[[str, str, tuple[int, int]], str | None]
+"""Function of (source, target, hashes) that returns the rule that drops a pair, or None."""
+Step = tuple[str, Callable[[np.ndarray], np.ndarray]]
+"""Name of a rule, and its function of the hashes of pairs, uint64 [n, 2], that returns which it keeps, bool [n]."""
 
 
-@dataclass
-class Filters:
-    """The filters that are applied to the pairs of a corpus while they are read.
-
-    Attributes:
-        drop_reason: Function of (source, target, hashes) that returns the first rule that drops the pair, or None.
-        excluded: Hashes of the sentences of evaluation sets.
-        evaluation: Hashes of the sentences of the validation and test splits.
-        seen: Hashes of the pairs kept so far, to drop repeated pairs; None to keep repeated pairs.
-    """
-
-    drop_reason: Callable[[str, str, tuple[int, int]], str | None]
-    excluded: HashSet
-    evaluation: HashSet
-    seen: HashSet | None
-
-
-def fill(spool: Spool, filters: Filters, report: CleaningReport, advance: Callable[[int], object]) -> None:
-    """Read a corpus, drop and count the pairs that the filters reject, and write the rest to the spool.
+def fill(
+    name: str,
+    bitext: Bitext,
+    stem: Path,
+    drop_reason: DropReason,
+    steps: Sequence[Step],
+    report: CleaningReport,
+    advance: Callable[[int], object],
+) -> Spool:
+    """Read a corpus, count the pairs that a rule drops, and write the rest to files whose names begin with ``stem``.
 
     Each run of white space is replaced by one space, so that a sentence contains neither tabs nor line ends.
 
     Args:
+        steps: Rules for many pairs at once, which are applied after ``drop_reason``.
         advance: Called with the number of pairs read, after each chunk.
     """
-    report.add(spool.name, "read", 0)
-    pairs = ((" ".join(s.split()), " ".join(t.split())) for _, s, t in read_pairs(spool.bitext))
+    report.add(name, "read", 0)
+    pairs = ((" ".join(s.split()), " ".join(t.split())) for _, s, t in read_pairs(bitext))
+    text, hash_file, template_file, mark_file = (
+        stem.with_name(f"{stem.name}.{ending}") for ending in ("text", "hashes", "templates", "marks")
+    )
     with (
-        spool._file("text").open("x", encoding="utf-8", newline="\n") as text,
-        spool._file("hashes").open("xb") as hash_file,
-        spool._file("templates").open("xb") as template_file,
-        spool._file("marks").open("xb") as mark_file,
+        text.open("x", encoding="utf-8", newline="\n") as lines,
+        hash_file.open("xb") as all_hashes,
+        template_file.open("xb") as templates,
+        mark_file.open("xb") as marks,
     ):
         while chunk := list(itertools.islice(pairs, _CHUNK_LINES)):
-            report.add(spool.name, "read", len(chunk))
-            kept, hashes = _filter(chunk, spool.name, filters, report)
-            text.writelines(f"{source}\t{target}\n" for source, target in kept)
-            hash_file.write(hashes.tobytes())
-            template_file.write(np.array([template_hash(target) for _, target in kept], dtype=np.uint64).tobytes())
-            mark_file.write(bytes([KEPT]) * len(kept))
-            spool.rows += len(kept)
+            report.add(name, "read", len(chunk))
+            kept, hashes = _filter(chunk, name, drop_reason, steps, report)
+            lines.writelines(f"{source}\t{target}\n" for source, target in kept)
+            all_hashes.write(hashes.tobytes())
+            templates.write(np.array([template_hash(target) for _, target in kept], dtype=np.uint64).tobytes())
+            marks.write(bytes([KEPT]) * len(kept))
             advance(len(chunk))
+    hashes, templates = _map(hash_file, np.uint64).reshape(-1, 2), _map(template_file, np.uint64)
+    return Spool(name, bitext, text, hashes, templates, _map(mark_file, np.uint8))
+
+
+def _map(path: Path, dtype: type) -> np.ndarray:
+    return np.memmap(path, dtype, "r+") if path.stat().st_size else np.empty(0, dtype)  # an empty file has no map
 
 
 def _filter(
-    chunk: list[tuple[str, str]], corpus: str, filters: Filters, report: CleaningReport
+    chunk: list[tuple[str, str]], corpus: str, drop_reason: DropReason, steps: Sequence[Step], report: CleaningReport
 ) -> tuple[list[tuple[str, str]], np.ndarray]:
     kept: list[tuple[str, str]] = []
     rows: list[tuple[int, int]] = []
     for source, target in chunk:
-        hashes = sentence_hash(source), sentence_hash(target)
-        reason = filters.drop_reason(source, target, hashes)
-        if reason:
+        pair_hashes = sentence_hash(source), sentence_hash(target)
+        if reason := drop_reason(source, target, pair_hashes):
             report.add(corpus, reason)
         else:
             kept.append((source, target))
-            rows.append(hashes)
-    hashes_kept = np.array(rows, dtype=np.uint64).reshape(len(rows), 2)
-    for step, sentences in (("excluded", filters.excluded), ("in valid/test", filters.evaluation)):
-        free = ~np.any(sentences.contains(hashes_kept), axis=1)
-        kept, hashes_kept = _select(kept, hashes_kept, free, corpus, step, report)
-    if filters.seen is not None:
-        new = filters.seen.add(pair_hashes(hashes_kept))
-        kept, hashes_kept = _select(kept, hashes_kept, new, corpus, "duplicate", report)
-    return kept, hashes_kept
-
-
-def _select(
-    pairs: list[tuple[str, str]], hashes: np.ndarray, mask: np.ndarray, corpus: str, step: str, report: CleaningReport
-) -> tuple[list[tuple[str, str]], np.ndarray]:
-    report.add(corpus, step, len(mask) - np.count_nonzero(mask))
-    return list(itertools.compress(pairs, mask.tolist())), hashes[mask]
+            rows.append(pair_hashes)
+    hashes = np.array(rows, dtype=np.uint64).reshape(len(rows), 2)
+    for step, keeps in steps:
+        mask = keeps(hashes)
+        report.add(corpus, step, len(mask) - np.count_nonzero(mask))
+        kept, hashes = list(itertools.compress(kept, mask.tolist())), hashes[mask]
+    return kept, hashes
 
 
 def hold_out(spools: list[Spool], wanted: int, seed: int) -> tuple[HashSet, HashSet]:

@@ -1,48 +1,55 @@
-"""Directories of tokenised text, read through memory maps, and the data directory that ``xrep-preprocess`` writes.
+"""Directories of tokenised text, read through memory maps, such as the data directory that ``xrep-preprocess`` writes.
 
-Every directory of tokenised text has these files besides those of its sentences::
+A directory has the following files. The columns of a data directory are languages, such as de and en, and sentence i of
+``train.de-en.de`` translates sentence i of ``train.de-en.en``. Only the files grow with the corpus, not the memory::
 
-    manifest.json               format, schema version, type of the tokens, size and sha256 of every other file
-    tokenizer/                  see xrep.text.sides
-    training_hashes.npy         uint64, sorted, distinct: xrep.text.cleaning.sentence_hash of every training sentence
-    {column}.tokens             uint16 or uint32, little-endian, sentences concatenated, without special ids
-    {column}.offsets            int64 [n + 1], in tokens
-
-The columns of a data directory are ``{split}.{xx}-{yy}.{lang}``; sentence i of the source translates sentence i of the
-target. ``{split}.{xx}-{yy}.hashes`` has the hashes of both sides, uint64 [n, 2]. Only the files grow with the corpus,
-not the memory used.
+    manifest.json                  format, schema, type of the tokens, columns, size and sha256 of every other file
+    tokenizer/                     see xrep.text.sides
+    training_hashes.npy            uint64, sorted, distinct: sentence_hash of every training sentence
+    {split}.{columns}.{column}.tokens   uint16 or uint32, little-endian, sentences concatenated, without special ids
+    {split}.{columns}.{column}.offsets  int64 [n + 1], in tokens
+    {split}.{columns}.hashes       uint64 [n, columns], xrep.text.cleaning.sentence_hash
+    {split}.{columns}.{array}      other arrays, see ``_ARRAYS``
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
 from xrep.errors import UserError
 from xrep.files import digests_of, sha256_of, write_json
-from xrep.text.sides import Tokenizers, open_tokenizers
+from xrep.text.cleaning import HashSet
+from xrep.text.sides import SIDES, Tokenizers, open_tokenizers, tokenizer_of
 
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 TRAINING_HASHES_FILE = "training_hashes.npy"
+_ARRAYS = {"hashes": "<u8", "languages": "u1", "labels": "<i8", "followed": "<i8"}
+"""Types of the arrays. The first two have as many columns as there are of sentences."""
+_WIDE = ("hashes", "languages")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of directory: what its manifest says, and what the user can do if a directory is damaged."""
+    """A kind of directory: what it holds, and what the user can do if one is damaged."""
 
     format: str
     schema: int
     """Version of the files and of the rules that write them."""
     cure: str
+    columns: str = "languages"
+    """Key of the manifest under which the columns of a part of a split are listed."""
+    arrays: tuple[str, ...] = ("hashes",)
 
 
 PAIRS = Kind("xrep-data", 3, "run xrep-preprocess again")
@@ -54,10 +61,17 @@ class TokenColumn:
     Args:
         tokens: Ids of all sentences, concatenated: uint16 or uint32 [total].
         offsets: Start of each sentence in ``tokens``, followed by the total: int64 [n + 1].
+        size: Size of the vocabulary.
+        path: Path of the files without their suffixes, for messages.
+        cure: What the user can do if the files are damaged.
     """
 
-    def __init__(self, tokens: np.ndarray, offsets: np.ndarray) -> None:
-        self.tokens, self.offsets = tokens, offsets
+    def __init__(
+        self, tokens: np.ndarray, offsets: np.ndarray, size: int = 1 << 32, path: Path | None = None, cure: str = ""
+    ) -> None:
+        self.tokens, self.offsets, self._size, self._path, self._cure = tokens, offsets, size, path, cure
+        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(tokens):
+            raise self._damaged("the offsets do not fit the tokens")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -65,76 +79,123 @@ class TokenColumn:
     def __getitem__(self, index: int) -> np.ndarray:
         if not 0 <= index < len(self):
             raise IndexError(f"sentence {index} of {len(self)}")
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+        return self.gather(np.array([index]), len(self.tokens))[0]
 
-    def lengths(self, indices: np.ndarray | None = None) -> np.ndarray:
-        """Return the number of tokens, int64 [N], of each of the sentences ``indices`` (int64 [N]; None: all)."""
-        if indices is None:
-            return np.diff(self.offsets)
-        return self.offsets[np.asarray(indices) + 1] - self.offsets[indices]
+    def lengths(self, indices: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of each of the sentences ``indices``: int64 [N] -> int64 [N].
+
+        Raises:
+            UserError: The files are damaged.
+        """
+        return self._spans(indices)[1]
 
     def gather(self, indices: np.ndarray, maximum_length: int) -> tuple[np.ndarray, np.ndarray]:
         """Concatenate the sentences ``indices`` (int64 [N]), each cut to ``maximum_length`` tokens.
 
         Returns:
             The ids, [sum of lengths], and the lengths, int64 [N].
+
+        Raises:
+            UserError: The files are damaged.
         """
-        starts = self.offsets[indices]
-        lengths = np.minimum(self.offsets[np.asarray(indices) + 1] - starts, maximum_length)
+        starts, lengths = self._spans(indices)
+        lengths = np.minimum(lengths, maximum_length)
         shifts = starts - (np.cumsum(lengths) - lengths)
-        return self.tokens[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths
+        ids = self.tokens[np.arange(lengths.sum()) + np.repeat(shifts, lengths)]
+        if ids.max(initial=0) >= self._size:
+            raise self._damaged(f"has token {ids.max()}, but the vocabulary has {self._size:,}")
+        return ids, lengths
+
+    def _spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the starts and lengths of sentences, after checking that they lie within the tokens."""
+        if indices.min(initial=0) < 0 or indices.max(initial=-1) >= len(self):
+            raise self._damaged(f"has {len(self)} sentences, and others are asked for")
+        starts, stops = self.offsets[indices], self.offsets[indices + 1]
+        if (starts > stops).any() or starts.min(initial=0) < 0 or stops.max(initial=0) > len(self.tokens):
+            raise self._damaged("the offsets do not fit the tokens")
+        return starts, stops - starts
+
+    def _damaged(self, problem: str) -> UserError:
+        return UserError(problem, path=self._path, cure=self._cure)
+
+
+def gather_rows(
+    columns: Sequence[TokenColumn], corpora: np.ndarray, rows: np.ndarray, maximum_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Concatenate sentence ``rows[i]`` of ``columns[corpora[i]]`` for each i, as ``TokenColumn.gather`` does."""
+    distinct = np.unique(corpora).tolist() or [0]
+    parts = [columns[corpus].gather(rows[corpora == corpus], maximum_length) for corpus in distinct]
+    ids, lengths = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    grouped = TokenColumn(ids, np.concatenate([[0], np.cumsum(lengths)]))
+    return grouped.gather(np.argsort(np.argsort(corpora, kind="stable")), maximum_length)
 
 
 @dataclass(frozen=True)
-class PairSplit:
-    """One language pair of one split. ``languages`` is (source, target); ``hashes`` is uint64 [n, 2]."""
+class Corpus:
+    """The n rows of one language pair, of one language, or of other data with the same columns, in one split.
 
-    languages: tuple[str, str]
-    source: TokenColumn
-    target: TokenColumn
-    hashes: np.ndarray
+    Attributes:
+        names: Names of the columns, which are the languages of translations and of monolingual text.
+        columns: Tokenised sentences, n in each column.
+        arrays: Arrays by name, such as ``hashes``, uint64 [n, columns].
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[TokenColumn, ...]
+    arrays: dict[str, np.ndarray]
 
     @property
     def name(self) -> str:
-        return "-".join(self.languages)
+        return "-".join(self.names)
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """The languages of translations: (source, target)."""
+        return self.names[0], self.names[1]
+
+    @property
+    def source(self) -> TokenColumn:
+        return self.columns[0]
+
+    @property
+    def target(self) -> TokenColumn:
+        return self.columns[1]
+
+    @property
+    def hashes(self) -> np.ndarray:
+        return self.arrays["hashes"]
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.columns[0])
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of each of some rows, summed over the columns: int64 [N] -> int64 [N]."""
+        return sum((column.lengths(rows) for column in self.columns), np.zeros(len(rows), np.int64))
 
 
-_Directory = TypeVar("_Directory", bound="TokenDirectory")
+class DataDirectory:
+    """A directory of tokenised text, opened for reading. ``splits`` is ``{"train": [Corpus, ...], ...}``.
 
-
-class TokenDirectory(ABC):
-    """A directory of tokenised text, opened for reading.
-
-    The manifest and the size of every file are checked.
+    The manifest and the size of every file are checked. Each part of the tokens is checked when it is read.
 
     Raises:
         UserError: This is not a directory of this kind or has another schema, a file is missing or has another size
             (for example because a copy is incomplete), or the tokenizer is not the one that made the tokens.
     """
 
-    kind: Kind
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.manifest = path, read_manifest(path, self.kind)
-        self.training_hashes_path = path / TRAINING_HASHES_FILE
-        try:
-            self._dtype = np.dtype(self.manifest["dtype"])
-            for name, expected in self.manifest["files"].items():
-                self._check_file(name, expected["bytes"], expected["sha256"])
-            self._open_splits()
-        except (KeyError, TypeError, AttributeError) as error:
-            raise _foreign(path, f"lacks {error}", self.kind.cure) from None
+    def __init__(self, path: Path, kind: Kind) -> None:
+        self.path, self.kind, self.manifest = path, kind, _read_manifest(path, kind)
+        self._files: dict[str, dict[str, Any]] = self.manifest["files"]
+        for name, file in self._files.items():
+            self._check_file(name, file["bytes"], file["sha256"])
+        self.splits = {
+            split: [self._corpus(split, tuple(row[kind.columns]), row["rows"]) for row in rows]
+            for split, rows in self.manifest["splits"].items()
+        }
 
     @classmethod
-    def open(cls: type[_Directory], path: str | Path) -> _Directory:
-        return cls(Path(path))
-
-    @abstractmethod
-    def _open_splits(self) -> None:
-        """Open the columns that the manifest lists."""
+    def open(cls, path: str | Path, kind: Kind = PAIRS) -> DataDirectory:
+        return cls(Path(path), kind)
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -144,51 +205,73 @@ class TokenDirectory(ABC):
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest that changes if any byte of a file changes."""
-        files = {name: file["sha256"] for name, file in self.manifest["files"].items()}
+        files = {name: file["sha256"] for name, file in self._files.items()}
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
-    def _array(self, name: str, dtype: np.dtype | str, columns: int = 0) -> np.ndarray:
-        """Map a file: an array [n] or, with ``columns``, [n, columns]."""
-        if self.manifest["files"][name]["bytes"] == 0:
-            array = np.empty(0, dtype)  # an empty file cannot be mapped
-        else:
-            # Slicing a plain array view of the map takes an eighth of the time that slicing np.memmap takes.
-            array = np.asarray(np.memmap(self.path / name, dtype, mode="r"))
-        return array.reshape(-1, columns) if columns else array
+    def copy_training_hashes(self, path: Path) -> None:
+        """Copy the hashes of the training sentences to ``path``. Raises UserError if they are damaged."""
+        shutil.copyfile(self.path / TRAINING_HASHES_FILE, path)
+        if sha256_of(path) != self._files[TRAINING_HASHES_FILE]["sha256"]:
+            path.unlink()
+            raise self._damaged("has other bytes than the manifest says", TRAINING_HASHES_FILE)
 
-    def _column(self, stem: str) -> TokenColumn:
-        column = TokenColumn(self._array(f"{stem}.tokens", self._dtype), self._array(f"{stem}.offsets", "<i8"))
-        if not len(column.offsets) or column.offsets[0] != 0 or column.offsets[-1] != len(column.tokens):
-            raise UserError("offsets do not fit the tokens", path=self.path / f"{stem}.offsets", cure=self.kind.cure)
-        return column
+    def check_below(self, corpus: Corpus, array: str, limit: int) -> None:
+        """Raise UserError if an array of a corpus has a number outside of [-1, limit)."""
+        numbers = corpus.arrays[array]
+        if numbers.max(initial=0) >= limit or numbers.min(initial=0) < -1:
+            raise self._damaged(f"has {array} that are not below {limit}", corpus.name)
+
+    def _corpus(self, split: str, names: tuple[str, ...], rows: int) -> Corpus:
+        stem = f"{split}.{'-'.join(names)}"
+        sides = SIDES if self.kind == PAIRS else ("",) * len(names)
+        if not names or len(names) != len(sides):
+            raise self._damaged(f"the manifest has {len(names)} columns in {stem!r}")
+        columns = tuple(self._column(f"{stem}.{name}", side) for name, side in zip(names, sides, strict=True))
+        arrays = {
+            name: self._array(f"{stem}.{name}", _ARRAYS[name], len(names) if name in _WIDE else 0)
+            for name in self.kind.arrays
+        }
+        per_row = [array for name, array in arrays.items() if name != "followed"]
+        if any(len(each) != rows for each in (*columns, *per_row)):
+            raise self._damaged(f"the files of {stem!r} do not have {rows} rows")
+        return Corpus(names, columns, arrays)
+
+    def _column(self, stem: str, side: str) -> TokenColumn:
+        one = tokenizer_of(self.tokenizers, side).vocabulary_size if side else vocabulary_size(self.tokenizers)
+        tokens, offsets = self._array(f"{stem}.tokens", self.manifest["dtype"]), self._array(f"{stem}.offsets", "<i8")
+        return TokenColumn(tokens, offsets, one, self.path / stem, self.kind.cure)
+
+    def _array(self, name: str, dtype: str, width: int = 0) -> np.ndarray:
+        """Map a file: an array [n] or, with ``width``, [n, width]."""
+        if name not in self._files:
+            raise self._damaged(f"the manifest lacks the file {name!r}")
+        size = self._files[name]["bytes"]
+        if size % (np.dtype(dtype).itemsize * max(1, width)):
+            raise self._damaged("ends within a row", name)
+        # An empty file cannot be mapped. Slicing a plain array view of the map takes an eighth of the time that slicing
+        # np.memmap takes.
+        array = np.asarray(np.memmap(self.path / name, dtype, mode="r")) if size else np.empty(0, dtype)
+        return array.reshape(-1, width) if width else array
 
     def _check_file(self, name: str, expected: int, digest: str) -> None:
-        file = self.path / name
+        if not name.isprintable() or name.startswith("/") or ".." in PurePosixPath(name).parts:
+            raise self._damaged(f"the manifest names {name!r:.80}, which cannot be a file of it")
         try:
-            size = file.stat().st_size
-        except FileNotFoundError:
-            raise UserError("missing file of a data directory", path=file, cure=self.kind.cure) from None
+            size = (self.path / name).stat().st_size if (self.path / name).is_file() else None
+        except PermissionError:
+            raise
+        except OSError:  # for example a name that is too long
+            size = None
+        if size is None:
+            raise self._damaged("missing file of a data directory", name)
         if size != expected:
-            problem = f"{size} bytes, but the manifest says {expected}"
-            raise UserError(problem, path=file, cure=f"copy it again or {self.kind.cure}")
-        if name.startswith(f"{TOKENIZER_DIRECTORY}/") and sha256_of(file) != digest:
-            raise UserError("not the tokenizer that made these tokens", path=file, cure=self.kind.cure)
+            cure = f"copy it again or {self.kind.cure}"
+            raise UserError(f"{size} bytes, but the manifest says {expected}", path=self.path / name, cure=cure)
+        if name.startswith(f"{TOKENIZER_DIRECTORY}/") and sha256_of(self.path / name) != digest:
+            raise self._damaged("not the tokenizer that made these tokens", name)
 
-
-class DataDirectory(TokenDirectory):
-    """A data directory opened for reading. ``splits`` is ``{"train": [PairSplit, ...], ...}``."""
-
-    kind = PAIRS
-
-    def _open_splits(self) -> None:
-        self.splits = {
-            split: [self._pair(split, (row["languages"][0], row["languages"][1])) for row in rows]
-            for split, rows in self.manifest["splits"].items()
-        }
-
-    def _pair(self, split: str, languages: tuple[str, str]) -> PairSplit:
-        source, target = (self._column(column_stem(split, languages, language)) for language in languages)
-        return PairSplit(languages, source, target, self._array(hashes_name(split, languages), "<u8", columns=2))
+    def _damaged(self, problem: str, file: str = MANIFEST_FILE) -> UserError:
+        return UserError(problem, path=self.path / file, cure=self.kind.cure)
 
 
 def is_data_directory(path: str | Path) -> bool:
@@ -196,80 +279,109 @@ def is_data_directory(path: str | Path) -> bool:
     return (Path(path) / MANIFEST_FILE).is_file()
 
 
-def read_manifest(path: Path, kind: Kind) -> dict[str, Any]:
-    """Return the manifest of a directory. Raises UserError if there is none or it has another schema."""
+def _read_manifest(path: Path, kind: Kind) -> dict[str, Any]:
     file = path / MANIFEST_FILE
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError("not a data directory (no manifest.json)", path=path, cure="see xrep-preprocess") from None
-    except ValueError:
-        raise _foreign(path, "is no JSON", kind.cure) from None
+    except (ValueError, RecursionError):
+        raise UserError("the manifest is no JSON", path=file, cure=kind.cure) from None
     if not isinstance(manifest, dict) or manifest.get("format") != kind.format:
-        raise _foreign(path, "is not of an xrep data directory", kind.cure)
+        raise UserError("the manifest is not of an xrep data directory", path=file, cure=kind.cure)
     if manifest.get("schema") != kind.schema:
-        problem = f"data schema {manifest.get('schema')}, but this xrep reads {kind.schema}"
+        problem = f"data schema {manifest.get('schema')!r:.20}, but this xrep reads {kind.schema}"
         raise UserError(problem, path=file, cure=kind.cure)
+    size = {"bytes": int, "sha256": str}
+    corpora = [{kind.columns: [str], "rows": int}]
+    files, splits = {TRAINING_HASHES_FILE: size, str: size}, {"train": corpora, str: corpora}
+    if problem := misfit("manifest", manifest, {"dtype": str, "files": files, "splits": splits}):
+        raise UserError(f"the manifest {problem}", path=file, cure=kind.cure)
+    if manifest["dtype"] not in ("<u2", "<u4"):
+        raise UserError("the manifest has no type of tokens", path=file, cure=kind.cure)
     return manifest
 
 
-def write_manifest(directory: Path, kind: Kind, vocabulary_size: int, facts: dict[str, Any]) -> dict[str, Any]:
-    """Write the manifest of a directory, which has all other files already; return it."""
+def misfit(name: str, value: Any, shape: Any) -> str | None:
+    """Return what is wrong with a value of JSON that should have a certain shape, or None.
+
+    A shape is a type (``int``: from 0 to 2**63 - 1), ``[shape]`` for a list of such values, or an object's keys with
+    their shapes, which must be there; the key ``str`` stands for any further ones.
+    """
+    kind = shape if isinstance(shape, type) else type(shape)
+    if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63):
+        return f"has a wrong {name!r:.60}"
+    items: list[tuple[str, Any, Any]] = []
+    if isinstance(shape, list):
+        items = [(name, item, shape[0]) for item in value]
+    elif isinstance(shape, dict):
+        if lacking := [key for key in shape if key is not str and key not in value]:
+            return f"lacks {lacking[0]!r}"
+        items = [(key, value[key], shape.get(key, shape.get(str))) for key in value if key in shape or str in shape]
+    return next(filter(None, (misfit(*item) for item in items)), None)
+
+
+class DirectoryWriter(ExitStack):
+    """Context manager that appends the rows of a corpus to its files: tokenised sentences, and arrays.
+
+    It holds only the rows of one ``append`` in memory. Attribute: ``rows``, their number so far.
+
+    Args:
+        columns: Names of the columns.
+        arrays: Names of the arrays.
+    """
+
+    def __init__(
+        self, directory: Path, split: str, columns: Sequence[str], arrays: Sequence[str], vocabulary_size: int
+    ) -> None:
+        super().__init__()
+        self._dtype, self._stem = _token_dtype(vocabulary_size), f"{split}.{'-'.join(columns)}"
+        names = [f"{column}.{ending}" for column in columns for ending in ("tokens", "offsets")]
+        self._files = {
+            name: self.enter_context((directory / f"{self._stem}.{name}").open("xb")) for name in [*names, *arrays]
+        }
+        self.rows, self._tokens = 0, dict.fromkeys(columns, 0)
+        for column in columns:
+            self._files[f"{column}.offsets"].write(bytes(8))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The numbers of rows and of tokens by column, for the manifest."""
+        return {"rows": self.rows, "tokens": self._tokens}
+
+    def append(self, sentences: Sequence[Sequence[Sequence[int]]], arrays: Mapping[str, np.ndarray]) -> None:
+        """Add sentences, each a list of ids without special ids, to each column, and rows to the arrays."""
+        for name, column in zip(self._tokens, sentences, strict=True):
+            lengths = np.fromiter(map(len, column), np.int64, len(column))
+            ids = [np.asarray(sentence, dtype=self._dtype) for sentence in column]
+            self._files[f"{name}.tokens"].write(np.concatenate([np.empty(0, self._dtype), *ids]).tobytes())
+            self._files[f"{name}.offsets"].write((self._tokens[name] + np.cumsum(lengths)).astype("<i8").tobytes())
+            self._tokens[name] += int(lengths.sum())
+        self.rows += len(sentences[0])
+        for name, array in arrays.items():
+            self._files[name].write(array.astype(_ARRAYS[name]).tobytes())
+
+
+def write_manifest(
+    directory: Path, kind: Kind, tokenizers: Tokenizers, training: HashSet, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Write the last files of a directory: the hashes of the training sentences and the manifest, which is returned."""
+    np.save(directory / TRAINING_HASHES_FILE, training.to_array(), allow_pickle=False)
     files = {
         name: {"bytes": (directory / name).stat().st_size, "sha256": digest}
         for name, digest in digests_of(directory).items()
     }
-    dtype = token_dtype(vocabulary_size).str
+    dtype = _token_dtype(vocabulary_size(tokenizers)).str
     manifest = {"format": kind.format, "schema": kind.schema, "dtype": dtype, **facts, "files": files}
     write_json(directory / MANIFEST_FILE, manifest)
     return manifest
 
 
-def token_dtype(vocabulary_size: int) -> np.dtype:
+def vocabulary_size(tokenizers: Tokenizers) -> int:
+    """Return the size of the larger vocabulary."""
+    return max(tokenizer.vocabulary_size for tokenizer in tokenizers.values())
+
+
+def _token_dtype(vocabulary_size: int) -> np.dtype:
     """Return the smallest little-endian unsigned type that holds every id."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
-
-
-def column_stem(split: str, languages: Sequence[str], language: str) -> str:
-    """Return ``{split}.{xx}-{yy}.{lang}``, the file name without ``.tokens`` or ``.offsets``."""
-    return f"{split}.{'-'.join(languages)}.{language}"
-
-
-def hashes_name(split: str, languages: Sequence[str]) -> str:
-    return f"{split}.{'-'.join(languages)}.hashes"
-
-
-class ColumnWriter:
-    """Context manager that appends tokenised sentences to ``{stem}.tokens`` and ``{stem}.offsets``.
-
-    It holds only the sentences of one ``append`` in memory. Attributes: ``rows`` and ``tokens`` (both counts so far).
-    """
-
-    def __init__(self, directory: Path, stem: str, vocabulary_size: int) -> None:
-        self._dtype = token_dtype(vocabulary_size)
-        self._tokens_file = (directory / f"{stem}.tokens").open("xb")
-        self._offsets_file = (directory / f"{stem}.offsets").open("xb")
-        self._offsets_file.write(np.zeros(1, "<i8").tobytes())
-        self.rows = self.tokens = 0
-
-    def append(self, sentences: Sequence[Sequence[int]]) -> None:
-        """Add sentences, each a list of ids without special ids."""
-        if not sentences:
-            return
-        lengths = np.fromiter(map(len, sentences), "<i8", len(sentences))
-        ids = np.concatenate([np.asarray(sentence, dtype=self._dtype) for sentence in sentences])
-        self._tokens_file.write(ids.tobytes())
-        self._offsets_file.write((self.tokens + np.cumsum(lengths)).astype("<i8").tobytes())
-        self.rows += len(sentences)
-        self.tokens += len(ids)
-
-    def __enter__(self) -> ColumnWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._tokens_file.close()
-        self._offsets_file.close()
-
-
-def _foreign(path: Path, why: str, cure: str) -> UserError:
-    return UserError(f"the manifest {why}", path=path / MANIFEST_FILE, cure=cure)

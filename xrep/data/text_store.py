@@ -1,11 +1,9 @@
-"""Tokenised monolingual text on disk, read through memory maps: the sentences of documents, by language.
+"""Tokenised monolingual text on disk: the sentences of documents, by language.
 
-A directory is built once for the same files and options, in ``$XREP_HOME/text/``. Besides the files of every directory
-of tokenised text (``xrep.data.store``), it has::
+A directory is built once for the same files and options, in ``$XREP_HOME/text/``. Its columns are languages, and it
+has, besides the files of every directory of tokenised text (``xrep.data.store``), for each language::
 
-    {split}.{lang}.tokens, .offsets  the sentences
-    {split}.{lang}.hashes            uint64 [n], xrep.text.cleaning.sentence_hash
-    {split}.{lang}.followed          int64, rows whose next row is the next sentence of their document, sorted
+    {split}.{lang}.followed    int64, rows whose next row is the next sentence of their document, sorted
 
 While a directory is built, memory grows only by the hashes of the training sentences.
 """
@@ -16,26 +14,18 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from xrep.data.building import build_cached, files_in, train_vocabulary
-from xrep.data.store import (
-    TOKENIZER_DIRECTORY,
-    TRAINING_HASHES_FILE,
-    ColumnWriter,
-    Kind,
-    TokenColumn,
-    TokenDirectory,
-    write_manifest,
-)
+from xrep.data.store import TOKENIZER_DIRECTORY, DataDirectory, DirectoryWriter, Kind, write_manifest
 from xrep.errors import UserError
 from xrep.text.cleaning import HashSet, load_exclusion, sentence_hashes
-from xrep.text.sides import SHARED
-from xrep.text.text_files import TextFile, find_text, read_sentences
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.readers import TextFile, find_text, read_sentences
+from xrep.text.sides import SHARED, Tokenizers, save_tokenizers
 
-TEXT = Kind("xrep-text", 2, "remove its directory; it is made again")
+TEXT = Kind("xrep-text", 3, "remove its directory; it is made again", arrays=("hashes", "followed"))
 _CHUNK = 8192
 
 
@@ -51,49 +41,14 @@ class TextOptions:
     """Files or folders of evaluation sets, whose sentences are dropped from the training text."""
 
 
-@dataclass(frozen=True)
-class TextSplit:
-    """The n sentences of one language of one split, with ``hashes``, uint64 [n]. ``followed``, int64 and sorted, lists
-    the sentences that have a next sentence in their document."""
-
-    language: str
-    sentences: TokenColumn
-    hashes: np.ndarray
-    followed: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.sentences)
-
-
-class TextData(TokenDirectory):
-    """A directory opened for reading. ``splits`` is ``{"train": [TextSplit, ...], ...}``."""
-
-    kind = TEXT
-
-    def _open_splits(self) -> None:
-        self.splits = {
-            split: [self._split(split, language) for language in languages]
-            for split, languages in self.manifest["splits"].items()
-        }
-
-    def _split(self, split: str, language: str) -> TextSplit:
-        stem = f"{split}.{language}"
-        hashes, followed = self._array(f"{stem}.hashes", "<u8"), self._array(f"{stem}.followed", "<i8")
-        return TextSplit(language, self._column(stem), hashes, followed)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.tokenizers[SHARED]
-
-
 def prepare_text(
-    data: str | Path, options: TextOptions, tokenizer: Tokenizer | None, log: Callable[[str], None] = print
-) -> TextData:
+    data: str | Path, options: TextOptions, tokenizers: Tokenizers, log: Callable[[str], None] = print
+) -> DataDirectory:
     """Read and tokenise text unless this was done before, and open the result.
 
     Args:
-        data: Specification of the text, see ``xrep.text.text_files.find_text``.
-        tokenizer: None to train one on the training text.
+        data: Specification of the text, see ``xrep.text.readers.find_text``.
+        tokenizers: The shared tokenizer; empty to train one on the training text.
 
     Raises:
         UserError: For the same reasons as ``find_text`` and ``read_sentences``, or if no training sentence is left.
@@ -102,12 +57,11 @@ def prepare_text(
 
     def build(folder: Path, place: Path) -> None:
         log(f"tokenising {data} (once; kept in {place})")
-        _Writer(folder, files, options, log).write(tokenizer)
+        _Writer(folder, files, options, log).write(tokenizers)
 
     read = [file.path for some in files.values() for file in some] + files_in(options.exclude)
     languages = {split: [(file.language, str(file.path)) for file in some] for split, some in files.items()}
-    tokenizers = {SHARED: tokenizer} if tokenizer else {}
-    return TextData.open(build_cached("text", TEXT, [languages, asdict(options)], read, build, tokenizers))
+    return DataDirectory.open(build_cached("text", TEXT, [languages, asdict(options)], read, build, tokenizers), TEXT)
 
 
 class _Writer:
@@ -117,62 +71,58 @@ class _Writer:
         self, output: Path, files: dict[str, list[TextFile]], options: TextOptions, log: Callable[[str], None]
     ) -> None:
         self.output, self.files, self.options, self.log = output, files, options, log
+        self.dropped, self.training = HashSet(), HashSet()
 
-    def write(self, tokenizer: Tokenizer | None) -> None:
-        dropped = load_exclusion(self.options.exclude)
-        for file in self.files.get("valid", []):
-            for chunk in _chunks(read_sentences(file)):
-                dropped.add(sentence_hashes(sentence for sentence, _ in chunk))
-        if tokenizer is None:
-            tokenizer = self._train_tokenizer()
-        else:
-            tokenizer.save(self.output / TOKENIZER_DIRECTORY)
-        training, splits = HashSet(), {}
-        for split in self.files:
-            languages = sorted({file.language for file in self.files[split]})
-            rules = (dropped, training) if split == "train" else (HashSet(), HashSet())
-            counts = {language: self._write_language(split, language, tokenizer, *rules) for language in languages}
-            splits[split] = [language for language, count in counts.items() if count]
+    def write(self, tokenizers: Tokenizers) -> None:
+        self.dropped = load_exclusion(self.options.exclude)
+        for chunk in _chunks(self.files.get("valid", [])):
+            self.dropped.add(sentence_hashes(sentence for sentence, _ in chunk))
+        tokenizers = self._tokenizers(tokenizers)
+        splits = {split: self._write_split(split, tokenizers) for split in self.files}
         if not splits["train"]:
             path = self.files["train"][0].path
             raise UserError("no training sentence is left", path=path, cure="check the text and `exclude`")
-        np.save(self.output / TRAINING_HASHES_FILE, training.to_array(), allow_pickle=False)
         facts = {"splits": splits, "options": asdict(self.options)}
-        write_manifest(self.output, TEXT, tokenizer.vocabulary_size, facts)
+        write_manifest(self.output, TEXT, tokenizers, self.training, facts)
 
-    def _train_tokenizer(self) -> Tokenizer:
+    def _tokenizers(self, given: Tokenizers) -> Tokenizers:
         def sentences() -> Iterator[tuple[str, str]]:
             return ((file.language, text) for file in self.files["train"] for text, _ in read_sentences(file))
 
         options, place = self.options, self.output / TOKENIZER_DIRECTORY
-        return train_vocabulary(sentences, options.vocabulary_size, place, self.log, exponent=options.vocabulary_alpha)
+        save_tokenizers(given, place)
+        exponent = options.vocabulary_alpha
+        return given or {
+            SHARED: train_vocabulary(sentences, options.vocabulary_size, place, self.log, exponent=exponent)
+        }
 
-    def _write_language(
-        self, split: str, language: str, tokenizer: Tokenizer, dropped: HashSet, training: HashSet
-    ) -> int:
-        """Tokenise all text of a language and return the number of sentences kept."""
-        stem, before, read, pairs = f"{split}.{language}", False, 0, 0
-        with (
-            ColumnWriter(self.output, stem, tokenizer.vocabulary_size) as column,
-            (self.output / f"{stem}.hashes").open("xb") as hash_file,
-            (self.output / f"{stem}.followed").open("xb") as followed_file,
-        ):
-            own = (file for file in self.files[split] if file.language == language)
-            for chunk in _chunks(itertools.chain.from_iterable(map(read_sentences, own))):
-                hashes = sentence_hashes(sentence for sentence, _ in chunk)
-                keep, first = ~dropped.contains(hashes), np.array([first for _, first in chunk])
+    def _write_split(self, split: str, tokenizers: Tokenizers) -> list[dict[str, Any]]:
+        """Tokenise the text of a split, and return the facts of each language that has sentences."""
+        languages = sorted({file.language for file in self.files[split]})
+        facts = [self._write_language(split, language, tokenizers) for language in languages]
+        return [row for row in facts if row["rows"]]
+
+    def _write_language(self, split: str, language: str, tokenizers: Tokenizers) -> dict[str, Any]:
+        before, read, pairs, tokenizer = False, 0, 0, tokenizers[SHARED]
+        own = [file for file in self.files[split] if file.language == language]
+        with DirectoryWriter(self.output, split, [language], TEXT.arrays, tokenizer.vocabulary_size) as writer:
+            for chunk in _chunks(own):
+                hashes, first = sentence_hashes(text for text, _ in chunk), np.array([first for _, first in chunk])
+                keep = np.ones(len(chunk), dtype=bool)
+                if split == "train":
+                    keep = ~self.dropped.contains(hashes)
+                    self.training.add(hashes[keep])
                 follows = keep & np.append(before, keep[:-1]) & ~first
-                followed = (column.rows + np.cumsum(keep) - 2)[follows]  # the row before the sentence that follows
-                column.append(tokenizer.encode([chunk[i][0] for i in np.flatnonzero(keep)]))
-                training.add(hashes[keep])
-                hash_file.write(hashes[keep].astype("<u8").tobytes())
-                followed_file.write(followed.astype("<i8").tobytes())
+                followed = (writer.rows + np.cumsum(keep) - 2)[follows]  # the row before the sentence that follows
+                ids = tokenizer.encode([chunk[i][0] for i in np.flatnonzero(keep)])
+                writer.append([ids], {"hashes": hashes[keep], "followed": followed})
                 before, read, pairs = keep[-1], read + len(chunk), pairs + len(followed)
-        left_out = f" of {read:,}" if read > column.rows else ""
-        self.log(f"{split} {language}: {column.rows:,} sentences{left_out}, {pairs:,} followed by another")
-        return column.rows
+        left_out = f" of {read:,}" if read > writer.rows else ""
+        self.log(f"{split} {language}: {writer.rows:,} sentences{left_out}, {pairs:,} followed by another")
+        return {"languages": [language], **writer.facts}
 
 
-def _chunks(sentences: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+def _chunks(files: list[TextFile]) -> Iterator[list[tuple[str, bool]]]:
+    sentences = itertools.chain.from_iterable(map(read_sentences, files))
     while chunk := list(itertools.islice(sentences, _CHUNK)):
         yield chunk

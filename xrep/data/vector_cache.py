@@ -2,21 +2,20 @@
 
 Layout of a directory::
 
-    cache.json       format, schema, width of the vectors, fingerprint of the encoder that made them
-    00000.vectors    the rows, float32, little-endian
-    00000.index      key (int64) and checksum (uint64) of each row
-    00001.vectors    rows of another process, and so on
+    cache.json    format, schema, width of the vectors, fingerprint of the encoder that made them
+    vectors       the rows, float32, little-endian
+    index         key (int64) and checksum (uint64) of each row
 
-Each process appends to its own pair of files, which it locks, and reads the files of all processes. A row is written
-before its entry in the index, so the index only has entries of complete rows, even if a process is killed. The next
-process that locks the pair cuts off any incomplete data at the end. The checksum detects rows that were lost when a
-machine lost power.
+Any number of processes read the files and append to them, one after the other, under a lock. A row is written before
+its entry in the index, so the index only has entries of complete rows, even if a process is killed. The next process
+that appends cuts off any incomplete data at the end. The checksum detects rows that were lost when a machine lost
+power.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
-import itertools
 import json
 import os
 import tempfile
@@ -29,17 +28,13 @@ from torch import Tensor
 
 from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
-from xrep.files import naming, try_lock
+from xrep.files import naming
 from xrep.hashing import GOLDEN, find_sorted, mix
 
-FORMAT, SCHEMA = "xrep-vectors", 1
+FORMAT, SCHEMA = "xrep-vectors", 2
 MANIFEST = "cache.json"
 _ENTRY = np.dtype([("key", "<i8"), ("check", "<u8")])
 _FLOAT = np.dtype("<f4")
-_SHARD = 40
-"""Number of low bits of a place that hold the row; the bits above hold the number of the pair of files."""
-_RECENT = 65536
-"""Number of keys that are collected in a dictionary before they are merged into the sorted keys."""
 
 
 class VectorCache:
@@ -57,22 +52,23 @@ class VectorCache:
 
     def __init__(self, directory: str | Path, width: int, fingerprint: str) -> None:
         self.directory, self.width = Path(directory), width
-        self._shards: dict[int, _Shard] = {}
-        self._own: int | None = None
-        self._keys, self._places = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._recent: dict[int, int] = {}
+        self._vectors_path, self._index_path = self.directory / "vectors", self.directory / "index"
+        self._count = 0
+        self._levels: list[np.ndarray] = []
+        """Keys, sorted, and their rows: int64 [2, N], each at least twice as long as the next."""
+        self._rows, self._entries = np.zeros((0, width), _FLOAT), np.zeros(0, _ENTRY)
         self._open({"format": FORMAT, "schema": SCHEMA, "width": width, "fingerprint": fingerprint})
-        self._read_others()
+        self._read_new()
 
     def __len__(self) -> int:
         """Return the number of rows on disk that this process knows of."""
-        return sum(shard.count for shard in self._shards.values())
+        return self._count
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Return the places of the vectors of ``keys`` (int64 [N]) for ``read``, int64 [N]; -1 if there is none."""
         places = self._look_up(keys)
         if (places < 0).any():
-            self._read_others()
+            self._read_new()
             places = self._look_up(keys)
         return places
 
@@ -80,27 +76,40 @@ class VectorCache:
         """Return the vectors at these places, float32 [N, D].
 
         Raises:
-            UserError: A row differs from what was written.
+            UserError: A row differs from what was written, or is not finite.
         """
-        numbers, rows = places >> _SHARD, places & ((1 << _SHARD) - 1)
-        vectors = np.empty((len(places), self.width), np.float32)
-        for number in np.unique(numbers):
-            chosen = numbers == number
-            vectors[chosen] = self._shards[int(number)].read(rows[chosen])
+        if places.max(initial=-1) >= len(self._rows):
+            self._rows = np.asarray(np.memmap(self._vectors_path, _FLOAT, "r", shape=(self._count, self.width)))
+            self._entries = np.asarray(np.memmap(self._index_path, _ENTRY, "r", shape=(self._count,)))
+        vectors = self._rows[places]
+        lost = _checksum(vectors) != self._entries["check"][places]
+        wrong = places[lost | ~np.isfinite(vectors).all(axis=1)]
+        if len(wrong):
+            problem = f"row {wrong[0]} is not what was written"
+            raise UserError(problem, path=self._vectors_path, cure=f"remove {self.directory}, to be made anew")
         return vectors
 
     def add(self, keys: np.ndarray, vectors: np.ndarray) -> None:
         """Write the vectors, float32 [N, D], of ``keys``, int64 [N].
 
         Raises:
-            UserError: The file system has no locks, without which several processes could write to the same file.
+            UserError: The file system has no locks, without which several processes could write at the same time.
         """
-        if self._own is None:
-            self._own = self._take()
-        shard = self._shards[self._own]
-        first = shard.count
-        shard.append(keys, np.ascontiguousarray(vectors, _FLOAT))
-        self._note(keys, (self._own << _SHARD) + first + np.arange(len(keys)))
+        vectors = np.ascontiguousarray(vectors, _FLOAT)
+        entries = np.empty(len(keys), _ENTRY)
+        entries["key"], entries["check"] = keys, _checksum(vectors)
+        with naming(self.directory), open(self._index_path, "ab") as index, open(self._vectors_path, "ab") as rows:
+            try:
+                fcntl.flock(index, fcntl.LOCK_EX)  # until the file is closed
+            except OSError:
+                cure = "name a `cache_source` on another one"
+                raise UserError("this file system has no locks", path=self.directory, cure=cure) from None
+            count = self._whole()
+            for file, size, data in ((rows, self.width * _FLOAT.itemsize, vectors), (index, _ENTRY.itemsize, entries)):
+                file.truncate(count * size)
+                file.write(data.tobytes())
+                file.flush()
+        self._read_new()
 
     def _open(self, facts: dict[str, object]) -> None:
         path = self.directory / MANIFEST
@@ -119,118 +128,36 @@ class VectorCache:
                     os.link(aside, path)
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             stored = None
         if stored != facts:
             problem = "holds vectors of another encoder, or of another version of xrep"
             cure = "name another `cache_source` directory, or remove this one"
             raise UserError(problem, path=self.directory, cure=cure)
 
-    def _take(self) -> int:
-        """Lock the first pair of files that no other process writes to, and return its number."""
-        for number in itertools.count():
-            shard = self._shards.get(number) or _Shard(self.directory / f"{number:05d}", self.width)
-            if shard.take():
-                self._shards[number] = shard
-                self._note_new(number)
-                return number
-        raise AssertionError
+    def _whole(self) -> int:
+        """Return the number of complete rows on disk that have an entry in the index."""
+        paths = {self._index_path: _ENTRY.itemsize, self._vectors_path: self.width * _FLOAT.itemsize}
+        return min(path.stat().st_size // size if path.exists() else 0 for path, size in paths.items())
 
-    def _read_others(self) -> None:
-        for path in self.directory.glob("*.index"):
-            self._shards.setdefault(int(path.stem), _Shard(path.with_suffix(""), self.width))
-        for number in self._shards:
-            if number != self._own:
-                self._note_new(number)
-
-    def _note_new(self, number: int) -> None:
-        shard = self._shards[number]
-        first = shard.count
-        keys = shard.grow()
-        self._note(keys, (number << _SHARD) + first + np.arange(len(keys)))
-
-    def _note(self, keys: np.ndarray, places: np.ndarray) -> None:
-        if len(keys) + len(self._recent) > max(_RECENT, len(self._keys) // 8):
-            self._keys = np.concatenate([self._keys, keys, np.fromiter(self._recent, np.int64)])
-            self._places = np.concatenate([self._places, places, np.fromiter(self._recent.values(), np.int64)])
-            order = np.argsort(self._keys, kind="stable")
-            self._keys, self._places = self._keys[order], self._places[order]
-            self._recent.clear()
-        else:
-            self._recent.update(zip(keys.tolist(), places.tolist(), strict=True))
+    def _read_new(self) -> None:
+        """Learn the keys of the rows that were added since the last call, by any process."""
+        count, first = self._whole(), self._count
+        if count <= first:
+            return
+        entries = np.fromfile(self._index_path, _ENTRY, count - first, offset=first * _ENTRY.itemsize)
+        new = np.stack([entries["key"], np.arange(first, count)])
+        while self._levels and self._levels[-1].shape[1] < 2 * new.shape[1]:
+            new = np.concatenate([self._levels.pop(), new], axis=1)
+        self._levels.append(new[:, np.argsort(new[0], kind="stable")])
+        self._count = count
 
     def _look_up(self, keys: np.ndarray) -> np.ndarray:
         places = np.full(len(keys), -1, np.int64)
-        if len(self._keys):
-            spots = find_sorted(self._keys, keys)
-            places = np.where(spots >= 0, self._places[spots], -1)
-        if self._recent:
-            missing = np.flatnonzero(places < 0)
-            places[missing] = [self._recent.get(key, -1) for key in keys[missing].tolist()]
+        for known, rows in self._levels:
+            spots = find_sorted(known, keys)
+            places = np.where(spots >= 0, rows[spots], places)
         return places
-
-
-class _Shard:
-    """A pair of files, read through memory maps and written to by one process; ``path`` lacks their suffixes."""
-
-    def __init__(self, path: Path, width: int) -> None:
-        self.vectors, self.index = path.with_suffix(".vectors"), path.with_suffix(".index")
-        self.width, self.count = width, 0
-        self._rows = np.zeros((0, width), _FLOAT)
-        self._entries = np.zeros(0, _ENTRY)
-
-    def whole(self) -> int:
-        """Return the number of complete rows on disk that have an entry in the index."""
-        sizes = [path.stat().st_size if path.exists() else 0 for path in (self.index, self.vectors)]
-        return min(sizes[0] // _ENTRY.itemsize, sizes[1] // (self.width * _FLOAT.itemsize))
-
-    def grow(self) -> np.ndarray:
-        """Return the keys of the rows added since the last call, int64 [N]."""
-        count = self.whole()
-        if count <= self.count:
-            return np.zeros(0, np.int64)
-        entries = np.fromfile(self.index, _ENTRY, count - self.count, offset=self.count * _ENTRY.itemsize)
-        self.count = count
-        return entries["key"]
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        if rows.max(initial=-1) >= len(self._rows):
-            self._rows = np.asarray(np.memmap(self.vectors, _FLOAT, "r", shape=(self.count, self.width)))
-            self._entries = np.asarray(np.memmap(self.index, _ENTRY, "r", shape=(self.count,)))
-        vectors = self._rows[rows]
-        wrong = np.flatnonzero(_checksum(vectors) != self._entries["check"][rows])
-        if len(wrong):
-            problem = f"row {int(rows[wrong[0]])} is not what was written"
-            raise UserError(problem, path=self.vectors, cure=f"remove {self.vectors.parent}, to be made anew")
-        return vectors
-
-    def take(self) -> bool:
-        """Lock the files for writing and cut off incomplete rows; return False if another process writes to them."""
-        self._index_file = self.index.open("ab")
-        try:
-            if not try_lock(self._index_file):
-                return False
-        except OSError:
-            cure = "name a `cache_source` on another one"
-            raise UserError("this file system has no locks", path=self.index.parent, cure=cure) from None
-        self._vectors_file = self.vectors.open("ab")
-        whole = self.whole()
-        self._vectors_file.truncate(whole * self.width * _FLOAT.itemsize)
-        self._index_file.truncate(whole * _ENTRY.itemsize)
-        return True
-
-    def append(self, keys: np.ndarray, vectors: np.ndarray) -> None:
-        """Write rows to the files, which ``take`` has locked."""
-        entries = np.empty(len(keys), _ENTRY)
-        entries["key"], entries["check"] = keys, _checksum(vectors)
-        for path, file, data in (
-            (self.vectors, self._vectors_file, vectors),
-            (self.index, self._index_file, entries),
-        ):
-            with naming(path):
-                file.write(data.tobytes())
-                file.flush()
-        self.count += len(keys)
 
 
 def _checksum(vectors: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def write_huggingface(
         problem = f"sentences of {max_length} tokens, but the encoder has {shape.max_positions} positions"
         raise UserError(problem, cure=f"lower the longest sentence to {shape.max_positions}")
     config, tensors = encoder.to_huggingface(shape.layers if layers is None else layers)
-    directory = Path(directory).expanduser().resolve()
+    directory = Path(os.path.expanduser(directory)).resolve()
     with naming(directory), directory_aside(directory) as aside:
         write_json(aside / CONFIG, {**config, "bos_token_id": bos_id, "eos_token_id": eos_id})
         save_tensors(tensors, aside / SAFETENSORS)

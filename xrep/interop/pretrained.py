@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ def find_pretrained(name_or_path: str | Path) -> Path:
     Raises:
         UserError: Neither exists.
     """
-    path = Path(name_or_path).expanduser()
+    path = Path(os.path.expanduser(name_or_path))
     if path.is_dir():
         return path
     if path.exists():

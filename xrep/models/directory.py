@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -75,7 +76,11 @@ class Checkpoint:
 
     def tensors(self, name: str = MODEL) -> dict[str, Tensor]:
         """Return the tensors of a file; empty if the file was left out."""
-        return load_file(self.path / name) if name in self.manifest["files"] else {}
+        try:
+            return load_file(self.path / name) if name in self.manifest["files"] else {}
+        except SafetensorError as error:  # the library opens no file whose name is not UTF-8
+            cure = "give its folders names that are UTF-8, or copy it again"
+            raise UserError(f"cannot be read ({error})", path=self.path / name, cure=cure) from None
 
     def training_state(self) -> dict[str, Any]:
         """Return the state of optimizer, schedule, random generators and cursor, with all tensors on the CPU.

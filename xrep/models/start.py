@@ -48,9 +48,9 @@ class EncoderOptions:
     max_positions: int = 512
     """Maximum length of a sentence in subwords, including special tokens. A decoder has it, too."""
     dropout: float = 0.1
-    """Dropout rate of embeddings and sublayer outputs."""
+    """Dropout rate of embeddings and sublayer outputs. It must lie in [0, 1)."""
     attention_dropout: float = 0.1
-    """Dropout rate of attention weights."""
+    """Dropout rate of attention weights. It must lie in [0, 1)."""
 
     @property
     def rates(self) -> dict[str, float]:

@@ -18,11 +18,7 @@ _SURVEY_BYTES = 1 << 24
 
 
 def open_vectors(path: Path, cure: str) -> np.memmap:
-    """Map the vectors of a .npy file, floats [N, D], into memory.
-
-    Raises:
-        UserError: There is no such file, or it has something else. The message ends with ``cure``.
-    """
+    """Map the vectors of a .npy file, floats [N, D], into memory; a UserError says what else the file has."""
     vectors = open_array(path, "vectors", cure)
     if vectors.ndim != 2 or vectors.dtype.kind != "f" or not vectors.size:
         raise UserError("not an array [N, D] of floats", path=path, cure=cure)
@@ -53,13 +49,8 @@ def open_array(path: Path, content: str, cure: str) -> np.memmap:
 
 
 class VectorFile:
-    """The vectors [N, D] of a .npy file.
-
-    The file is memory-mapped and pages are released after each read, so it costs no memory of the process.
-
-    Raises:
-        UserError: there is no such file, or it does not contain a two-dimensional array of floats in C order.
-    """
+    """The vectors [N, D] of a .npy file, which is memory-mapped; pages are released after each read, so they cost no
+    memory of the process. A UserError says why it is not a two-dimensional array of floats in C order."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -81,8 +72,7 @@ class VectorFile:
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return some rows, L2-normalised: float32 [rows, D]."""
-        block = np.asarray(self._rows[rows], dtype=np.float32)
-        vectors = normalize_rows(block)
+        vectors = normalize_rows(np.asarray(self._rows[rows], dtype=np.float32))
         self._let_go()
         return vectors
 

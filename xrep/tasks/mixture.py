@@ -7,7 +7,6 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from xrep.config import Mixing, Part
-from xrep.data.batching import Batch, TextSpec
+from xrep.data.batching import Batch
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.hashing import GOLDEN
 from xrep.tasks.task import Examples, Pool, Task
-from xrep.text.sides import SIDES, same_tokenizers
+from xrep.text.cleaning import HashSet
+from xrep.text.sides import same_tokenizers
 
 
 @dataclass
@@ -43,10 +43,9 @@ class MixtureTask(Task):
     """The tasks of several parts, which read text of one vocabulary, as one task.
 
     With mixing ``weight``, each batch contains a batch of every part. With ``proportion`` it contains a batch of one
-    part, drawn with probability proportional to the part's proportion. The draw takes the n-th number of the Weyl
-    sequence n·2⁶⁴/φ + start, modulo 2⁶⁴, where start depends on the seed, and chooses the part whose share of [0, 2⁶⁴)
-    contains it. So it depends only on (seed, n) and is the same on all ranks and after resuming, and any stretch of the
-    training has the parts in their proportions, except for a few batches.
+    part, drawn with probability proportional to the part's proportion: the one whose share of [0, 2⁶⁴) contains the
+    n-th number of the Weyl sequence n·2⁶⁴/φ + start, modulo 2⁶⁴. The draw depends only on (seed, n), and any stretch
+    of the training has the parts in their proportions, except for a few batches.
 
     An epoch ends when the part that takes longest has been seen once; smaller parts are repeated, each in the order of
     its own epochs. ``examples`` counts what all parts consume until then. ``stop`` counts in the same way, and cuts the
@@ -80,12 +79,16 @@ class MixtureTask(Task):
                     cure="preprocess the text of both with the same `tokenizer`",
                 )
         self.tokenizers = self._tasks[first].tokenizers
-        self.text = _joined([task.text for task in self._tasks.values()])
+        texts = [task.text for task in self._tasks.values()]
+        languages = {
+            "source_languages": sorted({code for text in texts for code in text.source_languages}),
+            "target_languages": sorted({code for text in texts for code in text.target_languages}),
+        }
+        self.text = replace(texts[0], max_length=max(text.max_length for text in texts), **languages)
         for task in self._tasks.values():  # languages then have the places that models and criteria use
-            joined = {f"{side}_languages": getattr(self.text, f"{side}_languages") for side in SIDES}
-            task.text = replace(task.text, **joined)
+            task.text = replace(task.text, **languages)
         by_proportion = config.mixing == "proportion"
-        shares = {p.name: Fraction(p.proportion if by_proportion else 1).limit_denominator(10**6) for p in config.parts}
+        shares = {part.name: _fraction(part.proportion) if by_proportion else Fraction(1) for part in config.parts}
         rates = {name: shares[name] * task.examples_per_batch for name, task in self._tasks.items()}
         # The longest part has the most steps per epoch; rates omit a factor that all parts share.
         self._longest = max(self._tasks, key=lambda name: self._tasks[name].examples / rates[name])
@@ -110,8 +113,10 @@ class MixtureTask(Task):
 
     def check_size(self, world_size: int) -> None:
         for name, task in self._tasks.items():
-            with _naming(name):
+            try:
                 task.check_size(world_size)
+            except UserError as error:
+                raise UserError(f"the part {name}: {error.problem}", path=error.path, cure=error.cure) from None
 
     def drawn(self, step: int) -> list[str]:
         """Return the parts in batch number ``step``, counted from 0 at the start of training."""
@@ -159,13 +164,13 @@ class MixtureTask(Task):
         return hashlib.sha256(json.dumps(prints, sort_keys=True).encode()).hexdigest()
 
     def write_training_hashes(self, path: Path) -> None:
-        union = np.zeros(0, dtype=np.uint64)
+        union = HashSet()
         with tempfile.TemporaryDirectory() as folder:
             for task in self._tasks.values():
                 task.write_training_hashes(Path(folder) / "hashes.npy")
-                union = np.union1d(union, np.load(Path(folder) / "hashes.npy", allow_pickle=False))
+                union.add(np.load(Path(folder) / "hashes.npy", allow_pickle=False))
         with write_aside(path) as aside, open(aside, "wb") as file:
-            np.save(file, union)
+            np.save(file, union.to_array())
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
         """Return the pools of all parts. Pools of one language pair are joined, and equal data counts once."""
@@ -185,6 +190,10 @@ class MixtureTask(Task):
             yield from (MixedBatch({name: batch}) for batch in task.validation_batches())
 
 
+def _fraction(proportion: float) -> Fraction:
+    return Fraction(proportion).limit_denominator(10**6) or Fraction(proportion)
+
+
 def _one_after_another(pools: list[Pool]) -> Callable[[], Iterator[Any]]:
     def batches() -> Iterator[Any]:
         first = 0
@@ -196,23 +205,3 @@ def _one_after_another(pools: list[Pool]) -> Callable[[], Iterator[Any]]:
             first += rows
 
     return batches
-
-
-def _joined(texts: list[TextSpec]) -> TextSpec:
-    return replace(
-        texts[0],
-        max_length=max(text.max_length for text in texts),
-        source_languages=sorted({language for text in texts for language in text.source_languages}),
-        target_languages=sorted({language for text in texts for language in text.target_languages}),
-    )
-
-
-@contextmanager
-def _naming(part: str) -> Iterator[None]:
-    """Put the part's name in front of the errors that its task raises."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(
-            f"the part {part}: {error.problem}", path=error.path, line=error.line, cure=error.cure
-        ) from error

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from xrep.config.ranges import out_of_range
 from xrep.data.batching import Batch, PairBatch, TextSpec, TokenBatch, Vocabulary, pad
-from xrep.data.order import WINDOW_SIZE, ExampleOrder
-from xrep.data.plan import TokenBudget, check_budget, check_size, plan_batches, plan_by_tokens
-from xrep.data.store import TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE
-from xrep.data.stream import Plan
-from xrep.data.text_store import TextOptions, TextSplit, prepare_text
+from xrep.data.order import ExampleOrder, by_group
+from xrep.data.plan import TokenBudget
+from xrep.data.store import Corpus, gather_rows
+from xrep.data.text_store import TextOptions, prepare_text
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.bitext import VALIDATION_BATCH_SIZE
-from xrep.tasks.task import Examples, Task
-from xrep.text.sides import SHARED, Tokenizers, load_tokenizers, open_tokenizers, same_tokenizer
-from xrep.text.tokenizer import Tokenizer
+from xrep.tasks.stored import StoredTask, given_tokenizers, rows_by_length
+from xrep.tasks.task import Examples
+from xrep.text.sides import SHARED, Tokenizers
 
 Units = Literal["sentences", "adjacent", "reordered"]
 GIVES: dict[Units, Examples] = {
@@ -65,7 +61,7 @@ class SentenceBatch(Batch):
         return len(self.sentences)
 
 
-class MonolingualTask(Task):
+class MonolingualTask(StoredTask):
     """Text of one or many languages with one vocabulary, tokenised once and kept on disk.
 
     A batch has single sentences (``SentenceBatch``, for mlm), pairs of neighbouring sentences (``PairBatch``, for cmlm,
@@ -93,7 +89,7 @@ class MonolingualTask(Task):
         3)."""
         sampling_alpha: float = 0.3
         """Languages are drawn with p proportional to n ** sampling_alpha, where n is their number of sentences (XLM-R:
-        0.3). 1 takes every example once per epoch."""
+        0.3). 1 takes every example once per epoch. It must lie in [0, 1]."""
         tokenizer: str | None = None
         """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
         bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
@@ -102,7 +98,7 @@ class MonolingualTask(Task):
         """Number of subwords in the vocabulary that is trained."""
         vocabulary_alpha: float = 0.3
         """Weight of languages in the text that the vocabulary is trained on: n ** vocabulary_alpha (CMLM, section 4.1:
-        0.3)."""
+        0.3). It must lie in [0, 1]."""
         exclude: list[str] = field(default_factory=list)
         """Files or directories of evaluation sets, whose sentences are dropped from the training text."""
         batch_size: int | None = None
@@ -116,14 +112,15 @@ class MonolingualTask(Task):
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
 
         def problems(self) -> list[str]:
-            problems = []
-            for name in ("sampling_alpha", "vocabulary_alpha"):
-                if not 0 <= getattr(self, name) <= 1:
-                    problems.append(f"{name} must lie in [0, 1], not {getattr(self, name)}")
-            for name, least in (("batch_size", 1), ("max_tokens", 1), ("max_length", 3), ("vocab_size", 8)):
-                value = getattr(self, name)
-                if value is not None and value < least:
-                    problems.append(f"{name} must be at least {least}, not {value}")
+            problems = out_of_range(
+                self,
+                sampling_alpha="[0, 1]",
+                vocabulary_alpha="[0, 1]",
+                batch_size="[1, inf)",
+                max_tokens="[1, inf)",
+                max_length="[3, inf)",
+                vocab_size="[8, inf)",
+            )
             if self.max_tokens is not None and self.units != "sentences":
                 problems.append(f"max_tokens is for units sentences; batches of {self.units} ones have a batch_size")
             return problems
@@ -133,104 +130,56 @@ class MonolingualTask(Task):
         options = TextOptions(
             vocabulary_size=config.vocab_size, vocabulary_alpha=config.vocabulary_alpha, exclude=config.exclude
         )
-        self._data = prepare_text(config.data, options, _given_tokenizer(config, tokenizers or {}))
-        self._train = _Examples(self._data.splits["train"], config.units)
-        self.examples = self._train.count
-        if not self.examples:
-            problem = "no document has two sentences"
-            raise UserError(problem, path=config.data, cure="only a blank line ends one; or set `units` to sentences")
-        self.tokenizers: Tokenizers = {SHARED: self._data.tokenizer}
-        languages = [split.language for split in self._data.splits["train"]]
+        data = prepare_text(config.data, options, given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
+        self.tokenizers: Tokenizers = data.tokenizers
+        languages = [corpus.name for corpus in data.splits["train"]]
         self.text = TextSpec(
-            vocabularies={SHARED: Vocabulary.of(self._data.tokenizer)},
+            vocabularies={SHARED: Vocabulary.of(data.tokenizers[SHARED])},
             max_length=config.max_length,
             source_languages=languages,
             target_languages=languages,
         )
-        self._order = _NumberedOrder(self._train.sizes, config.sampling_alpha, seed, self._train.lengths)
-        self._budget: TokenBudget | None = None
+        self._train = _Examples(data.splits["train"], config.units)
+        valid = [corpus for corpus in data.splits.get("valid", []) if corpus.name in languages]
+        self._valid = _Examples(valid, config.units)
+        if not self._train.count:
+            problem = "no document has two sentences"
+            raise UserError(problem, path=config.data, cure="only a blank line ends one; or set `units` to sentences")
+        size: int | TokenBudget = 128 if config.batch_size is None else config.batch_size
         if config.max_tokens is not None:
-            self._budget = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
+            size = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
+        order = _NumberedOrder(self._train.sizes, config.sampling_alpha, seed, self._train.lengths)
+        self._open(data, order, size, "pairs" if config.units == "adjacent" else "sentences", config.data)
 
     @property
     def gives(self) -> Examples:
         return GIVES[self.config.units]
 
-    @property
-    def examples_per_batch(self) -> Fraction:
-        # With a token budget it is the mean over the first examples of the order.
-        if self._budget is None:
-            return Fraction(self._batch_size)
-        first = min(self.examples, WINDOW_SIZE)
-        return Fraction(first, sum(1 for _ in self.plan(stop=first)))
-
-    @property
-    def _batch_size(self) -> int:
-        return 128 if self.config.batch_size is None else self.config.batch_size
-
-    def check_size(self, world_size: int) -> None:
-        what = "pairs" if self.config.units == "adjacent" else "sentences"
-        if self._budget is None:
-            check_size(self.examples, what, self._batch_size, world_size, self.config.data)
-        else:
-            check_budget(self._order, what, self._budget, world_size, self.config.data)
-
-    def write_training_hashes(self, path: Path) -> None:
-        shutil.copyfile(self._data.path / TRAINING_HASHES_FILE, path)
-
-    def fingerprint(self) -> str:
-        return self._data.fingerprint
-
-    def plan(
-        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
-    ) -> Iterator[Plan]:
-        """Return the training batches of one rank: see ``xrep.data.plan.plan_batches`` and ``plan_by_tokens``.
-
-        Here ``Plan.what`` has (corpus, row, number of the example in the run), int64 [N, 3]; the number seeds what is
-        drawn at random for the example.
-        """
-        if self._budget is None:
-            return plan_batches(self._order, self._batch_size, cursor, rank, world_size, stop)
-        return plan_by_tokens(self._order, self._budget, cursor, rank, world_size, stop)
-
     def make(self, what: np.ndarray) -> SentenceBatch | PairBatch:
         return self._batch(self._train, what)
 
-    def describe(self, batch: SentenceBatch | PairBatch, limit: int = 3) -> str:
-        starts = np.cumsum([0, *self._train.sizes])
-        lines = []
-        for index in batch.indices[:limit].tolist():
-            corpus = int(np.searchsorted(starts, index, side="right")) - 1
-            split = self._train.splits[corpus]
-            (row,) = self._train.rows(corpus, np.array([index - starts[corpus]]))
-            rows = (row, row + 1) if self.config.units == "adjacent" else (row,)
-            texts = [repr(self._data.tokenizer.decode(split.sentences[row])) for row in rows]
-            lines.append(f"{split.language} sentence {row}: {' ||| '.join(texts)}")
-        return "; ".join(lines) or "no examples"
+    def _describe(self, corpus: int, row: int) -> str:
+        split = self._train.splits[corpus]
+        (first,) = self._train.rows(corpus, np.array([row])).tolist()
+        rows = (first, first + 1) if self.config.units == "adjacent" else (first,)
+        texts = [repr(self.tokenizers[SHARED].decode(split.source[number])) for number in rows]
+        return f"{split.name} sentence {first}: {' ||| '.join(texts)}"
 
     @property
     def has_validation(self) -> bool:
         return self._valid.count > 0
 
     def validation_batches(self) -> Iterator[SentenceBatch | PairBatch]:
-        examples = self._valid
-        for corpus, size in enumerate(examples.sizes):
-            order = np.argsort(examples.lengths(corpus, np.arange(size)), kind="stable")
-            for start in range(0, size, VALIDATION_BATCH_SIZE):
-                rows = order[start : start + VALIDATION_BATCH_SIZE]
-                yield self._batch(examples, np.stack([np.full_like(rows, corpus), rows, rows], axis=1))
-
-    @property
-    def _valid(self) -> _Examples:
-        known = [split for split in self._data.splits.get("valid", []) if split.language in self.text.languages]
-        return _Examples(known, self.config.units)
+        for corpus, size in enumerate(self._valid.sizes):
+            for rows in rows_by_length(self._valid.lengths(corpus, np.arange(size))):
+                yield self._batch(self._valid, np.stack([np.full_like(rows, corpus), rows, rows], axis=1))
 
     def _batch(self, examples: _Examples, what: np.ndarray) -> SentenceBatch | PairBatch:
         """Collate examples (corpus, row, number), int64 [N, 3]."""
         corpora, rows, numbers = what.T
         starts = np.cumsum([0, *examples.sizes])
         indices = torch.from_numpy(starts[corpora] + rows)
-        places = [self.text.languages.index(split.language) for split in examples.splits]
+        places = [self.text.languages.index(split.name) for split in examples.splits]
         languages = torch.from_numpy(np.array(places, dtype=np.int64)[corpora])
         sentences, first = self._gather(examples, corpora, rows, 0)
         if self.config.units == "sentences":
@@ -257,17 +206,10 @@ class MonolingualTask(Task):
     ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
         """Return the concatenated ids and the lengths of the sentences ``ahead`` of each example's first one, and their
         hashes."""
-        ids: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(rows)
-        hashes = np.empty(len(rows), dtype=np.uint64)
-        for corpus in np.unique(corpora).tolist():
-            here, split = np.flatnonzero(corpora == corpus), examples.splits[corpus]
-            own = examples.rows(corpus, rows[here]) + ahead
-            flat, lengths = split.sentences.gather(own, self.config.max_length - 2)
-            for place, part in zip(here, np.split(flat, np.cumsum(lengths)[:-1]), strict=True):
-                ids[place] = part
-            hashes[here] = split.hashes[own]
-        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-        return (np.concatenate([np.zeros(0, dtype=np.int64), *ids]), lengths), hashes
+        own = by_group(corpora, lambda corpus, places: examples.rows(corpus, rows[places])) + ahead
+        hashes = by_group(corpora, lambda corpus, places: examples.splits[corpus].hashes[own[places], 0])
+        columns = [split.source for split in examples.splits]
+        return gather_rows(columns, corpora, own, self.config.max_length - 2), hashes
 
     def _reordered(self, ids: np.ndarray, lengths: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of each sentence in a random order, which depends on its number in the run."""
@@ -283,19 +225,19 @@ class MonolingualTask(Task):
 class _Examples:
     """The examples of a split, by language: single sentences, or sentences that are followed by another one."""
 
-    def __init__(self, splits: list[TextSplit], units: Units) -> None:
+    def __init__(self, splits: list[Corpus], units: Units) -> None:
         self._pairs = units == "adjacent"
-        self.splits = [split for split in splits if len(split.followed)] if self._pairs else splits
-        self.sizes = [len(split.followed if self._pairs else split) for split in self.splits]
+        self.splits = [split for split in splits if len(split.arrays["followed"])] if self._pairs else splits
+        self.sizes = [len(split.arrays["followed"] if self._pairs else split) for split in self.splits]
         self.count = sum(self.sizes)
 
     def rows(self, corpus: int, numbers: np.ndarray) -> np.ndarray:
         """Return the row of the first sentence of each example of a language."""
-        return self.splits[corpus].followed[numbers] if self._pairs else numbers
+        return self.splits[corpus].arrays["followed"][numbers] if self._pairs else numbers
 
     def lengths(self, corpus: int, numbers: np.ndarray) -> np.ndarray:
         """Return the number of tokens of each example of a language."""
-        rows, sentences = self.rows(corpus, numbers), self.splits[corpus].sentences
+        rows, sentences = self.rows(corpus, numbers), self.splits[corpus].source
         return sentences.lengths(rows) + (sentences.lengths(rows + 1) if self._pairs else 0)
 
 
@@ -312,22 +254,3 @@ def _swapped(first: TokenBatch, second: TokenBatch, swap: np.ndarray, pad_id: in
     both, count = first.followed_by(second, pad_id), len(first)
     rows = np.arange(count)
     return both.select(rows + count * swap), both.select(rows + count * ~swap)
-
-
-def _given_tokenizer(config: MonolingualTask.Config, brought: Mapping[str, str]) -> Tokenizer | None:
-    """Return the tokenizer of the model, or the one that the configuration names; None if one is to be trained."""
-    own, cure = None, "all languages share one encoder and one vocabulary: set `towers` to shared"
-    if config.tokenizer is not None:
-        inner = Path(config.tokenizer) / TOKENIZER_DIRECTORY
-        own = open_tokenizers(inner if inner.is_dir() else Path(config.tokenizer)).get(SHARED)
-        if own is None:
-            raise UserError("has a tokenizer for each side", path=config.tokenizer, cure=cure)
-    if not brought:
-        return own
-    theirs = load_tokenizers(brought, partial=True).get(SHARED)
-    if theirs is None:
-        raise UserError("the pretrained encoders have tokenizers of their own", cure=cure)
-    if own is not None and not same_tokenizer(own, theirs):
-        problem = "is another vocabulary than that of the pretrained encoder"
-        raise UserError(problem, path=config.tokenizer, cure="leave it out")
-    return theirs

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from xrep.config.ranges import out_of_range
 from xrep.data.batching import Batch, TextSpec, TokenBatch, Vocabulary, pad
-from xrep.data.nli_store import NliOptions, NliSplit, prepare_nli
+from xrep.data.nli_store import NliOptions, prepare_nli
 from xrep.data.order import ExampleOrder
-from xrep.data.plan import check_size, plan_batches
-from xrep.data.store import TOKENIZER_DIRECTORY, TRAINING_HASHES_FILE
+from xrep.data.store import Corpus
 from xrep.data.stream import Plan
-from xrep.errors import UserError
-from xrep.tasks.bitext import VALIDATION_BATCH_SIZE
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.stored import StoredTask, given_tokenizers, rows_by_length
+from xrep.tasks.task import Examples
 from xrep.text.languages import canonical
 from xrep.text.nli_readers import LABELS
-from xrep.text.sides import (
-    SHARED,
-    SIDES,
-    Tokenizers,
-    load_tokenizers,
-    open_tokenizers,
-    same_tokenizer,
-    tokenizer_of,
-)
+from xrep.text.sides import SIDES, Tokenizers, tokenizer_of
 
 
 @dataclass
@@ -74,7 +63,7 @@ class NliBatch(Batch):
         return len(self.places)
 
 
-class NliTask(Task):
+class NliTask(StoredTask):
     """Natural language inference data of one or several languages, as it is published (``xrep.text.nli_readers``).
 
     It is tokenised once and kept on disk. The tokenizer is that of the pretrained encoder, or ``tokenizer``, or one
@@ -114,14 +103,7 @@ class NliTask(Task):
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
 
         def problems(self) -> list[str]:
-            problems = []
-            if self.batch_size < 1:
-                problems.append(f"batch_size must be at least 1, not {self.batch_size}")
-            if self.max_length < 3:
-                problems.append(f"max_length must be at least 3, not {self.max_length}")
-            if self.vocab_size < 8:
-                problems.append(f"vocab_size must be at least 8, not {self.vocab_size}")
-            return problems
+            return out_of_range(self, batch_size="[1, inf)", max_length="[3, inf)", vocab_size="[8, inf)")
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
@@ -132,73 +114,53 @@ class NliTask(Task):
             target_languages=[canonical(language) for language in config.target_languages],
             vocabulary_size=config.vocab_size,
         )
-        self._data = prepare_nli(config.data, self._options, _given_tokenizers(config, tokenizers or {}))
-        self._train = self._data.splits["train"]
-        self.examples = len(self._train)
-        self.tokenizers: Tokenizers = self._data.tokenizers
-        self._is_target = np.array([self._options.side(code) == "target" for code in self._data.languages])
-        self.text = self._text_spec()
-        self._order = ExampleOrder([self.examples], 1.0, seed, lambda _, rows: self._train.lengths(rows))
-
-    def _text_spec(self) -> TextSpec:
-        by_side = {side: sorted(c for c in self._data.languages if self._options.side(c) == side) for side in SIDES}
-        return TextSpec(
+        data = prepare_nli(config.data, self._options, given_tokenizers(config.tokenizer, tokenizers or {}))
+        self._splits, self._languages = {split: corpora[0] for split, corpora in data.splits.items()}, data.languages
+        self._train = self._splits["train"]
+        self.tokenizers: Tokenizers = data.tokenizers
+        self._is_target = np.array([self._options.side(code) == "target" for code in data.languages])
+        by_side = {side: sorted(c for c in data.languages if self._options.side(c) == side) for side in SIDES}
+        self.text = TextSpec(
             vocabularies={side: Vocabulary.of(tokenizer) for side, tokenizer in self.tokenizers.items()},
-            max_length=self.config.max_length,
+            max_length=config.max_length,
             source_languages=by_side["source"],
             target_languages=by_side["target"],
         )
+        order = ExampleOrder([len(self._train)], 1.0, seed, lambda _, rows: self._train.lengths(rows))
+        self._open(data, order, config.batch_size, "examples", config.data)
 
     @property
     def gives(self) -> Examples:
         return Examples.TRIPLETS if self.config.form == "triplets" else Examples.LABELLED_PAIRS
 
-    @property
-    def examples_per_batch(self) -> int:
-        return self.config.batch_size
-
-    def check_size(self, world_size: int) -> None:
-        check_size(self.examples, "examples", self.config.batch_size, world_size, self.config.data)
-
-    def write_training_hashes(self, path: Path) -> None:
-        shutil.copyfile(self._data.path / TRAINING_HASHES_FILE, path)
-
-    def fingerprint(self) -> str:
-        return self._data.fingerprint
-
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]:
-        plans = plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
-        return (replace(plan, what=plan.what[:, 1]) for plan in plans)
+        return (replace(plan, what=plan.what[:, 1]) for plan in super().plan(cursor, rank, world_size, stop))
 
     def make(self, what: np.ndarray) -> NliBatch:
         return self._batch(self._train, what)
 
-    def describe(self, batch: NliBatch, limit: int = 3) -> str:
-        lines = []
-        for row in batch.indices[:limit].tolist():
-            sides = ["target" if target else "source" for target in self._is_target[self._train.languages[row]]]
-            columns = zip(sides, self._train.columns, strict=True)
-            texts = [repr(tokenizer_of(self.tokenizers, side).decode(column[row])) for side, column in columns]
-            label = [] if self._options.triplets else [LABELS[self._train.labels[row]]]
-            lines.append(f"example {row}: {' ||| '.join([*texts, *label])}")
-        return "; ".join(lines) or "no examples"
+    def _describe(self, corpus: int, row: int) -> str:
+        sides = ["target" if target else "source" for target in self._is_target[self._train.arrays["languages"][row]]]
+        columns = zip(sides, self._train.columns, strict=True)
+        texts = [repr(tokenizer_of(self.tokenizers, side).decode(column[row])) for side, column in columns]
+        label = [] if self._options.triplets else [LABELS[self._train.arrays["labels"][row]]]
+        return f"example {row}: {' ||| '.join([*texts, *label])}"
 
     @property
     def has_validation(self) -> bool:
-        return "valid" in self._data.splits
+        return "valid" in self._splits
 
     def validation_batches(self) -> Iterator[NliBatch]:
-        split = self._data.splits.get("valid")
-        if split is not None:
-            order = np.argsort(split.lengths(np.arange(len(split))), kind="stable")
-            for start in range(0, len(order), VALIDATION_BATCH_SIZE):
-                yield self._batch(split, order[start : start + VALIDATION_BATCH_SIZE])
+        if self.has_validation:
+            split = self._splits["valid"]
+            for rows in rows_by_length(split.lengths(np.arange(len(split)))):
+                yield self._batch(split, rows)
 
-    def _batch(self, split: NliSplit, rows: np.ndarray) -> NliBatch:
-        is_target = self._is_target[split.languages[rows]]
-        known = np.array([self.text.languages.index(language) for language in self._data.languages])
+    def _batch(self, split: Corpus, rows: np.ndarray) -> NliBatch:
+        is_target = self._is_target[split.arrays["languages"][rows]]
+        known = np.array([self.text.languages.index(language) for language in self._languages])
         places = np.empty(is_target.shape, dtype=np.int64)
         sides, first = [], 0
         for side, chosen in zip(SIDES, (~is_target, is_target), strict=True):
@@ -214,28 +176,8 @@ class NliTask(Task):
         return NliBatch(
             (source, target),
             torch.from_numpy(places),
-            torch.from_numpy(split.labels[rows]),
+            torch.from_numpy(split.arrays["labels"][rows]),
             torch.from_numpy(split.hashes[rows].view(np.int64)),
             torch.from_numpy(rows),
-            torch.from_numpy(known[split.languages[rows]]),
+            torch.from_numpy(known[split.arrays["languages"][rows]]),
         )
-
-
-def _given_tokenizers(config: NliTask.Config, brought: Mapping[str, str]) -> Tokenizers | None:
-    """Return the tokenizers of the model, or those that the configuration names; None if one is to be trained."""
-    own = None
-    if config.tokenizer is not None:
-        inner = Path(config.tokenizer) / TOKENIZER_DIRECTORY
-        own = open_tokenizers(inner if inner.is_dir() else Path(config.tokenizer))
-    if not brought:
-        return own
-    theirs = load_tokenizers(brought, partial=True)
-    if own is None and len(theirs) == 1 and SHARED not in theirs:
-        (side,) = theirs
-        cure = "name the data directory of the bitext with `tokenizer`, which has both"
-        raise UserError(f"the pretrained encoder has a tokenizer of the {side} side alone", cure=cure)
-    if own is not None and not all(same_tokenizer(tokenizer_of(own, side), theirs[side]) for side in theirs):
-        raise UserError(
-            "is another vocabulary than that of the pretrained encoder", path=config.tokenizer, cure="leave it out"
-        )
-    return own or theirs

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 
-from xrep.data.order import WINDOW_SIZE
-from xrep.data.plan import TokenBudget, check_budget, plan_by_tokens
-from xrep.data.store import PairSplit
-from xrep.data.stream import Plan
+from xrep.config.ranges import out_of_range
+from xrep.data.plan import TokenBudget
+from xrep.data.store import Corpus
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask, T
 from xrep.text.sides import SHARED
@@ -52,14 +50,12 @@ class TranslationTask(BitextTask):
         sampling_alpha: float = 1.0
         """Language pairs, by direction, are drawn with p proportional to n ** sampling_alpha, where n is their number
         of pairs; it equals 1/T for a sampling temperature T. 1 takes every pair once per epoch; smaller values repeat
-        small corpora."""
+        small corpora. It must lie in [0, 1]."""
 
         def problems(self) -> list[str]:
-            problems = super().problems()
+            problems = super().problems() + out_of_range(self, max_tokens="[1, inf)")
             if self.max_tokens is None and self.batch_size is None:
                 problems.append("batch_size must be given where max_tokens is none")
-            elif self.max_tokens is not None and self.max_tokens < 1:
-                problems.append(f"max_tokens must be at least 1, not {self.max_tokens}")
             return problems
 
     config: Config
@@ -69,43 +65,24 @@ class TranslationTask(BitextTask):
         if config.direction == "both" and SHARED not in self.tokenizers:
             raise UserError(
                 "source and target have vocabularies of their own, so a pair cannot be read both ways",
-                path=self._data.path,
+                path=self._place,
                 cure="set `direction` to forward or reverse, or preprocess the text with one vocabulary",
             )
-        self._budget: TokenBudget | None = None
-        if config.max_tokens is not None:
-            self._budget = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
 
-    @property
-    def examples_per_batch(self) -> Fraction:
-        """Mean number of examples per batch on one rank; with a token budget, over the first examples of the order."""
-        if self._budget is None:
-            assert self.config.batch_size is not None
-            return Fraction(self.config.batch_size)
-        first = min(self.examples, WINDOW_SIZE)
-        return Fraction(first, sum(1 for _ in self.plan(stop=first)))
-
-    def check_size(self, world_size: int) -> None:
-        if self._budget is None:
-            super().check_size(world_size)
-        else:
-            check_budget(self._order, "pairs", self._budget, world_size, self._data.path)
+    def _size_of_batches(self) -> int | TokenBudget:
+        if self.config.max_tokens is not None:
+            return TokenBudget(self.config.max_tokens, self._tokens, self.config.batch_size)
+        assert self.config.batch_size is not None
+        return self.config.batch_size
 
     def fingerprint(self) -> str:
         direction = self.config.direction
         return super().fingerprint() + ("" if direction == "forward" else f" {direction}")
 
-    def plan(
-        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
-    ) -> Iterator[Plan]:
-        if self._budget is None:
-            return super().plan(cursor, rank, world_size, stop)
-        return plan_by_tokens(self._order, self._budget, cursor, rank, world_size, stop)
-
     def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
         """Return the token counts of both sides of training pairs, as their batch has them: int64 [n, 2]."""
         pair = self._train[corpus]
-        lengths = np.stack([pair.source.lengths(rows), pair.target.lengths(rows)], axis=1)
+        lengths = np.stack([column.lengths(rows) for column in pair.columns], axis=1)
         return np.minimum(lengths + 2, self.config.max_length)
 
     def _by_side(self, given: Mapping[str, T]) -> Mapping[str, T]:
@@ -113,7 +90,7 @@ class TranslationTask(BitextTask):
             return {OTHER_SIDE.get(side, side): each for side, each in given.items()}
         return given
 
-    def _pairs(self, split: str) -> list[PairSplit]:
+    def _pairs(self, split: str) -> list[Corpus]:
         forward = super()._pairs(split)
         if self.config.direction == "forward":
             return forward
@@ -121,6 +98,5 @@ class TranslationTask(BitextTask):
         return turned if self.config.direction == "reverse" else forward + turned
 
 
-def _turned(pair: PairSplit) -> PairSplit:
-    source, target = pair.languages
-    return PairSplit((target, source), pair.target, pair.source, pair.hashes[:, ::-1])
+def _turned(pair: Corpus) -> Corpus:
+    return Corpus(pair.names[::-1], pair.columns[::-1], {"hashes": pair.hashes[:, ::-1]})

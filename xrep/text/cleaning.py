@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import unicodedata
@@ -53,10 +54,7 @@ def sentence_hashes(texts: Iterable[str]) -> np.ndarray:
 
 
 def template_hash(text: str) -> int:
-    """Return the ``sentence_hash`` of the text without numbers and ``{placeholders}``.
-
-    It is equal for near-duplicates that come from one template.
-    """
+    """Return the ``sentence_hash`` of the text without numbers and ``{placeholders}``: the same for near-duplicates."""
     return sentence_hash(_PLACEHOLDERS.sub(" ", text))
 
 
@@ -139,9 +137,8 @@ class CleaningOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.minimum_length <= self.maximum_length:
-            raise UserError(
-                f"length bounds {self.minimum_length:g} to {self.maximum_length:g}", cure="give 0 <= minimum <= maximum"
-            )
+            bounds = f"length bounds {self.minimum_length:g} to {self.maximum_length:g}"
+            raise UserError(bounds, cure="give 0 <= minimum <= maximum")
         if self.maximum_length_ratio < 1:
             raise UserError(f"a length ratio of {self.maximum_length_ratio:g}", cure="give at least 1")
         if self.sample is not None and self.sample < 1:
@@ -158,14 +155,13 @@ STEPS = (
 class CleaningReport:
     """The number of pairs per corpus and cleaning step: ``counts[corpus][step]``, steps in the order they are applied.
 
-    Every pair is counted under ``read``, and again either under the first step that dropped it or under ``kept``.
+    Every pair is counted under ``read``, and under the first step that dropped it or under ``kept``.
     """
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add(self, corpus: str, step: str, count: int = 1) -> None:
-        row = self.counts.setdefault(corpus, dict.fromkeys(STEPS, 0))
-        row[step] += int(count)
+        self.counts.setdefault(corpus, dict.fromkeys(STEPS, 0))[step] += int(count)
 
     def total(self, step: str) -> int:
         return sum(row[step] for row in self.counts.values())
@@ -181,16 +177,12 @@ class CleaningReport:
         if len(self.counts) > 1:
             rows.append(["total", *(f"{self.total(step):,}" for step in steps)])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
-        )
+        line = "  ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
+        return "\n".join(line.format(*row) for row in rows)
 
 
 def drop_reason(source: str, target: str, hashes: Sequence[int], options: CleaningOptions) -> str | None:
-    """Return the first rule that drops the pair (one of ``STEPS``), or None.
-
-    Only rules that need nothing but the pair itself are checked.
+    """Return the first rule that drops the pair (one of ``STEPS``) by itself, or None.
 
     Args:
         hashes: ``sentence_hash`` of source and target.
@@ -213,28 +205,22 @@ def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
     """Return the hashes of every line and every column of files and of all files in folders (any suffix, gzip or xz).
 
     Columns are separated by tabs; in a ``.csv`` also by commas, with or without quotes; in a ``.jsonl`` the strings of
-    the object on a line are columns too.
-
-    Raises:
-        UserError: If a path is missing, a folder has no files, or a file is not UTF-8 text.
+    the object on a line are columns too. Raises UserError as ``read_lines``, and if a folder has no files.
     """
     excluded = HashSet()
     for path in paths:
         for file in _files_below(Path(path)):
-            hashes: list[int] = []
             kind = next((suffix for suffix in file.suffixes[::-1] if suffix in (".csv", ".jsonl")), "")
-            for _, line in read_lines(file, allow_empty=True):
-                hashes.extend(map(sentence_hash, {line, *_columns(line, kind)}))
-                if len(hashes) >= 1 << 16:
-                    excluded.add(np.array(hashes, dtype=np.uint64))
-                    hashes.clear()
-            excluded.add(np.array(hashes, dtype=np.uint64))
+            lines = (line for _, line in read_lines(file, allow_empty=True))
+            texts = (text for line in lines for text in {line, *_columns(line, kind)})
+            while len(hashes := sentence_hashes(itertools.islice(texts, 1 << 16))):
+                excluded.add(hashes)
     return excluded
 
 
 def _columns(line: str, kind: str) -> list[str]:
     columns = line.split("\t")  # A .csv is split too, because those of the STS benchmark are separated by tabs.
-    with suppress(csv.Error, ValueError):
+    with suppress(csv.Error, ValueError, RecursionError):
         if kind == ".csv":
             columns += next(csv.reader([line]), [])
         elif kind == ".jsonl" and isinstance(values := json.loads(line), dict):

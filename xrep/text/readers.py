@@ -1,4 +1,4 @@
-"""Readers of raw text: lines of a file, parallel text, and the parallel text in a folder.
+"""Readers of raw text: lines of a file, text of one language, parallel text, and the text in a folder.
 
 A pair of languages is (source, target). If one of them is English, it is the target (``de-en``), whichever was named
 first.
@@ -11,12 +11,13 @@ import itertools
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 
 from xrep.errors import UserError
+from xrep.files import is_stream
 from xrep.text.languages import canonical, count_english_words
 
 MAXIMUM_WORDS = 10_000
@@ -25,19 +26,22 @@ _MAXIMUM_BYTES = 4 * MAXIMUM_CHARACTERS
 LANGUAGE_CODE = r"[A-Za-z]{2,3}(?:[-_][A-Z][a-z]{3})?"
 """Pattern of a language code in file names: de, deu, zh-Hans."""
 _PAIR = re.compile(rf"({LANGUAGE_CODE})-({LANGUAGE_CODE})")
-_SPEC = re.compile(rf"{_PAIR.pattern}=(.+?)(?:@(\d+))?")
-_COLUMNS = re.compile(r"(.+):(\d+),(\d+)")
+_SPEC = re.compile(rf"{_PAIR.pattern}=(.+?)(?:@([0-9]{{1,15}}))?")
+_COLUMNS = re.compile(r"(.+):([0-9]{1,6}),([0-9]{1,6})")
 _SPEC_CURE = "write de-en=FILE.tsv, de-en=FILE.tsv:2,1 (columns of de and en) or de-en=FILE.de,FILE.en"
-_SPLITS = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}
+SPLITS = {"train": "train", **dict.fromkeys(("valid", "val", "dev", "validation"), "valid"), "test": "test"}
+"""The words in file names that mean a split."""
 _NO_LANGUAGE = frozenset(
     "bak bin bpe bz2 csv gz idx log md npy out png py sgm sh spm src tgt tmp tsv txt xml xz zip".split()
+)
+_TEXT_SPEC = re.compile(rf"({LANGUAGE_CODE})=(.+)")
+_TEXT_LAYOUTS = (
+    "expected news.de, train.de or de.txt (each also .gz or .xz; valid.* likewise), or de=FILE,en=FILE instead"
 )
 _LAYOUTS = (
     "expected train.de-en.de + train.de-en.en, or train.de + train.en, or train.de-en.tsv, or deu-eng.tsv "
     "(each also .gz or .xz; valid.* and test.* likewise)"
 )
-
-
 _Stream = BufferedReader | gzip.GzipFile | lzma.LZMAFile
 
 
@@ -75,13 +79,11 @@ def read_lines(
 
     Args:
         allow_empty: Accept a file without lines.
-        most_words: Largest number of words in a line. None allows any number, for readers that shorten lines
-            themselves.
+        most_words: Largest number of words in a line; None for readers that shorten lines themselves.
 
     Raises:
-        UserError: If the file is missing, a folder, empty (unless ``allow_empty``), damaged gzip or xz, or invalid
-            UTF-8, or if a line has more than ``most_words`` words or 1,000,000 characters. The message names file and
-            line.
+        UserError: If the file is missing, a folder, empty (unless ``allow_empty``), damaged or invalid UTF-8, or a line
+            has more than ``most_words`` words or 1,000,000 characters. The message names file and line.
     """
     number = 0
     with _open(path) as file:
@@ -125,14 +127,10 @@ def _decode(line: bytes, path: str | Path, number: int, most_words: int | None) 
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"invalid UTF-8 (byte {error.start + 1} of the line)",
-            path=path,
-            line=number,
-            cure="convert the file, for example: iconv -f latin1 -t utf-8",
-        ) from None
-    text = text[:-1] if text.endswith("\n") else text
-    text = text[:-1] if text.endswith("\r") else text
+        problem = f"invalid UTF-8 (byte {error.start + 1} of the line)"
+        cure = "convert the file, for example: iconv -f latin1 -t utf-8"
+        raise UserError(problem, path=path, line=number, cure=cure) from None
+    text = text.removesuffix("\n").removesuffix("\r")
     if len(text) > MAXIMUM_CHARACTERS:
         raise _too_long(f"{len(text):,} characters", path, number)
     if most_words is not None and len(text) > 2 * most_words and (words := len(text.split())) > most_words:
@@ -150,10 +148,7 @@ def parse_bitext(spec: str) -> Bitext:
 
     The forms are ``de-en=deu-eng.tsv``, ``de-en=x.tsv:2,1`` (columns of de and en, counted from 1) and
     ``fr-en=train.fr,train.en``; ``@N`` after the files samples N of their pairs. If English is named first, the sides
-    are swapped.
-
-    Raises:
-        UserError: If the text has another form, or names the same language twice.
+    are swapped. Raises UserError if the text has another form, or names the same language twice.
 
     >>> parse_bitext("en-de=x.tsv:1,2")
     Bitext(languages=('de', 'en'), paths=('x.tsv',), columns=(1, 0), columns_given=True, sample=None)
@@ -181,9 +176,11 @@ def parse_bitext(spec: str) -> Bitext:
 def _english_last(bitext: Bitext) -> Bitext:
     if bitext.languages[0] != "en":
         return bitext
-    paths = bitext.paths[::-1] if len(bitext.paths) == 2 else bitext.paths
-    columns = bitext.columns and (bitext.columns[1], bitext.columns[0])
-    return replace(bitext, languages=bitext.languages[::-1], paths=paths, columns=columns)
+    return _swap_columns(replace(bitext, languages=bitext.languages[::-1], paths=bitext.paths[::-1]))
+
+
+def _swap_columns(bitext: Bitext) -> Bitext:
+    return replace(bitext, columns=bitext.columns and (bitext.columns[1], bitext.columns[0]))
 
 
 def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
@@ -192,11 +189,17 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
     ``deu-eng.tsv`` of manythings.org, for example, has English first. The columns are swapped only if one language is
     English and the first 1,000 rows show clearly that it is in the other column. Columns given by the user are kept.
 
+    Raises:
+        UserError: As ``read_pairs``, and if the file is a pipe or device, which cannot be read again.
+
     Returns:
         The bitext to read, and one line of text for the user if the columns were swapped (else None).
     """
     if bitext.columns is None or bitext.columns_given or bitext.languages[1] != "en":
         return bitext, None
+    if is_stream(bitext.paths[0]):
+        problem = "its columns cannot be recognised, because a pipe or device is read only once"
+        raise UserError(problem, path=bitext.paths[0], cure="name the columns (FILE:2,1), or copy it to a file")
     rows = list(itertools.islice(read_pairs(bitext), 1000))
     in_source, words = count_english_words(source for _, source, _ in rows)
     in_target, others = count_english_words(target for _, _, target in rows)
@@ -204,56 +207,57 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
     if in_source < 3 or share < 0.02 or share < 4 * in_target / max(1, others):
         return bitext, None
     english, other = bitext.columns[0] + 1, bitext.columns[1] + 1
-    turned = replace(bitext, columns=(bitext.columns[1], bitext.columns[0]))
     note = f"{bitext.paths[0]}: column {english} is English, so column {other} is read as {bitext.languages[0]}"
-    return turned, note
+    return _swap_columns(bitext), note
 
 
 def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
-    """Yield ``(line number, source, target)`` of each pair, as written in the files.
-
-    A blank line of a TSV file gives a pair with two empty sides.
+    """Yield ``(line number, source, target)`` of each pair, as written; a blank line of a TSV file gives empty sides.
 
     Raises:
         UserError: As ``read_lines``, and if a TSV row has too few columns or two files have unequal line counts.
     """
     if bitext.columns is None:
-        yield from _read_files(*bitext.paths)
+        for number, (source, target) in read_parallel(bitext.paths):
+            yield number, source, target
         return
-    path, (source, target) = bitext.paths[0], bitext.columns
+    path, columns = bitext.paths[0], bitext.columns
+    width = max(columns) + 1
     for number, line in read_lines(path):
         row = line.split("\t")
-        if len(row) <= max(source, target):
+        if len(row) < width:
             if line.strip():
-                need = "two columns" if max(source, target) == 1 else f"{max(source, target) + 1} columns"
+                need = "two columns" if width == 2 else f"{width} columns"
                 have = f"{len(row)} column{'s' if len(row) > 1 else ''}"
                 cure = "separate source and target by a tab"
                 raise UserError(f"{have} where {need} are needed", path=path, line=number, cure=cure)
-            row = [""] * (max(source, target) + 1)
-        yield number, row[source], row[target]
+            yield number, "", ""
+        else:
+            yield number, row[columns[0]], row[columns[1]]
 
 
-def _read_files(source_path: str, target_path: str) -> Iterator[tuple[int, str, str]]:
-    sources, targets = read_lines(source_path), read_lines(target_path)
-    lines = itertools.zip_longest(sources, targets)
-    for count, (source, target) in enumerate(lines):
-        if source is None or target is None:
-            rest = 1 + sum(1 for _ in lines)
-            counts = (count, count + rest) if source is None else (count + rest, count)
-            raise UserError(
-                f"{counts[0]:,} lines, but {target_path} has {counts[1]:,}",
-                path=source_path,
-                line=count + 1,
-                cure="align the two files line by line",
-            )
-        yield source[0], source[1], target[1]
+def read_parallel(paths: Sequence[str | Path]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the number and the texts of each line of files whose lines belong together.
+
+    Raises:
+        UserError: As ``read_lines``, and if the files have unequal line counts.
+    """
+    rows = itertools.zip_longest(*map(read_lines, paths))
+    for count, row in enumerate(rows):
+        if None in row:
+            shorter, longer = row.index(None), next(place for place, line in enumerate(row) if line is not None)
+            counts = {shorter: count, longer: count + 1 + sum(rest[longer] is not None for rest in rows)}
+            first, other = sorted(counts)
+            problem = f"{counts[first]:,} lines, but {paths[other]} has {counts[other]:,}"
+            raise UserError(problem, path=paths[first], line=count + 1, cure="align the files line by line")
+        yield count + 1, tuple(text for _, text in row)
 
 
 def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
     """Find the parallel text in a folder by file names and return ``{"train": [...], "valid": [...], "test": [...]}``.
 
-    Splits without text are left out. ``val`` and ``dev`` mean valid, and languages have codes of two or three letters.
-    The following names are recognised, each also with ``.gz`` or ``.xz``:
+    Splits without text are left out. ``val``, ``dev`` and ``validation`` mean valid. These names are recognised, each
+    also with ``.gz`` or ``.xz``:
 
     - ``{split}.{xx}-{yy}.{xx}`` beside ``{split}.{xx}-{yy}.{yy}``;
     - ``{split}.{xx}`` beside ``{split}.en``: every language is paired with English (without English there must be
@@ -270,14 +274,19 @@ def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
     splits: dict[str, list[Bitext]] = {split: [] for split in ("train", "valid", "test")}
     sides: dict[tuple[str, tuple[str, str] | None], dict[str, str]] = {}
     for file in sorted(directory.iterdir()):
-        parts = file.name.removesuffix(".gz").removesuffix(".xz").split(".")
+        parts = plain_name(file).split(".")
         if file.name.startswith(".") or not file.is_file() or len(parts) < 2:
             continue
         languages = _pair_of(parts[:-1])
         if parts[-1] == "tsv" and languages:
-            splits[split_of(parts)].append(_english_last(Bitext(languages, (str(file),), (0, 1))))
-        elif parts[0] in _SPLITS and len(parts) == (3 if languages else 2) and is_language(parts[-1]):
-            _add_side(sides.setdefault((_SPLITS[parts[0]], languages), {}), canonical(parts[-1]), file)
+            splits[split_in(file.name) or "train"].append(_english_last(Bitext(languages, (str(file),), (0, 1))))
+        elif parts[0] in SPLITS and len(parts) == (3 if languages else 2) and _is_language(parts[-1]):
+            files = sides.setdefault((SPLITS[parts[0]], languages), {})
+            language = canonical(parts[-1])
+            if language in files:
+                problem = f"a second {language} side beside {files[language]}"
+                raise UserError(problem, path=file, cure="remove one of the two")
+            files[language] = str(file)
     for (split, languages), files in sides.items():
         splits[split] += _pair_sides(directory, split, languages, files)
     if not splits["train"]:
@@ -289,26 +298,23 @@ def _pair_of(parts: list[str]) -> tuple[str, str] | None:
     """Return the language pair in the first part that names two languages (``dev-de`` names a split and a language)."""
     for pair in filter(None, map(_PAIR.fullmatch, parts)):
         languages = canonical(pair[1]), canonical(pair[2])
-        if languages[0] != languages[1] and pair[1] not in _SPLITS:
+        if languages[0] != languages[1] and pair[1] not in SPLITS:
             return languages
     return None
 
 
-def is_language(code: str) -> bool:
-    """Return whether a part of a file name is a language code."""
+def _is_language(code: str) -> bool:
     return re.fullmatch(LANGUAGE_CODE, code) is not None and code.lower() not in _NO_LANGUAGE
 
 
-def split_of(parts: list[str]) -> str:
-    """Return the split that the parts of a file name contain (``news_test2016.de-en.tsv``: test), or else train."""
-    words = re.findall(r"[a-z]+", " ".join(parts).lower())
-    return next((_SPLITS[word] for word in words if word in _SPLITS), "train")
+def split_in(name: str) -> str | None:
+    """Return the split that a file name contains (``news_test2016.de-en.tsv``: test), or None."""
+    return next((SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS), None)
 
 
-def _add_side(files: dict[str, str], language: str, file: Path) -> None:
-    if language in files:
-        raise UserError(f"a second {language} side beside {files[language]}", path=file, cure="remove one of the two")
-    files[language] = str(file)
+def plain_name(path: Path) -> str:
+    """Return the name of a file without the ending of a compressed one."""
+    return path.name.removesuffix(".gz").removesuffix(".xz")
 
 
 def _pair_sides(directory: Path, split: str, languages: tuple[str, str] | None, files: dict[str, str]) -> list[Bitext]:
@@ -319,3 +325,54 @@ def _pair_sides(directory: Path, split: str, languages: tuple[str, str] | None, 
     if set(files) != set(wanted) or len(wanted) != 2:
         raise UserError(f"{split} has {', '.join(sorted(files))}, which makes no pairs", path=directory, cure=_LAYOUTS)
     return [_english_last(Bitext((wanted[0], wanted[1]), (files[wanted[0]], files[wanted[1]])))]
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file of sentences in one language, one sentence per line; a blank line ends a document."""
+
+    language: str
+    path: Path
+
+
+def find_text(data: str | Path) -> dict[str, list[TextFile]]:
+    """Find the text files by split: ``{"train": [...], "valid": [...]}``, without ``valid`` if there is none.
+
+    Args:
+        data: Either ``de=FILE,en=FILE``, all of it training text, where a language may occur more than once; or a
+            folder. In a folder, the last part of a file's name must be a language (``news.2012.de``, ``de.txt``,
+            ``train.de.gz``). A file is training text unless its name contains another split. Other files, and those of
+            the split test, are ignored.
+
+    Raises:
+        UserError: If ``data`` has another form, or the folder does not exist or has no training text.
+    """
+    specs = [_TEXT_SPEC.fullmatch(spec) for spec in re.split(rf",(?={LANGUAGE_CODE}=)", str(data))]
+    if all(specs) and not Path(data).exists():
+        files = [TextFile(canonical(spec[1]), Path(spec[2])) for spec in specs if spec]
+        for file in files:
+            if file.path.exists() and not file.path.is_file() and not file.path.is_dir():
+                problem = "a pipe or device, but the text is read several times"
+                raise UserError(problem, path=file.path, cure="copy it to a file")
+        return {"train": files}
+    folder = Path(data)
+    if not folder.is_dir():
+        raise UserError("no such folder", path=folder, cure=f"check the name; {_TEXT_LAYOUTS}")
+    splits: dict[str, list[TextFile]] = {"train": [], "valid": [], "test": []}
+    for path in sorted(folder.iterdir()):
+        name = plain_name(path).removesuffix(".txt")
+        language = name.rpartition(".")[2]
+        if path.is_file() and not name.startswith(".") and _is_language(language):
+            splits[split_in(name) or "train"].append(TextFile(canonical(language), path))
+    if not splits["train"]:
+        raise UserError("no training text found", path=folder, cure=_TEXT_LAYOUTS)
+    return {split: files for split, files in splits.items() if files and split != "test"}
+
+
+def read_sentences(file: TextFile) -> Iterator[tuple[str, bool]]:
+    """Yield each sentence, with single spaces, and whether it is the first of a document; raises as ``read_lines``."""
+    first = True
+    for _, line in read_lines(file.path):
+        if sentence := " ".join(line.split()):
+            yield sentence, first
+        first = not sentence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from xrep.errors import UserError
-from xrep.text.tokenizer import CONFIG_FILE
-from xrep.text.tokenizer_json import AGAIN, surround
+from xrep.text.tokenizer import AGAIN, CONFIG_FILE, read_json
+from xrep.text.tokenizer_json import surround
 
 SPECIAL_FILE = "special_tokens_map.json"
 # The role of each special token, the config entries that declare it, and its text if nothing declares it.
@@ -41,14 +40,13 @@ def find_special(tokenizer: Tokenizer, declared: Mapping[str, Any], path: Path) 
     tokens: dict[str, str] = {}
     for role, (names, defaults) in ROLES.items():
         value = next((declared[name] for name in names if declared.get(name) is not None), None)
-        known = [token for token in defaults if tokenizer.token_to_id(token) is not None]
-        token = content_of(value) or next(iter(known), None)
-        if token is not None and tokenizer.token_to_id(token) is not None:
-            tokens[role] = token
-            if token not in _added(tokenizer):
-                tokenizer.add_special_tokens([_added_token(token, value)])
+        for token in [content_of(value)] if content_of(value) else defaults:
+            if token and tokenizer.token_to_id(token) is not None:
+                tokens.setdefault(role, token)
+        if role in tokens and tokens[role] not in _added(tokenizer):
+            tokenizer.add_special_tokens([_added_token(tokens[role], value)])
     ids: dict[str, int | None] = {role: tokenizer.token_to_id(token) for role, token in tokens.items()}
-    before, behind = tokens_around(tokenizer)
+    before, behind = tokens_around(tokenizer, path)
     if len(before) <= 1 and len(behind) == 1:  # The model was trained with what the file itself puts around a sentence.
         ids["bos"], ids["eos"] = (before[0] if before else None), behind[0]
     elif before or behind:
@@ -64,31 +62,29 @@ def find_special(tokenizer: Tokenizer, declared: Mapping[str, Any], path: Path) 
     return {role: ids.get(role) for role in ROLES}
 
 
-def tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the ids that a tokenizer puts before and behind a sentence."""
-    words = next(text for text in ("a", "0", "一") if tokenizer.encode(text, add_special_tokens=False).ids)
-    plain, whole = tokenizer.encode(words, add_special_tokens=False).ids, tokenizer.encode(words).ids
-    start = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
-    return whole[:start], whole[start + len(plain) :]
+def tokens_around(tokenizer: Tokenizer, path: Path) -> tuple[list[int], list[int]]:
+    """Return the ids that a tokenizer puts before and behind a sentence; ``path`` is for error messages."""
+    for text in ("a", "0", "一"):
+        plain, whole = tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.encode(text).ids
+        for start in range(len(whole) - len(plain) + 1 if plain else 0):
+            if whole[start : start + len(plain)] == plain:
+                return whole[:start], whole[start + len(plain) :]
+    raise UserError("it gives no piece for a letter or digit", path=path, cure=AGAIN)
 
 
 def add_tokens(tokenizer: Tokenizer, directory: Path, config: Mapping[str, Any]) -> None:
-    """Add the tokens of ``added_tokens.json`` and of ``tokenizer_config.json``, which are not in the vocabulary file.
-
-    Raises:
-        UserError: If one of these tables is damaged, or its ids do not fit the vocabulary.
-    """
-    path = directory / "added_tokens.json"
-    rows = [(identity, token, path) for token, identity in read_json(path).items()]
+    """Add the tokens of ``added_tokens.json`` and ``tokenizer_config.json``, which are not in the vocabulary file."""
     path = directory / CONFIG_FILE
     table = config.get("added_tokens_decoder", {})
     if not isinstance(table, dict):
         raise UserError("added_tokens_decoder is not a table of ids and tokens", path=path, cure=AGAIN)
+    rows = [(identity, token, path) for identity, token in table.items()]
+    path = directory / "added_tokens.json"
     wanted: dict[int, tuple[Any, Path]] = {}
-    for identity, value, path in [*rows, *((identity, token, path) for identity, token in table.items())]:
+    for identity, value, source in [*((identity, token, path) for token, identity in read_json(path).items()), *rows]:
         if content_of(value) is None or not str(identity).isdecimal():
-            raise UserError(f"not an added token and its id: {value!r}, {identity!r}", path=path, cure=AGAIN)
-        wanted[int(identity)] = value, path
+            raise UserError(f"not an added token and its id: {value!r}, {identity!r}", path=source, cure=AGAIN)
+        wanted[int(identity)] = value, source
     for identity, (value, source) in sorted(wanted.items(), key=lambda item: item[0]):
         token = content_of(value) or ""
         if token not in _added(tokenizer):
@@ -103,45 +99,12 @@ def _added(tokenizer: Tokenizer) -> set[str]:
 
 
 def _added_token(content: str, value: Any, special: bool = True) -> AddedToken:
-    """Return a token with the flags that a config gives it."""
     flags = value if isinstance(value, dict) else {}
-    names = ("single_word", "lstrip", "rstrip", "normalized")
-    given = {name: flags.get(name) is True for name in names}
-    return AddedToken(content, **given, special=special or flags.get("special") is True)
+    options = {name: flags.get(name) is True for name in ("single_word", "lstrip", "rstrip", "normalized")}
+    return AddedToken(content, **options, special=special or flags.get("special") is True)
 
 
 def content_of(value: Any) -> str | None:
     """Return the text of a token in a config, which is a string or a table whose entry ``content`` is one."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) and content else None
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file.
-
-    Raises:
-        UserError: If there is no such file, or it is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError("no such file", path=path, cure="give a folder as xrep wrote it") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text (byte {error.start})", path=path, cure=AGAIN) from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty dict if there is no such file.
-
-    Raises:
-        UserError: If the file is not JSON, or its content is not an object.
-    """
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(read_text(path))
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise UserError("not a JSON object, or a damaged one", path=path, cure=AGAIN)
-    return content

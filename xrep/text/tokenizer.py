@@ -1,15 +1,14 @@
 """Subword tokenizers, which turn text into lists of integer ids.
 
-A tokenizer is saved as a folder: ``tokenizer_config.json`` names its ``kind``, and the files of that kind are beside
-it. To add a kind, write a subclass of ``Tokenizer`` and add an entry to ``_KINDS``. Hugging Face model directories
-also have a ``tokenizer_config.json``, but without a kind: ``xrep.text.pretrained_tokenizer`` reads those.
+A tokenizer is saved as a folder: ``tokenizer_config.json`` names its ``kind``, and the file of its model is beside it.
+Hugging Face model directories also have a ``tokenizer_config.json``, but without a kind:
+``xrep.text.pretrained_tokenizer`` reads those.
 
 The unigram model of SentencePiece is described in Kudo, 2018 (arXiv:1804.10959).
 """
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import re
@@ -22,22 +21,29 @@ import sentencepiece
 
 from xrep.errors import UserError
 from xrep.files import write_aside
+from xrep.memory import size_of
 
 CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "sentencepiece.model"
 MASK_PIECE = "<mask>"
 SPACE = "\u2581"
 """The character that SentencePiece writes for a space, at the beginning of a word."""
+AGAIN = "fetch the model again"
+MAXIMUM_VOCABULARY = 10_000_000
+"""More pieces than any model has. A damaged file may ask for more than the memory can hold."""
+_MAXIMUM_BYTES = 1 << 28
 
 
 class Tokenizer(ABC):
     """Base class of tokenizers, which convert text to ids and back and know the ids of the special tokens.
 
-    Attributes: ``vocabulary_size``, ``pad_id``, ``unk_id``, ``eos_id`` (int); ``bos_id`` (None if sentences have none,
-    as in T5) and ``mask_id`` (None if the model has no mask piece).
+    ``bos_id`` is None if sentences have none, as in T5, and ``mask_id`` if the model has no mask piece. ``model`` is
+    the content of ``model_file`` in the tokenizer's folder.
     """
 
     kind: str
+    model_file: str
+    model: bytes
     vocabulary_size: int
     pad_id: int
     unk_id: int
@@ -56,19 +62,22 @@ class Tokenizer(ABC):
         if not path.is_dir():
             return SentencePieceTokenizer(read_model(path), origin=path)
         kind = _read_kind(path)
+        if kind == SentencePieceTokenizer.kind:
+            return SentencePieceTokenizer.open(path)
+        from xrep.text import pretrained_tokenizer  # It imports ``tokenizers``, which SentencePiece does without.
+
         if kind is None:
-            return _load("xrep.text.pretrained_tokenizer:read_pretrained_tokenizer")(path)
-        if kind not in _KINDS:
-            raise UserError(
-                f"tokenizer of kind {kind!r}, but this xrep knows {', '.join(_KINDS)}",
-                path=path / CONFIG_FILE,
-                cure="use a newer xrep or another tokenizer",
-            )
-        return _load(_KINDS[kind])._from_directory(path)
+            return pretrained_tokenizer.read_pretrained_tokenizer(path)
+        kinds = {known.kind: known for known in (SentencePieceTokenizer, *pretrained_tokenizer.KINDS)}
+        if kind not in kinds:
+            problem = f"tokenizer of kind {kind!r}, but this xrep knows {', '.join(kinds)}"
+            raise UserError(problem, path=path / CONFIG_FILE, cure="use a newer xrep or another tokenizer")
+        return kinds[kind].open(path)
 
     @classmethod
     @abstractmethod
-    def _from_directory(cls, directory: Path) -> Tokenizer: ...
+    def open(cls, directory: Path) -> Tokenizer:
+        """Open a folder that a tokenizer of this kind was saved in."""
 
     @abstractmethod
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
@@ -82,12 +91,26 @@ class Tokenizer(ABC):
     def begins_word(self) -> list[bool]:
         """Return for every id whether its piece begins a word.
 
-        The tokenizer decides what a word is: SentencePiece finds no words in a language written without spaces.
+        SentencePiece finds no words in a language written without spaces.
         """
 
-    @abstractmethod
+    @property
+    def special_ids(self) -> dict[str, int | None]:
+        """The ids of the special tokens by role."""
+        return {"pad": self.pad_id, "unk": self.unk_id, "bos": self.bos_id, "eos": self.eos_id, "mask": self.mask_id}
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files of the saved tokenizer. The config is the last: a folder that has it is complete."""
+        config = {"schema": 1, "kind": self.kind, "vocabulary_size": self.vocabulary_size, **self._options()}
+        return {self.model_file: self.model, CONFIG_FILE: (json.dumps(config, indent=2) + "\n").encode()}
+
+    def _options(self) -> dict[str, Any]:
+        """Return what the config holds beside the kind and the size."""
+        return {}
+
     def save(self, directory: str | Path) -> None:
         """Write the files of this tokenizer into ``directory``, which is created if it is missing."""
+        write_files(self.files(), directory)
 
     def add_special(self, ids: Sequence[int]) -> list[int]:
         """Return ``[bos] ids [eos]``, or ``ids [eos]`` if there is no bos."""
@@ -95,37 +118,42 @@ class Tokenizer(ABC):
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model held in memory.
-
-    Args:
-        model: Bytes of the ``.model`` file.
-        origin: Where the bytes came from, for error messages.
+    """A SentencePiece model held in memory, given as the bytes of the ``.model`` file.
 
     Raises:
         UserError: If the bytes are not a SentencePiece model, or it lacks one of pad, unk, bos and eos.
     """
 
     kind = "sentencepiece"
+    model_file = SENTENCEPIECE_FILE
 
     def __init__(self, model: bytes, origin: Path | str = SENTENCEPIECE_FILE) -> None:
         self.model = model
-        self._processor = open_sentencepiece(model, origin)
-        self.vocabulary_size = self._processor.get_piece_size()
-        for name in ("pad", "unk", "bos", "eos"):
-            identity = getattr(self._processor, f"{name}_id")()
+        cure = "give a model made by xrep-preprocess or by SentencePiece"
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            size = self._processor.get_piece_size()
+        except RuntimeError:
+            raise UserError("not a SentencePiece model, or a damaged one", path=origin, cure=cure) from None
+        if size == 0:
+            raise UserError("an empty SentencePiece model", path=origin, cure=cure)
+        self._set_ids(size, origin)
+
+    def _set_ids(self, size: int, origin: Path | str) -> None:
+        piece = self._processor
+        ids = {"pad": piece.pad_id(), "unk": piece.unk_id(), "bos": piece.bos_id(), "eos": piece.eos_id()}
+        for name, identity in ids.items():
             if identity < 0:
-                raise UserError(
-                    f"the SentencePiece model has no {name} piece",
-                    path=origin,
-                    cure="train one with --pad_id=0 --unk_id=1 --bos_id=2 --eos_id=3",
-                )
-            setattr(self, f"{name}_id", identity)
-        mask = self._processor.piece_to_id(MASK_PIECE)
+                cure = "train one with --pad_id=0 --unk_id=1 --bos_id=2 --eos_id=3"
+                raise UserError(f"the SentencePiece model has no {name} piece", path=origin, cure=cure)
+        self.vocabulary_size = size
+        self.pad_id, self.unk_id, self.bos_id, self.eos_id = ids.values()
+        mask = piece.piece_to_id(MASK_PIECE)
         self.mask_id = None if mask == self.unk_id else mask
 
     @classmethod
-    def _from_directory(cls, directory: Path) -> SentencePieceTokenizer:
-        path = directory / SENTENCEPIECE_FILE
+    def open(cls, directory: Path) -> SentencePieceTokenizer:
+        path = directory / cls.model_file
         return cls(read_model(path), origin=path)
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
@@ -135,44 +163,27 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.decode([int(i) for i in ids])
 
     def begins_word(self) -> list[bool]:
-        return word_starts(self._processor)
-
-    def save(self, directory: str | Path) -> None:
-        save_files(self, directory, {SENTENCEPIECE_FILE: self.model})
+        return [self._processor.id_to_piece(i).startswith(SPACE) for i in range(self._processor.get_piece_size())]
 
 
-# The class of each kind as "module:class". It is imported on first use, so that this module stays fast to import.
-_KINDS: dict[str, str] = {
-    "sentencepiece": "xrep.text.tokenizer:SentencePieceTokenizer",
-    "huggingface": "xrep.text.pretrained_tokenizer:HuggingFaceTokenizer",
-    "xlm-roberta": "xrep.text.pretrained_tokenizer:XLMRobertaTokenizer",
-}
-
-
-def train_tokenizer(
-    sentences: Iterable[str],
-    vocabulary_size: int,
-    destination: str | Path,
-    *,
-    character_coverage: float = 0.9995,
-    byte_fallback: bool = False,
-) -> Tokenizer:
+def train_tokenizer(sentences: Iterable[str], vocabulary_size: int, destination: str | Path) -> Tokenizer:
     """Train a SentencePiece unigram model and save it in the folder ``destination``.
 
     The special ids are pad 0, unk 1, bos 2, eos 3 and ``<mask>`` 4. All are control symbols, so no input text is ever
-    encoded as one of them. The same sentences give the same model on every machine.
+    encoded as one of them. Characters beyond the most frequent 99.95% become unk. The same sentences give the same
+    model on every machine.
 
     Args:
-        sentences: Training sentences. They are read once, and SentencePiece holds them in memory; limit their number
-            with ``sample_for_tokenizer``.
+        sentences: Training sentences, read once and held in memory (``sample_for_tokenizer`` limits their number).
         vocabulary_size: Number of pieces, including the five special ones.
-        character_coverage: Share of the characters that get a piece; the others become unk.
-        byte_fallback: Encode unknown characters as UTF-8 bytes (256 pieces) instead of as unk.
 
     Raises:
         UserError: If there is no sentence, or the vocabulary is too large or too small for the text (the message gives
             the bound).
     """
+    if not 0 < vocabulary_size <= MAXIMUM_VOCABULARY:
+        problem = f"a vocabulary of {vocabulary_size:,} pieces"
+        raise UserError(problem, cure=f"give `vocab_size` between 1 and {MAXIMUM_VOCABULARY:,}")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -180,8 +191,7 @@ def train_tokenizer(
             model_writer=model,
             model_type="unigram",
             vocab_size=vocabulary_size,
-            character_coverage=character_coverage,
-            byte_fallback=byte_fallback,
+            character_coverage=0.9995,
             pad_id=0,
             unk_id=1,
             bos_id=2,
@@ -210,19 +220,26 @@ def sample_for_tokenizer(
     """Resample sentences so that a language with n sentences has a share p ∝ n^exponent of the output.
 
     The number of sentences returned is the number read, or ``maximum`` if that is smaller. Large languages are
-    subsampled evenly over the text; sentences of small languages are repeated. The input is read in one pass and
-    nothing is held in memory.
+    subsampled evenly over the text; sentences of small languages are repeated. Nothing is held in memory.
 
     Args:
         sentences: ``(language, text)`` of all languages, in any order.
         counts: Number of sentences per language in ``sentences``.
         exponent: 1 keeps the proportions of the text, 0 makes all languages equal (XLM, arXiv:1901.07291, uses 0.5).
         maximum: Largest number of sentences to return.
+
+    Raises:
+        UserError: If the exponent is not between 0 and 10.
     """
+    if not 0 <= exponent <= 10:
+        raise UserError(f"languages sampled with the exponent {exponent:g}", cure="give one between 0 and 1")
     weights = {language: count**exponent for language, count in counts.items() if count > 0}
     total = min(sum(counts.values()), maximum)
     scale = total / sum(weights.values()) if weights else 0.0
-    rates = {language: scale * weight / counts[language] for language, weight in weights.items()}
+    return _resample(sentences, {language: scale * weight / counts[language] for language, weight in weights.items()})
+
+
+def _resample(sentences: Iterable[tuple[str, str]], rates: Mapping[str, float]) -> Iterator[str]:
     due = dict.fromkeys(rates, 0.0)
     for language, text in sentences:
         due[language] += rates[language]
@@ -232,61 +249,59 @@ def sample_for_tokenizer(
 
 
 def _explain_training(message: str, vocabulary_size: int) -> UserError:
-    """Turn the text of SentencePiece's exception into an error that says what to do."""
+    problem = f"a vocabulary of {vocabulary_size} pieces is"
     if match := re.search(r"Please set it to a value <= (\d+)", message):
-        problem = f"a vocabulary of {vocabulary_size} pieces is too large for this text"
-        return UserError(problem, cure=f"ask for at most {match[1]} (`vocab_size` {match[1]})")
+        cure = f"ask for at most {match[1]} (`vocab_size` {match[1]})"
+        return UserError(f"{problem} too large for this text", cure=cure)
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        problem = f"a vocabulary of {vocabulary_size} pieces is smaller than the number of different characters"
-        return UserError(problem, cure=f"ask for more than {match[1]}")
+        cure = f"ask for more than {match[1]}"
+        return UserError(f"{problem} smaller than the number of different characters", cure=cure)
     if "!sentences_.empty()" in message:
         return UserError("no sentence to train the tokenizer on", cure="check the input files and cleaning options")
     return UserError(f"SentencePiece could not train: {message}", cure="check `vocab_size` and the input text")
 
 
-def open_sentencepiece(model: bytes, origin: Path | str) -> sentencepiece.SentencePieceProcessor:
-    """Return the processor of a serialized SentencePiece model; error messages name ``origin``.
-
-    Raises:
-        UserError: If the bytes are not a SentencePiece model, or the model is empty.
-    """
-    cure = "give a model made by xrep-preprocess or by SentencePiece"
-    try:
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        size = processor.get_piece_size()
-    except RuntimeError:
-        raise UserError("not a SentencePiece model, or a damaged one", path=origin, cure=cure) from None
-    if size == 0:
-        raise UserError("an empty SentencePiece model", path=origin, cure=cure)
-    return processor
-
-
-def word_starts(processor: sentencepiece.SentencePieceProcessor) -> list[bool]:
-    """Return for every piece of a SentencePiece model whether it begins with ``SPACE``."""
-    return [processor.id_to_piece(i).startswith(SPACE) for i in range(processor.get_piece_size())]
-
-
-def save_files(tokenizer: Tokenizer, directory: str | Path, files: Mapping[str, bytes], **more: Any) -> None:
-    """Write ``files`` (name -> content) and the config that names the tokenizer's kind; ``more`` is added to it."""
+def write_files(files: Mapping[str, bytes], directory: str | Path) -> None:
+    """Write files (name -> content) into a folder, which is created if it is missing."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    config = {"schema": 1, "kind": tokenizer.kind, "vocabulary_size": tokenizer.vocabulary_size, **more}
-    # The config is written last, so that a folder with a config is complete.
-    for name, content in [*files.items(), (CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())]:
+    for name, content in files.items():
         with write_aside(directory / name) as temporary:
             temporary.write_bytes(content)
 
 
 def read_model(path: Path) -> bytes:
-    """Return the bytes of a tokenizer's model file.
+    """Return the content of a tokenizer's file; raise UserError if there is none, or it is a pipe or too large."""
+    if not path.exists():
+        raise UserError("no such tokenizer", path=path, cure="give a tokenizer folder or a .model file")
+    if not path.is_file():
+        raise UserError("not a regular file", path=path, cure="copy the tokenizer into a folder")
+    if path.stat().st_size > _MAXIMUM_BYTES:
+        raise UserError(f"a file of {size_of(path.stat().st_size)} is no tokenizer", path=path, cure=AGAIN)
+    return path.read_bytes()
 
-    Raises:
-        UserError: If there is no such file.
-    """
+
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file, with its line ends as they are; raises UserError as ``read_model``."""
+    if not path.exists():
+        raise UserError("no such file", path=path, cure="give a folder as xrep wrote it")
     try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError("no such tokenizer", path=path, cure="give a tokenizer folder or a .model file") from None
+        return read_model(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 text (byte {error.start})", path=path, cure=AGAIN) from None
+
+
+def read_json(path: Path, problem: str = "not a JSON object, or a damaged one", cure: str = AGAIN) -> dict[str, Any]:
+    """Return the object in a JSON file, or an empty dict if there is no such file; ``problem`` if it has no object."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(problem, path=path, cure=cure)
+    return content
 
 
 def _read_kind(directory: Path) -> str | None:
@@ -294,15 +309,6 @@ def _read_kind(directory: Path) -> str | None:
     path = directory / CONFIG_FILE
     if not path.exists():  # a bare folder with a model file is accepted
         return SentencePieceTokenizer.kind if (directory / SENTENCEPIECE_FILE).exists() else None
-    try:
-        kind = json.loads(path.read_text(encoding="utf-8")).get("kind")
-    except (ValueError, AttributeError):
-        cure = "give a folder that xrep wrote, or a Hugging Face model directory"
-        raise UserError("not a tokenizer config of xrep or Hugging Face", path=path, cure=cure) from None
+    cure = "give a folder that xrep wrote, or a Hugging Face model directory"
+    kind = read_json(path, "not a tokenizer config of xrep or Hugging Face", cure).get("kind")
     return None if kind is None else str(kind)
-
-
-def _load(target: str) -> Any:
-    """Import and return the object that ``"module:name"`` names."""
-    module, name = target.split(":")
-    return getattr(importlib.import_module(module), name)

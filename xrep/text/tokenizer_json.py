@@ -18,19 +18,22 @@ In 63,300 sentences of 100 languages only the last occurred, in at most two sent
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import sentencepiece
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from xrep.errors import UserError
+from xrep.text.tokenizer import AGAIN, MAXIMUM_VOCABULARY, SPACE, read_json, read_text
 
-SPACE = "▁"
-AGAIN = "fetch the model again"
 # The types of the pieces of a SentencePiece model (sentencepiece_model.proto).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM = 1
@@ -40,31 +43,58 @@ UNIGRAM = 1
 _TONES = "\u0300\u0301\u0303\u0309\u0323"
 HIDDEN = {mark: re.escape(mark) for mark in "\u0651\u05bc\u05bd\u05bf\u05c1\u05c2\u1037"}
 HIDDEN |= {tone: f"(?<=[ÂâĂăÊêÔôƠơƯư]){tone}" for tone in _TONES}
+_MAXIMUM_GROWTH = 1_000_000
 _UNHEARD_OF = "\U00013000"  # A hieroglyph, for which no model has a piece.
 _FIRST_DISGUISE = 0xFDD0  # The first of 32 noncharacters, code points that Unicode never assigns to a character.
+
+
+@contextmanager
+def explaining(problem: str, origin: Path | str) -> Iterator[None]:
+    """Context manager that turns failures of the ``tokenizers`` library, panics too, into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        # A panic of the library is not a subclass of Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{problem} ({reason})", path=origin, cure=AGAIN) from None
 
 
 def read_tokenizer_json(text: str, origin: Path | str) -> Tokenizer:
     """Return the tokenizer in the text of a ``tokenizer.json``, with truncation, padding and dropout turned off.
 
     Raises:
-        UserError: If the text is not a valid ``tokenizer.json``.
+        UserError: If the text is not valid, an id is beyond any vocabulary, or a text could grow without bound.
     """
-    try:
+    with explaining("not a tokenizer.json, or a damaged one", origin):
         tokenizer = Tokenizer.from_str(text)
+        if _growth(json.loads(text).get("normalizer")) > _MAXIMUM_GROWTH:
+            problem = f"its normalizer may make a text more than {_MAXIMUM_GROWTH:,} times as long"
+            raise UserError(problem, path=origin, cure=AGAIN)
+        largest = max(tokenizer.get_vocab().values(), default=0)
+        if largest >= MAXIMUM_VOCABULARY:
+            raise UserError(f"ids up to {largest:,}, more than any vocabulary has", path=origin, cure=AGAIN)
         for pair in (None, _UNHEARD_OF):  # A tokenizer that fails on unknown text shall fail now, not within a corpus.
             tokenizer.encode(_UNHEARD_OF, pair)
-    except BaseException as error:
-        # A panic of the library is not a subclass of Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"not a tokenizer.json, or a damaged one ({reason})", path=origin, cure=AGAIN) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None  # Dropout is for training: it gives a sentence different ids each time.
     return tokenizer
+
+
+def _growth(step: Any) -> float:
+    """Return a bound for how many times as long a normalizer, as in ``tokenizer.json``, can make a text."""
+    if not isinstance(step, dict):
+        return 1.0
+    growth = 100.0 if step.get("type") == "Precompiled" else 1.0
+    if step.get("type") == "Replace":
+        # An expression may match between any two characters.
+        growth = max(1.0, len(step.get("content", "")) + ("Regex" in step.get("pattern", {})))
+    return math.prod(map(_growth, step.get("normalizers", [])), start=growth)
 
 
 def write_tokenizer_json(tokenizer: Tokenizer, original: str | None = None) -> str:
@@ -86,11 +116,9 @@ def apply_options(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
     """Override the options of ``tokenizer.json`` with those that ``tokenizer_config.json`` gives."""
     normalizer = tokenizer.normalizer
     if isinstance(normalizer, normalizers.BertNormalizer):
-        options = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}
-        options["tokenize_chinese_chars"] = "handle_chinese_chars"
-        for option, name in options.items():
-            if option in config:
-                setattr(normalizer, name, config[option])
+        normalizer.lowercase = config.get("do_lower_case", normalizer.lowercase)
+        normalizer.strip_accents = config.get("strip_accents", normalizer.strip_accents)
+        normalizer.handle_chinese_chars = config.get("tokenize_chinese_chars", normalizer.handle_chinese_chars)
         tokenizer.normalizer = normalizer
     splitter = tokenizer.pre_tokenizer
     if isinstance(splitter, pre_tokenizers.ByteLevel) and "add_prefix_space" in config:
@@ -112,8 +140,6 @@ def build_wordpiece(path: Path, unknown: str, config: Mapping[str, Any]) -> Toke
         config: BERT's options ``do_lower_case`` (default True), ``strip_accents`` (default None: as ``do_lower_case``)
             and ``tokenize_chinese_chars`` (default True).
 
-    Raises:
-        UserError: If the file is not UTF-8 text, or it is empty.
     """
     vocabulary = {line.rstrip("\r"): number for number, line in enumerate(_read_lines(path))}
     if not vocabulary:
@@ -131,17 +157,11 @@ def build_wordpiece(path: Path, unknown: str, config: Mapping[str, Any]) -> Toke
 
 
 def build_byte_level_bpe(vocabulary_path: Path, merges_path: Path, add_prefix_space: bool) -> Tokenizer:
-    """Return RoBERTa's tokenizer from ``vocab.json`` (piece -> id) and ``merges.txt`` (one pair per line, by rank).
-
-    Raises:
-        UserError: If one of the files has another format, or they do not belong together.
-    """
-    try:
-        vocabulary = json.loads(vocabulary_path.read_text(encoding="utf-8"))
-    except ValueError:
-        vocabulary = None
-    if not isinstance(vocabulary, dict) or not all(type(identity) is int for identity in vocabulary.values()):
-        raise UserError("not a table of pieces and ids", path=vocabulary_path, cure=AGAIN)
+    """Return RoBERTa's tokenizer from ``vocab.json`` (piece -> id) and ``merges.txt`` (one pair per line, by rank)."""
+    problem = "not a table of pieces and ids"
+    vocabulary = read_json(vocabulary_path, problem)
+    if not all(type(identity) is int for identity in vocabulary.values()):
+        raise UserError(problem, path=vocabulary_path, cure=AGAIN)
     merges = []
     for number, line in enumerate(_read_lines(merges_path), 1):
         pair = tuple(line.rstrip("\r").split(" "))
@@ -175,8 +195,6 @@ def surround(tokenizer: Tokenizer, begin: str, end: str, *, bert: bool) -> None:
 
 
 class Piece(NamedTuple):
-    """One entry of a SentencePiece model."""
-
     text: str
     score: float
     type: int
@@ -195,16 +213,15 @@ class SentencePieceModel(NamedTuple):
 
 def parse_sentencepiece(model: bytes) -> SentencePieceModel:
     """Parse a serialized ``ModelProto``, which SentencePiece must have opened before (its form is not checked here)."""
-    pieces, trainer, normalizer = [], {}, {}
-    for field, value in _fields(model):
-        if field == 1:
+    pieces, parts = [], {2: {}, 3: {}}
+    for number, value in _fields(model):
+        if number == 1:
             entry = dict(_fields(value))
-            score = struct.unpack("<f", entry[2])[0] if 2 in entry else 0.0
+            score = struct.unpack("<f", struct.pack("<I", entry.get(2, 0)))[0]  # float as integer
             pieces.append(Piece(entry[1].decode("utf-8"), score, entry.get(3, NORMAL)))
-        elif field == 2:
-            trainer = dict(_fields(value))
-        elif field == 3:
-            normalizer = dict(_fields(value))
+        elif number in parts:
+            parts[number] = dict(_fields(value))
+    trainer, normalizer = parts[2], parts[3]
     return SentencePieceModel(
         pieces=pieces,
         type=trainer.get(3, UNIGRAM),
@@ -213,6 +230,15 @@ def parse_sentencepiece(model: bytes) -> SentencePieceModel:
         add_dummy_prefix=bool(normalizer.get(3, 1)),
         remove_extra_whitespaces=bool(normalizer.get(4, 1)),
     )
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and value of each field of a protobuf message.
+
+    SentencePiece's own protobuf module refuses a protobuf that is older than itself. In an empty message, all fields
+    are unknown ones, which every version reads.
+    """
+    return ((field.field_number, field.data) for field in UnknownFieldSet(Empty.FromString(message)))
 
 
 def build_unigram(
@@ -235,13 +261,8 @@ def build_unigram(
     _check_expressible(parsed, pieces)
     if unknown_id is None:
         unknown_id = next(i for i, piece in enumerate(pieces) if piece.type == UNKNOWN)
-    tokenizer = Tokenizer(
-        models.Unigram(
-            [(piece.text, piece.score) for piece in pieces],
-            unknown_id,
-            byte_fallback=any(piece.type == BYTE for piece in pieces),
-        )
-    )
+    scores, bytewise = [(piece.text, piece.score) for piece in pieces], any(piece.type == BYTE for piece in pieces)
+    tokenizer = Tokenizer(models.Unigram(scores, unknown_id, byte_fallback=bytewise))
     tokenizer.normalizer = normalizers.Sequence(_normalizers(parsed, model))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_cuts(pieces)), "merged_with_previous")
     scheme = "always" if parsed.add_dummy_prefix else "never"
@@ -309,39 +330,7 @@ def _cuts(pieces: Sequence[Piece]) -> str:
     return "|".join(f"{re.escape(beginning)}(?={'|'.join(options)})" for beginning, options in rests.items())
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield ``(number, value)`` for the fields of a protobuf message; values are int for a varint, else bytes."""
-    position = 0
-    while position < len(message):
-        key, position = _varint(message, position)
-        kind = key & 7
-        if kind == 0:
-            value, position = _varint(message, position)
-            yield key >> 3, value
-            continue
-        if kind == 2:
-            size, position = _varint(message, position)
-        else:
-            size = {1: 8, 5: 4}[kind]
-        yield key >> 3, message[position : position + size]
-        position += size
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7
-
-
 def _read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 file. Only a line feed ends a line: pieces may contain Unicode's other separators."""
-    try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text (byte {error.start})", path=path, cure=AGAIN) from None
+    lines = read_text(path).split("\n")
     return lines[:-1] if lines[-1] == "" else lines

@@ -35,7 +35,7 @@ class Distributed:
         backend: Literal["auto", "nccl", "gloo"] = "auto"
         """Library that exchanges gradients between processes. auto: nccl on GPUs, gloo on CPUs."""
         timeout_minutes: float = 10.0
-        """Minutes that a process waits for another one before it gives up."""
+        """Minutes that a process waits for another one before it gives up. It must lie in (0, 1e6]."""
         check_every: int = 1000
         """Steps between checks that weights, momentum encoders and queues are equal on every rank. 0: never."""
 

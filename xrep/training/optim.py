@@ -38,9 +38,10 @@ class AdamW:
     @dataclass(kw_only=True)
     class Config(MomentOptions):
         lr: float = 5e-4
-        """Peak learning rate. The default suits training from scratch; for pretrained encoders use 2e-5 to 4e-5."""
+        """Peak learning rate. The default suits training from scratch; for pretrained encoders use 2e-5 to 4e-5. It
+        must be at least 0."""
         adam_eps: float = 1e-8
-        """Number that is added to the denominator."""
+        """Number that is added to the denominator. It must be at least 0."""
 
         def problems(self) -> list[str]:
             return super().problems() + out_of_range(self, adam_eps="[0, inf)")
@@ -64,12 +65,12 @@ class Lamb:
     @dataclass(kw_only=True)
     class Config(MomentOptions):
         lr: float = 1e-3
-        """Peak learning rate; the default is that of CMLM."""
+        """Peak learning rate; the default is that of CMLM. It must be at least 0."""
         weight_decay: float = 0.01
         """Decoupled weight decay of matrices (the default of the authors' code); biases, normalisation weights and
-        scalars never decay."""
+        scalars never decay. It must be at least 0."""
         lamb_eps: float = 1e-6
-        """Number that is added to the denominator."""
+        """Number that is added to the denominator. It must be at least 0."""
         bias_correction: bool = True
         """Divide the moments by 1 - beta^t, as algorithm 2 does; the authors' first code uses only the warm-up."""
 
@@ -90,9 +91,10 @@ class SGD:
     @dataclass(kw_only=True)
     class Config(ParameterOptions):
         lr: float = 0.1
-        """Peak learning rate."""
+        """Peak learning rate. It must be at least 0."""
         weight_decay: float = 0.0
-        """L2 penalty on matrices, added to the gradient; biases, normalisation weights and scalars have none."""
+        """L2 penalty on matrices, added to the gradient; biases, normalisation weights and scalars have none. It must
+        be at least 0."""
         sgd_momentum: float = 0.9
         """Momentum: the share of the previous step that is added to the next one. 0: no momentum."""
         nesterov: bool = False

@@ -34,7 +34,8 @@ class ParameterOptions:
     lr: float = 5e-4
     """Peak learning rate."""
     weight_decay: float = 1e-4
-    """Decoupled weight decay of matrices; biases, normalisation weights and scalars never decay."""
+    """Decoupled weight decay of matrices; biases, normalisation weights and scalars never decay. It must be at least
+    0."""
     no_decay: list[str] = field(default_factory=list)
     """Name patterns of further parameters without weight decay, such as '*_embedding'."""
     lr_multipliers: list[str] = field(default_factory=list)

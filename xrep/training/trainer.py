@@ -67,9 +67,10 @@ class Trainer:
         """Number of optimizer steps after which training ends. Whichever of max_steps, max_epochs and max_minutes is
         reached first ends the run; if none is set, training ends after 15 epochs."""
         max_epochs: float | None = None
-        """Number of passes over the training examples after which training ends."""
+        """Number of passes over the training examples after which training ends. It must be above 0."""
         max_minutes: float | None = None
-        """Minutes of training and validation after which training ends; the learning rate decays towards that time."""
+        """Minutes of training and validation after which training ends; the learning rate decays towards that time. It
+        must be above 0."""
         update_freq: int = 1
         """Number of batches whose gradients are accumulated for one step."""
         micro_batch: int | None = None
@@ -77,7 +78,8 @@ class Trainer:
         and gradients stay those of the whole batch, with all its pairs as negatives, for a third more work (gradient
         caching, Gao et al. 2021). For objectives that compare the sentences of a batch. none: all at once."""
         clip_norm: float = 10.0
-        """Largest norm of the gradient, to which larger gradients are scaled down. 0: no clipping."""
+        """Largest norm of the gradient, to which larger gradients are scaled down. 0: no clipping. It must be at least
+        0."""
         freeze: list[str] = field(default_factory=list)
         """Parts that are not trained, as patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""

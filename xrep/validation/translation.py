@@ -51,7 +51,8 @@ class TranslationValidator(Validator):
         lenpen: float = 1.0
         """Length penalty: the log-probability of a hypothesis is divided by its length to the power of this value."""
         max_length_a: float = 1.5
-        """The value a in the maximum length of a translation, a · x + b subwords for a source of x subwords."""
+        """The value a in the maximum length of a translation, a · x + b subwords for a source of x subwords. It must be
+        at least 0."""
         max_length_b: int = 10
         """The value b in the maximum length of a translation, a · x + b subwords for a source of x subwords."""
 
