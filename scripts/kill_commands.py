@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from xrep.files import digests_of, sha256_of
 from xrep_cli.common import HelpFormatter, console_script
 
@@ -156,7 +158,45 @@ def _preprocess(folder: Path) -> Job:
     return Job(["preprocess", *options.split()], ["data-bin"])
 
 
-JOBS: dict[str, Callable[[Path], Job]] = {"preprocess": _preprocess}
+def _encode(folder: Path) -> Job:
+    """Write an encoder and a text of three chunks."""
+    from tests.encoders import write_encoder
+
+    write_encoder(folder / "encoder")
+    (folder / "lines.txt").write_text("".join(f"ein Haus {row}\n" for row in range(40_000)), encoding="utf-8")
+    options = "--device cpu --path encoder --input lines.txt --output vectors.npy"
+    return Job(["encode", *options.split()], ["vectors.npy"])
+
+
+def _mine(folder: Path) -> Job:
+    """Write vectors of two texts, half of which are translations."""
+    draw = np.random.default_rng(0)
+    x, y = (draw.standard_normal((6000, 64)).astype(np.float32) for _ in range(2))
+    y[:3000] = x[:3000] + 0.3 * y[:3000]
+    np.save(folder / "x.npy", x)
+    np.save(folder / "y.npy", y)
+    options = "--device cpu --source-vectors x.npy --target-vectors y.npy --output mined.tsv --json summary.json"
+    return Job(["mine", *options.split()], ["mined.tsv"])
+
+
+def _generate(folder: Path) -> Job:
+    """Write a translator and some hundred lines."""
+    from tests.corpus import sentence_pairs
+    from tests.translators import write_translator
+
+    write_translator(folder / "translator")
+    lines = "".join(f"{source}\n" for source, _ in sentence_pairs(300))
+    (folder / "lines.txt").write_text(lines, encoding="utf-8")
+    options = "--device cpu --path translator --input lines.txt --output hypotheses.txt --max-length-b 20"
+    return Job(["generate", *options.split()], ["hypotheses.txt"])
+
+
+JOBS: dict[str, Callable[[Path], Job]] = {
+    "preprocess": _preprocess,
+    "encode": _encode,
+    "mine": _mine,
+    "generate": _generate,
+}
 """Functions that write the inputs of a command into an empty folder and return the command."""
 
 

@@ -44,8 +44,8 @@ def naming(path: str | Path) -> Iterator[None]:
 def is_stream(path: str | Path) -> bool:
     """Return whether a path is that of a device, a pipe or an open stream such as /dev/stdout, which is only written
     to and never replaced."""
-    given, real = os.path.abspath(path), os.path.realpath(path)
-    if given.startswith(("/dev/", "/proc/")) and not given.startswith("/dev/shm/"):
+    absolute, real = os.path.abspath(path), os.path.realpath(path)
+    if absolute.startswith(("/dev/", "/proc/")) and not absolute.startswith("/dev/shm/"):
         return True
     return os.path.exists(real) and not os.path.isfile(real) and not os.path.isdir(real)
 
@@ -167,26 +167,16 @@ def build_once(directory: Path, marker: str, build: Callable[[Path], object]) ->
         marker: Name of the file that ``build`` writes last; a folder that has it is complete.
         build: Function that fills an empty folder.
     """
-
-    def is_complete(folder: Path) -> bool:
-        return (folder / marker).is_file()
-
-    if not is_complete(directory):
-        with directory_aside(directory, is_complete) as folder:
+    if not (directory / marker).is_file():
+        with directory_aside(directory, lambda folder: (folder / marker).is_file()) as folder:
             build(folder)
 
 
 def try_lock(file: IO[Any], *, inherited: bool = True) -> bool:
-    """Lock an open file without waiting; the lock ends when the file is closed or the process ends, however it ends.
+    """Lock an open file without waiting, and return whether it is locked now; False if another process holds its lock.
 
-    Args:
-        inherited: Whether processes forked from this one hold the lock as well (flock instead of a POSIX lock).
-
-    Returns:
-        Whether the file is locked now; False if another process holds its lock.
-
-    Raises:
-        OSError: The file system does not support locks.
+    The lock ends when the file is closed or the process ends. If it is ``inherited`` (flock instead of a POSIX lock),
+    processes forked from this one hold it as well. OSError is raised if the file system does not support locks.
     """
     try:
         (fcntl.flock if inherited else fcntl.lockf)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

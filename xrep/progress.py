@@ -15,7 +15,7 @@ class ProgressLine:
 
     Args:
         stream: Where the line is printed; None for stderr.
-        seconds: Least time between two lines where they are not rewritten; None for ``SECONDS_BETWEEN_LINES``.
+        seconds: Least time between two lines where they are not rewritten.
         shown: Whether ``show`` prints anything.
         at_once: Whether the first line is printed at once where lines are not rewritten, instead of after ``seconds``.
     """

@@ -162,97 +162,66 @@ def _register_entry_points() -> None:
         registry.register(name, entry.value)
 
 
-TASKS = Registry(
-    "task",
-    {
-        "bitext": "xrep.tasks.bitext:BitextTask",
-        "monolingual": "xrep.tasks.monolingual:MonolingualTask",
-        "nli": "xrep.tasks.nli:NliTask",
-        "translation": "xrep.tasks.translation:TranslationTask",
-    },
-    "xrep.tasks.task:Task",
-)
-MODELS = Registry(
-    "model",
-    {
-        "dual_encoder": "xrep.models.dual_encoder:DualEncoder",
-        "translation": "xrep.models.translation:Translation",
-    },
-    "xrep.models.model:Model",
-)
-ENCODERS = Registry(
-    "encoder",
-    {
-        "transformer": "xrep.nn.encoder:TransformerEncoder",
-        "transformers": "xrep.interop.transformers_encoder:TransformersEncoder",
-    },
-    "xrep.nn.encoder:Encoder",
-)
-CRITERIA = Registry(
-    "criterion",
-    {
-        "cmlm": "xrep.criteria.cmlm:CMLM",
-        "dap": "xrep.criteria.dap:DAP",
-        "dual_moco": "xrep.criteria.dual_moco:DualMoco",
-        "frozen_source": "xrep.criteria.frozen_source:FrozenSource",
-        "hictl": "xrep.criteria.hictl:HiCTL",
-        "label_smoothed_cross_entropy": "xrep.criteria.label_smoothed_cross_entropy:LabelSmoothedCrossEntropy",
-        "mlm": "xrep.criteria.mlm:MLM",
-        "nli": "xrep.criteria.nli:Nli",
-        "nli_triplet": "xrep.criteria.nli_triplet:NliTriplet",
-        "simcse": "xrep.criteria.simcse:SimCSE",
-        "tlm": "xrep.criteria.tlm:TLM",
-        "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
-    },
-    "xrep.criteria.criterion:Criterion",
-)
-OPTIMIZERS = Registry(
-    "optimizer",
-    {
-        "adamw": "xrep.training.optim:AdamW",
-        "lamb": "xrep.training.optim:Lamb",
-        "sgd": "xrep.training.optim:SGD",
-    },
-)
-LR_SCHEDULERS = Registry(
-    "lr_scheduler",
-    {
-        "constant": "xrep.training.lr_scheduler:Constant",
-        "cosine": "xrep.training.lr_scheduler:Cosine",
-        "inverse_sqrt": "xrep.training.lr_scheduler:InverseSqrt",
-        "linear": "xrep.training.lr_scheduler:Linear",
-        "polynomial": "xrep.training.lr_scheduler:Polynomial",
-    },
-    "xrep.training.lr_scheduler:Schedule",
-)
-VALIDATORS = Registry(
-    "validation",
-    {
-        "loss": "xrep.validation.loss:LossValidator",
-        "nli": "xrep.validation.nli:NliValidator",
-        "retrieval": "xrep.validation.retrieval:RetrievalValidator",
-        "sts": "xrep.validation.sts:StsValidator",
-        "translation": "xrep.validation.translation:TranslationValidator",
-    },
-    "xrep.training.validator:Validator",
-)
-EVALUATIONS = Registry(
-    "evaluation",
-    {
-        "alignment": "xrep.evaluation.alignment:Alignment",
-        "all": "xrep.evaluation.all:All",
-        "bucc": "xrep.evaluation.bucc:Bucc",
-        "language-bias": "xrep.evaluation.language_bias:LanguageBias",
-        "neighbours": "xrep.evaluation.nearest:Neighbours",
-        "nli": "xrep.evaluation.nli:NliAccuracy",
-        "scatter": "xrep.evaluation.scatter:Scatter",
-        "senteval": "xrep.evaluation.senteval.evaluate:SentEval",
-        "sts": "xrep.evaluation.sts:Sts",
-        "tatoeba": "xrep.evaluation.tatoeba:Tatoeba",
-        "translation": "xrep.evaluation.translation:TranslationQuality",
-    },
-    "xrep.evaluation.evaluation:Evaluation",
-)
+TASKS = Registry("task", {
+    "bitext": "xrep.tasks.bitext:BitextTask",
+    "monolingual": "xrep.tasks.monolingual:MonolingualTask",
+    "nli": "xrep.tasks.nli:NliTask",
+    "translation": "xrep.tasks.translation:TranslationTask",
+}, "xrep.tasks.task:Task")  # fmt: skip
+MODELS = Registry("model", {
+    "dual_encoder": "xrep.models.dual_encoder:DualEncoder",
+    "translation": "xrep.models.translation:Translation",
+}, "xrep.models.model:Model")  # fmt: skip
+ENCODERS = Registry("encoder", {
+    "transformer": "xrep.nn.encoder:TransformerEncoder",
+    "transformers": "xrep.interop.transformers_encoder:TransformersEncoder",
+}, "xrep.nn.encoder:Encoder")  # fmt: skip
+CRITERIA = Registry("criterion", {
+    "cmlm": "xrep.criteria.cmlm:CMLM",
+    "dap": "xrep.criteria.dap:DAP",
+    "dual_moco": "xrep.criteria.dual_moco:DualMoco",
+    "frozen_source": "xrep.criteria.frozen_source:FrozenSource",
+    "hictl": "xrep.criteria.hictl:HiCTL",
+    "label_smoothed_cross_entropy": "xrep.criteria.label_smoothed_cross_entropy:LabelSmoothedCrossEntropy",
+    "mlm": "xrep.criteria.mlm:MLM",
+    "nli": "xrep.criteria.nli:Nli",
+    "nli_triplet": "xrep.criteria.nli_triplet:NliTriplet",
+    "simcse": "xrep.criteria.simcse:SimCSE",
+    "tlm": "xrep.criteria.tlm:TLM",
+    "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
+}, "xrep.criteria.criterion:Criterion")  # fmt: skip
+OPTIMIZERS = Registry("optimizer", {
+    "adamw": "xrep.training.optim:AdamW",
+    "lamb": "xrep.training.optim:Lamb",
+    "sgd": "xrep.training.optim:SGD",
+})  # fmt: skip
+LR_SCHEDULERS = Registry("lr_scheduler", {
+    "constant": "xrep.training.lr_scheduler:Constant",
+    "cosine": "xrep.training.lr_scheduler:Cosine",
+    "inverse_sqrt": "xrep.training.lr_scheduler:InverseSqrt",
+    "linear": "xrep.training.lr_scheduler:Linear",
+    "polynomial": "xrep.training.lr_scheduler:Polynomial",
+}, "xrep.training.lr_scheduler:Schedule")  # fmt: skip
+VALIDATORS = Registry("validation", {
+    "loss": "xrep.validation.loss:LossValidator",
+    "nli": "xrep.validation.nli:NliValidator",
+    "retrieval": "xrep.validation.retrieval:RetrievalValidator",
+    "sts": "xrep.validation.sts:StsValidator",
+    "translation": "xrep.validation.translation:TranslationValidator",
+}, "xrep.training.validator:Validator")  # fmt: skip
+EVALUATIONS = Registry("evaluation", {
+    "alignment": "xrep.evaluation.alignment:Alignment",
+    "all": "xrep.evaluation.all:All",
+    "bucc": "xrep.evaluation.bucc:Bucc",
+    "language-bias": "xrep.evaluation.language_bias:LanguageBias",
+    "neighbours": "xrep.evaluation.nearest:Neighbours",
+    "nli": "xrep.evaluation.nli:NliAccuracy",
+    "scatter": "xrep.evaluation.scatter:Scatter",
+    "senteval": "xrep.evaluation.senteval.evaluate:SentEval",
+    "sts": "xrep.evaluation.sts:Sts",
+    "tatoeba": "xrep.evaluation.tatoeba:Tatoeba",
+    "translation": "xrep.evaluation.translation:TranslationQuality",
+}, "xrep.evaluation.evaluation:Evaluation")  # fmt: skip
 REGISTRIES = {
     registry.kind: registry
     for registry in (TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS)

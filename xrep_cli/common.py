@@ -105,11 +105,8 @@ def _discard_output() -> None:
 
 @contextmanager
 def naming_options(options: Mapping[str, str]) -> Iterator[None]:
-    """Make errors name the options of the command: replace the fields in backticks (`queue_size`) by their options.
-
-    Args:
-        options: Maps the name of a field to its option, such as ``--queue-size``. Other fields stay as they are.
-    """
+    """Make errors name the options of the command: the fields in backticks (`queue_size`) are replaced by their
+    ``options`` (``--queue-size``). Other fields stay as they are."""
     try:
         yield
     except (UserError, TrainingError) as error:
@@ -189,26 +186,14 @@ def limit_kept_products() -> None:
 
 
 SHARED_OPTIONS: dict[str, dict[str, Any]] = {
-    "--batch-tokens": {
-        "type": int,
-        "default": 4096,
-        "metavar": "N",
-        "help": "number of subwords that the encoder reads at once",
-    },
-    "--precision": {
-        "choices": ("float32", "bfloat16"),
-        "default": "float32",
-        "help": "type in which the model computes; bfloat16 is faster on GPUs and on most CPUs that have instructions "
-        "for it (AMX, AVX512-BF16)",
-    },
+    "--batch-tokens": {"type": int, "default": 4096, "metavar": "N", "help": "number of subwords that the encoder "
+        "reads at once"},
+    "--precision": {"choices": ("float32", "bfloat16"), "default": "float32", "help": "type in which the model "
+        "computes; bfloat16 is faster on GPUs and on most CPUs that have instructions for it (AMX, AVX512-BF16)"},
     "--device": {"help": "cpu, cuda, cuda:1 and so on (default: a GPU if there is one)"},
-    "--plugin": {
-        "metavar": "MODULE",
-        "action": "append",
-        "default": [],
-        "help": "import this module, which registers parts, such as the model (repeatable)",
-    },
-}
+    "--plugin": {"metavar": "MODULE", "action": "append", "default": [], "help": "import this module, which registers "
+        "parts, such as the model (repeatable)"},
+}  # fmt: skip
 """Options of several commands, as arguments of ``add_argument``."""
 
 

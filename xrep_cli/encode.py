@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from xrep.errors import UserError
+from xrep.files import is_stream
 from xrep_cli.common import (
     add_shared_options,
     check_outputs,
@@ -16,6 +17,7 @@ from xrep_cli.common import (
     command_parser,
     command_script,
     limit_kept_products,
+    number_from_environment,
     say_if_slow,
 )
 
@@ -50,26 +52,21 @@ def _main(options: argparse.Namespace) -> None:
     output = Path(options.output)
     limit_kept_products()
 
-    from xrep.errors import UserError
-    from xrep.files import is_stream
     from xrep.inference.encoding import encode_file
     from xrep.inference.sentence_encoder import SentenceEncoder
-    from xrep.registry import import_plugin
     from xrep.text.readers import read_lines
 
     if options.batch_tokens < 1:
-        raise UserError(f"--batch-tokens {options.batch_tokens}", cure="give at least 1")
+        raise UserError(f"`batch_tokens` {options.batch_tokens}", cure="give at least 1")
     if output.suffix != ".npy":
         raise UserError("the output is a .npy file", path=output, cure="give a name that ends in .npy")
     if is_stream(output):
         raise UserError("is a device or a pipe, but encoding may have to continue", path=output, cure="name a file")
-    check_outputs({"--output": options.output}, {"--input": options.input})
+    check_outputs({"`output`": options.output}, {"`input`": options.input})
     source = Path(options.input)
     if options.input != "-" and (source.is_file() or not source.exists()):
         next(read_lines(source))  # to report errors in the file before the encoder is loaded
-    for plugin in options.plugin:
-        import_plugin(plugin)
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, world_size = number_from_environment("RANK", 0), number_from_environment("WORLD_SIZE", 1)
     device = choose_device(options.device)
     encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
     if rank == 0:

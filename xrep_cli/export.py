@@ -62,10 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _main(options: argparse.Namespace) -> None:
     from xrep.inference.export import export_path
-    from xrep.registry import import_plugin
 
-    for plugin in options.plugin:
-        import_plugin(plugin)
     changes = {"pooling": options.pooling, "no_projection": options.no_projection}
     for path in export_path(options.path, options.output, options.format, options.average, **changes):
         print(path)

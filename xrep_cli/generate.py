@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xrep.inference.generation.options import DEFAULTS, SearchOptions
+from xrep.config.fields import fields_of_class
+from xrep.errors import ConfigError, UserError
+from xrep.files import is_stream, naming, write_aside
+from xrep.inference.generation.options import SearchOptions
 from xrep.progress import ProgressLine
 from xrep_cli.common import (
+    add_field,
     add_shared_options,
     check_outputs,
     choose_device,
@@ -21,6 +26,7 @@ from xrep_cli.common import (
     command_script,
     limit_kept_products,
     say_if_slow,
+    values_of,
     write_summary,
 )
 
@@ -49,40 +55,22 @@ the length includes the end of the sentence.
 
 Without --source-lang, you can also try a source language on which the model was not trained."""
 
-# Field of SearchOptions -> its name on the command line, if that is another one.
-_NAMES = {"length_penalty": "lenpen", "length_penalty_form": "lenpen_form", "top_k": "sampling_topk",
-          "top_p": "sampling_topp"}  # fmt: skip
+_NAMES = {"length_penalty": "lenpen", "length_penalty_form": "lenpen-form", "top_k": "sampling-topk",
+          "top_p": "sampling-topp"}  # fmt: skip
+"""Names on the command line of those fields of SearchOptions that have another one there."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-generate", DESCRIPTION, EPILOG)
-    add, given = parser.add_argument, DEFAULTS
+    add = parser.add_argument
     add("--path", required=True, metavar="CHECKPOINT", help="a translation model: RUN/best")
     add("--input", default="-", metavar="FILE", help="UTF-8 text (also .gz and .xz), one sentence per line; - reads "
         "standard input")  # fmt: skip
     add("--output", default="-", metavar="FILE", help="file to write the translations to; - is standard output")
     add("--source-lang", metavar="CODE", help="language of the lines; it need not be given")
     add("--target-lang", metavar="CODE", help="language to translate into, if the model has several")
-    add("--beam", type=int, default=given.beam, metavar="K", help="number of hypotheses of the beam; 1: greedy search")
-    add("--nbest", type=int, default=given.nbest, metavar="N", help="number of translations of each line")
-    add("--lenpen", type=float, default=given.length_penalty, metavar="A", help="length penalty; above 1, longer "
-        "translations are preferred")  # fmt: skip
-    add("--lenpen-form", choices=("fairseq", "gnmt"), default=given.length_penalty_form, help="divide by length^A, or "
-        "by ((5 + length) / 6)^A as in the GNMT paper")  # fmt: skip
-    add("--min-length", type=int, default=given.min_length, metavar="N", help="smallest number of subwords of a "
-        "translation")  # fmt: skip
-    add("--max-length-a", type=float, default=given.max_length_a, metavar="A", help="a translation of x subwords has "
-        "at most A x + B subwords, and no more than the model was made for")  # fmt: skip
-    add("--max-length-b", type=int, default=given.max_length_b, metavar="B", help="see --max-length-a")
-    add("--no-repeat-ngram-size", type=int, default=given.no_repeat_ngram_size, metavar="N", help="no n-gram of this "
-        "size occurs twice in a translation; 0: no limit")  # fmt: skip
-    add("--sampling", action="store_true", help="sample translations instead of searching for the best ones")
-    add("--sampling-topk", type=int, default=given.top_k, metavar="K", help="sample from the K best subwords; 0: all")
-    add("--sampling-topp", type=float, default=given.top_p, metavar="P", help="sample from the fewest best subwords "
-        "whose probabilities sum to P")  # fmt: skip
-    add("--temperature", type=float, default=given.temperature, metavar="T", help="divide the logits by T; below 1, "
-        "likely subwords become likelier")  # fmt: skip
-    add("--seed", type=int, default=given.seed, metavar="N", help="random seed of the sampling")
+    for spec in fields_of_class("", SearchOptions):
+        add_field(parser, spec, _NAMES.get(spec.name))
     add("--max-tokens", type=int, default=4096, metavar="N", help="size of a batch: lines x hypotheses x subwords of "
         "the longest line; larger is faster on a GPU")  # fmt: skip
     add("--buffer-lines", type=int, default=4096, metavar="N", help="number of lines read and sorted by length at once")
@@ -94,35 +82,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _search_options(options: argparse.Namespace) -> SearchOptions:
-    """Return the options of the search; raise ConfigError if one is invalid, named as on the command line."""
-    from xrep.errors import ConfigError
-
-    names = {field.name: _NAMES.get(field.name, field.name) for field in fields(SearchOptions)}
-    search = SearchOptions(**{name: getattr(options, given) for name, given in names.items()})
-    problems = []
-    for problem in search.problems():
-        name, _, rest = problem.partition(" ")
-        problems.append(f"--{names[name].replace('_', '-')} {rest}")
-    if problems:
-        raise ConfigError(problems)
-    return search
-
-
 def _check(options: argparse.Namespace) -> None:
     """Raise UserError if an option or a file is invalid, before the model is loaded."""
-    from xrep.errors import UserError
     from xrep.text.readers import read_lines
 
-    for name in ("max_tokens", "buffer_lines"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}", cure="give at least 1")
+    for name, value in {"max_tokens": options.max_tokens, "buffer_lines": options.buffer_lines}.items():
+        if value < 1:
+            raise UserError(f"`{name}` {value}", cure="give at least 1")
     if options.json and not options.reference:
-        raise UserError("--json without scores to write", cure="give --reference FILE")
+        raise UserError("`json` without scores to write", cure="give `reference` FILE")
     if options.json == "-" and options.output == "-":
-        raise UserError("--json - and the translations both go to stdout", cure="give --output FILE or --json FILE")
-    inputs = {"--input": options.input, "--reference": options.reference}
-    check_outputs({"--output": options.output, "--json": options.json}, inputs)
+        raise UserError("`json` - and the translations both go to stdout", cure="give `output` FILE or `json` FILE")
+    inputs = {"`input`": options.input, "`reference`": options.reference}
+    check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
     source = Path(options.input)
     if options.input != "-" and (source.is_file() or source.is_dir() or not source.exists()):
         next(read_lines(options.input, allow_empty=True, most_words=None), None)
@@ -132,8 +104,6 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace, lines: int, counts: Sequence[int]) -> None:
-    from xrep.errors import UserError
-
     for file, count in zip(options.reference, counts, strict=True):
         if count != lines:
             problem = f"{count:,} lines, but {_named(options.input)} has {lines:,}"
@@ -142,22 +112,18 @@ def _compare(options: argparse.Namespace, lines: int, counts: Sequence[int]) -> 
 
 def _load(options: argparse.Namespace) -> Translator:
     """Load the translator, and check the device and the languages."""
-    from xrep.errors import UserError
     from xrep.inference.generation.translator import Translator
-    from xrep.registry import import_plugin
     from xrep.text.languages import canonical
 
-    for plugin in options.plugin:
-        import_plugin(plugin)
     device = choose_device(options.device)
     translator = Translator.load(options.path, device, options.precision)
     say_if_slow("xrep-generate", options.precision, device)
     known = translator.text.source_languages
     if options.source_lang is not None and canonical(options.source_lang) not in known:
-        cure = f"known: {', '.join(known)}; leave --source-lang out to try any language that its subwords can spell"
+        cure = f"known: {', '.join(known)}; leave `source_lang` out to try any language that its subwords can spell"
         raise UserError(f"the model was not trained to read {options.source_lang!r}", path=options.path, cure=cure)
     if options.target_lang is None and len(translator.model.target_languages) > 1:
-        cure = f"give --target-lang, one of {', '.join(translator.model.target_languages)}"
+        cure = f"give `target_lang`, one of {', '.join(translator.model.target_languages)}"
         raise UserError("the model has several target languages", path=options.path, cure=cure)
     return translator
 
@@ -166,8 +132,6 @@ def _load(options: argparse.Namespace) -> Translator:
 def _writer(output: str) -> Iterator[Callable[[str], object]]:
     """Context manager that yields a function to write text with: into a file, which appears if the block succeeds, or
     directly to standard output or a device."""
-    from xrep.files import is_stream, naming, write_aside
-
     if output == "-":
         yield _print_now
     elif is_stream(output):  # what is translated appears at once
@@ -220,7 +184,9 @@ def _named(path: str) -> str:
 
 
 def _main(options: argparse.Namespace) -> None:
-    search = _search_options(options)
+    search = SearchOptions(**values_of(options, SearchOptions))
+    if problems := search.problems():
+        raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
     _check(options)
     limit_kept_products()
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+from xrep.config.fields import read_fields
+from xrep.errors import UserError
+from xrep.files import is_stream
 from xrep_cli.common import (
+    add_field,
     add_shared_options,
     check_outputs,
     choose_device,
     command_parser,
     command_script,
+    values_of,
     write_summary,
 )
 
@@ -40,18 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
         add(f"--{side}-vectors", metavar="FILE.npy", help=f"the vectors of the {side}, [lines, size], to use instead "
             "of an encoder")  # fmt: skip
     add("--output", required=True, metavar="FILE.tsv", help="the file to write the pairs to")
-    add("--margin", choices=("absolute", "distance", "ratio"), default="ratio", help="score of a pair: its cosine; its "
-        "cosine minus the mean cosine of both sides with their neighbours; or divided by it")  # fmt: skip
-    add("--neighbours", type=int, default=4, metavar="K", help="number of neighbours in each direction, which the "
-        "margin averages and among which translations are searched")  # fmt: skip
-    add("--retrieval", choices=("forward", "backward", "intersection", "max"), default="max", help="candidates: the "
-        "best target of each source; the best source of each target; pairs that are both; pairs that are "
-        "either")  # fmt: skip
-    add("--threshold", type=float, metavar="SCORE", help="leave out pairs with a lower score")
-    add("--one-to-one", action="store_true", help="use each target only once, in its best pair")
-    add("--index", choices=("flat", "ivf", "ivf-pq"), default="flat", help="flat is exact search; the others are "
-        "faiss's inverted files, which may miss neighbours and are faster for millions of sentences")  # fmt: skip
-    add("--probes", type=int, default=32, metavar="N", help="number of cells of an inverted file searched per sentence")
+    for spec in read_fields("", "xrep.inference.mining:MiningOptions"):
+        if spec.name not in ("batch_tokens", "device"):
+            add_field(parser, spec)
     add("--shard", metavar="I/N", help="search only part I of N parts of the source")
     add("--merge", type=int, metavar="N", help="merge the results of N shards")
     add_shared_options(parser, "--batch-tokens", "--device", "--plugin")
@@ -59,66 +57,60 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _shard(given: str | None) -> tuple[int, int] | None:
-    from xrep.errors import UserError
-
-    if given is None:
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
         return None
-    part, _, parts = given.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise UserError(f"--shard {given}", cure="write --shard 1/8, the parts being counted from 1")
+    part, _, parts = text.partition("/")
+    # Numbers of more digits are no parts of a text.
+    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", text) or not 1 <= int(part) <= int(parts):
+        raise UserError(f"`shard` {text}", cure="write `shard` 1/8, the parts being counted from 1")
     return int(part), int(parts)
 
 
 def _check(options: argparse.Namespace) -> None:
     """Raise UserError if an option is invalid, before anything is read."""
-    from xrep.errors import UserError
-
+    values = vars(options)
     for name in ("neighbours", "probes", "batch_tokens", "merge"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} {value}", cure="give at least 1")
+        if values[name] is not None and values[name] < 1:
+            raise UserError(f"`{name}` {values[name]}", cure="give at least 1")
     for side in ("source", "target"):
-        if getattr(options, f"{side}_vectors") is not None:
+        if values[f"{side}_vectors"] is not None:
             continue
-        if getattr(options, side) is None:
-            raise UserError(f"no {side}", cure=f"give --{side} FILE with --path, or --{side}-vectors FILE.npy")
+        if values[side] is None:
+            raise UserError(f"no {side}", cure=f"give `{side}` FILE with `path`, or `{side}_vectors` FILE.npy")
         if options.path is None:
-            raise UserError(f"no encoder for {getattr(options, side)}", cure=f"give --path or --{side}-vectors")
+            raise UserError(f"no encoder for {values[side]}", cure=f"give `path` or `{side}_vectors`")
         if options.shard or options.merge:
-            cure = f"encode it once with xrep-encode, and give --{side}-vectors"
+            cure = f"encode it once with xrep-encode, and give `{side}_vectors`"
             raise UserError("each shard would encode the texts anew", cure=cure)
     if options.shard and options.merge:
-        raise UserError("--shard and --merge", cure="merge when all shards are there")
+        raise UserError("`shard` and `merge`", cure="merge when all shards are there")
+    if options.output == "-" or is_stream(options.output):
+        raise UserError("is no file, but mining may have to continue", path=options.output, cure="name a file")
     sides = ("source", "target", "source_vectors", "target_vectors")
-    inputs = {f"--{name.replace('_', '-')}": getattr(options, name) for name in sides}
-    check_outputs({"--output": options.output, "--json": options.json}, inputs)
+    inputs = {f"`{name}`": values[name] for name in sides}
+    check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
 
 
 def _main(options: argparse.Namespace) -> None:
     _check(options)
     shard = _shard(options.shard)
 
-    from dataclasses import asdict
-
     from xrep.inference.mining import MiningOptions, Text, mine
     from xrep.inference.sentence_encoder import SentenceEncoder
-    from xrep.registry import import_plugin
 
-    for plugin in options.plugin:
-        import_plugin(plugin)
+    values = vars(options)
     device = choose_device(options.device)
     sides: list[Text] = []
     for side in ("source", "target"):
-        text, vectors = (getattr(options, name) for name in (side, f"{side}_vectors"))
+        text, vectors = values[side], values[f"{side}_vectors"]
         files = {"text": text and Path(text), "vectors": vectors and Path(vectors)}
-        sides.append(Text(name=side, lang=getattr(options, f"{side}_lang"), **files))
-    source, target = sides
+        sides.append(Text(name=side, lang=values[f"{side}_lang"], **files))
     needed = any(side.vectors is None for side in sides)
     encoder = SentenceEncoder.load(options.path, device=device) if needed else None
-    names = ("margin", "neighbours", "retrieval", "threshold", "one_to_one", "index", "probes", "batch_tokens")
-    mining = MiningOptions(device=device, **{name: getattr(options, name) for name in names})
+    mining = MiningOptions(**{**values_of(options, MiningOptions), "device": device})
     output = Path(options.output)
+    source, target = sides
     mined = mine(source, target, output, mining, encoder=encoder, shard=shard, merged=options.merge, show_progress=True)
     write_summary(asdict(mined), options.json)
     if options.json != "-":

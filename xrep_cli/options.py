@@ -50,20 +50,16 @@ METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "STR", list[str]: "A,
 
 @dataclass
 class CommandLine:
-    """A parsed command line.
-
-    Attributes:
-        layers: (origin, nested values), from lowest to highest: the demo recipe or YAML files, then the command line.
-        stages: name and values of each stage; without stages those of the one run, whose name is empty.
-        fields: every option of the chosen parts, once, whatever the number of stages that have it.
-        problems: what could not be understood; it is reported together with the problems of the configuration.
-        flags: the flags given, of FLAGS.
-    """
+    """A parsed command line."""
 
     layers: list[tuple[str, dict[str, Any]]]
+    """(origin, nested values), from lowest to highest: the demo recipe or YAML files, then the command line."""
     stages: list[tuple[str, dict[str, Any]]]
+    """Name and values of each stage; without stages those of the one run, whose name is empty."""
     fields: list[FieldSpec]
+    """Every option of the chosen parts, once, whatever the number of stages that have it."""
     problems: list[str] = field(default_factory=list)
+    """What could not be understood; it is reported together with the problems of the configuration."""
     flags: set[str] = field(default_factory=set)
 
     def sections(self) -> list[Section]:
@@ -110,21 +106,16 @@ def parse(argv: Sequence[str]) -> CommandLine:
 
 
 def _fields_once(runs: list[list[FieldSpec]]) -> list[FieldSpec]:
-    """Return the options of several runs, each once, section by section. The default is that of the first run that has
-    the option."""
-    sections: dict[str, dict[str, FieldSpec]] = {}
-    for spec in (spec for fields in runs for spec in fields):
-        sections.setdefault(spec.section, {}).setdefault(spec.name, spec)
-    sections[""] = sections.pop("")  # last
-    return [spec for fields in sections.values() for spec in fields.values()]
+    """Return the options of several runs, each once, section by section, with the default of the first run that has
+    it. Those of the run as a whole are last."""
+    once = {spec.key: spec for fields in reversed(runs) for spec in reversed(fields)}
+    places = list(dict.fromkeys(spec.section for fields in runs for spec in fields if spec.section))
+    return sorted(reversed(once.values()), key=lambda spec: [*places, ""].index(spec.section))
 
 
 def _words(argv: Sequence[str], is_flag: Callable[[str], bool]) -> Iterator[tuple[str, str, str | None]]:
-    """Yield the form ("option", "assignment" or "data"), the name and the value of each argument.
-
-    The value of an option is the text behind ``=``, or the next argument; a flag takes only ``true`` or ``false`` as
-    the next argument. Without a value it is None.
-    """
+    """Yield the form (option, assignment or data), the name and the value of each argument. The value of an option
+    is behind ``=`` or the next argument, which a flag takes only if it is ``true`` or ``false``, or else None."""
     rest = list(argv)
     while rest:
         token = rest.pop(0)
@@ -136,6 +127,8 @@ def _words(argv: Sequence[str], is_flag: Callable[[str], bool]) -> Iterator[tupl
                 yield "option", name, rest.pop(0)
             else:
                 yield "option", name, None
+        elif token.startswith("-") and token != "-":
+            yield "dash", token, None
         elif (assignment := ASSIGNMENT.fullmatch(token)) and not os.path.exists(token):
             yield "assignment", assignment[1], assignment[2]
         else:
@@ -159,8 +152,7 @@ def _first_look(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
 
 
 def _selected_section(key: str) -> list[str] | None:
-    """Return the path of the section whose part a key chooses (``criterion``, ``parts.nli.criterion.name``); None for
-    other keys."""
+    """Return the path of the section whose part a key chooses (``parts.nli.criterion.name``); None for other keys."""
     *above, section = key.removesuffix(".name").split(".")
     section = section.replace("-", "_")
     if section not in DEFAULT_NAMES or above and above[0] not in ("parts", "stages"):
@@ -194,14 +186,18 @@ class _Reader:
                 self._option(name, value)
             elif form == "assignment":
                 self._assign(name, value or "")
+            elif form == "dash":
+                self.line.problems.append(f"unknown option {shortened(name)}; options begin with --")
             else:
                 self._data(name)
         return self.values
 
     def _option(self, name: str, value: str | None) -> None:
         key, kind = self._find(name)
-        if name in FLAGS:
+        if name in FLAGS and value in (None, "true"):
             self.line.flags.add(name)
+        elif name in FLAGS:
+            self.line.problems.append(f"--{name} takes no value")
         elif kind is bool:
             self._set(key, "true" if value is None else value)
         elif value is None and self._is_flag(name):
@@ -215,14 +211,15 @@ class _Reader:
             self._set(key, value)
 
     def _assign(self, key: str, value: str) -> None:
-        """Read ``section.option=value``, unless it chooses a part or plugin: the first look has read these."""
+        """Read ``section.option=value``; the first look has read those that choose a part or a plugin."""
         if "." in key and not _selected_section(key) or key in (*FIXED_SECTIONS, *TOP_LEVEL, "mixing"):
             self._set(key, value)
+        elif not value and _selected_section(key):
+            self.line.problems.append(f"{shortened(key)}= needs a value")
         elif not _selected_section(key) and key not in ("plugin", "plugins"):
             self._refuse("key", key, [*SECTIONS, *TOP_LEVEL, *self.by_key])
 
     def _data(self, token: str) -> None:
-        """Read an argument that is no option, which is the data of the task."""
         keys = [spec.key for spec in self.line.named("data")] or ["task.data"]
         if len(keys) > 1:
             written = " or ".join(f"{key}={token}" for key in keys)
@@ -243,8 +240,7 @@ class _Reader:
             self.line.problems.append(f"unknown {kind} {shortened(name)}; {cure}")
 
     def _find(self, name: str) -> tuple[str, Any]:
-        """Return the key and the type of the option that a name or key stands for. The type is None if there is no such
-        option, or several."""
+        """Return the key and the type of the option of a name or key; the type is None if there is none, or several."""
         key = name.replace("-", "_")
         spec = self.by_key.get(OF_A_STAGE.sub("", key, count=1))
         if spec is None and len(specs := self.line.named(name)) == 1:
@@ -256,7 +252,6 @@ class _Reader:
         return name in FLAGS or kinds[0] is bool or kinds == [None, bool]
 
     def _get(self, key: str) -> Any:
-        """Return the value that a key has so far; None if none."""
         values: Any = self.values
         for name in key.split("."):
             values = values.get(name) if isinstance(values, dict) else None

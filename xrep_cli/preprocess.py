@@ -47,13 +47,6 @@ NAMES = {
     "maximum_length": "max-length",
     "maximum_length_ratio": "max-length-ratio",
 }
-"""Fields of the options of preprocessing and cleaning whose option has another name."""
-NAMES = {
-    "vocabulary_size": "vocab-size",
-    "minimum_length": "min-length",
-    "maximum_length": "max-length",
-    "maximum_length_ratio": "max-length-ratio",
-}
 """Options that have another name than their fields."""
 
 

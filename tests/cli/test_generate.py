@@ -262,7 +262,7 @@ REFUSALS = {
     "temperature": ({"temperature": 0, "sampling": None}, "--temperature must be above 0, not 0.0"),
     "nucleus": ({"sampling_topp": 1.5, "sampling": None}, "--sampling-topp must lie in (0, 1], not 1.5"),
     "sampling": ({"sampling_topk": 5}, "--sampling-topk is an option of sampling, which is off"),
-    "penalty": ({"lenpen": "nan"}, "--lenpen must be finite, not nan"),
+    "penalty": ({"lenpen": "nan"}, "argument --lenpen: must be a finite number"),
     "max tokens": ({"max_tokens": 0}, "--max-tokens 0; give at least 1"),
     "buffer": ({"buffer_lines": 0}, "--buffer-lines 0; give at least 1"),
     "no such input": ({"input": "absent.txt", "path": "/nowhere"}, "absent.txt: no such file; check the name"),

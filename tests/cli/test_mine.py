@@ -261,8 +261,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
         "absent: no such folder": {"output": "absent/mined.tsv"},
         "nan.npy:18: the vector of this row is not finite": {"target_vectors": "nan.npy"},
         "x.npy: vectors of 32 numbers, but wide.npy has 33": {"target_vectors": "wide.npy", "source_vectors": "x.npy"},
-        "4 neighbours, but there are 500 sentences and 3; give at most 3": {"target_vectors": "three.npy"},
-        "4 neighbours, but there are 500 sentences and 2; give at most 2": {"target_vectors": "three.npy",
+        "4 neighbours, but there are 500 sentences and 3; lower --neighbours to 3": {"target_vectors": "three.npy"},
+        "4 neighbours, but there are 500 sentences and 2; lower --neighbours to 2": {"target_vectors": "three.npy",
                                                                            "target": "de.txt"},
         "de.txt:4: 3 lines, but x.npy has 500 vectors; row i must be the vector of line i": {
             "source": "de.txt", "source_vectors": "x.npy"},

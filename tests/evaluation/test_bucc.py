@@ -225,7 +225,7 @@ def test_the_command(write_split: Callable[..., Path], tmp_path: Path, capsys: p
     assert printed.splitlines()[2].split()[-1] == "oracle" and "mean F1 (oracle): " in printed
     assert "mean F1 (oracle)" in json.loads((tmp_path / "out.json").read_text())["headline"]
     refused = {
-        ("--neighbours", "200"): "200 neighbours, but there are 100 sentences a side; give at most 100",
+        ("--neighbours", "200"): "200 neighbours, but there are 100 sentences a side; lower --neighbours to 100",
         ("--langs", "fr-en"): "no BUCC files of fr-en; it holds de-en",
         ("--oracle", "--threshold", "1"): "--oracle and --threshold; give one of them",
     }

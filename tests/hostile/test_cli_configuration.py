@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 
 from tests.hostile.fuzzing import Fuzz, files_like
 from xrep.config import compose_course
-from xrep.config.sections import DEFAULT_NAMES
+from xrep.config.sections import SECTIONS, TOP_LEVEL
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
 from xrep_cli.options import DEMO_RECIPE, parse
+from xrep_cli.train import main
 
 PARTS = b"""\
 parts:
@@ -58,13 +60,13 @@ def retyped(draw: st.DrawFn, valid: Sequence[bytes]) -> bytes:
     """Draw one of the valid files with up to three values that are replaced, or added under another key of the file."""
     root = yaml.safe_load(draw(st.sampled_from(list(valid))))
     for _ in range(draw(st.integers(0, 3))):
-        node, keys = root, [*DEFAULT_NAMES, *root]
+        node, keys = root, [*SECTIONS, *TOP_LEVEL, *root]
         while True:
             key: Any = draw(st.sampled_from([*node, *keys] if isinstance(node, dict) else range(len(node))))
             inner = node[key] if isinstance(node, list) or key in node else None
             if not isinstance(inner, dict | list) or not inner or draw(st.booleans()):
                 break
-            node, keys = inner, ["name", "batch_size", "stages", "parts"]
+            node, keys = inner, ["name", "batch_size", "stages", "parts", "checkpoint", "init"]
         node[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
     return yaml.dump(root).encode("utf-8", "surrogatepass")
 
@@ -77,6 +79,43 @@ def test_recipes(fuzz: Fuzz) -> None:
 @pytest.mark.slow
 def test_recipes_with_values_of_other_types(fuzz: Fuzz) -> None:
     fuzz("retyped recipes", "c.yaml", retyped((DEMO_RECIPE.read_bytes(), PARTS, STAGES)), compose_file, inputs=500)
+
+
+ALIASES = "b0: &b0 [x, x]\n" + "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 10)}]\n" for n in range(1, 9))
+INTERPOLATIONS = "b0: x\n" + "".join(f"b{n}: '${{b{n - 1}}}${{b{n - 1}}}'\n" for n in range(1, 40))
+FILES = {
+    ALIASES: "c.yaml: not a valid configuration: it has more than 10,000 values",
+    INTERPOLATIONS: "it has more than 20 interpolations",
+    "a: &a [*a]": "the alias 'a' stands inside of its own value",
+    "task: " + "[" * 1000: "it has more than 50 levels",
+    "".join(" " * n + f"a{n}:\n" for n in range(100)): "it has more than 50 levels",
+    "a: " + "x" * 200_000: "it is larger than 100,000 bytes",
+    "5": "not a valid configuration: Invalid loaded object type: int",
+    "[1]": "is not a mapping of sections",
+    "task:\n\tname: bitext": "c.yaml:2: not a valid configuration: found character",
+    "task: bitext\nseed: 1\nseed: 2": "c.yaml:3: not a valid configuration: found duplicate key seed",
+    "task: {name: bitext, name: nli}": "c.yaml:1: not a valid configuration: found duplicate key name",
+    "seed: !!python/object/apply:os.system [ls]": "c.yaml:1: not a valid configuration: could not determine",
+    "seed: !!int ''": "not a valid configuration: string index out of range",
+    "seed: !!timestamp x": "not a valid configuration: 'NoneType' object",
+    "seed: " + "9" * 5000: "seed" if sys.version_info < (3, 10, 7) else "not a valid configuration",
+    "a: ${b}\nb: ${a}": "not a valid configuration: Recursive interpolation",
+    "a: ${" + "x" * 50_000 + "}": "not a valid configuration: Interpolation key",
+    "{[a]: 1}": "c.yaml:1: not a valid configuration: found unhashable key",
+    "a: 1\n---\nb: 2": "c.yaml:2: not a valid configuration",
+    "parts:": "parts must be a list of {task: ..., criterion: ...}",
+    "stages:": "stages must be a list of the values of each stage",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), FILES.items(), ids=range(len(FILES)))
+def test_files_that_are_no_configuration(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text(text, encoding="utf-8")
+    assert main(["--config", str(tmp_path / "c.yaml"), "--print-config"]) == 2
+    errors = capsys.readouterr().err
+    assert message in errors and len(errors) < 2000 and errors.count("\n") == errors.count("xrep-train: error: ")
 
 
 TEXTS = [

@@ -44,7 +44,7 @@ def test_a_mean_below_zero_makes_no_pair_the_best() -> None:
 def test_unknown_margins_and_too_many_neighbours_are_refused() -> None:
     with pytest.raises(ValueError, match="margin must be one of absolute, distance, ratio, not 'cosine'"):
         margin_scores(X, Y, 4, "cosine")
-    message = "46 neighbours, but there are 60 sentences and 45; give at most 45, or more sentences"
+    message = "46 neighbours, but there are 60 sentences and 45; lower `neighbours` to 45, or give more sentences"
     with pytest.raises(UserError) as caught:
         margin_scores(X, Y, 46, "ratio")
     assert str(caught.value) == message

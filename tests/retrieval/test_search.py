@@ -91,7 +91,7 @@ def test_a_search_goes_on_where_it_stopped(
     path = tmp_path / "found.npz"
     with pytest.raises(Stopped):
         run(x, y, path, way, stop_after)
-    assert load_neighbours(path)[1] == stop_after
+    assert load_neighbours(path, 230, 310, 4)[1] == stop_after
     seen: list[tuple[int, int]] = []
     original = Side.read
     monkeypatch.setattr(Side, "read", lambda side, *rows: (seen.append((id(side), *rows)), original(side, *rows))[1])
@@ -154,8 +154,8 @@ def test_a_survey_names_the_row_that_is_not_finite_and_tells_files_apart(
     rows = vectors(50, 16, seed=1)
     rows[20] = rows[7]
     np.save(tmp_path / "a.npy", rows)
-    sha256, keys = VectorFile(tmp_path / "a.npy").survey()
-    assert keys[20] == keys[7] and len(set(keys.tolist())) == 49
+    sha256, keys, zeros = VectorFile(tmp_path / "a.npy").survey()
+    assert not len(zeros) and keys[20] == keys[7] and len(set(keys.tolist())) == 49
     rows[33, 5] = np.nan
     np.save(tmp_path / "b.npy", rows)
     with pytest.raises(UserError, match=r"b\.npy:34: the vector of this row is not finite"):

@@ -123,7 +123,7 @@ def stages_of(values: Mapping[str, Any], command: Mapping[str, Any]) -> list[tup
         taken = _only(general, lambda key, own=options[number]: key in own or key not in everywhere)
         if number:
             taken.pop("init", None)
-        change = changes.get(item["name"])
+        change = changes.get(item["name"]) if isinstance(changes, Mapping) else None
         merged.append((item["name"], _over(merge(stage, taken), change if isinstance(change, Mapping) else {})))
     return merged
 
@@ -180,6 +180,10 @@ def _problems_of_items(origin: str, layer: Mapping[str, Any], below: Mapping[str
         if isinstance(stage, Mapping):
             problems += _problems_of_items(f"{origin}: stages.{name}", {"parts": stage.get("parts")}, below)
             problems += [f"{origin}: stages.{name}: a stage cannot have stages"] if "stages" in stage else []
+            if "name" in stage and isinstance(stages, Mapping):
+                problems.append(
+                    f"{origin}: stages.{name}: a stage cannot be renamed; change its name where it is listed"
+                )
     return problems
 
 
@@ -202,11 +206,12 @@ def _problems_of_stages(values: Mapping[str, Any], command: Mapping[str, Any]) -
     changes = command.get("stages", {})
     for number, stage in enumerate(stages):
         key = f"stages.{stage['name']}"
-        for given in (stage, changes.get(stage["name"])):
-            given = given if isinstance(given, Mapping) else {}
-            if "save_dir" in given.get("checkpoint", {}):
+        for own in (stage, changes.get(stage["name"]) if isinstance(changes, Mapping) else None):
+            own = own if isinstance(own, Mapping) else {}
+            checkpoint = own.get("checkpoint")
+            if isinstance(checkpoint, Mapping) and "save_dir" in checkpoint:
                 cure = "set checkpoint.save_dir of the whole course"
                 problems.append(f"{key}.checkpoint.save_dir is given, but a stage trains in SAVE_DIR/NAME; {cure}")
-            if number == 0 and str(given.get("init")).split("/")[0] == PREVIOUS:
-                problems.append(f"{key}.init is {given['init']}, but there is no stage before it")
+            if number == 0 and str(own.get("init")).split("/")[0] == PREVIOUS:
+                problems.append(f"{key}.init is {own['init']}, but there is no stage before it")
     return problems

@@ -51,7 +51,7 @@ class RunConfig:
     def configs(self) -> dict[str, Any]:
         """Maps each section to the options of the chosen part, an instance of its ``Config`` dataclass."""
         sections = {section.key: section for section in sections_of(self.values)}
-        configs = {key: load_target(section.options)(**section.given) for key, section in sections.items()}
+        configs = {key: load_target(section.options)(**section.values) for key, section in sections.items()}
         chosen = {key: config for key, config in configs.items() if key in SECTIONS}
         for kind in self._mixture:
             parts = []
@@ -91,18 +91,18 @@ class RunConfig:
         return to_yaml(self.values)
 
 
-def resolve(given: Mapping[str, Any], problems: list[str], stage: str = "") -> RunConfig | None:
+def resolve(merged: Mapping[str, Any], problems: list[str], stage: str = "") -> RunConfig | None:
     """Return the run that the merged values of all layers describe.
 
     Args:
         problems: Everything that is wrong is added here, one line each; then the result is None.
     """
-    own = _problems_of_form(given)
-    resolved = {section.key: _resolve(section, own) for section in sections_of(given)}
+    own = _problems_of_form(merged)
+    resolved = {section.key: _resolve(section, own) for section in sections_of(merged)}
     run = None
     if not own:
         top, parts = resolved.pop(""), []
-        for name in (part["name"] for part in parts_of(given)):
+        for name in (part["name"] for part in parts_of(merged)):
             task_and_criterion = {kind: resolved.pop(f"parts.{name}.{kind}") for kind in OF_A_PART}
             parts.append({"name": name, **task_and_criterion, **resolved.pop(f"parts.{name}")})
         several = {"parts": parts, "mixing": top["mixing"]} if parts else {}
@@ -164,15 +164,15 @@ def _resolve(section: Section, problems: list[str]) -> dict[str, Any]:
         problems.append(str(error) if section.key == section.kind else f"{section.key}: {error}")
         return {}
     above = f"{section.key}." if section.key else ""
-    for name in section.given:
+    for name in section.values:
         if name not in specs:
             problems.append(f"unknown key {shortened(f'{above}{name}')}; {suggestion(str(name), list(specs))}")
     values, doubtful = {}, []
     for name, spec in specs.items():
         values[name] = spec.default
         try:
-            if name in section.given:
-                values[name] = convert(section.given[name], spec.annotation)
+            if name in section.values:
+                values[name] = convert(section.values[name], spec.annotation)
             elif spec.default is dataclasses.MISSING:
                 raise ValueError("has no default; give it")
         except ValueError as error:

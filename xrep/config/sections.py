@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from xrep.config.fields import FieldSpec, convert, read_fields
+from xrep.config.ranges import out_of_range
 from xrep.config.source import class_attribute
 from xrep.config.yaml_files import load_yaml
 from xrep.registry import REGISTRIES
@@ -76,8 +77,7 @@ class PartOptions:
     """With mixing proportion: the share of the steps that this part gets, relative to the other parts. none: 1."""
 
     def problems(self) -> list[str]:
-        given = {"weight": self.weight, "proportion": self.proportion}
-        return [f"{k} must be above 0, not {v}" for k, v in given.items() if v is not None and not v > 0]
+        return out_of_range(self, weight="(0, inf)", proportion="(0, inf)")
 
 
 OWN_OPTIONS = {"run": RunOptions, "mixture": MixtureOptions, "part": PartOptions}
@@ -96,7 +96,7 @@ class Section:
     """``criterion``; a key of OWN_OPTIONS if the options belong to no registered part."""
     name: str | None
     """Name of the chosen part; None if none is chosen, or if there is no choice."""
-    given: dict[str, Any]
+    values: dict[str, Any]
 
     @property
     def is_chosen(self) -> bool:
@@ -134,10 +134,10 @@ def sections_of(values: Mapping[str, Any]) -> list[Section]:
 
 
 def _section(key: str, kind: str, values: Mapping[str, Any]) -> Section:
-    given = values.get(kind)
-    given = dict(given) if isinstance(given, Mapping) else {}
-    name = given.pop("name", _default_name(kind, values)) if kind in DEFAULT_NAMES else None
-    return Section(key, kind, None if name is None else str(name), given)
+    section = values.get(kind)
+    own = dict(section) if isinstance(section, Mapping) else {}
+    name = own.pop("name", _default_name(kind, values)) if kind in DEFAULT_NAMES else None
+    return Section(key, kind, None if name is None else str(name), own)
 
 
 def _default_name(kind: str, values: Mapping[str, Any]) -> str | None:

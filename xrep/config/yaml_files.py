@@ -37,10 +37,10 @@ def load_yaml(path: str | Path) -> Mapping[Any, Any]:
         raise
     except yaml.MarkedYAMLError as error:
         line = None if error.problem_mark is None else error.problem_mark.line + 1
-        problem = one_line(error.problem or error.context or "")
+        problem = " ".join((error.problem or error.context or "").split())
         raise UserError(f"not a valid configuration: {problem}", path=path, line=line, cure="correct it") from error
     except Exception as error:  # YAML and OmegaConf raise nearly every type, such as IndexError for "!!int ''"
-        raise UserError(f"not a valid configuration: {one_line(error)}", path=path, cure="correct it") from error
+        raise UserError(f"not a valid configuration: {one_line(error)[:300]}", path=path, cure="correct it") from error
     if not isinstance(values, Mapping):
         raise UserError("is not a mapping of sections", path=path, cure="write for example 'task: bitext'")
     return values

@@ -103,7 +103,7 @@ def preprocess(
     destination = Path(destination)
     check_new_directory(destination)
     if not splits.get("train"):
-        raise UserError("no training text", cure="name some, for example --bitext de-en=deu-eng.tsv")
+        raise UserError("no training text", cure="name some in `bitext`, for example de-en=deu-eng.tsv")
     for bitext in [*splits.get("valid", []), *splits.get("test", [])]:
         if bitext.sample is not None:
             raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")

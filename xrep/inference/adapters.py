@@ -84,12 +84,8 @@ class MtebEncoder:
         prompt_type: Any = None,
         **kwargs: Any,
     ) -> np.ndarray:
-        """Return float32 [N, D] with one row for each text of the batches ``{"text": [...]}``.
-
-        Raises:
-            UserError: If the task has no text but images or sound, the encoder has no tower for a language, or two
-                languages cannot be told apart.
-        """
+        """Return float32 [N, D] with one row for each text of the batches ``{"text": [...]}``; a UserError if there is
+        no text, the encoder has no tower for a language, or two languages cannot be told apart."""
         texts: list[str] = []
         for batch in inputs:
             if "text" not in batch:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -71,18 +72,19 @@ def encode_file(
 
     Args:
         path: The input file, plain or compressed with gzip or xz; ``-`` is standard input.
-        output: The output file. With several processes it is the name from which those of the shards are made.
-        lang: Language of the lines; needed if the encoder has a tower for each side.
         dtype: Type of the numbers in the file.
-        batch_tokens, normalize: As in ``SentenceEncoder.encode``.
+        lang, batch_tokens, normalize: As in ``SentenceEncoder.encode``.
         rank, world_size: Number of this process, from 0, and number of processes. Each process encodes a range of
-            consecutive lines into its own shard.
+            consecutive lines into its own shard, ``shard_path(output, rank, world_size)``.
 
     Raises:
         UserError: If a line is invalid, a vector is not finite in ``dtype``, there is an unfinished output of another
             encoder, other options or other lines, or another process is writing the output.
     """
     started = time.monotonic()
+    if not 0 <= rank < world_size:
+        cure = "the environment variable RANK must count from 0 and be below WORLD_SIZE"
+        raise UserError(f"this is process {rank} of {world_size}", cure=cure)
     lang = lang and canonical(lang)
     encoder.model.tower(lang)
     target, file = shard_path(output, rank, world_size), "/dev/stdin" if path == "-" else path
@@ -90,7 +92,7 @@ def encode_file(
         target = target.resolve()
     first, last, count = 0, None, None
     if world_size > 1:
-        if Path(file).is_fifo() or path == "-":
+        if not Path(file).is_file() or path == "-":
             raise UserError("several processes cannot share what can be read once only", path=path, cure="name a file")
         total = sum(1 for _ in read_lines(file))
         first, last = total * rank // world_size, total * (rank + 1) // world_size
@@ -156,9 +158,15 @@ class _Writer:
         self._digest, self._row_bytes = hashlib.sha256(), facts["size"] * dtype.itemsize
 
     def __enter__(self) -> _Writer:
+        cure = "rename it, or write elsewhere"
+        foreign = UserError("not the unfinished output of an earlier run", path=self.partial, cure=cure)
+        if self.partial.is_symlink() or (self.partial.exists() and not self.partial.is_file()):
+            raise foreign
         with naming(self.partial):
-            self._file: BinaryIO = open(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            self._file: BufferedRandom = open(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
+            if self._file.peek(6)[:6] not in (b"", np.lib.format.MAGIC_PREFIX):
+                raise foreign
             with suppress(OSError):  # Some network file systems do not support locks.
                 if not try_lock(self._file):
                     cure = "wait for it, or write elsewhere"
@@ -179,7 +187,7 @@ class _Writer:
             self.partial.unlink(missing_ok=True)  # There is nothing to resume from.
 
     def resume(self, lines: Iterator[str]) -> None:
-        """Skip the lines that are already encoded, check that they are unchanged, and truncate the file after them."""
+        """Skip the lines that are encoded already, check that they are the same, and cut the file after them."""
         if self._saved is None:
             self.journal.unlink(missing_ok=True)
         else:
@@ -234,10 +242,12 @@ class _Writer:
             return None  # The file is new. A journal without a file is from a run killed just before it deleted it.
         try:
             saved = json.loads(self.journal.read_text(encoding="utf-8"))
-            facts, lines, _ = dict(saved["facts"]), int(saved["lines"]), str(saved["sha256"])
+            facts, lines, _ = dict(saved["facts"]), saved["lines"], str(saved["sha256"])
+            if not isinstance(lines, int) or lines < 0:
+                raise ValueError
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise self._other("its journal is damaged") from None
         if differing := differing_names(facts, self.facts):
             raise self._other(f"it was made with another {', '.join(differing).replace('_', ' ')}")

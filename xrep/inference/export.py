@@ -56,8 +56,7 @@ def export_path(
         The directories written.
 
     Raises:
-        UserError: If there is no encoder, there are too few checkpoints, ``directory`` is not empty, there is no
-            projection to leave out, the format has no pooling, or as ``export``.
+        UserError: If there is no encoder, too few checkpoints, or no projection or pooling, or as ``export``.
     """
     if (pooling or no_projection) and format != "sentence-transformers":
         problem = f"`pooling` and `no_projection` are for the format sentence-transformers, not for {format}"
@@ -147,8 +146,7 @@ def export(encoder: SentenceEncoder, directory: str | Path, format: Format) -> l
     ``target``; a README says which languages each reads. The directories contain no code. xrep can read them again,
     with exactly the same weights.
 
-    Args:
-        format: ``sentence-transformers`` has pooling, projection and normalisation; ``hf`` is the transformer alone.
+    ``sentence-transformers`` has pooling, projection and normalisation; ``hf`` is the transformer alone.
 
     Returns:
         The directories written.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from array import array
@@ -31,6 +32,10 @@ from xrep.retrieval.vectors import VectorFile
 from xrep.text.readers import read_lines
 
 Index = Literal["flat", "ivf", "ivf-pq"]
+_OWN_FILE = re.compile(
+    r"lock|facts\.json|neighbours\.npz|(source|target)(\.txt|-[0-9a-f]{16}\.npy(\.partial(\.json)?)?)|\..*\.tmp"
+)
+"""Names of files in the folder of a search, which may be removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +54,22 @@ class MiningOptions:
     """Options of ``mine``."""
 
     margin: Margin = "ratio"
+    """Score of a pair: its cosine; its cosine minus the mean cosine of both sides with their neighbours; or divided by
+    it."""
     neighbours: int = 4
-    """k, the number of nearest neighbours that the margin averages and among which a translation is searched."""
+    """Number of neighbours in each direction, which the margin averages and among which translations are searched."""
     retrieval: Retrieval = "max"
+    """Candidates: the best target of each source; the best source of each target; pairs that are both; pairs that are
+    either."""
     threshold: float | None = None
-    """Leave out pairs with a score lower than this. None keeps all pairs."""
+    """Leave out pairs with a lower score; none: keep all."""
     one_to_one: bool = False
-    """Use each target in at most one pair. (Each source is always in at most one.)"""
+    """Use each target only once, in its best pair. (Each source is in at most one pair anyway.)"""
     index: Index = "flat"
-    """``flat`` is exact search; ``ivf`` and ``ivf-pq`` are faiss's inverted files, which may miss neighbours."""
+    """flat is exact search; the others are faiss's inverted files, which may miss neighbours and are faster for
+    millions of sentences."""
     probes: int = 32
-    """Number of cells of the inverted file that are searched for each sentence."""
+    """Number of cells of an inverted file that are searched for each sentence."""
     batch_tokens: int = 4096
     """Number of subwords per batch of the encoder."""
     device: str = "cpu"
@@ -147,7 +157,6 @@ def mine(
         shard: (i, n), with i from 1: search only the i-th of n parts of the source. The result is the folder
             ``{output}.shard-i-of-n`` and no pairs are written.
         merged: Number n of shards whose results are merged instead of searching; None searches.
-        show_progress: Whether to show on stderr how far the search is.
 
     Raises:
         UserError: If a side is invalid, there are fewer sentences than neighbours, or there is an unfinished search or
@@ -164,12 +173,11 @@ def mine(
         facts |= {"probes": options.probes} if options.index != "flat" else {}
         if shard:
             facts["shard"] = list(shard)
-            x = replace(x, rows=x.rows[slice(*(len(x) * (shard[0] - past) // shard[1] for past in (1, 0)))])
+            x = _part(x, *shard)
         if merged:
-            nearest = _merge_shards(output, merged, facts)
+            nearest = _merge_shards(output, merged, x, y, facts)
         else:
-            _remember(work, facts)
-            nearest = _search(x, y, work, options, show_progress)
+            nearest = _search(x, y, work, options, facts, show_progress)
         pairs = None if shard else _write(output, nearest, sides, options)
         _clear(work, keep=("neighbours.npz", "facts.json") if shard else ())
     return Mined(
@@ -191,11 +199,17 @@ def shard_folder(output: Path, part: int, parts: int) -> Path:
     return output.with_name(f"{output.name}.shard-{part}-of-{parts}")
 
 
+def _part(side: Side, part: int, parts: int) -> Side:
+    return replace(side, rows=side.rows[len(side) * (part - 1) // parts : len(side) * part // parts])
+
+
 @contextmanager
 def _work_folder(work: Path) -> Iterator[None]:
     """Context manager that creates the folder if necessary and locks it for this process."""
+    if work.exists() and not (work.is_dir() and all(_OWN_FILE.fullmatch(path.name) for path in work.iterdir())):
+        raise UserError("not the folder of an unfinished search", path=work, cure="rename it, or write elsewhere")
     work.mkdir(exist_ok=True)
-    with (work / "lock").open("w") as lock:
+    with (work / "lock").open("a") as lock:
         if not try_lock(lock):
             cure = "wait for it, or write elsewhere"
             raise UserError("another process is mining into this file", path=work, cure=cure)
@@ -221,13 +235,15 @@ def _open(text: Text, work: Path, encoder: SentenceEncoder | None, options: Mini
             size = options.batch_tokens
             encode_file(encoder, text.text, vectors, lang=text.lang, dtype="float16", batch_tokens=size)
     file = VectorFile(vectors)
-    sha256, keys = file.survey()
+    sha256, keys, zeros = file.survey()
     facts, rows = {"vectors": sha256}, np.arange(len(file))
     if lines is not None:
         if (count := len(lines.keys)) != len(file):
             problem, line = f"{count:,} lines, but {vectors} has {len(file):,} vectors", min(count, len(file)) + 1
             raise UserError(problem, path=text.text, line=line, cure="row i must be the vector of line i")
         facts, rows, keys = {"text": lines.sha256, **facts}, lines.filled(), lines.keys
+    if (zeros := np.intersect1d(zeros, rows)).size:
+        raise file.unusable("is zero", int(zeros[0]))
     kept = rows[first_of_each(keys[rows])]
     return _Opened(Side(file, kept), lines, len(file) - len(rows), len(rows) - len(kept), facts)
 
@@ -239,28 +255,25 @@ def _check(x: Side, y: Side, options: MiningOptions) -> None:
     check_neighbours(options.neighbours, len(x), len(y))
 
 
-def _remember(work: Path, facts: dict[str, Any]) -> None:
-    """Save the facts of the search, or check that those of an earlier run are the same."""
-    path = work / "facts.json"
-    if not path.exists():
-        write_json(path, facts)
-    elif differing := differing_names(_read_facts(path), facts):
-        problem = f"an unfinished search is there, with another {', '.join(differing)}"
-        raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
-
-
 def _read_facts(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError("no such shard", path=path.parent, cure="search that part first, with `shard`") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise UserError("a damaged file", path=path, cure=f"remove {path.parent} to begin anew") from None
 
 
-def _search(x: Side, y: Side, work: Path, options: MiningOptions, show_progress: bool) -> Neighbours:
+def _search(
+    x: Side, y: Side, work: Path, options: MiningOptions, facts: dict[str, Any], show_progress: bool
+) -> Neighbours:
+    if not (work / "facts.json").exists():
+        write_json(work / "facts.json", facts)
+    elif differing := differing_names(_read_facts(work / "facts.json"), facts):
+        problem = f"an unfinished search is there, with another {', '.join(differing)}"
+        raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
     if not len(x):
-        raise UserError("a part without sentences", cure="cut the source into fewer parts")
+        raise UserError("a part without sentences", cure="cut the source into fewer parts with `shard`")
     device = options.device if options.index == "flat" else "cpu"
     state = SearchState.begin(work / "neighbours.npz", len(x), len(y), options.neighbours, device)
     if options.index == "flat":
@@ -271,7 +284,7 @@ def _search(x: Side, y: Side, work: Path, options: MiningOptions, show_progress:
     return Neighbours.of(state.xy, state.yx)
 
 
-def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours:
+def _merge_shards(output: Path, count: int, x: Side, y: Side, facts: dict[str, Any]) -> Neighbours:
     parts = []
     for part in range(1, count + 1):
         folder = shard_folder(output, part, count)
@@ -281,7 +294,8 @@ def _merge_shards(output: Path, count: int, facts: dict[str, Any]) -> Neighbours
             raise UserError(f"a shard with another {', '.join(differing)}", path=folder, cure=cure)
         if (folder / "lock").exists():
             raise UserError("the search of this shard has not ended", path=folder, cure="run it to its end first")
-        parts.append(load_neighbours(folder / "neighbours.npz")[0])
+        sources = len(_part(x, part, count))
+        parts.append(load_neighbours(folder / "neighbours.npz", sources, len(y), facts["neighbours"])[0])
     return merge(parts)
 
 
@@ -289,7 +303,8 @@ def _write(output: Path, nearest: Neighbours, sides: list[_Opened], options: Min
     """Write the pairs to ``output`` and return their number."""
     pairs = choose(nearest, options.margin, options.retrieval, one_to_one=options.one_to_one)
     if options.threshold is not None:
-        pairs = pairs.take(pairs.score >= options.threshold)
+        with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
+            pairs = pairs.take(pairs.score >= options.threshold)
     columns: list[Iterable[object]] = []
     for opened, chosen in zip(sides, (pairs.source, pairs.target), strict=True):
         rows = opened.side.rows[chosen]

@@ -15,6 +15,7 @@ from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.interop.pretrained import find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import MODULES
+from xrep.memory import check_memory
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import SHARED, DualEncoder
 from xrep.nn.bert import CONFIG
@@ -36,10 +37,8 @@ class SentenceEncoder:
     >>> encoder.encode(["Guten Tag", "Wie geht es?"], lang="de").shape       # doctest: +SKIP
     (2, 512)
 
-    Attributes:
-        languages: Codes of the languages it was trained on.
-        training_hashes: File with the hashes of its training sentences (sorted uint64 ``.npy``); None if it is not
-            available.
+    ``languages`` are the codes of those it was trained on; ``training_hashes`` is the file with the hashes of its
+    training sentences (sorted uint64 ``.npy``), if it is available.
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class SentenceEncoder:
         The vector of a sentence does not depend on the other sentences (to about 1e-6).
 
         Args:
-            sentences: N sentences.
             lang: Language of the sentences (``de``, ``deu``); needed if the encoder has a tower for each side.
             batch_tokens: Number of subwords per batch, padding included.
             normalize: Scale the vectors to length 1; otherwise they are as the model computes them.
@@ -120,25 +118,24 @@ class SentenceEncoder:
         device, vocabulary = next(self.model.parameters()).device, self.text.vocabulary(tower)
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
             for rows in batches_of(tokens, batch_tokens, self.text.max_length):
-                batch = collate([tokens[row] for row in rows], vocabulary, self.text.max_length).to(device)
+                batch = collate([tokens[row] for row in rows], vocabulary, self.text.max_length)
+                states = 24 * batch.tokens.numel() * self.output_size  # of a feed-forward layer and around it, at least
+                what = f"a batch of {batch.tokens.numel():,} subwords"
+                check_memory(states, what, device=str(device), cure="lower `batch_tokens`")
+                batch = batch.to(device)
                 encoded = self.model.encode(tower, batch)[0].float()
                 vectors[rows] = (F.normalize(encoded, dim=1) if normalize else encoded).cpu().numpy()
                 bar.update(len(rows))
         return vectors
 
     def fingerprint(self) -> str:
-        """Return a hex digest of the weights, the architecture, the type of the numbers and the special ids.
-
-        It does not depend on the path of the encoder.
-        """
+        """Return a hex digest of the weights and of what else determines the vectors, but not of the path."""
         return fingerprint(self.model, self.text)
 
     def _tokenize(self, sentences: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-        tokens: list[np.ndarray] = []
-        for start in range(0, len(sentences), TOKENIZE_CHUNK):
-            ids = tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK]))
-            tokens += [np.asarray(sentence[: self.text.max_length - 1], dtype=np.int64) for sentence in ids]
-        return tokens
+        starts, most = range(0, len(sentences), TOKENIZE_CHUNK), self.text.max_length - 1
+        parts = (tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK])) for start in starts)
+        return [np.asarray(ids[:most], dtype=np.int64) for part in parts for ids in part]
 
 
 def has_foreign_encoder(directory: Path) -> bool:

@@ -51,21 +51,12 @@ class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         self.device, self.dtype = device, dtype
 
     def fit(self, X: Iterable[str], y: Any = None) -> SentenceVectors:  # noqa: N803 (scikit-learn's names)
-        """Load the encoder, so that an error in it or in ``lang`` is raised here.
-
-        Raises:
-            UserError: If there is no encoder at ``path``, or it has no tower for ``lang``.
-        """
+        """Load the encoder, so that a UserError about it or about ``lang`` is raised here."""
         self._encoder()
         return self
 
     def transform(self, X: Iterable[str]) -> np.ndarray:  # noqa: N803
-        """Return float32 [N, D] for a list, array or column of N sentences.
-
-        Raises:
-            TypeError: If ``X`` is one string, or an element of it is not a string.
-            UserError: As ``fit``.
-        """
+        """Return float32 [N, D] for a list, array or column of N sentences; a TypeError if they are no strings."""
         sentences = [X] if isinstance(X, str) else list(X)
         if isinstance(X, str) or not all(isinstance(sentence, str) for sentence in sentences):
             raise TypeError("SentenceVectors takes a list, array or column of strings")

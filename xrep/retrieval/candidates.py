@@ -34,11 +34,8 @@ class Candidates:
 
 
 def choose(nearest: Neighbours, margin: Margin, retrieval: Retrieval, *, one_to_one: bool = False) -> Candidates:
-    """Choose candidate pairs. Each source is in at most one of them.
-
-    Args:
-        one_to_one: let each target be in at most one pair, too. Pairs are taken from the best to the worst, and those
-            that share a side with a pair taken before are left out.
+    """Choose candidate pairs, of which each source, and with ``one_to_one`` each target, is in at most one: pairs are
+    taken from the best to the worst, and those that share a side with one taken before are left out.
 
     Raises:
         ValueError: the retrieval or the margin is unknown.
@@ -65,10 +62,7 @@ def choose(nearest: Neighbours, margin: Margin, retrieval: Retrieval, *, one_to_
 def _best(
     neighbours_NK: np.ndarray, similarity_NK: np.ndarray, mean_N: np.ndarray, mean_M: np.ndarray, margin: Margin
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows that have a candidate, the neighbour with the best score for each, and that score.
-
-    Of equal scores, the nearest neighbour is taken.
-    """
+    """Return the rows that have a candidate, the (nearest) neighbour with the best score for each, and that score."""
     # If an approximate search found fewer than k, the index is -1 and the similarity -inf, so the score is -inf, too.
     scores_NK = apply_margin(similarity_NK, mean_N[:, None], mean_M[neighbours_NK], margin)
     best_N = scores_NK.argmax(axis=1)[:, None]

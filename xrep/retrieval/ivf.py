@@ -26,6 +26,8 @@ _QUERIES = 1 << 18
 """Number of queries in one unit of work."""
 _BLOCK = 1 << 14
 """Number of rows that are read at a time."""
+_MOST_PROPOSALS = 1 << 24
+"""Number of neighbours that are proposed at a time."""
 _TRAINING_ROWS_A_CELL = 48
 _MOST_CELLS = 4096
 _REFINED = 8
@@ -40,10 +42,9 @@ def search_ivf(
     If a sentence has fewer than k neighbours, the remaining places have index -1 and similarity -inf.
 
     Args:
-        state: Results of an earlier run, updated in place; units of work that it already contains are skipped.
+        state: As in ``search_flat``.
         probes: Number of cells that are searched for each query. More cells find more neighbours, but take longer.
-        quantized: Use product quantisation: 4 bits for every 2 dimensions instead of 16 bits for each, and faster
-            scans.
+        quantized: Use product quantisation: 4 bits for 2 dimensions instead of 16 bits for each, and faster scans.
     """
     index, indexed = None, None
     for queries, side, best, part, block in state.work(list(_units(x, y, state, quantized)), show_progress):
@@ -99,8 +100,9 @@ def _search(
     index: faiss.IndexIVF, queries: Side, side: Side, best: Best, first: int, block: tuple[int, int], refined: int
 ) -> None:
     wanted = min(index.ntotal, refined * best.index.size(1))
-    for start in range(*block, _BLOCK):
-        stop = min(start + _BLOCK, block[1])
+    rows = max(1, min(_BLOCK, _MOST_PROPOSALS // wanted))
+    for start in range(*block, rows):
+        stop = min(start + rows, block[1])
         x_BD = queries.read(start, stop)
         _, proposed_BP = index.search(x_BD, wanted)
         absent_BP = torch.from_numpy(proposed_BP < 0)

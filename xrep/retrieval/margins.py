@@ -45,13 +45,11 @@ def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, mar
 
 
 def neighbour_means(nearest: Neighbours) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean cosine of each row with its k neighbours: [N] for x, [M] for y.
-
-    If an approximate search found fewer than k (index -1), the mean is over those found; it is 0 if there are none.
-    """
+    """Return the mean cosine of each row with its k neighbours, or with those that an approximate search found (0 if
+    none): [N] for x, [M] for y."""
 
     def mean_of_each(index_NK: np.ndarray, similarity_NK: np.ndarray) -> np.ndarray:
-        there_NK = index_NK >= 0
+        there_NK = index_NK >= 0  # others were not found
         total_N = np.where(there_NK, similarity_NK, 0).sum(axis=1)
         return (total_N / np.maximum(there_NK.sum(axis=1), 1)).astype(similarity_NK.dtype)
 
@@ -61,16 +59,11 @@ def neighbour_means(nearest: Neighbours) -> tuple[np.ndarray, np.ndarray]:
 def margin_scores(
     x: np.ndarray, y: np.ndarray, k: int, margin: Margin, pairs: tuple[np.ndarray, np.ndarray] | None = None
 ) -> np.ndarray:
-    """Compute the margin scores of all pairs of rows, or of some.
+    """Return the margin scores of all pairs of L2-normalised rows of x [N, D] and y [M, D], float [N, M], or of some.
 
     Args:
-        x: [N, D] float, L2-normalised.
-        y: [M, D] float, L2-normalised.
-        k: number of neighbours in each direction, at most N and M; the absolute margin does not use it.
-        pairs: (rows of x [P], rows of y [P]); None for all pairs, whose N times M similarities must fit in memory.
-
-    Returns:
-        float [N, M], or [P] for ``pairs``. Products are taken in float32, or in float64 if either side is float64.
+        k: number of neighbours in each direction; the absolute margin does not use it.
+        pairs: (rows of x [P], rows of y [P]), whose scores [P] are returned; None for all pairs.
 
     Raises:
         UserError: k is not between 1 and the number of sentences of the smaller side.
@@ -90,10 +83,10 @@ def margin_scores(
 
 def check_neighbours(k: int, sources: int, targets: int) -> None:
     """Raise a UserError unless each side has k neighbours on the other."""
+    fewest = min(sources, targets)
     if k < 1:
         raise UserError(f"{k} neighbours", cure="give at least 1")
-    if k > min(sources, targets):
-        which = f"{sources:,} sentences and {targets:,}" if sources != targets else f"{sources:,} sentences a side"
-        raise UserError(
-            f"{k} neighbours, but there are {which}", cure=f"give at most {min(sources, targets)}, or more sentences"
-        )
+    if k > fewest:
+        there = f"{sources:,} sentences and {targets:,}" if sources != targets else f"{sources:,} sentences a side"
+        cure = f"lower `neighbours` to {fewest}, or give more sentences" if fewest else "give more sentences"
+        raise UserError(f"{k} neighbours, but there are {there}", cure=cure)

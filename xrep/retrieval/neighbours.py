@@ -25,10 +25,8 @@ that only the last tiles need padding."""
 class Neighbours:
     """The k nearest rows of the other side, nearest first; of equal similarities the lowest index comes first.
 
-    Attributes:
-        xy: int64 [N, k], indices of rows of y for each row of x.
-        xy_similarity: float [N, k], their inner products.
-        yx, yx_similarity: [M, k], the same for each row of y.
+    ``xy`` int64 [N, k] has the indices of rows of y for each row of x, ``xy_similarity`` their inner products; ``yx``
+    and ``yx_similarity`` [M, k] are the same for each row of y.
     """
 
     xy: np.ndarray
@@ -92,10 +90,8 @@ class Best:
         self.merge(rows_A, similarity_AK.gather(1, order), index_AK + offset)
 
     def merge(self, rows_A: Tensor | slice, similarity_AK: Tensor, index_AK: Tensor) -> None:
-        """Keep the best of the known neighbours of some rows and new ones [A, P], whose indices must be higher.
-
-        The sort is stable, so a new one does not replace an equal one with a lower index.
-        """
+        """Keep the best of the known neighbours of some rows and new ones [A, P], whose indices must be higher: the
+        sort is stable, so a new one does not replace an equal one."""
         k = self.similarity.size(1)
         both = torch.cat((self.similarity[rows_A], similarity_AK), dim=1).sort(dim=1, descending=True, stable=True)
         index = torch.cat((self.index[rows_A], index_AK), dim=1).gather(1, both.indices[:, :k])
@@ -123,7 +119,14 @@ def search_block(x_BD: Tensor, y_CD: Tensor, best_x: Best, best_y: Best, first_x
 
 def normalize_rows(x: np.ndarray) -> np.ndarray:
     """Return ``x`` [N, D] with each row divided by its L2 norm, so that inner products are cosines; zero rows stay."""
-    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(x.dtype).tiny)
+    with np.errstate(over="ignore", under="ignore"):
+        norms = np.linalg.norm(x, axis=1, keepdims=True)
+    extreme = ~((norms[:, 0] > 1e-15) & (norms[:, 0] < np.inf))
+    if extreme.any():  # squares of such numbers are too small or too large for float32
+        x, largest = x.copy(), np.abs(x[extreme]).max(axis=1, initial=0, keepdims=True)
+        x[extreme] /= np.where(largest > 0, largest, 1)
+        norms[extreme] = np.linalg.norm(x[extreme], axis=1, keepdims=True)
+    return x / np.maximum(norms, np.finfo(x.dtype).tiny)
 
 
 def neighbours(x: np.ndarray, y: np.ndarray, k: int, *, device: str | torch.device = "cpu") -> Neighbours:
@@ -133,9 +136,7 @@ def neighbours(x: np.ndarray, y: np.ndarray, k: int, *, device: str | torch.devi
     memory does not grow with N times M.
 
     Args:
-        x: [N, D] float.
-        y: [M, D] float. Products are taken in float32, or in float64 if either side is float64.
-        k: number of neighbours, at most N and M.
+        x, y: [N, D] and [M, D] float. Products are taken in float32, or in float64 if either side is float64.
         device: device on which products are computed; both sides must fit on it.
 
     Raises:

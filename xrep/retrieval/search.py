@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-import zipfile
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.kernels.precision import operand_dtype
+from xrep.memory import check_memory
 from xrep.progress import Counter
 from xrep.retrieval.neighbours import TILE, Best, Neighbours, search_block
 from xrep.retrieval.vectors import VectorFile
@@ -62,16 +63,12 @@ class SearchState:
 
     @classmethod
     def begin(cls, path: Path, sources: int, targets: int, k: int, device: str = "cpu") -> SearchState:
-        """Load what an earlier run left in ``path``, or start without neighbours.
-
-        Raises:
-            UserError: The file is damaged, or belongs to a search with other numbers of sentences or neighbours.
-        """
+        """Load what an earlier run left in ``path``, as ``load_neighbours`` does, or start without neighbours."""
+        what = f"{k:,} neighbours of each of {sources + targets:,} sentences"
+        check_memory(12 * k * (sources + targets), what, device=device, cure="lower `neighbours`")
         if not path.exists():
             return cls(Best.none(sources, k, device=device), Best.none(targets, k, device=device), path)
-        stored, done = load_neighbours(path)
-        if stored.xy.shape != (sources, k) or stored.yx.shape != (targets, k):
-            raise UserError("of another search", path=path, cure="remove it to begin anew")
+        stored, done = load_neighbours(path, sources, targets, k)
         tensors = {name: torch.from_numpy(array).to(device) for name, array in vars(stored).items()}
         xy, yx = (Best(tensors[f"{side}_similarity"], tensors[side]) for side in ("xy", "yx"))
         return cls(xy, yx, path, done)
@@ -93,44 +90,53 @@ class SearchState:
             self._saved = time.monotonic()
 
 
-def load_neighbours(path: Path) -> tuple[Neighbours, int]:
+def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Neighbours, int]:
     """Load the file that ``SearchState`` saves: the neighbours, and the number of finished units of work.
 
     Raises:
-        UserError: The file is missing or damaged.
+        UserError: The file is missing or damaged, or belongs to a search with other numbers of sentences or neighbours.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return Neighbours(*(file[field.name] for field in fields(Neighbours))), int(file["done"])
-    except FileNotFoundError:
-        raise UserError("no such file", path=path, cure="run that part of the search first") from None
-    # A single array is not a context manager, which raises a TypeError, or an AttributeError before Python 3.11.
-    except (ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile):
-        raise UserError("a damaged file of neighbours", path=path, cure="remove it to begin anew") from None
+    if not path.is_file():
+        raise UserError("no such file", path=path, cure="run that part of the search first")
+    damaged = UserError("a damaged file of neighbours", path=path, cure="remove it to begin anew")
+    if path.stat().st_size > 12 * k * (sources + targets) + 10_000:
+        raise damaged
+    with open(path, "rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            arrays = np.load(file, allow_pickle=False)
+            stored = Neighbours(*(arrays[field.name] for field in fields(Neighbours)))
+            done = int(arrays["done"])
+        except Exception:  # numpy and zipfile raise errors of many types
+            raise damaged from None
+    for side, index, similarity, others in (
+        (sources, stored.xy, stored.xy_similarity, targets),
+        (targets, stored.yx, stored.yx_similarity, sources),
+    ):
+        if index.shape != (side, k) or similarity.shape != index.shape:
+            raise UserError("of another search", path=path, cure="remove it to begin anew")
+        if (index.dtype, similarity.dtype) != (np.int64, np.float32) or np.isnan(similarity).any() or done < 0:
+            raise damaged
+        if index.min(initial=-1) < -1 or index.max(initial=-1) >= others:
+            raise damaged
+    return stored, done
 
 
 def search_flat(x: Side, y: Side, state: SearchState, *, device: str = "cpu", show_progress: bool = False) -> None:
     """Find exact neighbours: for each block of x, all of y is read, and one product serves both directions.
 
-    Memory: the neighbours of both sides, 12 k bytes per sentence, and about 200 MB.
-
-    Args:
-        state: Results of an earlier run, updated in place; units of work that it already contains are skipped.
-        device: Device on which products are computed. A GPU multiplies float16 files in float16.
+    ``state`` is updated in place; units of work that it already contains are skipped. Memory: the neighbours of both
+    sides, 12 k bytes per sentence, and about 200 MB. A GPU multiplies float16 files in float16.
     """
-    width = 4 * x.vectors.size
-    units = list(x.blocks(_rows(_UNIT_BYTES, width)))
-    panels = list(y.blocks(_rows(_PANEL_BYTES, width)))
+    units, panels = (
+        list(side.blocks(max(1, size // (4 * x.vectors.size) // TILE) * TILE))
+        for side, size in ((x, _UNIT_BYTES), (y, _PANEL_BYTES))
+    )
     for first, last in state.work(units, show_progress):
         x_BD = _operand(x, first, last, device)
         for start, stop in panels:
             y_CD = _operand(y, start, stop, device)
             search_block(x_BD, y_CD, state.xy.slice(first, last), state.yx.slice(start, stop), first, start)
-
-
-def _rows(size: int, width: int) -> int:
-    """Return how many rows of ``width`` bytes fit in ``size`` bytes, as a multiple of the tile size."""
-    return max(1, size // width // TILE) * TILE
 
 
 def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
@@ -139,11 +145,7 @@ def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
 
 
 def merge(parts: list[Neighbours]) -> Neighbours:
-    """Merge the neighbours of consecutive parts of x with all of y into those of all of x with y.
-
-    Raises:
-        ValueError: There are no parts.
-    """
+    """Merge the neighbours of consecutive parts of x (at least one) with all of y into those of all of x with y."""
     if not parts:
         raise ValueError("there are no parts to merge")
     best, first = Best.none(*parts[0].yx.shape), 0

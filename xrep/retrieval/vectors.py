@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,39 @@ _SURVEY_BYTES = 1 << 24
 
 
 def open_vectors(path: Path, cure: str) -> np.memmap:
-    """Map the vectors of a .npy file, floats [N, D], into memory.
-
-    Raises:
-        UserError: There is no such file, or it has something else. The message ends with ``cure``.
-    """
-    try:
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError("no such file", path=path, cure="check the name") from None
-    except (ValueError, EOFError):
-        raise UserError("not a file of vectors", path=path, cure=cure) from None
-    if not isinstance(vectors, np.memmap) or vectors.ndim != 2 or vectors.dtype.kind != "f" or not vectors.size:
+    """Map the vectors of a .npy file, floats [N, D], into memory; a UserError says what else the file has."""
+    vectors = open_array(path, "vectors", cure)
+    if vectors.ndim != 2 or vectors.dtype.kind != "f" or not vectors.size:
         raise UserError("not an array [N, D] of floats", path=path, cure=cure)
     return vectors
 
 
-class VectorFile:
-    """The vectors [N, D] of a .npy file.
-
-    The file is memory-mapped and pages are released after each read, so it costs no memory of the process.
+def open_array(path: Path, content: str, cure: str) -> np.memmap:
+    """Map the array of a .npy file into memory; ``content`` names in messages what it should have.
 
     Raises:
-        UserError: there is no such file, or it does not contain a two-dimensional array of floats in C order.
+        UserError: There is no such file, it is not a regular one, not an array, or truncated.
     """
+    if not path.exists():
+        raise UserError("no such file", path=path, cure="check the name")
+    if not path.is_file():
+        raise UserError("not a regular file", path=path, cure=cure)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes that overflow and of headers that need more parsing
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError:
+        raise
+    except Exception:  # numpy reads headers with Python's parser, which raises errors of many types
+        array = None
+    if not isinstance(array, np.memmap):
+        raise UserError(f"not a file of {content}, or a truncated one", path=path, cure=cure)
+    return array
+
+
+class VectorFile:
+    """The vectors [N, D] of a .npy file, which is memory-mapped; pages are released after each read, so they cost no
+    memory of the process. A UserError says why it is not a two-dimensional array of floats in C order."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -62,32 +72,38 @@ class VectorFile:
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return some rows, L2-normalised: float32 [rows, D]."""
-        block = np.asarray(self._rows[rows], dtype=np.float32)
-        vectors = normalize_rows(block)
+        vectors = normalize_rows(np.asarray(self._rows[rows], dtype=np.float32))
         self._let_go()
         return vectors
 
-    def survey(self) -> tuple[str, np.ndarray]:
-        """Read every row once; return their hexadecimal SHA-256 and the keys of the rows, uint64 [N].
+    def survey(self) -> tuple[str, np.ndarray, np.ndarray]:
+        """Read every row once; return their hexadecimal SHA-256, the keys of the rows, uint64 [N], and the numbers of
+        the rows that are zero in float32.
 
         Rows of equal bytes have equal keys, other rows with a probability of 1 in 10¹⁹.
 
         Raises:
-            UserError: a row contains a value that is not finite.
+            UserError: a row contains a value that is not finite in float32.
         """
-        digest, keys = hashlib.sha256(), np.empty(len(self), dtype=np.uint64)
+        digest, keys, zeros = hashlib.sha256(), np.empty(len(self), dtype=np.uint64), list[np.ndarray]()
         step = max(1, _SURVEY_BYTES // (self.size * self.dtype.itemsize))
         for start in range(0, len(self), step):
             block = self._rows[start : start + step]
-            finite = np.isfinite(block).all(axis=1)
+            with np.errstate(over="ignore", under="ignore"):
+                values = block.astype(np.float32, copy=False)
+            finite = np.isfinite(values).all(axis=1)
             if not finite.all():
-                line = start + int(np.argmin(finite)) + 1
-                cure = "encode that sentence again, or leave it out here and in the text"
-                raise UserError("the vector of this row is not finite", path=self.path, line=line, cure=cure)
+                raise self.unusable("is not finite", start + int(np.argmin(finite)))
+            zeros.append(start + np.flatnonzero(~values.any(axis=1)))
             digest.update(block.data)
             keys[start : start + len(block)] = [hash_bytes(row.data) for row in block]
             self._let_go()
-        return digest.hexdigest(), keys
+        return digest.hexdigest(), keys, np.concatenate(zeros)
+
+    def unusable(self, problem: str, row: int) -> UserError:
+        """Return an error that names a row."""
+        cure = "encode that sentence again, or leave it out here and in the text"
+        return UserError(f"the vector of this row {problem}", path=self.path, line=row + 1, cure=cure)
 
     def _let_go(self) -> None:
         self._rows._mmap.madvise(mmap.MADV_DONTNEED)

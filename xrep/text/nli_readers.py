@@ -64,10 +64,9 @@ class Example(NamedTuple):
 
 
 def discover_nli(path: str | Path, language: str) -> dict[str, list[NliFile]]:
-    """Find the files of the splits ``train`` and ``valid``.
+    """Find the files of the splits ``train`` and ``valid`` in a file, a folder or, if it has none, the folders in it.
 
     Args:
-        path: A file, or a folder. If the folder itself has no suitable file, the folders in it are searched.
         language: Language of the files whose names do not contain one.
 
     Raises:
@@ -80,11 +79,7 @@ def discover_nli(path: str | Path, language: str) -> dict[str, list[NliFile]]:
 
 
 def discover_nli_test(path: str | Path, split: str, language: str) -> list[NliFile]:
-    """Find the files of the split ``test`` or ``dev``, in the same way as ``discover_nli``.
-
-    Raises:
-        UserError: If the path does not exist, there is no file of that split, or a parallel file is missing.
-    """
+    """Find the files of the split ``test`` or ``dev`` as ``discover_nli``; raises UserError if there is none."""
     files = _discover(Path(path), canonical(language), (SPLITS[split],))[SPLITS[split]]
     if not files:
         cure = "name XNLI, SNLI, MNLI or CNSD as downloaded, or another `split`"
@@ -162,8 +157,7 @@ def read_nli(
         if file.kind == "triplets" and (cross_lingual or not triplets):
             cure = "leave out `cross_lingual`" if triplets else "set `form` triplets"
             raise UserError("holds triplets without labels", path=file.paths[0], cure=cure)
-    sources = _crossed(files) if cross_lingual else map(_read_file, files)
-    for source in sources:
+    for source in _crossed(files) if cross_lingual else map(_read_file, files):
         kept = (example for example in source if _is_whole(example, counts))
         yield from _triplets(kept) if triplets else kept
 
@@ -226,11 +220,11 @@ def _read_file(file: NliFile) -> Iterator[Example]:
     for line, sentences, label, language in readers[file.kind](file):
         clean = tuple(" ".join(sentence.split()) for sentence in sentences)
         code = canonical(language) if language else file.language
-        if label is not None and label.strip().lower() not in _SPELLINGS:
+        spelled = "" if label is None else label.strip()
+        if spelled.lower() not in _SPELLINGS:
             cure = f"labels are {', '.join(LABELS)}, and - for none"
-            raise UserError(f"unknown label {label.strip()!r}", path=file.paths[-1], line=line, cure=cure)
-        number = None if label is None else _SPELLINGS[label.strip().lower()]
-        yield Example(clean, (code,) * len(clean), number)
+            raise UserError(f"unknown label {spelled!r}", path=file.paths[-1], line=line, cure=cure)
+        yield Example(clean, (code,) * len(clean), _SPELLINGS[spelled.lower()])
 
 
 _Row = tuple[int, tuple[str, ...], str | None, str | None]
@@ -266,9 +260,10 @@ def _table_rows(file: NliFile) -> Iterator[_Row]:
             columns = (row.index(header[0]), row.index(header[1]), row.index(header[2]))
             language = row.index("language") if "language" in row else None
             continue
-        if len(row) <= max(*columns, language or 0):
-            problem = f"{len(row)} columns where {max(*columns, language or 0) + 1} are needed"
-            raise UserError(problem, path=path, line=number, cure="separate premise, hypothesis and label by tabs")
+        width = max(*columns, language or 0) + 1
+        if len(row) < width:
+            cure = "separate premise, hypothesis and label by tabs"
+            raise UserError(f"{len(row)} columns where {width} are needed", path=path, line=number, cure=cure)
         premise, hypothesis, label = (row[column] for column in columns)
         yield number, (premise, hypothesis), label, None if language is None else row[language]
 

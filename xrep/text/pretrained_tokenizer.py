@@ -59,9 +59,6 @@ class HuggingFaceTokenizer(Tokenizer):
         special_ids: Ids of ``pad``, ``unk``, ``bos``, ``eos`` and ``mask``; ``bos`` and ``mask`` may be None.
         split_special_tokens: Treat the name of a special token in a text as ordinary text.
         origin: Where ``text`` came from, for error messages.
-
-    Raises:
-        UserError: If ``text`` is not a ``tokenizer.json``, or an id is missing or outside its vocabulary.
     """
 
     kind = "huggingface"

@@ -148,10 +148,7 @@ def parse_bitext(spec: str) -> Bitext:
 
     The forms are ``de-en=deu-eng.tsv``, ``de-en=x.tsv:2,1`` (columns of de and en, counted from 1) and
     ``fr-en=train.fr,train.en``; ``@N`` after the files samples N of their pairs. If English is named first, the sides
-    are swapped.
-
-    Raises:
-        UserError: If the text has another form, or names the same language twice.
+    are swapped. Raises UserError if the text has another form, or names the same language twice.
 
     >>> parse_bitext("en-de=x.tsv:1,2")
     Bitext(languages=('de', 'en'), paths=('x.tsv',), columns=(1, 0), columns_given=True, sample=None)
@@ -215,9 +212,7 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
 
 
 def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
-    """Yield ``(line number, source, target)`` of each pair, as written in the files.
-
-    A blank line of a TSV file gives a pair with two empty sides.
+    """Yield ``(line number, source, target)`` of each pair, as written; a blank line of a TSV file gives empty sides.
 
     Raises:
         UserError: As ``read_lines``, and if a TSV row has too few columns or two files have unequal line counts.
@@ -261,8 +256,8 @@ def read_parallel(paths: Sequence[str | Path]) -> Iterator[tuple[int, tuple[str,
 def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
     """Find the parallel text in a folder by file names and return ``{"train": [...], "valid": [...], "test": [...]}``.
 
-    Splits without text are left out. ``val`` and ``dev`` mean valid, and languages have codes of two or three letters.
-    The following names are recognised, each also with ``.gz`` or ``.xz``:
+    Splits without text are left out. ``val``, ``dev`` and ``validation`` mean valid. These names are recognised, each
+    also with ``.gz`` or ``.xz``:
 
     - ``{split}.{xx}-{yy}.{xx}`` beside ``{split}.{xx}-{yy}.{yy}``;
     - ``{split}.{xx}`` beside ``{split}.en``: every language is paired with English (without English there must be
@@ -375,11 +370,7 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
 
 
 def read_sentences(file: TextFile) -> Iterator[tuple[str, bool]]:
-    """Yield each sentence, with runs of white space replaced by one space, and whether it is the first of a document.
-
-    Raises:
-        UserError: As ``read_lines``.
-    """
+    """Yield each sentence, with single spaces, and whether it is the first of a document; raises as ``read_lines``."""
     first = True
     for _, line in read_lines(file.path):
         if sentence := " ".join(line.split()):

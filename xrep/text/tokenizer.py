@@ -37,9 +37,8 @@ _MAXIMUM_BYTES = 1 << 28
 class Tokenizer(ABC):
     """Base class of tokenizers, which convert text to ids and back and know the ids of the special tokens.
 
-    Attributes: ``vocabulary_size``, ``pad_id``, ``unk_id``, ``eos_id`` (int); ``bos_id`` (None if sentences have none,
-    as in T5) and ``mask_id`` (None if the model has no mask piece); ``model``, the content of ``model_file`` in the
-    tokenizer's folder.
+    ``bos_id`` is None if sentences have none, as in T5, and ``mask_id`` if the model has no mask piece. ``model`` is
+    the content of ``model_file`` in the tokenizer's folder.
     """
 
     kind: str
@@ -69,12 +68,11 @@ class Tokenizer(ABC):
 
         if kind is None:
             return pretrained_tokenizer.read_pretrained_tokenizer(path)
-        for known in pretrained_tokenizer.KINDS:
-            if known.kind == kind:
-                return known.open(path)
-        names = ", ".join([SentencePieceTokenizer.kind, *(known.kind for known in pretrained_tokenizer.KINDS)])
-        problem = f"tokenizer of kind {kind!r}, but this xrep knows {names}"
-        raise UserError(problem, path=path / CONFIG_FILE, cure="use a newer xrep or another tokenizer")
+        kinds = {known.kind: known for known in (SentencePieceTokenizer, *pretrained_tokenizer.KINDS)}
+        if kind not in kinds:
+            problem = f"tokenizer of kind {kind!r}, but this xrep knows {', '.join(kinds)}"
+            raise UserError(problem, path=path / CONFIG_FILE, cure="use a newer xrep or another tokenizer")
+        return kinds[kind].open(path)
 
     @classmethod
     @abstractmethod
@@ -168,24 +166,16 @@ class SentencePieceTokenizer(Tokenizer):
         return [self._processor.id_to_piece(i).startswith(SPACE) for i in range(self._processor.get_piece_size())]
 
 
-def train_tokenizer(
-    sentences: Iterable[str],
-    vocabulary_size: int,
-    destination: str | Path,
-    *,
-    character_coverage: float = 0.9995,
-    byte_fallback: bool = False,
-) -> Tokenizer:
+def train_tokenizer(sentences: Iterable[str], vocabulary_size: int, destination: str | Path) -> Tokenizer:
     """Train a SentencePiece unigram model and save it in the folder ``destination``.
 
     The special ids are pad 0, unk 1, bos 2, eos 3 and ``<mask>`` 4. All are control symbols, so no input text is ever
-    encoded as one of them. The same sentences give the same model on every machine.
+    encoded as one of them. Characters beyond the most frequent 99.95% become unk. The same sentences give the same
+    model on every machine.
 
     Args:
         sentences: Training sentences, read once and held in memory (``sample_for_tokenizer`` limits their number).
         vocabulary_size: Number of pieces, including the five special ones.
-        character_coverage: Share of the characters that get a piece; the others become unk.
-        byte_fallback: Encode unknown characters as UTF-8 bytes (256 pieces) instead of as unk.
 
     Raises:
         UserError: If there is no sentence, or the vocabulary is too large or too small for the text (the message gives
@@ -201,8 +191,7 @@ def train_tokenizer(
             model_writer=model,
             model_type="unigram",
             vocab_size=vocabulary_size,
-            character_coverage=character_coverage,
-            byte_fallback=byte_fallback,
+            character_coverage=0.9995,
             pad_id=0,
             unk_id=1,
             bos_id=2,
@@ -281,16 +270,10 @@ def write_files(files: Mapping[str, bytes], directory: str | Path) -> None:
             temporary.write_bytes(content)
 
 
-def read_model(
-    path: Path, missing: str = "no such tokenizer", cure: str = "give a tokenizer folder or a .model file"
-) -> bytes:
-    """Return the content of a tokenizer's file.
-
-    Raises:
-        UserError: If there is no such file, or it is a pipe, a device or too large.
-    """
+def read_model(path: Path) -> bytes:
+    """Return the content of a tokenizer's file; raise UserError if there is none, or it is a pipe or too large."""
     if not path.exists():
-        raise UserError(missing, path=path, cure=cure)
+        raise UserError("no such tokenizer", path=path, cure="give a tokenizer folder or a .model file")
     if not path.is_file():
         raise UserError("not a regular file", path=path, cure="copy the tokenizer into a folder")
     if path.stat().st_size > _MAXIMUM_BYTES:
@@ -300,8 +283,10 @@ def read_model(
 
 def read_text(path: Path) -> str:
     """Return the text of a UTF-8 file, with its line ends as they are; raises UserError as ``read_model``."""
+    if not path.exists():
+        raise UserError("no such file", path=path, cure="give a folder as xrep wrote it")
     try:
-        return read_model(path, "no such file", "give a folder as xrep wrote it").decode("utf-8")
+        return read_model(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text (byte {error.start})", path=path, cure=AGAIN) from None
 

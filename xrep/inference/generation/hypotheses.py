@@ -15,13 +15,8 @@ PAYS = 1 / 8
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation.
-
-    Attributes:
-        tokens: ids without special tokens.
-        score: natural log-probability, divided by the length penalty.
-        token_scores: log-probability of each token and, at the end, of eos.
-    """
+    """A translation: ids without special tokens; their natural log-probability, divided by the length penalty; and the
+    log-probability of each token and, at the end, of eos."""
 
     tokens: list[int]
     score: float

@@ -19,7 +19,7 @@ class SearchOptions:
     beam: int = 5
     """Number of hypotheses that are followed at once; 1: greedy search."""
     nbest: int = 1
-    """Number of translations of each sentence, at most ``beam``; with ``sampling``: number of samples."""
+    """Number of translations of each sentence, at most beam; with sampling: number of samples."""
     length_penalty: float = 1.0
     """Exponent α of the length penalty, by which the log-probability of a translation is divided; the length includes
     eos. Above 1 it favours longer translations, below 1 shorter ones; 0: no division."""
@@ -38,12 +38,12 @@ class SearchOptions:
     sampling: bool = False
     """Sample translations instead of searching for the best."""
     top_k: int = 0
-    """With ``sampling``, draw from this number of best tokens; 0: from all."""
+    """With sampling, draw from this number of best tokens; 0: from all."""
     top_p: float = 1.0
-    """With ``sampling``, draw from the fewest best tokens that together have this probability (nucleus sampling,
+    """With sampling, draw from the fewest best tokens that together have this probability (nucleus sampling,
     Holtzman et al. 2020, arXiv:1904.09751)."""
     temperature: float = 1.0
-    """With ``sampling``, divide the logits by this number: below 1, likely tokens become likelier."""
+    """With sampling, divide the logits by this number: below 1, likely tokens become likelier."""
     seed: int = 0
     """Seed of the samples. A sentence of the same number gets the same samples, whatever other sentences there are."""
 
@@ -81,7 +81,7 @@ class SearchOptions:
 
     def greatest_length(self, length: int) -> int:
         """Return the largest number of tokens, without eos, in the translation of a sentence of ``length`` tokens."""
-        return int(min(self.max_length_a * length + self.max_length_b, UNLIMITED))
+        return int(min(self.max_length_a * int(length) + self.max_length_b, UNLIMITED))
 
     def penalty(self, length: int) -> float:
         """Return the divisor of the log-probability of a translation of ``length`` tokens, including eos."""

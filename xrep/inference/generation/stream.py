@@ -119,8 +119,7 @@ def translate_stream(
     """Translate each line of a file.
 
     Args:
-        write: called with the text of a chunk of lines as soon as they are translated.
-        most_lines: number of lines in a chunk.
+        write: called with the text of a chunk of at most ``most_lines`` lines as soon as they are translated.
         form: plain: one line for each line; nbest: lines ``number<TAB>score<TAB>text``, one for each translation;
             jsonl: one object for each line.
         keep_best: fill ``Summary.best``.

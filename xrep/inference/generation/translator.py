@@ -15,6 +15,7 @@ from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep.inference.sentence_encoder import DataType, has_foreign_encoder, place
+from xrep.memory import check_memory
 from xrep.models.directory import TOKENIZER, load_model, open_checkpoint
 from xrep.models.translation import Translation as TranslationModel
 from xrep.text.languages import canonical
@@ -37,18 +38,15 @@ NOTHING = Translation([], 0.0, [], "")
 
 @dataclass(frozen=True)
 class Source:
-    """Sentences as the model reads them.
-
-    Attributes:
-        tokens: ids of each sentence without special tokens; empty if the sentence has no text.
-        cut: indices of the sentences that were longer than the model can read.
-        unknown: indices of the sentences in which half or more of the subwords are unknown to the model. (SentencePiece
-            splits an unknown word into a known piece for its space and an unknown one, so half means all words.)
-    """
+    """Sentences as the model reads them."""
 
     tokens: list[np.ndarray]
+    """Ids of each sentence without special tokens; empty if the sentence has no text."""
     cut: list[int]
+    """Indices of the sentences that were longer than the model can read."""
     unknown: list[int]
+    """Indices of the sentences in which half or more of the subwords are unknown to the model. (SentencePiece splits an
+    unknown word into a known piece for its space and an unknown one, so half means all words.)"""
 
 
 class Translator:
@@ -80,11 +78,8 @@ class Translator:
         return cls(place(model, device, dtype), open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.text)
 
     def target(self, language: str | None) -> int:
-        """Return the index of a target language. It need not be named if the model has only one.
-
-        Raises:
-            UserError: the model does not translate into it, or has several and none is named.
-        """
+        """Return the index of a target language, which need not be named if the model has only one; a UserError if the
+        model does not translate into it."""
         known: list[str] = self.model.target_languages
         if language is None:
             if len(known) == 1:
@@ -133,15 +128,23 @@ class Translator:
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
         options.check()
+        words = self.model.target_vocabulary.size
+        for name, count in {"beam": options.beam, "top_k": options.top_k}.items():
+            if count > words:
+                problem = f"`{name}` is {count:,}, and the vocabulary has {words:,} subwords"
+                raise UserError(problem, cure=f"lower `{name}`")
         target = self.target(target_language)
         source = sentences if isinstance(sentences, Source) else self.read(sentences)
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
         translated: list[list[Translation]] = [[NOTHING] for _ in source.tokens]
         with_text = [row for row, ids in enumerate(source.tokens) if len(ids)]
-        most = max(1, LOGITS // (options.width * self.model.target_vocabulary.size))
+        most = max(1, LOGITS // (options.width * words))
         sizes = max_tokens // options.width, self.text.max_length, most
         for places in batches_of([source.tokens[row] for row in with_text], *sizes):
             rows = [with_text[place] for place in places]
+            what = f"a batch of {len(rows) * options.width:,} hypotheses"
+            needed, cure = len(rows) * self._bytes_of_a_sentence(options), "lower `beam`, `nbest` or `max_tokens`"
+            check_memory(needed, what, device=str(device), cure=cure)
             sides = [source.tokens[row] for row in rows]
             batch = collate(sides, self.text.vocabulary("source"), self.text.max_length).to(device)
             languages, numbers = torch.full((len(rows),), target, device=device), torch.tensor(rows) + first
@@ -152,3 +155,9 @@ class Translator:
                 ]
             progress(len(rows), sum(len(best[0].token_scores) for best in hypotheses))
         return translated
+
+    def _bytes_of_a_sentence(self, options: SearchOptions) -> int:
+        """Return what the logits, keys, values and masks of 32 steps need, which is the least that a search takes."""
+        shape, width = self.model.decoder.shape, options.width
+        cache = 2 * 32 * shape.layers * shape.hidden_size
+        return 4 * width * (self.model.target_vocabulary.size + cache + 32 * width)
