@@ -15,13 +15,14 @@ import torch
 
 from xrep.config import RunConfig
 from xrep.config.ranges import out_of_range
-from xrep.criteria.criterion import Criterion, Planned
+from xrep.criteria.criterion import Criterion, Planned, check_state
 from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError
 from xrep.kernels.paths import triton_problem
-from xrep.models.directory import CRITERION, Checkpoint
+from xrep.models.directory import CRITERION, MODEL, Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
+from xrep.nn.weights import load_weights
 from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import Checkpoints
@@ -357,8 +358,10 @@ class Trainer:
 
         With another number of ranks, the order of data still goes on, but random numbers (dropout) are drawn anew.
         """
-        self.module.model.load_state_dict(checkpoint.tensors())
-        self.module.criterion.load_state_dict(checkpoint.tensors(CRITERION))
+        load_weights(self.module.model, checkpoint.tensors(), checkpoint.path / MODEL)
+        tensors, path = checkpoint.tensors(CRITERION), checkpoint.path / CRITERION
+        check_state(self.module.criterion, tensors, path)
+        load_weights(self.module.criterion, tensors, path)
         self.engine.optimizer.load_state_dict(saved["optimizer"])
         self.engine.scaler.load_state_dict(saved["scaler"])
         self.state = TrainingState(**{name: saved[name] for name in vars(self.state)})
