@@ -109,7 +109,7 @@ def point_link(link: Path, target: str | Path) -> None:
 def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None = None) -> Iterator[Path]:
     """Context manager that yields an empty folder beside ``path``, which takes its place if the block succeeds.
 
-    A reader finds the complete old folder, the complete new one, or none, but never a part of one.
+    A reader finds the complete old folder, the complete new one, or none, but never a part of one. A link is followed.
 
     Args:
         path: The folder to write. Its parents are created.
@@ -120,11 +120,12 @@ def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None 
     Raises:
         UserError: ``is_current`` is None, and something is at ``path``.
     """
-    path = Path(path).absolute()
+    path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path).absolute()
     if is_current is None:
         check_new_directory(path)
     aside, old = (path.with_name(f".{path.name}.{secrets.token_hex(4)}.{ending}") for ending in ("partial", "old"))
-    aside.mkdir(parents=True)
+    with naming(path):
+        aside.mkdir(parents=True)
     try:
         yield aside
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from xrep.config.fields import read_fields
 from xrep.config.source import docstring
 from xrep.errors import UserError
-from xrep.files import check_output
+from xrep.files import check_output, is_stream
 from xrep.registry import EVALUATIONS, import_plugin
 from xrep_cli.common import (
     HelpFormatter,
@@ -98,10 +99,16 @@ def _check(json_file: str | None, options: dict[str, Any]) -> None:
             problem = f"{option} with --list-sentences, which measures nothing"
             raise UserError(problem, cure=f"leave {option} out")
     inputs = {f"--{name.replace('_', '-')}": list(_files(value)) for name, value in options.items() if name in READ}
+    for file in itertools.chain.from_iterable(inputs.values()):
+        if is_stream(file):
+            problem = "a pipe or a device, and evaluations read their files more than once"
+            raise UserError(problem, path=file, cure="write what it holds into a file, and leave it out of the data")
     check_outputs({**results, "--list-sentences": options.get("list_sentences")}, inputs)
     if options.get("cache") is not None:
         check_output(options["cache"], folder=True)
-    if options.get("plot") is not None:
+    if (plot := options.get("plot")) is not None:
+        if Path(plot).suffix.lower() != ".png" and not is_stream(plot):
+            raise UserError("a plot is a PNG file", path=plot, cure="give a name that ends with .png")
         from xrep.evaluation.plots import check_matplotlib
 
         check_matplotlib()
@@ -113,8 +120,9 @@ def _files(named: str | list[str] | None) -> Iterator[str]:
     for argument in [named] if isinstance(named, str) else named or []:
         for part in argument.rpartition("=")[2].split(","):
             for path in map(Path, glob.glob(glob.escape(part).replace("{lang}", "*"))):
-                inside = (file for file in path.rglob("*") if file.suffix not in RESULTS)
-                yield from map(str, inside if path.is_dir() else [path])
+                inside = (file for depth in range(1, 6) for file in path.glob("/".join("*" * depth)))
+                kept = (file for file in inside if file.suffix not in RESULTS)
+                yield from map(str, kept if path.is_dir() else [path])
 
 
 def _measure(name: str, evaluation: Any, path: str | None, json_file: str | None, options: dict[str, Any]) -> None:

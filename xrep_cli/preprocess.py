@@ -84,7 +84,8 @@ def _main(options: argparse.Namespace) -> None:
     named = {"train": options.bitext, "valid": options.valid, "test": options.test}
     splits = {split: [parse_bitext(spec) for spec in specs] for split, specs in named.items()}
     inputs = [path for bitexts in splits.values() for bitext in bitexts for path in bitext.paths]
-    check_outputs({"--json": options.json}, {"a training, validation or test text": inputs})
+    texts = {"a training, validation or test text": inputs, "--destdir": options.destdir}
+    check_outputs({"--json": options.json}, texts)
     log = functools.partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)
     report = preprocess(splits, options.destdir, _options(options), log)
     log(f"\n{report.cleaning.table()}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,7 +52,8 @@ def _one_report_per_host() -> Iterator[None]:
     try:
         yield
     except UserError:
-        if os.environ.get("LOCAL_RANK", "0") != "0":
+        size, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("LOCAL_RANK", "")
+        if re.fullmatch("[0-9]{1,9} [0-9]{1,9}", f"{rank} {size}") and 0 < int(rank) < int(size):
             raise SystemExit(2) from None
         raise
 

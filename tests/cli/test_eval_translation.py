@@ -154,7 +154,7 @@ def test_long_sentences_are_told(data: Path, run: Path, tmp_path: Path, capsys: 
         (["--data", "test/set.de"], "test/set.de: {lang} occurs nowhere; write it once, in place of the language"),
         (["--data", "test/nothing.{lang}"], "test/nothing.{lang}: no such files; {lang} stands for the language"),
         (["--beam", "0"], "--beam must be at least 1, not 0"),
-        (["--lenpen", "nan"], "--lenpen must be finite, not nan"),
+        (["--lenpen", "nan"], "--lenpen: must be a finite number, not 'nan'"),
         (["--max-length-b", "-1"], "--max-length-b must be at least 0, not -1"),
         (["--max-tokens", "0"], "--max-tokens must be at least 1, not 0"),
         (["--save-translations", "absent/out"], "absent: no such folder; make it first"),

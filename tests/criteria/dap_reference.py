@@ -50,7 +50,7 @@ def layer(x: Tensor, own: nn.Module) -> Tensor:
         inner = F.gelu(x @ own.feedforward_in.weight.T + own.feedforward_in.bias)
         return inner @ own.feedforward_out.weight.T + own.feedforward_out.bias
 
-    if own.norm == "pre":
+    if own.norm_first:
         x = x + attention(layer_norm(x, own.attention_norm))
         return x + feedforward(layer_norm(x, own.feedforward_norm))
     x = layer_norm(x + attention(x), own.attention_norm)

@@ -21,8 +21,7 @@ from tests.runs import compose_run, contents, make_trainer
 from xrep.config import compose, read_yaml
 from xrep.criteria import hictl as module
 from xrep.criteria.criterion import Loss
-from xrep.criteria.hictl import HiCTL, bag_of_words, special_ids
-from xrep.criteria.hictl_negatives import BATCHES, Hardness
+from xrep.criteria.hictl import BATCHES, Hardness, HiCTL, bag_of_words, special_ids
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.data.masking import mask_counts
 from xrep.errors import UserError
@@ -388,6 +387,6 @@ def test_problems() -> None:
         mask_rate=1.5, slack=1.0, word_samples=0,
     )  # fmt: skip
     assert [problem.split()[0].rstrip(",") for problem in config.problems()] == [
-        "language_model", "temperature", "word_temperature", "mask_rate", "slack", "word_samples",
+        "temperature", "word_temperature", "mask_rate", "slack", "word_samples", "language_model",
     ]  # fmt: skip
     assert HiCTL.Config().problems() == []

@@ -20,6 +20,7 @@ from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, coll
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
+from xrep.nn.layers import Masking
 from xrep.tasks.monolingual import SentenceBatch
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
@@ -69,7 +70,7 @@ def states(encoder: nn.Module, embedded: Tensor) -> Tensor:
     """Return the embeddings [T, H] of one sentence."""
     x = encoder.norm(embedded).unsqueeze(0)
     for layer in encoder.layers:
-        x = layer(x, None)
+        x = layer(x, Masking())
     return x[0]
 
 
@@ -233,14 +234,14 @@ def test_whole_words(text, batch, tokenizer) -> None:
     """Words are masked as a whole or not at all; the loss is a mean over the masked tokens, however few."""
     model = make_model(text)
     criterion = make_criterion(MLM, model, text, whole_word=True, mask_rate=0.4)
-    criterion.prepare(SimpleNamespace(tokenizers={"shared": tokenizer}))
+    criterion.prepare(SimpleNamespace(gives=None, tokenizers={"shared": tokenizer}))
     begins = torch.tensor(tokenizer.begins_word())
     assert begins.any() and not begins.all()
     one = alone(batch)
     planned = plan(criterion, one, 3)
     found = criterion(model, planned)
     masked = mask_tokens(one.sentences, text.vocabulary("shared"), 0.4, torch.Generator().manual_seed(3), begins)
-    by_plan = planned.details.by_tower["shared"]
+    by_plan = planned.details["shared"]
     assert by_plan.positions.equal(masked.positions) and by_plan.batch.tokens.equal(masked.batch.tokens)
     size = planned.sizes["mlm"]
     assert 0 < len(masked.labels) < size

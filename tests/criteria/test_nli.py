@@ -195,11 +195,14 @@ def test_other_tasks_are_refused(task, text) -> None:
 def test_problems() -> None:
     assert tuple(Nli.Config().features) == FEATURES and Nli.Config().problems() == []
     problems = Nli.Config(features=["product", "sum"], head_size=0, head_dropout=1.0).problems()
-    assert problems[0].startswith(
+    assert problems[2].startswith(
         "features must be some of premise, hypothesis, difference, product, each once, not pro"
     )
-    assert [problem.split()[0] for problem in problems] == ["features", "head_size", "head_dropout"]
+    assert [problem.split()[0] for problem in problems] == ["head_size", "head_dropout", "features"]
     for features in ([], ["premise", "premise"]):
         assert len(Nli.Config(features=features).problems()) == 1
     problems = NliTriplet.Config(temperature=0, hard_negative_weight=-1.0).problems()
-    assert problems == ["temperature must be above 0, not 0", "hard_negative_weight must be above 0, not -1.0"]
+    assert problems == [
+        "temperature must lie in [0.0001, 10000], not 0",
+        "hard_negative_weight must lie in (0, 1000000], not -1.0",
+    ]

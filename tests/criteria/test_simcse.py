@@ -122,5 +122,5 @@ def test_a_batch_of_no_rows(text, batch) -> None:
 
 
 def test_problems() -> None:
-    assert SimCSE.Config(temperature=0.0).problems() == ["temperature must be above 0, not 0.0"]
+    assert SimCSE.Config(temperature=0.0).problems() == ["temperature must lie in [0.0001, 10000], not 0.0"]
     assert SimCSE.Config().problems() == []

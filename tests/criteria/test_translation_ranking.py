@@ -81,5 +81,8 @@ def test_loss_gradient_and_accuracy(text, make_batch, towers: str, options: dict
 
 def test_problems() -> None:
     config = TranslationRanking.Config(temperature=-0.1, margin=-1.0)
-    assert config.problems() == ["temperature must be above 0, not -0.1", "margin must be at least 0, not -1.0"]
+    assert config.problems() == [
+        "temperature must lie in [0.0001, 10000], not -0.1",
+        "margin must lie in [0, 1000000], not -1.0",
+    ]
     assert TranslationRanking.Config().problems() == []

@@ -118,7 +118,7 @@ class Counting:
 
     def __init__(self, path: Path) -> None:
         self.encoder, self.encoded = SentenceEncoder.load(path), 0
-        self.fingerprint = self.encoder.fingerprint
+        self.fingerprint, self.output_size = self.encoder.fingerprint, self.encoder.output_size
 
     def encode(self, sentences, *options, **named) -> np.ndarray:
         self.encoded += len(sentences)
@@ -143,7 +143,7 @@ def test_kept_vectors_are_taken_for_the_same_question_only(tmp_path: Path) -> No
     assert not np.allclose(changed, first)
     for file in cache.iterdir():
         file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(UserError, match="damaged file of kept vectors; delete it"):
+    with pytest.raises(UserError, match="not a file of kept vectors, or a truncated one; delete it"):
         loaded.encode(sentences, "de")
 
 

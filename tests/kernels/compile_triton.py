@@ -47,7 +47,7 @@ def pair_variants(hard: bool, ids: int, half: str) -> Iterator[Variant]:
     only_hard, only_plain = FLOAT if hard else None, None if hard else FLOAT
     shared = {"similarities": FLOAT, "scale": FLOAT if scaled else None, "excluded": IDS}
     shared |= dict.fromkeys(("row_ids", "column_ids"), IDS if ids else None)
-    shared |= dict.fromkeys(("stride", "rows", "columns", "first_column"), INTEGER)
+    shared |= dict.fromkeys(("stride", "rows", "columns"), INTEGER)
     hardness = dict.fromkeys(("row_squares", "column_squares", "row_distance", "exponent"), only_hard)
     flags = {"LISTED": 2 if hard else 1, "IDS": ids, "SCALED": scaled}
     found = {"maximum": FLOAT, "total": FLOAT}

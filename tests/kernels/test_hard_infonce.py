@@ -366,7 +366,7 @@ def test_cosines_are_whole_only_where_they_are_kept() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     x = torch.ones(3, 4)
-    with pytest.raises(ValueError, match=r"must be \[B, D\] both"):
+    with pytest.raises(ValueError, match=r"y must be \[B, D\] with B = 3, D = 4, not \[3, 5\]"):
         hard_infonce(x, torch.ones(3, 5), 0.05, exponent=0.9)
     for shape in ((3,), (2, 1)):
         with pytest.raises(ValueError, match="ids"):

@@ -350,14 +350,14 @@ def test_there_is_no_second_derivative() -> None:
 
 
 BAD = {
-    "width": ({"weight": (5, 7)}, r"\[3, 8\], \[5, 7\], \[3\]"),
-    "batch of sentences": ({"hidden": (2, 3, 8), "target": (2, 3)}, r"\[2, 3, 8\], \[5, 8\], \[2, 3\]"),
-    "fewer targets": ({"target": (2,)}, r"\[3, 8\], \[5, 8\], \[2\]"),
-    "bias": ({"bias": (4,)}, r"\[3, 8\], \[5, 8\], \[3\], \[4\]"),
-    "groups alone": ({"groups": (3,)}, r"\[5, 8\], \[3\], \[3\]"),
-    "one bias for groups": ({"bias": (5,), "groups": (3,)}, r"\[3\], \[5\], \[3\]"),
-    "fewer groups": ({"bias": (2, 5), "groups": (2,)}, r"\[3\], \[2, 5\], \[2\]"),
-    "no groups": ({"bias": (2, 5)}, r"\[3\], \[2, 5\]"),
+    "width": ({"weight": (5, 7)}, r"weight must be \[V, D\] with D = 8, not \[5, 7\]"),
+    "batch of sentences": ({"hidden": (2, 3, 8), "target": (2, 3)}, r"hidden must be \[N, D\], not \[2, 3, 8\]"),
+    "fewer targets": ({"target": (2,)}, r"target must be \[N\] with N = 3, not \[2\]"),
+    "bias": ({"bias": (4,)}, r"bias must be \[V\] with V = 5, not \[4\]"),
+    "groups alone": ({"groups": (3,)}, "groups choose rows of bias"),
+    "one bias for groups": ({"bias": (5,), "groups": (3,)}, r"bias must be \[G, V\] with V = 5, not \[5\]"),
+    "fewer groups": ({"bias": (2, 5), "groups": (2,)}, r"groups must be \[N\] with N = 3, not \[2\]"),
+    "no groups": ({"bias": (2, 5)}, r"bias must be \[V\] with V = 5, not \[2, 5\]"),
 }
 
 

@@ -339,15 +339,15 @@ def test_there_is_no_second_derivative() -> None:
 
 
 BAD = {
-    "width of the queue": ({"queue": (50, 7)}, r"\[4, 8\], \[4, 8\], \[50, 7\]"),
-    "fewer positives": ({"positive": (3, 8)}, r"\[4, 8\], \[3, 8\], \[50, 8\]"),
-    "one vector": ({"query": (8,), "positive": (8,)}, r"\[8\], \[8\], \[50, 8\]"),
-    "flat queue": ({"queue": (50,)}, r"\[50\]"),
+    "width of the queue": ({"queue": (50, 7)}, r"queue must be \[K, D\] with D = 8, not \[50, 7\]"),
+    "fewer positives": ({"positive": (3, 8)}, r"positive must be \[B, D\] with B = 4, D = 8, not \[3, 8\]"),
+    "one vector": ({"query": (8,), "positive": (8,)}, r"query must be \[B, D\], not \[8\]"),
+    "flat queue": ({"queue": (50,)}, r"queue must be \[K, D\] with D = 8, not \[50\]"),
     "only ids of queries": ({"query_ids": (4, 2)}, "both or neither"),
     "only ids of the queue": ({"queue_ids": (50, 2)}, "both or neither"),
-    "too few ids": ({"query_ids": (4, 2), "queue_ids": (49, 2)}, r"\[4, C\] and \[50, C\], not \[4, 2\] and \[49, 2\]"),
-    "other columns": ({"query_ids": (4, 1), "queue_ids": (50, 2)}, r"not \[4, 1\] and \[50, 2\]"),
-    "flat ids": ({"query_ids": (4,), "queue_ids": (50,)}, r"not \[4\] and \[50\]"),
+    "too few ids": ({"query_ids": (4, 2), "queue_ids": (49, 2)}, r"queue_ids must be \[K, C\] with K = 50, C = 2, not"),
+    "other columns": ({"query_ids": (4, 1), "queue_ids": (50, 2)}, r"with K = 50, C = 1, not \[50, 2\]"),
+    "flat ids": ({"query_ids": (4,), "queue_ids": (50,)}, r"query_ids must be \[B, C\] with B = 4, not \[4\]"),
     "a temperature for each": ({"temperature": (8,)}, r"temperature must be one number, not \[8\]"),
 }
 

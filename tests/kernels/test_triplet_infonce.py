@@ -97,11 +97,11 @@ def test_no_rows_and_what_is_refused() -> None:
     loss.sum().backward()
     assert loss.shape == (0,) and all(leaf.grad is not None for leaf in leaves)
     vectors, ids = triplets(4)
-    with pytest.raises(ValueError, match="x and y must be"):
+    with pytest.raises(ValueError, match=r"negative must be \[B, D\] with B = 4, D = 6, not \[3, 6\]"):
         triplet_infonce(vectors[0], vectors[1], vectors[2][:3], 0.1)
     with pytest.raises(ValueError, match="ids must be"):
         triplet_infonce(*vectors, 0.1, ids=ids[:3])
-    with pytest.raises(ValueError, match="weight must be above 0, not 0"):
+    with pytest.raises(ValueError, match="weight must be finite and above 0, not 0"):
         triplet_infonce(*vectors, 0.1, weight=0)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from xrep.kernels import chunked_steps
-from xrep.kernels.blocks import PairGradient, Pairs, QueueSoftmax
+from xrep.kernels.blocks import Pairs, PairStatistics, QueueSoftmax
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
@@ -125,12 +125,13 @@ def test_half_precision_gradients(operand: torch.dtype) -> None:
     rows, columns = slice(0, 5), slice(40, 77)
     listed = torch.tensor([[3], [41], [76], [50], [90]], device=DEVICE)
     scale = torch.tensor(20.0, device=DEVICE)
-    pairs = Pairs(scale, listed, None, None, None, None, None, None, operand)
-    wanted = PairGradient(normal(5), normal(5), normal(90), normal(90), None, None, None)
+    pairs = Pairs(scale, listed, None, None, operand)
+    wanted = PairStatistics([normal(5), normal(5)], [normal(90), normal(90)])
     similarities = normal(5, 37) / 10
     mine, expected = torch.empty(5, 37, dtype=operand, device=DEVICE), torch.empty(5, 37, device=DEVICE)
-    triton_steps.differentiate(similarities, pairs, rows, columns, wanted, mine)
-    chunked_steps.differentiate(similarities * scale, pairs, rows, columns, wanted, expected)
+    tiles = pairs.tile(rows, columns), wanted.tile(rows, columns)
+    triton_steps.differentiate(similarities, *tiles, mine)
+    chunked_steps.differentiate(similarities * scale, *tiles, expected)
     assert int((mine == 0).sum()) == 3
     torch.testing.assert_close(mine.float(), expected, rtol=1e-2, atol=1e-2)
 

@@ -127,7 +127,7 @@ def test_a_plan_goes_whole_where_batches_go(kind: str, data_directory: Path, mon
 
 
 def masks(plans: list[tuple[Planned, Plan]]) -> list[list[int]]:
-    return [plan.details.by_tower["shared"].positions.tolist() for plan, _ in plans]
+    return [plan.details["shared"].positions.tolist() for plan, _ in plans]
 
 
 def test_masks_depend_on_seed_rank_and_place(data_directory: Path) -> None:

@@ -1,22 +1,17 @@
-"""Keys (vectors without gradient) of a batch on all ranks, used as each other's negatives."""
+"""Keys (vectors without gradient) that are negatives: those of a batch on all ranks, and those of a queue."""
 
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from xrep.kernels.gather import current_group, gather_rows, rank_sizes
+from xrep.kernels.gather import current_group, gathered
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
+from xrep.memory import check_memory
+from xrep.nn.queue import Queue
+from xrep.tasks.task import Task
 
-
-def gathered(keys: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return the keys [N, D] and ids [N, 2] of all ranks, in rank order, and the index of this rank's first row."""
-    group = current_group()
-    if group is None:
-        return keys, ids, 0
-    sizes = rank_sizes(len(ids), ids.device, group)
-    return gather_rows(keys, sizes, group), gather_rows(ids, sizes, group), sum(sizes[: dist.get_rank(group)])
+MEET_THEMSELVES = "sentences meet themselves as negatives; lower `queue_size`, or set `mask_equal_sentences`"
 
 
 def among_batch(
@@ -31,9 +26,36 @@ def among_batch(
     Returns:
         The result, and the keys and ids of all ranks.
     """
-    keys, key_ids, first = gathered(positive, ids)
+    (keys, key_ids), first = gathered([positive, ids], current_group())
     rows = torch.arange(len(keys), device=keys.device).unsqueeze(1)
     own = rows[first : first + len(positive)]  # a query's positive is not one of its negatives
     if mask_equal:
         own, rows = torch.cat([own, ids], dim=1), torch.cat([rows, key_ids], dim=1)
     return queue_infonce(query, positive, keys, temperature, query_ids=own, queue_ids=rows), keys, key_ids
+
+
+def new_queue(size: int, width: int, dtype: torch.dtype = torch.float32, count: int = 1) -> Queue | None:
+    """Return a queue of vectors, one of ``count`` that are made; None if the size is 0.
+
+    Raises:
+        UserError: the machine cannot hold all of them.
+    """
+    what = f"{count if count > 1 else 'a'} {'queues' if count > 1 else 'queue'} of {size:,} vectors of {width} numbers"
+    check_memory(count * size * (width * dtype.itemsize + 16), what, cure="lower `queue_size`")  # 16: two ids
+    return Queue(size, width, dtype) if size else None
+
+
+def in_queue(
+    query: Tensor, positive: Tensor, ids: Tensor, queue: Queue, temperature: float | Tensor, *, mask_equal: bool
+) -> InfoNCE:
+    """Compute InfoNCE of queries [B, D] whose negatives are the rows of a queue; arguments as for ``among_batch``."""
+    ids_of = (ids, queue.ids) if mask_equal else (None, None)
+    return queue_infonce(
+        query, positive, queue.vectors, temperature, valid=queue.filled, query_ids=ids_of[0], queue_ids=ids_of[1]
+    )
+
+
+def long_queue(size: int, task: Task, consequence: str) -> list[str]:
+    """Return a warning, with its consequence and cure, if a queue holds more than half of the training pairs."""
+    problem = f"queue_size {size} exceeds half of the {task.examples} training pairs"
+    return [f"{problem}: {consequence}"] if 2 * size > task.examples else []

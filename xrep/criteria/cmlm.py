@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from xrep.criteria.criterion import Criterion, Loss, Planned
+from xrep.config.ranges import out_of_range
+from xrep.criteria.criterion import Criterion, Loss, Planned, only_tower
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
@@ -66,15 +67,11 @@ class CMLM(Criterion):
         is worse than without)."""
 
         def problems(self) -> list[str]:
-            problems = [] if self.projections >= 1 else [f"projections must be at least 1, not {self.projections}"]
-            return problems + (
-                [] if 0 < self.mask_rate <= 1 else [f"mask_rate must lie in (0, 1], not {self.mask_rate}"]
-            )
+            return out_of_range(self, projections="[1, 1000]", mask_rate="(0, 1]")
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
-        super().__init__()
-        self.config = config
-        self._tower = _only_tower(model, text)
+        super().__init__(config)
+        self._tower = only_tower("cmlm", model, text.languages)
         self.language = MaskedLanguage(model, text, rate=config.mask_rate, whole_word=False, head="auto")
         hidden_size = require_transformer(model.encoders[self._tower], "cmlm").shape.hidden_size
         _check(config, model, self._tower, text.max_length)
@@ -123,13 +120,6 @@ class CMLM(Criterion):
 
 def _projection(model: DualEncoder, tower: str) -> nn.Module | None:
     return model.projections[tower] if tower in model.projections else None
-
-
-def _only_tower(model: DualEncoder, text: TextSpec) -> str:
-    towers = {model.tower(language) for language in text.languages}
-    if len(towers) > 1:
-        raise UserError("cmlm: all languages share one encoder", cure="set `towers` to shared")
-    return towers.pop()
 
 
 def _check(config: CMLM.Config, model: DualEncoder, tower: str, max_length: int) -> None:

@@ -10,35 +10,69 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
+from xrep.kernels.gather import current_group
+
+TEMPERATURES = "[0.0001, 10000]"
+"""Range of temperatures: beyond it, logits or gradients may not be finite in float32."""
 
 
 @dataclass
 class Encoded:
-    """The result of encoding the rows of a batch, each on its own.
+    """The vectors of the rows of a batch, each encoded on its own, and terms that need no other rows.
 
-    Attributes:
-        vectors: tensors with one row for each row of the batch; those that are trained have a gradient.
-        loss: terms that need no other rows (for example a reconstruction of each sentence).
+    Each tensor has one row for each row of the batch; those that are trained have a gradient.
     """
 
     vectors: tuple[Tensor, ...]
     loss: Loss = field(default_factory=lambda: Loss({}))
 
 
+@dataclass(kw_only=True)
+class InBatch:
+    """Options of objectives whose negatives are the other rows of the batch."""
+
+    temperature: float = 0.05
+    """Similarities are divided by this value, which must lie in [0.0001, 10000]."""
+    mask_equal_sentences: bool = False
+    """Do not use two rows that share a sentence as each other's negatives. Off in the papers; turn it on if sentences
+    repeat, as those of one side of bitext and the premises of SNLI do."""
+    cross_rank_negatives: bool = True
+    """With several ranks, the rows of all ranks are negatives. Off: only those of the rank's own part."""
+
+    def problems(self) -> list[str]:
+        return out_of_range(self, temperature=TEMPERATURES)
+
+    def options(self, ids: Tensor) -> dict[str, Any]:
+        """Return the options of a loss in ``xrep.kernels``, given the ids of the rows."""
+        return {
+            "ids": ids if self.mask_equal_sentences else None,
+            "group": current_group() if self.cross_rank_negatives else None,
+        }
+
+
 class ContrastiveCriterion(Criterion):
     """An objective in two parts, so that a batch can be encoded in pieces if its activations do not fit into memory.
 
     ``encode`` sees some rows of a batch (a piece of the plan), ``contrast`` the vectors of all of them.
+
+    Attributes:
+        term: name of the loss term, if it is one whose size is the number of rows.
     """
 
-    @abstractmethod
+    term: str
+
     def plan_rows(self, batch: Any, generator: torch.Generator) -> Planned:
         """Return the plan of some rows of a batch, which are encoded together (see ``Criterion.plan``)."""
+        return Planned(batch, {self.term: len(batch)})
 
-    @abstractmethod
     def encode(self, model: Any, planned: Planned) -> Encoded:
-        """Return the trained vectors that are compared. Rows must not depend on each other, nor on other ranks."""
+        """Return the trained vectors that are compared, of both sides of pairs unless a criterion has others.
+
+        Rows must not depend on each other, nor on other ranks.
+        """
+        return Encoded(model.encode_pair(planned.batch.source, planned.batch.target))
 
     @abstractmethod
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
@@ -92,11 +126,7 @@ def joined(pieces: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 
 def merged(losses: list[Loss], sizes: list[int]) -> Loss:
-    """Add up the terms of losses and average their metrics.
-
-    Args:
-        sizes: number of rows of each loss.
-    """
+    """Add up the terms of losses and average their metrics, given the number of rows of each loss."""
     terms: dict[str, Term] = {}
     metrics: dict[str, list[tuple[Tensor, int]]] = {}
     for loss, size in zip(losses, sizes, strict=True):
@@ -104,12 +134,11 @@ def merged(losses: list[Loss], sizes: list[int]) -> Loss:
             terms[name] = Term(terms[name].sum + term.sum, term.weight) if name in terms else term
         for name, metric in loss.metrics.items():
             metrics.setdefault(name, []).append((metric, loss.rows.get(name, size)))
-    rows = {name: sum(count for _, count in found) for name, found in metrics.items()}
-    means = {name: _mean(found, rows[name]) for name, found in metrics.items()}
-    return Loss(terms, means, rows)
+    rows = {name: sum(count for _, count in values) for name, values in metrics.items()}
+    return Loss(terms, {name: _mean(values, rows[name]) for name, values in metrics.items()}, rows)
 
 
-def _mean(found: list[tuple[Tensor, int]], rows: int) -> Tensor:
-    if len(found) == 1:
-        return found[0][0]
-    return torch.stack([count * metric for metric, count in found]).sum() / max(rows, 1)
+def _mean(values: list[tuple[Tensor, int]], rows: int) -> Tensor:
+    if len(values) == 1:
+        return values[0][0]
+    return torch.stack([count * metric for metric, count in values]).sum() / max(rows, 1)

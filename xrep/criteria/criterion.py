@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import Movable
+from xrep.data.batching import Movable, TextSpec
 from xrep.errors import UserError
+from xrep.models.dual_encoder import DualEncoder
 from xrep.models.model import Model, SentenceModel
 from xrep.tasks.task import Examples, Task
 
@@ -86,6 +88,45 @@ class Planned(Movable):
         return len(self.batch)
 
 
+def check_state(criterion: nn.Module, tensors: Mapping[str, Tensor], path: Path, *, whole: bool = False) -> None:
+    """Check the tensors of a checkpoint before they are loaded into a criterion.
+
+    Args:
+        whole: they must be exactly those of the criterion; otherwise those of other names and shapes are left out.
+
+    Raises:
+        UserError: a tensor is missing, has another shape or kind of numbers, is not finite, or is a negative count.
+    """
+    own = criterion.state_dict()
+    problems = [f"{name}: it is missing" for name in own if whole and name not in tensors]
+    for name, tensor in tensors.items():
+        fits = name in own and own[name].shape == tensor.shape
+        if whole and not fits:
+            expected = f"of the shape {list(own[name].shape)}" if name in own else "missing"
+            problems.append(f"{name}: it has the shape {list(tensor.shape)} and should be {expected}")
+        elif fits and own[name].is_floating_point() != tensor.is_floating_point():
+            problems.append(f"{name}: it holds numbers of type {tensor.dtype}, not {own[name].dtype}")
+        elif fits and not tensor.isfinite().all():
+            problems.append(f"{name}: it has numbers that are not finite")
+        elif fits and tensor.dim() == 0 and not tensor.is_floating_point() and tensor < 0:
+            problems.append(f"{name}: it is a count, and negative")
+    if problems:
+        cure = "start from another checkpoint, or train anew"
+        raise UserError(f"tensor {problems[0]} ({len(problems)} tensors do not fit)", path=path, cure=cure)
+
+
+def only_tower(objective: str, model: DualEncoder, languages: Iterable[str] | None = None) -> str:
+    """Return the tower that encodes all of the languages (None: that of a model with one tower).
+
+    Raises:
+        UserError: there are several.
+    """
+    towers = set(model.encoders) if languages is None else {model.tower(language) for language in languages}
+    if len(towers) > 1:
+        raise UserError(f"{objective}: all languages share one encoder", cure="set `towers` to shared")
+    return towers.pop()
+
+
 def percentage(correct: Tensor) -> Tensor:
     """Return the share of True in a bool tensor, in percent; 0 if the tensor is empty."""
     return 100 * correct.float().sum() / max(correct.numel(), 1)
@@ -95,10 +136,8 @@ class Criterion(nn.Module, ABC):
     """A training objective, with the modules that only training needs (momentum encoders, queues, heads).
 
     It is built as ``Criterion(config, model, text)``. It must not keep the model as a submodule: the trainer wraps both
-    side by side. Every batch is planned once (``plan``), wherever batches are made, and the plan is what ``forward``
-    reads. With several ranks, each rank has a part of the batch, which may be empty. Every rank calls ``forward`` and
-    ``after_step``, so both may exchange tensors (``xrep.kernels.gather``). How losses and gradients are scaled is
-    described in ``Loss``.
+    side by side. With several ranks, each rank has a part of the batch, which may be empty. Every rank calls
+    ``forward`` and ``after_step``, so both may exchange tensors (``xrep.kernels.gather``).
 
     Attributes:
         idle_parameters: whether a step may leave trained parameters without a gradient. The engine that averages
@@ -114,6 +153,10 @@ class Criterion(nn.Module, ABC):
     frozen: Sequence[str] = ()
     reads: Sequence[Examples] = ()
     needs: type[Model] | None = SentenceModel
+
+    def __init__(self, config: Any = None, model: Any = None, text: TextSpec | None = None) -> None:
+        super().__init__()
+        self.config = config
 
     def check_task(self, task: Task) -> None:
         """Raise UserError if this criterion cannot read the kind of examples that the task gives."""
@@ -133,13 +176,10 @@ class Criterion(nn.Module, ABC):
 
     @abstractmethod
     def plan(self, batch: Any, generator: torch.Generator) -> Planned:
-        """Return what is derived from a batch: the sizes of its terms, and what ``forward`` needs beside the batch.
+        """Return what is derived from a batch in host memory, once: sizes of terms, and what ``forward`` needs.
 
         It is called where batches are made, which may be a worker process without a GPU. So it must not touch the
         weights, and it takes random numbers only from ``generator``.
-
-        Args:
-            batch: a batch of the task, in host memory.
         """
 
     @abstractmethod

@@ -2,24 +2,80 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from xrep.config.ranges import out_of_range
 from xrep.criteria.contrastive import Encoded
-from xrep.criteria.criterion import Loss, Planned, Term, percentage
-from xrep.criteria.reconstruction import LANGUAGE, PLACE, POSITION, SLOT, Direction, Planner, Reconstruction, Run
-from xrep.criteria.rtl_head import RTLHead
+from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
+from xrep.criteria.reconstruction import (
+    LANGUAGE,
+    PLACE,
+    POSITION,
+    SLOT,
+    Direction,
+    Planner,
+    Reconstruction,
+    Run,
+    language_embedding,
+)
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import TransformerEncoder, require_transformer
+from xrep.nn.layers import Packing
 from xrep.tasks.task import Examples, ParallelTask, Task
+
+
+class RTLHead(nn.Module):
+    """K transformer layers over token vectors of x and [MASK] vectors in place of y (DAP, equation 4).
+
+    The layers are copies of the last K layers of an encoder (and of the normalisation after them, if it has one). The
+    output matrix is the encoder's own embedding matrix, so it is not stored here: logits are ``head(...) @ embedding.T
+    + head.bias``.
+
+    Args:
+        depth: number of encoder layers in use, counted from the first; the copies are the last of these.
+        languages: number of rows of the table of language vectors, which are added to the input; 0: no table.
+    """
+
+    def __init__(self, encoder: TransformerEncoder, layers: int, depth: int, languages: int) -> None:
+        super().__init__()
+        shape = encoder.shape
+        self.layers = copy.deepcopy(encoder.layers[depth - layers : depth])
+        self.norm = copy.deepcopy(encoder.norm) if encoder.norm_first else None
+        self.language_embedding = language_embedding(languages, shape.hidden_size)
+        self.bias = nn.Parameter(torch.zeros(shape.vocabulary_size))
+
+    def forward(
+        self, states: Tensor, masks: Tensor, languages: Tensor, slots: Tensor, lengths: Tensor, width: int
+    ) -> Tensor:
+        """Return the vectors of the last layer at the [MASK]s, [M, H].
+
+        Args:
+            states: [N, H], token vectors.
+            masks: [M, H], embedded [MASK]s.
+            languages: int64 [N + M], languages of ``states``, then of ``masks``; used only if there are language
+                vectors.
+            slots: int64 [N + M], index of each of these in [B * width]: row i is filled from its beginning.
+            lengths: int64 [B], number of tokens in each row.
+        """
+        x = torch.cat([states, masks])
+        if self.language_embedding is not None:
+            x = x + self.language_embedding(languages)
+        layout = Packing(slots, torch.arange(width, device=lengths.device) < lengths.unsqueeze(1))
+        x = torch.cat([x, x[:1].expand(len(layout.packed_rows) - len(x), -1)])
+        for layer in self.layers:
+            x = layer(x, layout)
+        x = x[len(states) : len(states) + len(masks)]
+        return x if self.norm is None else self.norm(x)
 
 
 class DAP(TranslationRanking):
@@ -51,7 +107,8 @@ class DAP(TranslationRanking):
         """Directions of translation ranking. forward: sources find their targets (equation 5). both: targets also find
         their sources."""
         rtl_layers: int = 2
-        """K: number of transformer layers of the head, which are copies of the last K layers of the encoder."""
+        """K: number of transformer layers of the head, which are copies of the last K layers of the encoder. With none
+        no [MASK] would see x."""
         rtl_direction: Direction = "to_pivot"
         """Which side is reconstructed from the other. to_pivot: the side in the pivot language. from_pivot: the other
         side. both: one direction in half of the pairs and the other in the rest, and their means are averaged (table
@@ -69,18 +126,11 @@ class DAP(TranslationRanking):
         predict the same."""
 
         def problems(self) -> list[str]:
-            problems = super().problems()
-            if self.rtl_layers < 1:
-                problems.append(f"rtl_layers must be at least 1 (with none no [MASK] sees x), not {self.rtl_layers}")
-            if not 0 < self.reconstruction_ratio <= 1:
-                problems.append(f"reconstruction_ratio must lie in (0, 1], not {self.reconstruction_ratio}")
-            return problems
-
-    config: Config
+            return super().problems() + out_of_range(self, rtl_layers="[1, inf)", reconstruction_ratio="(0, 1]")
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
-        super().__init__(config, model, text)
-        self._tower = _only_tower(model, text)
+        super().__init__(config)
+        self._tower = only_tower("dap", model, text.languages)
         self._vocabulary = text.vocabulary(self._tower)
         if self._vocabulary.mask_id is None:
             raise UserError("dap: the tokenizer has no [MASK]", cure="use one that has, such as of xrep-preprocess")
@@ -155,14 +205,14 @@ class DAP(TranslationRanking):
         correct = []
         for run in plan.runs:
             some = slice(run.start, run.stop)
-            loss, found = self._predict(run, hidden[some], targets[some], encoder.token_embedding.weight)
+            loss, right = self._predict(run, hidden[some], targets[some], encoder.token_embedding.weight)
             name = self._term(run.from_pivot)
             before = terms.get(name)
             weight = 0.5 if self.config.rtl_direction == "both" else 1.0
             terms[name] = Term(loss if before is None else before.sum + loss, weight)
-            correct.append(found)
-        right = torch.cat(correct)
-        return Loss(terms, {"rtl_accuracy": percentage(right)}, {"rtl_accuracy": len(right)})
+            correct.append(right)
+        every = torch.cat(correct)
+        return Loss(terms, {"rtl_accuracy": percentage(every)}, {"rtl_accuracy": len(every)})
 
     def _term(self, from_pivot: bool) -> str:
         if self.config.rtl_direction != "both":
@@ -176,12 +226,5 @@ class DAP(TranslationRanking):
             known = self.get_buffer(f"subwords_{run.language}")
             targets = torch.searchsorted(known, targets)
             embedding, bias = embedding.index_select(0, known), bias.index_select(0, known)
-        found = linear_cross_entropy(hidden, embedding, targets, bias=bias)
-        return found.loss, found.correct
-
-
-def _only_tower(model: DualEncoder, text: TextSpec) -> str:
-    towers = {model.tower(language) for language in text.languages}
-    if len(towers) > 1:
-        raise UserError("dap: all languages share one encoder", cure="set `towers` to shared")
-    return towers.pop()
+        loss, _, correct = linear_cross_entropy(hidden, embedding, targets, bias=bias)
+        return loss, correct

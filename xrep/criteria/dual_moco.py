@@ -8,11 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from xrep.criteria.batch_keys import among_batch, gathered
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
+from xrep.config.ranges import out_of_range
+from xrep.criteria.batch_keys import MEET_THEMSELVES, among_batch, in_queue, long_queue, new_queue
+from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
-from xrep.data.batching import PairBatch, TextSpec
-from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
+from xrep.data.batching import TextSpec
+from xrep.kernels.gather import current_group, gathered
+from xrep.kernels.queue_infonce import InfoNCE
 from xrep.models.model import SentenceModel
 from xrep.nn.momentum import MomentumEncoder
 from xrep.nn.queue import Queue
@@ -31,6 +33,7 @@ class DualMoco(ContrastiveCriterion):
     """
 
     reads = PAIRS
+    term = "infonce"
 
     @dataclass(kw_only=True)
     class Config:
@@ -38,7 +41,7 @@ class DualMoco(ContrastiveCriterion):
         """K: vectors kept of each side, which are the negatives. It need not be a multiple of the batch size. 0: no
         queue; the negatives are the keys of the batch, from all ranks."""
         temperature: float = 0.04
-        """tau: similarities are divided by this value. It must be above 0."""
+        """tau: similarities are divided by this value. It must lie in [0.0001, 10000]."""
         momentum: float = 0.999
         """m: share of their weights that momentum encoders keep per step. 0 is the paper's 'without momentum'."""
         queue_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -50,78 +53,48 @@ class DualMoco(ContrastiveCriterion):
         """Keep dropout in the momentum encoders during training, as MoCo does (the paper does not say)."""
 
         def problems(self) -> list[str]:
-            problems = []
-            if self.queue_size < 0:
-                problems.append(f"queue_size must be at least 0, not {self.queue_size}")
-            if not self.temperature > 0:
-                problems.append(f"temperature must be above 0, not {self.temperature}")
-            if not 0 <= self.momentum <= 1:
-                problems.append(f"momentum must lie in [0, 1], not {self.momentum}")
-            return problems
+            return out_of_range(self, queue_size="[0, inf)", temperature=TEMPERATURES, momentum="[0, 1]")
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
-        shape = config.queue_size, model.output_size, getattr(torch, config.queue_dtype)
-        self.source_queue = Queue(*shape) if config.queue_size else None
-        self.target_queue = Queue(*shape) if config.queue_size else None
+        dtype = torch.bfloat16 if config.queue_dtype == "bfloat16" else torch.float32
+        self.source_queue = new_queue(config.queue_size, model.output_size, dtype, count=2)
+        self.target_queue = new_queue(config.queue_size, model.output_size, dtype, count=2)
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Keys of each batch since the last step, both sides concatenated [B, 2 D], and their ids."""
 
-    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
-        return Planned(batch, {"infonce": len(batch)})
-
-    def encode(self, model: SentenceModel, planned: Planned) -> Encoded:
-        batch = planned.batch
-        return Encoded(model.encode_pair(batch.source, batch.target))
-
     def constants(self, model: SentenceModel, planned: Planned) -> tuple[Tensor, ...]:
-        batch = planned.batch
-        return self.momentum_encoder.model.encode_pair(batch.source, batch.target)
+        return self.momentum_encoder.model.encode_pair(planned.batch.source, planned.batch.target)
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        batch = planned.batch
+        ids = planned.batch.ids
         source_query, target_query, source_key, target_key = vectors
         if self.training and self.source_queue is not None:
             keys = torch.cat([source_key, target_key], dim=1).to(self.source_queue.vectors.dtype)
-            self._keys.append((keys, batch.ids))
-        to_target = self._infonce(source_query, target_key, self.target_queue, batch.ids)
-        to_source = self._infonce(target_query, source_key, self.source_queue, batch.ids)
+            self._keys.append((keys, ids))
+        to_target = self._infonce(source_query, target_key, self.target_queue, ids)
+        to_source = self._infonce(target_query, source_key, self.source_queue, ids)
         loss = (to_target.loss + to_source.loss).sum()
         correct = torch.cat([to_target.correct, to_source.correct])
-        return Loss({"infonce": Term(loss)}, {"accuracy": percentage(correct)})
+        return Loss({self.term: Term(loss)}, {"accuracy": percentage(correct)})
 
     def _infonce(self, query: Tensor, key: Tensor, queue: Queue | None, ids: Tensor) -> InfoNCE:
+        temperature, mask_equal = self.config.temperature, self.config.mask_equal_sentences
         if queue is None:
-            mask_equal = self.config.mask_equal_sentences
-            return among_batch(query, key, ids, self.config.temperature, mask_equal=mask_equal)[0]
-        masked = (ids, queue.ids) if self.config.mask_equal_sentences else (None, None)
-        return queue_infonce(
-            query,
-            key,
-            queue.vectors,
-            self.config.temperature,
-            valid=queue.filled,
-            query_ids=masked[0],
-            queue_ids=masked[1],
-        )
+            return among_batch(query, key, ids, temperature, mask_equal=mask_equal)[0]
+        return in_queue(query, key, ids, queue, temperature, mask_equal=mask_equal)
 
     def after_step(self, model: SentenceModel) -> None:
         self.momentum_encoder.update(model)
         for keys, ids in self._keys:
-            keys, ids, _ = gathered(keys, ids)
+            (keys, ids), _ = gathered([keys, ids], current_group())
             for queue, vectors in zip((self.source_queue, self.target_queue), keys.chunk(2, dim=1), strict=True):
                 assert queue is not None
                 queue.enqueue(vectors, ids)
         self._keys.clear()
 
     def warnings(self, task: Task) -> list[str]:
-        if 2 * self.config.queue_size <= task.examples:
-            return []
-        masked = self.config.mask_equal_sentences
-        consequence = "queued vectors are up to an epoch old" if masked else "sentences meet themselves as negatives"
-        return [
-            f"queue_size {self.config.queue_size} exceeds half of the {task.examples} training pairs: "
-            f"{consequence}; lower `queue_size`{'' if masked else ', or set `mask_equal_sentences`'}"
-        ]
+        old = "queued vectors are up to an epoch old; lower `queue_size`"
+        consequence = old if self.config.mask_equal_sentences else MEET_THEMSELVES
+        return long_queue(self.config.queue_size, task, consequence)

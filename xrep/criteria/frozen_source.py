@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,25 +12,50 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from xrep.criteria.batch_keys import among_batch
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
+from xrep.config.ranges import out_of_range
+from xrep.criteria.batch_keys import MEET_THEMSELVES, among_batch, in_queue, long_queue, new_queue
+from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
-from xrep.criteria.temperature import LARGEST, SMALLEST, LearnableTemperature
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.teacher_vectors import TeacherVectors
 from xrep.data.vector_cache import VectorCache, token_keys
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
-from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
+from xrep.kernels.queue_infonce import InfoNCE, against_both
 from xrep.models.dual_encoder import DualEncoder
-from xrep.nn.queue import Queue
 from xrep.tasks.task import Examples, ParallelTask, Task
+from xrep.text.sides import SIDES
 
-TERM = "frozen_source"
-SIDES = ("source", "target")
+SMALLEST, LARGEST = 0.01, 1.0
+"""Range of a learnable temperature."""
+
+
+class LearnableTemperature(nn.Module):
+    """A learnable temperature: tau = exp(theta), within [0.01, 1].
+
+    See CLIP (Radford et al. 2021) and 'parameter 1' of frozen_source (table 1). theta is a scalar, so weight decay
+    never applies to it. It is moved back into the interval after each step; clamping tau itself would leave theta
+    without a gradient outside the interval.
+
+    Args:
+        start: initial value of tau.
+    """
+
+    def __init__(self, start: float = 1.0) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.tensor(math.log(start)))
+
+    def forward(self) -> Tensor:
+        """Return tau, a scalar tensor."""
+        return self.theta.exp()
+
+    @torch.no_grad()
+    def clamp(self) -> None:
+        """Move tau back into its interval. Call it after each optimizer step."""
+        self.theta.clamp_(math.log(SMALLEST), math.log(LARGEST))
 
 
 class FrozenSource(ContrastiveCriterion):
@@ -54,6 +80,7 @@ class FrozenSource(ContrastiveCriterion):
 
     reads = (Examples.TRANSLATIONS,)
     needs = DualEncoder
+    term = "frozen_source"
 
     @dataclass(kw_only=True)
     class Config:
@@ -88,14 +115,8 @@ class FrozenSource(ContrastiveCriterion):
         there, in any order; case and punctuation do not count."""
 
         def problems(self) -> list[str]:
-            problems = []
-            if self.queue_size < 0:
-                problems.append(f"queue_size must be at least 0, not {self.queue_size}")
-            if self.learnable_temperature and not SMALLEST <= self.temperature <= LARGEST:
-                bounds = f"[{SMALLEST}, {LARGEST:g}]"
-                problems.append(f"temperature must lie in {bounds} where it is learnable, not be {self.temperature}")
-            elif not self.temperature > 0:
-                problems.append(f"temperature must be above 0, not {self.temperature}")
+            tau = f"[{SMALLEST}, {LARGEST:g}]" if self.learnable_temperature else TEMPERATURES
+            problems = out_of_range(self, queue_size="[0, inf)", temperature=tau)
             if self.queue_size > 0 and self.loss == "mse":
                 problems.append("queue_size is for loss: contrastive; mse has no negatives")
             if bool(self.teacher_vectors) != bool(self.teacher_text):
@@ -104,45 +125,36 @@ class FrozenSource(ContrastiveCriterion):
                 problems.append(
                     "cache_source is for a source tower, and teacher_vectors take its place; give one of them"
                 )
-            return problems + (self._needs_frozen() if self.source == "trained" else [])
-
-        def _needs_frozen(self) -> list[str]:
-            needs = {
-                "queue_size": (self.queue_size > 0, "queued vectors would be of an encoder that has changed"),
-                "loss mse": (self.loss == "mse", "both towers would give one vector for all sentences"),
-                "cache_source": (bool(self.cache_source), "cached vectors would be of an encoder that has changed"),
-                "teacher_vectors": (bool(self.teacher_vectors), "vectors of a file cannot be trained"),
-            }
-            return [f"{name} needs source: frozen; {why}" for name, (is_given, why) in needs.items() if is_given]
+            if self.source == "trained":
+                changed = "vectors would be of an encoder that has changed"
+                needs = {
+                    "queue_size": (self.queue_size > 0, f"queued {changed}"),
+                    "loss mse": (self.loss == "mse", "both towers would give one vector for all sentences"),
+                    "cache_source": (bool(self.cache_source), f"cached {changed}"),
+                    "teacher_vectors": (bool(self.teacher_vectors), "vectors of a file cannot be trained"),
+                }
+                problems += [f"{name} needs source: frozen; {why}" for name, (is_set, why) in needs.items() if is_set]
+            return problems
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         towers = {"source": model.tower(text.source_languages[0]), "target": model.tower(text.target_languages[0])}
         self._source_side, self._target_side = SIDES if config.source_side == "source" else SIDES[::-1]
         self._source, self._target = towers[self._source_side], towers[self._target_side]
         self._teacher = _teacher(config, model, self._source == self._target)
         self._cache: VectorCache | None = None
         if config.source == "frozen" and self._teacher is None:
-            self.frozen = self._parts_of_source(model)
+            if self._source == self._target:
+                problem = "a frozen source needs a tower of its own, and this model has one for both sides"
+                raise UserError(problem, cure="set `towers` to separate, or `source` to trained")
+            names = [name.split(".") for name, _ in model.named_parameters()]
+            self.frozen = list(dict.fromkeys(".".join(name[:2]) for name in names if name[1] == self._source))
         self._projects_at_random = bool(self.frozen) and self._source in model.new_projections
-        contrastive = config.loss == "contrastive"
-        self.temperature = (
-            LearnableTemperature(config.temperature) if contrastive and config.learnable_temperature else None
-        )
-        self.queue = Queue(config.queue_size, model.output_size) if config.queue_size else None
+        learnable = config.loss == "contrastive" and config.learnable_temperature
+        self.temperature = LearnableTemperature(config.temperature) if learnable else None
+        self.queue = new_queue(config.queue_size, model.output_size)
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Source vectors and ids of each batch since the last step, from all ranks."""
-
-    def _parts_of_source(self, model: DualEncoder) -> list[str]:
-        """Return patterns for the source tower's parameters."""
-        if self._source == self._target:
-            raise UserError(
-                "a frozen source needs a tower of its own, and this model has one for both sides",
-                cure="set `towers` to separate, or `source` to trained",
-            )
-        names = [name.split(".") for name, _ in model.named_parameters()]
-        return list(dict.fromkeys(".".join(name[:2]) for name in names if name[1] == self._source))
 
     def prepare(self, task: Task) -> None:
         if self._teacher is not None:
@@ -150,55 +162,40 @@ class FrozenSource(ContrastiveCriterion):
             for hashes in task.hashes():
                 self._teacher.rows(hashes[:, SIDES.index(self._source_side)].view(np.int64))
 
-    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
-        return Planned(batch, {TERM: len(batch)})
-
     def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
         batch = planned.batch
         if self.config.source == "trained":
-            vectors: dict[str, Tensor] = dict(zip(SIDES, model.encode_pair(batch.source, batch.target), strict=True))
-            return Encoded((vectors[self._target_side], vectors[self._source_side]))
+            vectors = model.encode_pair(batch.source, batch.target)
+            return Encoded(vectors[::-1] if self._target_side == "target" else vectors)
         return Encoded((model.encode(self._target, getattr(batch, self._target_side))[0],))
 
     def constants(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
-        batch = planned.batch
-        return () if self.config.source == "trained" else (self._taught(model, batch),)
+        return () if self.config.source == "trained" else (self._taught(model, planned.batch),)
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        batch = planned.batch
-        target, source = vectors
+        ids, (target, source) = planned.batch.ids, vectors
         if self.config.loss == "mse":
-            return Loss({TERM: Term((target - source).square().sum())})
+            return Loss({self.term: Term((target - source).square().sum())})
         tau = self.config.temperature if self.temperature is None else self.temperature()
         if self.config.source == "trained":
-            ids = batch.ids if self.config.mask_equal_sentences else None
-            found = inbatch_infonce(target, source, tau, ids=ids, group=current_group())
-            loss, correct = found.forward, found.forward_correct
+            masked = ids if self.config.mask_equal_sentences else None
+            loss, _, correct, _ = inbatch_infonce(target, source, tau, ids=masked, group=current_group())
         else:
-            loss, correct = self._against_frozen(source, target, batch.ids, tau)
+            loss, correct = self._against_frozen(source, target, ids, tau)
         metrics = {"accuracy": percentage(correct)}
         if isinstance(tau, Tensor):
             metrics["temperature"] = tau.detach()
-        return Loss({TERM: Term(loss.sum())}, metrics)
+        return Loss({self.term: Term(loss.sum())}, metrics)
 
     def _against_frozen(self, source: Tensor, target: Tensor, ids: Tensor, tau: float | Tensor) -> InfoNCE:
         """Compare with the source vectors of the batch, from all ranks, and of the queue."""
-        masked = self.config.mask_equal_sentences
-        found, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=masked)
+        mask_equal = self.config.mask_equal_sentences
+        now, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=mask_equal)
         if self.queue is None:
-            return found
+            return now
         if self.training:
             self._keys.append((keys, key_ids))
-        old = queue_infonce(
-            target,
-            source,
-            self.queue.vectors,
-            tau,
-            valid=self.queue.filled,
-            query_ids=ids if masked else None,
-            queue_ids=self.queue.ids if masked else None,
-        )
-        return against_both(found, old)
+        return against_both(now, in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal))
 
     def after_step(self, model: DualEncoder) -> None:
         if self.temperature is not None:
@@ -208,24 +205,20 @@ class FrozenSource(ContrastiveCriterion):
                 self.queue.enqueue(keys, ids)
             self._keys.clear()
 
-    # -- the source vectors -------------------------------------------------------------------------------------------
-
     def _taught(self, model: DualEncoder, batch: PairBatch) -> Tensor:
         """Return the source vectors [B, D], which have no gradient."""
         tokens = getattr(batch, self._source_side)
         if self._teacher is not None:
             hashes = batch.ids[:, SIDES.index(self._source_side)].numpy(force=True)
-            found = torch.from_numpy(self._teacher.read(hashes)).to(batch.ids.device)
-            return F.normalize(found, dim=1) if model.config.normalize else found
-        return (
-            model.encode(self._source, tokens)[0] if self.config.cache_source is None else self._cached(model, tokens)
-        )
+            vectors = torch.from_numpy(self._teacher.read(hashes)).to(batch.ids.device)
+            return F.normalize(vectors, dim=1) if model.config.normalize else vectors
+        if self.config.cache_source is not None:
+            return self._cached(model, tokens, self.config.cache_source)
+        return model.encode(self._source, tokens)[0]
 
-    def _cached(self, model: DualEncoder, batch: TokenBatch) -> Tensor:
+    def _cached(self, model: DualEncoder, batch: TokenBatch, folder: str) -> Tensor:
         if self._cache is None:  # not in __init__: a resumed run loads the model's weights later
-            assert self.config.cache_source is not None
-            fingerprint = _fingerprint(model, self._source, self.frozen)
-            self._cache = VectorCache(self.config.cache_source, model.output_size, fingerprint)
+            self._cache = VectorCache(folder, model.output_size, _fingerprint(model, self._source, self.frozen))
         device, keys = batch.tokens.device, token_keys(batch).numpy(force=True)
         places = self._cache.find(keys)
         missing = np.flatnonzero(places < 0)
@@ -238,19 +231,15 @@ class FrozenSource(ContrastiveCriterion):
         return torch.from_numpy(self._cache.read(places)).to(device)
 
     def warnings(self, task: Task) -> list[str]:
-        warnings = []
+        warnings = list[str]()
         if self._projects_at_random:
             warnings.append(
                 f"the frozen {self._source_side} tower has a new projection, of random weights unless `init` has them; "
                 f"set `projected_side` to {self._target_side}"
             )
-        if 2 * self.config.queue_size <= task.examples or self.config.mask_equal_sentences:
-            return warnings
-        return [
-            *warnings,
-            f"queue_size {self.config.queue_size} exceeds half of the {task.examples} training pairs: sentences meet "
-            "themselves as negatives; lower `queue_size`, or set `mask_equal_sentences`",
-        ]
+        if not self.config.mask_equal_sentences:
+            warnings += long_queue(self.config.queue_size, task, MEET_THEMSELVES)
+        return warnings
 
 
 def _teacher(config: FrozenSource.Config, model: DualEncoder, is_shared: bool) -> TeacherVectors | None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
-from xrep.criteria.criterion import Loss, Planned, Term, percentage
-from xrep.criteria.hictl_negatives import Hardness
+from xrep.config.ranges import out_of_range
+from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded, InBatch
+from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.criteria.tlm import read_together
 from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, Vocabulary
@@ -25,6 +26,59 @@ from xrep.text.sides import SHARED
 
 MASK_RATES = {"tlm": 0.25, "mlm": 0.15}
 """Default mask rates of the two kinds of language model (table 9)."""
+
+
+BATCHES = 100
+"""Number of recent steps averaged into p⁺ (equation 6)."""
+
+
+class Hardness(nn.Module):
+    """The exponent ζ · p⁺ of equation 6, where p⁺ is the mean of exp(-L_S) over the last 100 optimizer steps.
+
+    L_S is the loss of a step over the pairs of all ranks and batches, with the negatives as hard as they were in that
+    step. With fewer steps so far, p⁺ is the mean of those; before the first step it is 0, so negatives begin unchanged.
+    The history is a buffer, so checkpoints contain it, and it is the same on all ranks. ``slack`` is ζ.
+    """
+
+    history: Tensor
+    steps: Tensor
+
+    def __init__(self, slack: float) -> None:
+        super().__init__()
+        self.slack = slack
+        self.register_buffer("history", torch.zeros(BATCHES))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self._loss: Tensor | None = None
+        self._sentences = 0
+
+    def p_positive(self) -> Tensor:
+        """Return p⁺, a scalar tensor."""
+        return self.history.sum() / self.steps.clamp(1, BATCHES)
+
+    def exponent(self) -> Tensor:
+        return self.slack * self.p_positive()
+
+    def note(self, loss: Tensor, sentences: int) -> None:
+        """Record a batch of the current step: the summed loss of its queries, and how many they are."""
+        loss = loss.detach().double()
+        self._loss = loss if self._loss is None else self._loss + loss
+        self._sentences += sentences
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Add the current step to the history. Call it after each optimizer step, on every rank."""
+        if self._loss is None:
+            return
+        both = torch.stack([self._loss, torch.full_like(self._loss, self._sentences)])
+        if current_group() is not None:
+            dist.all_reduce(both)
+        loss, sentences = both
+        place, there_are_some = self.steps.reshape(1) % BATCHES, sentences > 0
+        p_positive = torch.exp(-loss / sentences.clamp(min=1)).to(self.history.dtype)
+        before = self.history.index_select(0, place)
+        self.history.index_copy_(0, place, torch.where(there_are_some, p_positive, before))
+        self.steps += there_are_some
+        self._loss, self._sentences = None, 0
 
 
 class HiCTL(ContrastiveCriterion):
@@ -45,8 +99,7 @@ class HiCTL(ContrastiveCriterion):
 
     Choices that the paper does not specify: the subwords for L_W are sampled by softmax of the same logits as in the
     loss; each pair has its own samples; special tokens are neither in the bag of words nor sampled. The distances of
-    equation 5 are between the model's vectors, which the paper does not normalise (``normalize: false``). lambda
-    carries no gradient.
+    equation 5 are between the model's vectors, which the paper does not normalise (``normalize: false``).
 
     Raises:
         UserError: the languages have separate towers, or there is no [MASK].
@@ -56,7 +109,7 @@ class HiCTL(ContrastiveCriterion):
     needs = DualEncoder
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(InBatch):
         language_model: bool = True
         """Train a language model as well (L_LM): translation language modelling, or, with monolingual, masked language
         modelling of x."""
@@ -70,21 +123,17 @@ class HiCTL(ContrastiveCriterion):
         word_contrast: bool = True
         """Contrast words (L_W). Off: 'w/o Word-CTL' of table 3."""
         mask_rate: float | None = None
-        """Share of the subwords that is masked for the language model. none: 0.25, or 0.15 for monolingual text (table
-        9). It must lie in (0, 1]."""
+        """Share of the subwords that is masked for the language model, in (0, 1]. none: 0.25, or 0.15 for monolingual
+        text (table 9)."""
         temperature: float = 1.0
         """Cosines of L_S are divided by this value. The paper has no temperature, which equals 1; p+ then stays near 1
         / (2n - 1) whatever the model does, and hard negatives hardly differ from plain ones. Use 0.05 for small models
-        and batches. It must be above 0."""
+        and batches. It must lie in [0.0001, 10000]."""
         slack: float = 0.9
         """zeta of equation 6, which keeps negatives from becoming too hard. It must lie in (0, 1)."""
-        mask_equal_sentences: bool = False
-        """Do not use two pairs that share a sentence as each other's negatives. Turn it on if sentences repeat."""
-        cross_rank_negatives: bool = True
-        """With several ranks, the sentences of all ranks are negatives. Off: only those of the rank's own part."""
         word_temperature: float = 1.0
         """Cosines of L_W are divided by this value, in the loss and when words are sampled. The paper has no
-        temperature, which equals 1. It must be above 0."""
+        temperature, which equals 1. It must lie in [0.0001, 10000]."""
         word_samples: int = 512
         """m: number of subwords sampled as negatives for each pair (section 4.1)."""
         word_query: Literal["masked", "unmasked"] = "masked"
@@ -92,27 +141,18 @@ class HiCTL(ContrastiveCriterion):
         unmasked: that of a separate pass that sees all words. Without TLM it is always the separate pass."""
 
         def problems(self) -> list[str]:
-            problems = []
+            problems = super().problems() + out_of_range(
+                self, word_temperature=TEMPERATURES, mask_rate="(0, 1]", slack="(0, 1)", word_samples="[1, inf)"
+            )
             if not (self.sentence_contrast or self.word_contrast or self.language_model):
-                problems.append(
-                    "language_model, sentence_contrast and word_contrast are all off, so nothing is left to train"
-                )
-            for name in ("temperature", "word_temperature"):
-                if not getattr(self, name) > 0:
-                    problems.append(f"{name} must be above 0, not {getattr(self, name)}")
-            if self.mask_rate is not None and not 0 < self.mask_rate <= 1:
-                problems.append(f"mask_rate must lie in (0, 1], not {self.mask_rate}")
-            if not 0 < self.slack < 1:
-                problems.append(f"slack must lie in (0, 1), not {self.slack}")
-            if self.word_samples < 1:
-                problems.append(f"word_samples must be at least 1, not {self.word_samples}")
+                off = "language_model, sentence_contrast and word_contrast are all off"
+                problems.append(f"{off}, so nothing is left to train")
             return problems
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
-        super().__init__()
-        if SHARED not in model.encoders:
-            raise UserError("hictl: all languages share one encoder", cure="set `towers` to shared")
-        self.config, self._vocabulary = config, text.vocabulary(SHARED)
+        super().__init__(config)
+        only_tower("hictl", model)
+        self._vocabulary = text.vocabulary(SHARED)
         shape = model.encoders[SHARED].shape
         self._limit = shape.max_positions
         self._objective = "mlm" if config.monolingual else "tlm"
@@ -148,16 +188,17 @@ class HiCTL(ContrastiveCriterion):
             assert together is not None
             words = bag_of_words(together, self._vocabulary)
             sizes["word"] = len(batch)
-        return Planned(batch, sizes, ReadTogether(masked, words))
+        return Planned(batch, sizes, (masked, words))
 
     def vectors(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
-        batch = planned.batch
-        return model.encode_pair(batch.source, batch.target) if self.config.sentence_contrast else ()
+        return super().encode(model, planned).vectors if self.config.sentence_contrast else ()
 
     def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
         vectors = self.vectors(model, planned)
         loss, encoder, first = Loss({}), model.encoders[SHARED], None
-        masked: Masked | None = planned.details.masked
+        masked: Masked | None
+        words: Words | None
+        masked, words = planned.details
         if masked is not None:
             assert self.language is not None
             states = encoder(masked.batch)
@@ -166,7 +207,6 @@ class HiCTL(ContrastiveCriterion):
             loss.terms[self._objective] = Term(result.loss)
             loss.metrics["masked_accuracy"] = percentage(result.correct)
             loss.rows["masked_accuracy"] = len(masked.labels)
-        words: Words | None = planned.details.words
         if words is not None:
             if masked is None or self.config.monolingual or self.config.word_query == "unmasked":
                 first = encoder(words.together)[:, 0]
@@ -177,24 +217,18 @@ class HiCTL(ContrastiveCriterion):
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         if not self.config.sentence_contrast:
             return Loss({})
-        config, hardness, batch = self.config, self.hardness, planned.batch
+        hardness, count, options = self.hardness, 2 * len(planned.batch), self.config.options(planned.batch.ids)
+        exponent = 0.0 if hardness is None else hardness.exponent()
         source, target = vectors
-        result = hard_infonce(
-            source,
-            target,
-            config.temperature,
-            exponent=0.0 if hardness is None else hardness.exponent(),
-            ids=batch.ids if config.mask_equal_sentences else None,
-            group=current_group() if config.cross_rank_negatives else None,
-        )
+        result = hard_infonce(source, target, self.config.temperature, exponent=exponent, **options)
         loss = (result.forward + result.backward).sum()
         metrics = {"sentence_accuracy": percentage(torch.cat([result.forward_correct, result.backward_correct]))}
         if hardness is not None:
             metrics["p_positive"] = hardness.p_positive()
             mixed = result.forward_interpolation.sum() + result.backward_interpolation.sum()
-            metrics["lambda"] = mixed / max(2 * len(batch), 1)
+            metrics["lambda"] = mixed / max(count, 1)
             if self.training:
-                hardness.note(loss, 2 * len(batch))
+                hardness.note(loss, count)
         return Loss({"sentence": Term(loss)}, metrics)
 
     def after_step(self, model: DualEncoder) -> None:
@@ -202,13 +236,11 @@ class HiCTL(ContrastiveCriterion):
             self.hardness.update()
 
     def warnings(self, task: Task) -> list[str]:
-        warnings = [] if self.language is None else list(self.language.notes)
-        if self.hardness is not None and self.config.temperature > 0.5:
-            warnings.append(
-                f"hard negatives hardly differ from plain ones at a `temperature` of {self.config.temperature}, where "
-                "p+ stays near 1 / (2n - 1); lower it, or set `hard_negatives` to false"
-            )
-        return warnings
+        notes, temperature = [] if self.language is None else self.language.notes, self.config.temperature
+        if self.hardness is None or temperature <= 0.5:
+            return notes
+        problem = f"hard negatives hardly differ from plain ones at a `temperature` of {temperature}, where p+ stays"
+        return [*notes, f"{problem} near 1 / (2n - 1); lower it, or set `hard_negatives` to false"]
 
     def _add_words(self, loss: Loss, query: Tensor, embedding: Tensor, words: Words) -> None:
         """Add L_W to ``loss``."""
@@ -239,14 +271,6 @@ class Words(Movable):
     together: TokenBatch
     words: Tensor
     bag: Tensor
-
-
-@dataclass
-class ReadTogether(Movable):
-    """What HiCTL reads of pairs as one sequence: the masked one of L_LM and the one of L_W, if there are any."""
-
-    masked: Masked | None
-    words: Words | None
 
 
 def special_ids(vocabulary: Vocabulary) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.criteria.reconstruction import on_device
 from xrep.data.batching import PairBatch, TextSpec
@@ -35,12 +36,10 @@ class LabelSmoothedCrossEntropy(Criterion):
         times (V - 1)/V."""
 
         def problems(self) -> list[str]:
-            smoothing = self.label_smoothing
-            return [] if 0 <= smoothing < 1 else [f"label_smoothing must lie in [0, 1), not {smoothing}"]
+            return out_of_range(self, label_smoothing="[0, 1)")
 
     def __init__(self, config: Config, model: TranslationModel, text: TextSpec) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         known = {language: place for place, language in enumerate(model.target_languages)}
         self._targets = np.array([known.get(language, -1) for language in text.languages], dtype=np.int64)
         """Maps places in ``TextSpec.languages`` to places in the model's target languages; -1: never a target."""
@@ -51,16 +50,16 @@ class LabelSmoothedCrossEntropy(Criterion):
     def forward(self, model: TranslationModel, planned: Planned) -> Loss:
         batch = planned.batch
         languages = self._targets[batch.languages[:, 1].numpy()]
-        found = model.predict(batch.source, batch.target, on_device(languages, batch.target.tokens.device))
+        predicted = model.predict(batch.source, batch.target, on_device(languages, batch.target.tokens.device))
         result = linear_cross_entropy(
-            found.vectors,
-            found.matrix,
-            found.labels,
-            bias=found.bias,
-            groups=found.sentences,
+            predicted.vectors,
+            predicted.matrix,
+            predicted.labels,
+            bias=predicted.bias,
+            groups=predicted.sentences,
             label_smoothing=self.config.label_smoothing,
         )
-        tokens = len(found.labels)
+        tokens = len(predicted.labels)
         nll = result.nll.sum() / max(tokens, 1)
         metrics = {"nll": nll, "perplexity": nll.exp() * (tokens > 0), "accuracy": percentage(result.correct)}
         return Loss({"translation": Term(result.loss)}, metrics, dict.fromkeys(metrics, tokens))

@@ -42,7 +42,6 @@ class MaskedLanguage(nn.Module):
             if the encoder is a tower of an earlier run, the one of that run's criterion, if there is exactly one.
 
     Attributes:
-        head: the argument of this name.
         heads: the head of each tower.
         notes: what a user should know about the heads.
 
@@ -73,12 +72,12 @@ class MaskedLanguage(nn.Module):
         head = MaskedLanguageHead(shape.hidden_size, shape.vocabulary_size, norm_epsilon=shape.norm_epsilon)
         if path is None:
             return head
-        found = [] if (path / CONFIG).is_file() else heads_of_run(path.parent, path.name)
-        if len(found) == 1 and shape.activation == head.activation:
-            head.load_state_dict(found[0])
+        states = [] if (path / CONFIG).is_file() else heads_of_run(path.parent, path.name)
+        if len(states) == 1 and shape.activation == head.activation:
+            head.load_state_dict(states[0])
             return head
-        problem = "no masked language head" if not found else f"{len(found)} masked language heads"
-        if len(found) == 1:
+        problem = "no masked language head" if not states else f"{len(states)} masked language heads"
+        if len(states) == 1:
             problem = "a masked language head whose activation is not known"
         self.notes.append(f"{path} has {problem}; tower {tower} gets a new one")
         return head
@@ -125,8 +124,8 @@ class MaskedLanguage(nn.Module):
 
 def heads_of_run(path: Path, tower: str) -> list[dict[str, Tensor]]:
     """Return the states of the heads that the criterion of a checkpoint, or its parts, trained for a tower."""
-    found: dict[str, dict[str, Tensor]] = {}
+    states: dict[str, dict[str, Tensor]] = {}
     for name, tensor in open_checkpoint(path).tensors(CRITERION).items():
         if match := re.fullmatch(rf"((?:.*\.)?language\.heads\.{re.escape(tower)})\.(.*)", name):
-            found.setdefault(match[1], {})[match[2]] = tensor
-    return list(found.values())
+            states.setdefault(match[1], {})[match[2]] = tensor
+    return list(states.values())

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.criteria.masked_language import HeadChoice, MaskedLanguage
-from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import Task
+from xrep.tasks.task import Examples, Task
 from xrep.text.sides import SHARED, SIDES
-
-
-@dataclass
-class MaskedTowers(Movable):
-    """The masked sentences of each tower."""
-
-    by_tower: dict[str, Masked]
 
 
 class MLM(Criterion):
@@ -30,6 +25,7 @@ class MLM(Criterion):
     masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
     """
 
+    reads = (Examples.SENTENCES, Examples.TRANSLATIONS, Examples.NEIGHBOURS)
     needs = DualEncoder
 
     @dataclass(kw_only=True)
@@ -46,11 +42,10 @@ class MLM(Criterion):
         one. Several ``parts`` of a run with the same choice share one head, as in XLM; hictl and cmlm use auto."""
 
         def problems(self) -> list[str]:
-            return [] if 0 < self.mask_rate < 1 else [f"mask_rate must lie in (0, 1), not {self.mask_rate}"]
+            return out_of_range(self, mask_rate="(0, 1)")
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self._text = text
         self.language = MaskedLanguage(
             model, text, rate=config.mask_rate, whole_word=config.whole_word, head=config.language_head
@@ -59,13 +54,16 @@ class MLM(Criterion):
 
     def prepare(self, task: Task) -> None:
         self.language.prepare(task)
+        if task.gives is Examples.TRANSLATIONS:
+            problem = "masked tokens alone train no sentence vectors, which validation retrieval measures"
+            self.language.notes.append(f"{problem}; set `validation` to loss to choose the best checkpoint by the loss")
 
     def plan(self, batch: Any, generator: torch.Generator) -> Planned:
         masked = {tower: self.language.mask(tower, side, generator) for tower, side in self._read(batch).items()}
-        return Planned(batch, {"mlm": sum(each.size for each in masked.values())}, MaskedTowers(masked))
+        return Planned(batch, {"mlm": sum(each.size for each in masked.values())}, masked)
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
-        masked: dict[str, Masked] = planned.details.by_tower
+        masked: dict[str, Masked] = planned.details
         results = []
         for tower, each in masked.items():
             encoder = model.encoders[tower]
@@ -80,7 +78,5 @@ class MLM(Criterion):
         sides = (batch.source, batch.target) if isinstance(batch, PairBatch) else batch.sides
         if SHARED not in self.language.heads:
             return dict(zip(SIDES, sides, strict=True))
-        first, *others = sides
-        for other in others:
-            first = first.followed_by(other, self._text.vocabulary(SHARED).pad_id)
-        return {SHARED: first}
+        pad_id = self._text.vocabulary(SHARED).pad_id
+        return {SHARED: functools.reduce(lambda first, other: first.followed_by(other, pad_id), sides)}

@@ -93,9 +93,6 @@ class Multitask(ContrastiveCriterion):
         whole.pieces = [*pieces, _joined(none | others)] if others else pieces
         return whole
 
-    def plan_rows(self, batch: MixedBatch, generator: torch.Generator) -> Planned:
-        return self.plan(batch, generator)
-
     def _contrastive(self, planned: Planned) -> dict[str, tuple[ContrastiveCriterion, Planned]]:
         """Return the parts of a batch whose criteria compare rows."""
         return {

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.data.batching import TextSpec
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.memory import check_memory
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import Linear
 from xrep.tasks.nli import NliBatch
@@ -46,23 +48,19 @@ class Nli(Criterion):
         """Dropout of the hidden units of the mlp. It must lie in [0, 1)."""
 
         def problems(self) -> list[str]:
-            known, problems = ", ".join(FEATURES), []
-            if not self.features or len(set(self.features)) != len(self.features) or set(self.features) - {*FEATURES}:
-                problems.append(
-                    f"features must be some of {known}, each once, not {', '.join(self.features) or 'none'}"
-                )
-            if self.head_size < 1:
-                problems.append(f"head_size must be at least 1, not {self.head_size}")
-            if not 0 <= self.head_dropout < 1:
-                problems.append(f"head_dropout must lie in [0, 1), not {self.head_dropout}")
+            problems, names = out_of_range(self, head_size="[1, inf)", head_dropout="[0, 1)"), self.features
+            if not names or len(set(names)) != len(names) or set(names) - {*FEATURES}:
+                known = ", ".join(FEATURES)
+                problems.append(f"features must be some of {known}, each once, not {', '.join(names) or 'none'}")
             return problems
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         width = len(config.features) * model.output_size
         self.hidden: nn.Module = nn.Identity()
         if config.head == "mlp":
+            what = f"an mlp of {config.head_size:,} hidden units"
+            check_memory(4 * config.head_size * (width + len(LABELS) + 1), what, cure="lower `head_size`")
             self.hidden = nn.Sequential(Linear(width, config.head_size), nn.ReLU(), nn.Dropout(config.head_dropout))
             width = config.head_size
         self.output = Linear(width, len(LABELS))
@@ -84,13 +82,8 @@ class Nli(Criterion):
         """Return the classifier's input, [B, F·D], for vectors [B, D]."""
         if self.config.scale_vectors:
             premise, hypothesis = (F.normalize(side, dim=1) * side.size(1) ** 0.5 for side in (premise, hypothesis))
-        each = {
-            "premise": premise,
-            "hypothesis": hypothesis,
-            "difference": (premise - hypothesis).abs(),
-            "product": premise * hypothesis,
-        }
-        return torch.cat([each[name] for name in self.config.features], dim=1)
+        features = premise, hypothesis, (premise - hypothesis).abs(), premise * hypothesis
+        return torch.cat([features[FEATURES.index(name)] for name in self.config.features], dim=1)
 
 
 def sentence_vectors(model: SentenceModel, batch: NliBatch) -> tuple[Tensor, ...]:

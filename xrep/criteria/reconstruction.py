@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xrep.data.batching import Movable, PairBatch
 
@@ -36,12 +36,10 @@ class Reconstruction(Movable):
     """Which tokens of B pairs are read and predicted; [CLS] is never among them.
 
     Attributes:
-        given: int64 [4, N], table of the tokens whose vectors are given: all of x, and the tokens of y that are not
-            predicted.
-        predicted: int64 [4, M], table of the predicted tokens.
+        given: int64 [4, N], the tokens whose vectors are given: all of x, and those of y that are not predicted.
+        predicted: int64 [4, M], the predicted tokens, in the order of ``runs``.
         lengths: int64 [B], number of tokens in each row of the head's input.
         width: the largest of these lengths.
-        runs: the runs of predicted tokens, in order.
     """
 
     given: Tensor
@@ -140,6 +138,14 @@ def _drawn(
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return start, start + 1, ... for each start and length, one range after the other: int64 [sum of lengths]."""
     return np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+
+
+def language_embedding(languages: int, width: int) -> nn.Embedding | None:
+    """Return new vectors of languages, with the standard deviation of an encoder's embeddings; None if there are 0."""
+    table = nn.Embedding(languages, width) if languages else None
+    if table is not None:
+        nn.init.normal_(table.weight, std=0.02)
+    return table
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:

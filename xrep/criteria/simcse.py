@@ -8,16 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, InBatch
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
-from xrep.kernels.gather import current_group
+from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import SelfAttention
 from xrep.tasks.task import PAIRS, Task
-
-SIDES = ("source", "target")
+from xrep.text.sides import SIDES
 
 
 class SimCSE(ContrastiveCriterion):
@@ -31,39 +29,30 @@ class SimCSE(ContrastiveCriterion):
     """
 
     reads = PAIRS
+    term = "simcse"
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(InBatch):
         side: Literal["source", "target", "both"] = "both"
         """Side of the pairs whose sentences are trained on."""
-        temperature: float = 0.05
-        """Similarities are divided by this value (0.05 in the paper)."""
-        mask_equal_sentences: bool = False
-        """Do not use two rows with the same sentence as each other's negatives. Off in the paper; turn it on if
-        sentences repeat (one side of bitext often does)."""
-        cross_rank_negatives: bool = True
-        """With several ranks, the sentences of all ranks are negatives. Off: only those of the rank's own part."""
-
-        def problems(self) -> list[str]:
-            return [] if self.temperature > 0 else [f"temperature must be above 0, not {self.temperature}"]
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self._columns = [number for number, side in enumerate(SIDES) if config.side in (side, "both")]
         self._pad_ids = [text.vocabulary(side).pad_id for side in SIDES]
-        self._towers = [model.tower(found[0]) for found in (text.source_languages, text.target_languages)]
+        self._towers = [model.tower(languages[0]) for languages in (text.source_languages, text.target_languages)]
         # The tower of the side that is not trained on gets no gradient.
         self.idle_parameters = len(self._columns) == 1 and len(set(self._towers)) == 2
         self._has_dropout = any(_dropout(part) > 0 for part in model.modules())
 
     def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
-        return Planned(batch, {"simcse": len(self._columns) * len(batch)})
+        return Planned(batch, {self.term: len(self._columns) * len(batch)})
 
     def encode(self, model: SentenceModel, planned: Planned) -> Encoded:
         batch = planned.batch
+        sides = [((batch.source, batch.target)[column], self._pad_ids[column]) for column in self._columns]
         # One pass makes both encodings, because dropout is drawn for each row.
-        twice = [_twice((batch.source, batch.target)[column], self._pad_ids[column]) for column in self._columns]
+        twice = [side.followed_by(side, pad_id) for side, pad_id in sides]
         if self.config.side == "both":
             vectors = model.encode_pair(*twice)
         else:
@@ -71,24 +60,18 @@ class SimCSE(ContrastiveCriterion):
         return Encoded(tuple(half for both in vectors for half in both.unflatten(0, (2, len(batch)))))
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        batch = planned.batch
-        group = current_group() if self.config.cross_rank_negatives else None
         losses, correct = [], []
         for column, one, other in zip(self._columns, vectors[::2], vectors[1::2], strict=True):
-            ids = batch.ids[:, column : column + 1] if self.config.mask_equal_sentences else None
-            result = inbatch_infonce(one, other, self.config.temperature, ids=ids, group=group)
+            options = self.config.options(planned.batch.ids[:, column : column + 1])
+            result = inbatch_infonce(one, other, self.config.temperature, **options)
             losses.append(result.forward.sum())
             correct.append(result.forward_correct)
-        return Loss({"simcse": Term(torch.stack(losses).sum())}, {"accuracy": percentage(torch.cat(correct))})
+        return Loss({self.term: Term(torch.stack(losses).sum())}, {"accuracy": percentage(torch.cat(correct))})
 
     def warnings(self, task: Task) -> list[str]:
         if self._has_dropout:
             return []
         return ["simcse without dropout: both encodings of a sentence are the same; set `dropout` to 0.1"]
-
-
-def _twice(side: TokenBatch, pad_id: int) -> TokenBatch:
-    return side.followed_by(side, pad_id)
 
 
 def _dropout(part: nn.Module) -> float:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from xrep.criteria.criterion import Loss, Planned
+from xrep.criteria.criterion import Loss, Planned, only_tower
 from xrep.criteria.mlm import MLM
-from xrep.criteria.reconstruction import on_device
-from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch
-from xrep.data.masking import Masked
-from xrep.errors import UserError
+from xrep.criteria.reconstruction import language_embedding, on_device
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import require_transformer
 from xrep.tasks.task import Examples
 from xrep.text.sides import SHARED
-
-LANGUAGE_STD = 0.02
-"""Standard deviation of new language embeddings, which is that of the encoder's own embeddings."""
 
 
 class TLM(MLM):
@@ -51,26 +47,22 @@ class TLM(MLM):
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config, model, text)
-        if SHARED not in model.encoders:
-            raise UserError("tlm: all languages share one encoder", cure="set `towers` to shared")
+        only_tower("tlm", model)
         shape = require_transformer(model.encoders[SHARED], "tlm").shape
         self._limit = None if config.position_reset else shape.max_positions
-        self.language_embedding = None
-        if config.language_embeddings:
-            self.language_embedding = nn.Embedding(len(text.languages), shape.hidden_size)
-            nn.init.normal_(self.language_embedding.weight, std=LANGUAGE_STD)
+        languages = len(text.languages) if config.language_embeddings else 0
+        self.language_embedding = language_embedding(languages, shape.hidden_size)
 
     def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
         pad_id = self._text.vocabulary(SHARED).pad_id
-        together = read_together(batch.source, batch.target, pad_id, self._limit)
-        masked = self.language.mask(SHARED, together.batch, generator)
-        return Planned(batch, {"tlm": masked.size}, MaskedPairs(masked, together.second, together.positions))
+        together, second, positions = read_together(batch.source, batch.target, pad_id, self._limit)
+        masked = self.language.mask(SHARED, together, generator)
+        return Planned(batch, {"tlm": masked.size}, (masked, second, positions))
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
-        pairs: MaskedPairs = planned.details
-        masked, encoder = pairs.masked, require_transformer(model.encoders[SHARED], "tlm")
-        added = self._languages(planned.batch, pairs.second)
-        states = encoder(masked.batch, positions=pairs.positions, added=added)
+        masked, second, positions = planned.details
+        encoder = require_transformer(model.encoders[SHARED], "tlm")
+        states = encoder(masked.batch, positions=positions, added=self._languages(planned.batch, second))
         result = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
         return self.language.loss("tlm", [result], [masked])
 
@@ -81,23 +73,10 @@ class TLM(MLM):
         return torch.where(second.unsqueeze(-1), vectors[:, 1:], vectors[:, :1])
 
 
-@dataclass
-class MaskedPairs(Movable):
-    """Masked pairs of sentences, each pair as one sequence; the tensors are those of ``Together``."""
+class Together(NamedTuple):
+    """Pairs of sentences as one sequence each, [CLS] x [SEP] y [SEP]; which tokens are of y; positions, both [B, T].
 
-    masked: Masked
-    second: Tensor
-    positions: Tensor
-
-
-@dataclass(frozen=True)
-class Together:
-    """Pairs of sentences, each pair as one sequence.
-
-    Attributes:
-        batch: [CLS] x [SEP] y [SEP] in each row.
-        second: bool [B, T], True from the first token of y.
-        positions: int64 [B, T]. They continue from x to y if a limit was given; otherwise each sentence has its own.
+    Positions continue from x to y if a limit was given; otherwise each sentence has its own.
     """
 
     batch: TokenBatch

@@ -53,10 +53,12 @@ class PreprocessOptions:
     """Random seed for sampling and for holding out pairs."""
 
     def __post_init__(self) -> None:
-        if self.vocabulary_size < 8:
+        if not 8 <= self.vocabulary_size < 1 << 31:
             raise UserError(f"a vocabulary of {self.vocabulary_size} pieces", cure="give a few thousand")
         if self.valid_size < 0:
             raise UserError(f"{self.valid_size} validation pairs", cure="give 0 for none")
+        if not 0 <= self.sampling_exponent <= 1:
+            raise UserError(f"`sampling_exponent` must lie in [0, 1], not {self.sampling_exponent:g}")
 
 
 @dataclass(frozen=True)

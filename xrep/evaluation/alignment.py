@@ -28,7 +28,7 @@ from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap
 from xrep.evaluation.plots import plot_alignment
-from xrep.evaluation.reading import folders_with
+from xrep.evaluation.reading import check_seed, folders_with
 from xrep.evaluation.sts_sets import read_file
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
 from xrep.models.directory import PREFIX, checkpoints_in
@@ -124,6 +124,7 @@ class Alignment(Evaluation):
         return {file: cls.Config(data=str(file)) for file in files}
 
     def read(self) -> None:
+        check_seed(self.config.seed)
         scored = _PARALLEL.fullmatch(self.config.data) is None
         self.pairs = read_scored(self.config) if scored else read_parallel(self.config)
 

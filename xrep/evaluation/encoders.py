@@ -18,7 +18,7 @@ from xrep.files import sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components
 from xrep.retrieval.neighbours import normalize_rows
-from xrep.retrieval.vectors import open_vectors
+from xrep.retrieval.vectors import open_array, open_vectors
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
@@ -58,7 +58,7 @@ def open_encoder(path: str | Path, *, batch_tokens: int = 4096, cache: str | Pat
         batch_tokens: Number of subwords that are encoded at a time.
         cache: Folder in which vectors are kept, by encoder, language and sentences.
     """
-    if (Path(path) / VECTORS).exists():
+    if (Path(path) / VECTORS).is_file():
         return Precomputed(path)
     return Loaded(str(path), SentenceEncoder.load(path), batch_tokens, None if cache is None else Path(cache))
 
@@ -120,7 +120,7 @@ class Loaded:
                 digest.update(hashlib.sha256(sentence.encode()).digest())
             path = self.cache / f"{digest.hexdigest()[:32]}.npy"
             if path.exists():
-                return _read_kept(path, len(sentences))
+                return _read_kept(path, (len(sentences), self.encoder.output_size))
         options = {"batch_tokens": self.batch_tokens, "normalize": normalize, "show_progress": show_progress}
         vectors = _finite(self.encoder.encode(sentences, lang, **options), self.path, "take an earlier checkpoint")
         if path is not None:
@@ -129,20 +129,19 @@ class Loaded:
         return vectors
 
 
-def _read_kept(path: Path, rows: int) -> np.ndarray:
-    try:
-        vectors = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError):
-        vectors = None
-    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or len(vectors) != rows or vectors.dtype != np.float32:
-        raise UserError("a damaged file of kept vectors", path=path, cure="delete it")
-    return _finite(vectors, str(path), "delete it")
+def _read_kept(path: Path, shape: tuple[int, int]) -> np.ndarray:
+    vectors = open_array(path, "kept vectors", "delete it")
+    if vectors.shape != shape or vectors.dtype != np.float32:
+        raise UserError("kept vectors of another shape or type", path=path, cure="delete it")
+    return _finite(np.array(vectors), str(path), "delete it")
 
 
 def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:
     finite = np.all(np.isfinite(vectors), axis=1)
     if not finite.all():
         raise UserError(f"{len(finite) - finite.sum()} of {len(finite)} vectors are not finite", path=path, cure=cure)
+    if not vectors.any():
+        raise UserError(f"every number of {len(vectors)} vectors is 0", path=path, cure=cure)
     return vectors
 
 
@@ -153,7 +152,7 @@ class Precomputed:
         folder = Path(path)
         self.path = str(path)
         hashes = folder / "training_hashes.npy"
-        self.training_hashes = hashes if hashes.exists() else None
+        self.training_hashes = hashes if hashes.is_file() else None
         self._vectors = open_vectors(folder / VECTORS, _LAYOUT)
         self._rows: dict[tuple[str, str], int] = {}
         path = folder / SENTENCES
@@ -185,7 +184,8 @@ class Precomputed:
             problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
             cure = "encode what `list_sentences` writes"
             raise UserError(f"{problem}the first is {missing[0][:80]!r}", path=self.path, cure=cure)
-        vectors = self._vectors[[self._rows[key] for key in keys]].astype(np.float32)
+        with np.errstate(over="ignore"):  # numbers that do not fit are counted below
+            vectors = self._vectors[[self._rows[key] for key in keys]].astype(np.float32)
         vectors = _finite(vectors, str(Path(self.path) / VECTORS), "check the system that made them")
         return normalize_rows(vectors) if normalize else vectors
 

@@ -61,6 +61,8 @@ def read_texts(options: TextOptions) -> Texts:
     With Tatoeba, English is always included.
     """
     data = options.data
+    if options.column < 1:
+        raise UserError(f"`column` {options.column}", cure="columns are counted from 1")
     if _PLACE in data:
         places = files_of_pattern(data)
         places = {language: places[language] for language in _chosen(options, places)}
@@ -109,8 +111,6 @@ def _chosen(options: TextOptions, known: Collection[str]) -> list[str]:
 def _read(path: Path, column: int) -> list[str]:
     if ".tsv" not in path.suffixes:
         return read_sentences(path)
-    if column < 1:
-        raise UserError(f"`column` {column}", cure="columns are counted from 1")
     sentences = []
     for number, line in read_lines(path):
         fields = line.split("\t")

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures
-from xrep.evaluation.reading import read_sentences
+from xrep.evaluation.reading import check_language, read_sentences
 from xrep.inference.encoding import CHUNK_CHARACTERS, CHUNK_LINES
 from xrep.text.readers import read_lines
 
@@ -71,6 +71,8 @@ class Neighbours(Evaluation):
     def read(self) -> None:
         if self.config.top < 1:
             raise UserError(f"`top` {self.config.top}", cure="give at least 1")
+        check_language(self.config.lang, "lang")
+        check_language(self.config.data_lang, "data_lang")
         self.queries = read_queries(self.config.query, self.config.query_file)
 
     def measure(self, encoder: Encoder) -> Figures:

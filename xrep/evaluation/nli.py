@@ -19,7 +19,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Loaded, check_languages, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
-from xrep.evaluation.reading import choose_languages
+from xrep.evaluation.reading import check_language, choose_languages
 from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep.text.languages import canonical, name
@@ -96,6 +96,7 @@ class NliAccuracy(Evaluation):
         if config.list_sentences:
             problem = "vectors of another system have no classifier"
             raise UserError(problem, cure="leave `list_sentences` out and give `path`, or measure by xrep-eval sts")
+        check_language(config.language, "language")
         files = discover_nli_test(config.data, config.split, config.language)
         self.tests = read_tests(files, config.langs, config.premise_lang)
         used = {language for test in self.tests for language in test.languages}

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.retrieval.vectors import open_array
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 
 
@@ -44,13 +45,8 @@ def load_training_hashes(path: Path | None) -> np.ndarray | None:
     if path is None:
         return None
     cure = "restore the file, or delete it to measure without the overlap"
-    try:
-        hashes = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError("no such file", path=path, cure=cure) from None
-    except (ValueError, EOFError):
-        hashes = None
-    if not isinstance(hashes, np.ndarray) or hashes.ndim != 1 or hashes.dtype != np.uint64:
+    hashes = open_array(path, "training hashes", cure)
+    if hashes.ndim != 1 or hashes.dtype != np.uint64:
         raise UserError("not a file of training hashes", path=path, cure=cure)
     return hashes
 

@@ -40,6 +40,18 @@ def choose_languages(
     return list(dict.fromkeys(wanted))
 
 
+def check_language(code: str | None, option: str) -> None:
+    """Raise a UserError if an option names something that cannot be the code of a language."""
+    if code is not None and not re.fullmatch(r"[a-z]{2,3}", canonical(code)):
+        raise UserError(f"`{option}` {code[:40]!r} is no language code", cure="give one such as de, deu or zh-Hans")
+
+
+def check_seed(seed: int) -> None:
+    """Raise a UserError if a seed is not in the range that numpy and scikit-learn take."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"`seed` {seed}", cure="give a number from 0 to 4294967295")
+
+
 def existing_folder(path: str | Path, cure: str) -> Path:
     """Return the path of a folder, or raise a UserError that ends with ``cure`` if there is none."""
     if not Path(path).is_dir():
@@ -73,6 +85,6 @@ def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:
         folders.sort()
         if len(Path(place).relative_to(folder).parts) >= DEPTH:
             folders.clear()
-        if own := sorted(name for name in names if re.fullmatch(pattern, name)):
+        if own := sorted(name for name in names if re.fullmatch(pattern, name) and Path(place, name).is_file()):
             matching[Path(place)] = own
     return matching

@@ -22,6 +22,7 @@ from xrep.evaluation.encoders import Encoder, Loaded, check_languages
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, PlotOption
 from xrep.evaluation.multilingual import Group, TextOptions, Texts, read_texts
 from xrep.evaluation.plots import Points, plot_points
+from xrep.evaluation.reading import check_seed
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import principal_components
 from xrep.text.languages import canonical
@@ -69,6 +70,7 @@ class Scatter(Evaluation):
             raise UserError(problem, cure="leave one of the two out")
         if config.method == "tsne" and importlib.util.find_spec("sklearn") is None:
             raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give `method` pca")
+        check_seed(config.seed)
         texts = read_texts(config)
         self.files, self.groups = texts.files, draw_rows(texts, config.sentences, config.seed)
 
@@ -166,6 +168,8 @@ def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndar
     centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     if len(vectors) < 3:
         raise UserError(f"{len(vectors)} points make no picture", cure="give a larger `sentences`")
+    if vectors.shape[1] < 2:
+        raise UserError("vectors of 1 number have no two components", cure="name another encoder")
     if np.abs(centred).max() < 1e-6:
         raise UserError("all vectors are equal", cure="take another checkpoint: this one has collapsed")
     if method == "tsne":

@@ -133,8 +133,9 @@ def _subset(name: str, path: Path, rows: Iterator[_Row]) -> Subset:
             number = float(score)
         except ValueError:
             number = math.nan
-        if not math.isfinite(number):
-            raise UserError(f"{score.strip()!r} is not a score", path=path, line=line, cure="fetch the file again")
+        if not 0 <= number <= 5:
+            problem = f"{score.strip()[:40]!r} is not a score of 0 to 5"
+            raise UserError(problem, path=path, line=line, cure="fetch the file again")
         first.append(one)
         second.append(other)
         gold.append(number)

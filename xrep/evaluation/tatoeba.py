@@ -222,6 +222,9 @@ def read_pool(folder: str | Path, code: str) -> Pool:
         if not path.is_file():
             raise UserError("no such file", path=path, cure="fetch LASER's Tatoeba test again: each language has two")
     sides = [read_sentences(path) for path in paths]
+    for path, side in zip(paths, sides, strict=True):
+        if blank := next((number for number, line in enumerate(side, start=1) if not line.strip()), None):
+            raise UserError("a blank line", path=path, line=blank, cure="fetch LASER's Tatoeba test again")
     check_parallel(sides, paths)
     return Pool(code, *sides)
 

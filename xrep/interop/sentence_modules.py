@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xrep.errors import UserError
 from xrep.nn.pooling import Pooling
-from xrep.nn.weights import Weights, inside, read_json
+from xrep.nn.weights import Weights, check_finite, inside, read_json
 
 MODULES = "modules.json"
 OPTIONS = "sentence_bert_config.json"
@@ -152,4 +152,5 @@ def _read_dense(directory: Path) -> DenseSpec:
     if shapes != expected_shapes:
         problem = f"the module Dense should have the tensors {expected_shapes}, but it has {shapes}"
         raise UserError(problem, path=weights.path, cure="fetch the folder again")
+    check_finite(weights, weights.path)
     return DenseSpec(weights["linear.weight"], weights["linear.bias"] if with_bias else None, activation)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +34,16 @@ class QueueSoftmax:
     operand: torch.dtype
 
 
+class Hardness(NamedTuple):
+    """What makes negatives harder: squared norms of rows [R] and columns [C], the squared distance of each row from its
+    positive [R] (d⁺²), and the exponent ζ · p⁺ (0-d)."""
+
+    row_squares: Tensor
+    column_squares: Tensor
+    row_distance: Tensor
+    exponent: Tensor
+
+
 @dataclass
 class Pairs:
     """Which rows and columns are compared, and how a similarity (dot product) becomes a logit.
@@ -39,58 +51,46 @@ class Pairs:
     Attributes:
         scale: 0-d, multiplies similarities or cosines (1 / temperature); None if the rows are already multiplied by it.
         excluded: int64 [R, M], columns with which a row is not compared.
-        row_ids, column_ids: int64 [R, I], [C, I] or None; rows and columns equal in any of the I are not compared.
-        row_squares, column_squares: [R], [C], squared norms. Only used with hard negatives, like the next two fields.
-        row_distance: [R], squared distance of a row from its positive, d⁺².
-        exponent: 0-d, ζ · p⁺, the exponent that makes negatives harder.
+        ids: int64 [R, I], [C, I] or None; rows and columns equal in any of the I are not compared.
+        hard: None: the negatives stay as they are.
         operand: type in which a gradient multiplies rows and columns.
     """
 
     scale: Tensor | None
     excluded: Tensor
-    row_ids: Tensor | None
-    column_ids: Tensor | None
-    row_squares: Tensor | None
-    column_squares: Tensor | None
-    row_distance: Tensor | None
-    exponent: Tensor | None
+    ids: tuple[Tensor, Tensor] | None
+    hard: Hardness | None
     operand: torch.dtype
+
+    def tile(self, rows: slice, columns: slice) -> Pairs:
+        """Return the pairs of some rows and columns; ``excluded`` then counts from the first of these columns."""
+        ids, hard = self.ids, self.hard
+        if ids is not None:
+            ids = ids[0][rows], ids[1][columns]
+        if hard is not None:
+            hard = Hardness(hard[0][rows], hard[1][columns], hard[2][rows], hard[3])
+        return Pairs(self.scale, self.excluded[rows] - columns.start, ids, hard, self.operand)
 
 
 @dataclass
 class PairStatistics:
-    """Running maximum of logits and Σ exp(logit - maximum) of rows [R] and columns [C]; -inf and 0 at the beginning.
+    """What is collected of rows and columns, and what is needed for their gradient.
+
+    Collected are the running maximum of logits and Σ exp(logit - maximum), which begin with -inf and 0; with hard
+    negatives also, of rows, the largest logit of a negative before it was made harder, Σ λ, and the number of
+    negatives.
+
+    The gradient of a logit is weight · exp(logit - offset) for the row plus that for the column. It needs offset and
+    weight; with hard negatives also sums that are updated: of rows, the gradient towards the squared norms and
+    Σ gradient · cosine, and of columns only the gradient towards the squared norms.
 
     Attributes:
-        column_maximum, column_total: None if columns are not normalised.
-        row_best: with hard negatives, the largest logit of a negative before it was made harder.
-        interpolation, compared: with hard negatives, Σ λ and the number of negatives of each row.
+        rows, columns: [R] and [C] each; no columns if they are not normalised.
     """
 
-    row_maximum: Tensor
-    row_total: Tensor
-    column_maximum: Tensor | None
-    column_total: Tensor | None
-    row_best: Tensor | None
-    interpolation: Tensor | None
-    compared: Tensor | None
+    rows: Sequence[Tensor]
+    columns: Sequence[Tensor]
 
-
-@dataclass
-class PairGradient:
-    """Values that turn a logit into its gradient, weight · exp(logit - offset) for the row plus that for the column.
-
-    Attributes:
-        row_offset, row_weight: [R].
-        column_offset, column_weight: [C] or None.
-        of_row_squares, of_column_squares: with hard negatives, sums of gradient towards the squared norms, [R], [C].
-        of_scale: with hard negatives, Σ gradient · cosine of each row, [R].
-    """
-
-    row_offset: Tensor
-    row_weight: Tensor
-    column_offset: Tensor | None
-    column_weight: Tensor | None
-    of_row_squares: Tensor | None
-    of_column_squares: Tensor | None
-    of_scale: Tensor | None
+    def tile(self, rows: slice, columns: slice) -> PairStatistics:
+        """Return the values of some rows and columns, in the same memory."""
+        return PairStatistics([each[rows] for each in self.rows], [each[columns] for each in self.columns])

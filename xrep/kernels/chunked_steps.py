@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from xrep.kernels.blocks import SMALLEST_SQUARE, PairGradient, Pairs, PairStatistics, QueueSoftmax
+from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, Pairs, PairStatistics, QueueSoftmax
 from xrep.kernels.precision import accumulation_dtype
 
 NOTHING = float("-inf")
@@ -29,12 +29,9 @@ VOCABULARY_LOGITS = 2**25
 """Number of logits in one block of the vocabulary loss. A block consists of whole rows."""
 
 
-def operand_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the type in which products read such a tensor.
-
-    It is float32 at least, because CPUs round a product to the type of its operands.
-    """
-    return accumulation_dtype(tensor)
+operand_dtype = accumulation_dtype
+"""The type in which products read a tensor. It is float32 at least, because CPUs round a product to the type of its
+operands."""
 
 
 def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -62,37 +59,40 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
     return weights
 
 
-def collect(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, found: PairStatistics) -> None:
-    """Add a tile of similarities [r, c] to the running statistics; without hard negatives it is masked in place."""
-    for part, strip in _strips(rows, columns):
-        _collect_strip(similarities[part], pairs, strip, columns, found)
+def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> None:
+    """Add a tile of similarities [r, c] to its statistics; without hard negatives it is masked in place."""
+    for strip in _strips(similarities):
+        part, logits, of_strip = pairs.tile(*strip), similarities[strip], statistics.tile(*strip)
+        maximum, total, *hard = of_strip.rows
+        if hard:
+            logits = _collect_hard(logits, part, *hard)
+        else:
+            _mask(logits, part, NOTHING)
+        _update(maximum, total, logits, 1)
+        if of_strip.columns:
+            maximum, total = of_strip.columns
+            _update(maximum, total, logits, 0)
 
 
-def _strips(rows: slice, columns: slice) -> Iterator[tuple[slice, slice]]:
-    """Yield row ranges of a tile that fit the fastest cache, counted from the tile's first row and from row 0."""
-    size = max(1, STRIP // (columns.stop - columns.start))
-    for start in range(rows.start, rows.stop, size):
-        stop = min(start + size, rows.stop)
-        yield slice(start - rows.start, stop - rows.start), slice(start, stop)
+def _strips(tile: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield rows of a tile that fit the fastest cache, with all columns."""
+    rows, columns = tile.shape
+    size = max(1, STRIP // columns)
+    for start in range(0, rows, size):
+        yield slice(start, start + size), slice(0, columns)
 
 
-def _collect_strip(similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, found: PairStatistics) -> None:
-    if pairs.exponent is None:
-        logits = _mask(similarities, pairs, rows, columns, NOTHING)
-    else:
-        assert found.row_best is not None and found.interpolation is not None and found.compared is not None
-        assert pairs.row_squares is not None and pairs.column_squares is not None and pairs.scale is not None
-        excluded = _excluded(pairs, rows, columns)
-        cosine, interpolation = _harden(similarities, pairs, rows, columns)[:2]
-        norms = pairs.row_squares[rows].rsqrt().unsqueeze(1) * pairs.column_squares[columns].rsqrt()
-        plain = norms.mul_(similarities).masked_fill_(excluded, NOTHING).amax(1) * pairs.scale
-        torch.maximum(found.row_best[rows], plain, out=found.row_best[rows])
-        found.interpolation[rows] += interpolation.masked_fill_(excluded, 0).sum(1)
-        found.compared[rows] += excluded.size(1) - excluded.sum(1)
-        logits = cosine.mul_(pairs.scale).masked_fill_(excluded, NOTHING)
-    _update(found.row_maximum[rows], found.row_total[rows], logits, 1)
-    if found.column_maximum is not None and found.column_total is not None:
-        _update(found.column_maximum[columns], found.column_total[columns], logits, 0)
+def _collect_hard(dot: Tensor, pairs: Pairs, best: Tensor, interpolation: Tensor, compared: Tensor) -> Tensor:
+    """Update the statistics of hard negatives, and return their logits."""
+    assert pairs.hard is not None and pairs.scale is not None
+    excluded = _excluded(dot, pairs)
+    cosine, mixed, _ = _harden(dot, pairs.hard)
+    norms = pairs.hard.row_squares.rsqrt().unsqueeze(1) * pairs.hard.column_squares.rsqrt()
+    plain = norms.mul_(dot).masked_fill_(excluded, NOTHING).amax(1) * pairs.scale
+    torch.maximum(best, plain, out=best)
+    interpolation += mixed.masked_fill_(excluded, 0).sum(1)
+    compared += excluded.size(1) - excluded.sum(1)
+    return cosine.mul_(pairs.scale).masked_fill_(excluded, NOTHING)
 
 
 def _update(maximum: Tensor, total: Tensor, logits: Tensor, dim: int) -> None:
@@ -102,48 +102,48 @@ def _update(maximum: Tensor, total: Tensor, logits: Tensor, dim: int) -> None:
     maximum.copy_(raised)
 
 
-def differentiate(
-    similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient, out: Tensor
-) -> None:
+def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, out: Tensor) -> None:
     """Write the gradient towards a tile of similarities [r, c] into ``out``, without the factor 1 / temperature.
 
-    With hard negatives, the sums in ``wanted`` are also updated in place.
+    With hard negatives, the sums in ``gradient`` are also updated in place.
     """
-    for part, strip in _strips(rows, columns):
-        if pairs.exponent is None:
-            _differentiate_plain(similarities[part], pairs, strip, columns, wanted, out[part])
-        else:
-            _differentiate_hard(similarities[part], pairs, strip, columns, wanted, out[part])
-
-
-def _differentiate_plain(
-    similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient, out: Tensor
-) -> None:
-    torch.sub(similarities, wanted.row_offset[rows].unsqueeze(1), out=out)
-    out.exp_().mul_(wanted.row_weight[rows].unsqueeze(1))
-    if wanted.column_offset is not None and wanted.column_weight is not None:
-        other = (similarities - wanted.column_offset[columns]).exp_()
-        out.addcmul_(other, wanted.column_weight[columns])
-    _mask(out, pairs, rows, columns, 0.0)
+    for strip in _strips(similarities):
+        part, logits, of_strip = pairs.tile(*strip), similarities[strip], gradient.tile(*strip)
+        if part.hard is not None:
+            offset, weight, of_squares, of_scale = of_strip.rows
+            _differentiate_hard(logits, part, offset, weight, of_squares, of_scale, of_strip.columns[0], out[strip])
+            continue
+        offset, weight = of_strip.rows
+        weights = torch.sub(logits, offset.unsqueeze(1), out=out[strip]).exp_().mul_(weight.unsqueeze(1))
+        if of_strip.columns:
+            offset, weight = of_strip.columns
+            weights.addcmul_((logits - offset).exp_(), weight)
+        _mask(weights, part, 0.0)
 
 
 def _differentiate_hard(
-    similarities: Tensor, pairs: Pairs, rows: slice, columns: slice, wanted: PairGradient, out: Tensor
+    dot: Tensor,
+    pairs: Pairs,
+    offset: Tensor,
+    weight: Tensor,
+    of_row_squares: Tensor,
+    of_scale: Tensor,
+    of_column_squares: Tensor,
+    out: Tensor,
 ) -> None:
-    assert pairs.row_squares is not None and pairs.scale is not None and wanted.of_scale is not None
-    assert wanted.of_row_squares is not None and wanted.of_column_squares is not None
-    cosine, interpolation, square = _harden(similarities, pairs, rows, columns)
-    weight = (cosine * pairs.scale).sub_(wanted.row_offset[rows].unsqueeze(1)).exp_()
-    weight.mul_(wanted.row_weight[rows].unsqueeze(1)).masked_fill_(_excluded(pairs, rows, columns), 0)
-    wanted.of_scale[rows] += (weight * cosine).sum(1)
+    assert pairs.hard is not None and pairs.scale is not None
+    cosine, interpolation, square = _harden(dot, pairs.hard)
+    weight = (cosine * pairs.scale).sub_(offset.unsqueeze(1)).exp_().mul_(weight.unsqueeze(1))
+    weight.masked_fill_(_excluded(dot, pairs), 0)
+    of_scale += (weight * cosine).sum(1)
     # With a = |q|², b = |k|², u = q·k and N = |k̂|², the cosine is ((1 - λ) a + λ u) / √(a N). Its derivatives by a, b
     # and u follow.
-    a, rest = pairs.row_squares[rows].unsqueeze(1), 1 - interpolation
+    a, rest = pairs.hard.row_squares.unsqueeze(1), 1 - interpolation
     inverse = (a * square).rsqrt_()
     per_square = cosine / square
     of_a = (rest * inverse).sub_(cosine / (2 * a)).sub_(per_square * rest.square(), alpha=0.5)
-    wanted.of_row_squares[rows] += of_a.mul_(weight).sum(1)
-    wanted.of_column_squares[columns] -= (weight * per_square).mul_(interpolation.square()).sum(0) / 2
+    of_row_squares += of_a.mul_(weight).sum(1)
+    of_column_squares -= (weight * per_square).mul_(interpolation.square()).sum(0) / 2
     torch.mul(weight, inverse.sub_(per_square.mul_(rest)).mul_(interpolation), out=out)
 
 
@@ -184,40 +184,25 @@ def _equal(a: Tensor, b: Tensor) -> Tensor:
     return result
 
 
-def _excluded_places(pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-    """Return the rows and columns, within the tile, of the pairs that ``pairs.excluded`` lists."""
-    listed = pairs.excluded[rows]
-    row, which = ((listed >= columns.start) & (listed < columns.stop)).nonzero(as_tuple=True)
-    return row, listed[row, which] - columns.start
+def _excluded(tile: Tensor, pairs: Pairs) -> Tensor:
+    """Return which pairs are not compared, bool [r, c]."""
+    return _mask(torch.zeros_like(tile, dtype=torch.bool), pairs, True)
 
 
-def _excluded(pairs: Pairs, rows: slice, columns: slice) -> Tensor:
-    if pairs.row_ids is not None and pairs.column_ids is not None:
-        result = _equal(pairs.row_ids[rows], pairs.column_ids[columns])
-    else:
-        size = (rows.stop - rows.start, columns.stop - columns.start)
-        result = torch.zeros(size, dtype=torch.bool, device=pairs.excluded.device)
-    result[_excluded_places(pairs, rows, columns)] = True
-    return result
-
-
-def _mask(tile: Tensor, pairs: Pairs, rows: slice, columns: slice, value: float) -> Tensor:
+def _mask(tile: Tensor, pairs: Pairs, value: float) -> Tensor:
     """Write ``value`` in place for the pairs that are not compared."""
-    if pairs.row_ids is not None and pairs.column_ids is not None:
-        tile.masked_fill_(_equal(pairs.row_ids[rows], pairs.column_ids[columns]), value)
-    tile[_excluded_places(pairs, rows, columns)] = value
+    if pairs.ids is not None:
+        tile.masked_fill_(_equal(*pairs.ids), value)
+    row, which = ((pairs.excluded >= 0) & (pairs.excluded < tile.size(1))).nonzero(as_tuple=True)
+    tile[row, pairs.excluded[row, which]] = value
     return tile
 
 
-def _harden(dot: Tensor, pairs: Pairs, rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
+def _harden(dot: Tensor, hard: Hardness) -> tuple[Tensor, Tensor, Tensor]:
     """Return cos(q, k̂), λ and |k̂|² [r, c] of the harder negative k̂ = q + λ(k - q) (HiCTL, equations 5 and 6)."""
-    assert pairs.row_squares is not None and pairs.column_squares is not None
-    assert pairs.row_distance is not None and pairs.exponent is not None
-    a, b = pairs.row_squares[rows].unsqueeze(1), pairs.column_squares[columns]
-    positive = pairs.row_distance[rows].unsqueeze(1)
+    a, b, positive = hard.row_squares.unsqueeze(1), hard.column_squares, hard.row_distance.unsqueeze(1)
     distance = (a + b).sub_(dot, alpha=2).clamp_(min=0)
-    farther = distance > positive
-    interpolation = torch.where(farther, positive / distance, 1.0).pow_(pairs.exponent / 2)
+    interpolation = torch.where(distance > positive, positive / distance, 1.0).pow_(hard.exponent / 2)
     rest = 1 - interpolation
     square = rest.square().mul_(a) + interpolation.square().mul_(b) + (2 * interpolation * rest).mul_(dot)
     square.clamp_(min=SMALLEST_SQUARE)

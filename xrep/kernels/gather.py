@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,15 +39,27 @@ def rank_sizes(count: int, device: torch.device, group: dist.ProcessGroup) -> li
 
 
 def gather_rows(rows: Tensor, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Gather the rows [N_rank, ...] of all ranks, in the order of the ranks: [Σ N, ...].
+    """Gather the rows [N_rank, ...] of all ranks, in the order of the ranks: [Σ N, ...]; ``sizes`` are the N.
 
     Every rank must call this and take part in the backward pass. The gradient of a rank's rows is the sum of the
     gradients that all ranks have for them, as if one process had computed the sum of all ranks' losses.
-
-    Args:
-        sizes: number of rows of each rank (``rank_sizes``).
     """
     return _GatherRows.apply(rows, sizes, group)
+
+
+def gathered(tensors: Sequence[Tensor | None], group: dist.ProcessGroup | None) -> tuple[list[Any], int]:
+    """Return tensors [N, ...] with the rows of all ranks, and the place of this rank's first row among them.
+
+    Args:
+        tensors: N is the same for all of them; None stays None.
+        group: None: this rank is alone.
+    """
+    first = tensors[0]
+    if group is None or first is None:
+        return list(tensors), 0
+    sizes = rank_sizes(len(first), first.device, group)
+    everyone = [None if tensor is None else gather_rows(tensor, sizes, group) for tensor in tensors]
+    return everyone, sum(sizes[: dist.get_rank(group)])
 
 
 class _GatherRows(torch.autograd.Function):
@@ -64,9 +77,8 @@ class _GatherRows(torch.autograd.Function):
         (gradient,) = gradients
         rank = dist.get_rank(ctx.group)
         # Summed in float32, because half precision would round once for each rank.
-        total = gradient.contiguous() if gradient.dtype == torch.float64 else gradient.float().contiguous()
-        if total is gradient:
-            total = total.clone()
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        total = gradient.to(wide, memory_format=torch.contiguous_format, copy=True)
         dist.all_reduce(total, group=ctx.group)
         start = sum(ctx.sizes[:rank])
         return total[start : start + ctx.sizes[rank]].to(gradient.dtype), None, None

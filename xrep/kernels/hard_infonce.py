@@ -9,9 +9,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.kernels.gather import gather_rows, rank_sizes
-from xrep.kernels.pairwise import beaten, check_pairs, negatives
-from xrep.kernels.precision import accumulation_dtype, scalar
+from xrep.kernels.arguments import check_tensors, scalar
+from xrep.kernels.gather import gathered
+from xrep.kernels.pairwise import beaten, loss_of, negatives
+from xrep.kernels.precision import accumulation_dtype
 
 
 class HardInfoNCE(NamedTuple):
@@ -61,35 +62,27 @@ def hard_infonce(
     Raises:
         ValueError: the shapes do not fit.
     """
-    check_pairs(x, y, ids)
+    check_tensors(x=(x, "float B D"), y=(y, "float B D"), ids=(ids, "int64 B I"))
     accumulate = accumulation_dtype(x, y)
-    tau = scalar(temperature, accumulate, x.device)
-    exponent = scalar(exponent, accumulate, x.device).detach()
+    tau = scalar("temperature", temperature, accumulate, x.device)
+    exponent = scalar("exponent", exponent, accumulate, x.device, least=0).detach()
     with torch.autocast(x.device.type, enabled=False):
         if normalize:
             x, y = (F.normalize(side.to(accumulate), dim=1).to(side.dtype) for side in (x, y))
         positive = F.cosine_similarity(x.to(accumulate), y.to(accumulate), dim=1) / tau
-    size, start, total, everyone, all_ids = len(x), 0, len(x), [x, y], ids
-    if group is not None:
-        sizes = rank_sizes(size, x.device, group)
-        start, total = sum(sizes[: dist.get_rank(group)]), sum(sizes)
-        everyone = [gather_rows(rows, sizes, group) for rows in everyone]
-        all_ids = None if ids is None else gather_rows(ids, sizes, group)
-    pair = torch.arange(start, start + size, device=x.device).repeat(2)
-    shift = positive.detach()
-    found = negatives(
+    (all_x, all_y, all_ids), start = gathered([x, y, ids], group)
+    pair = torch.arange(start, start + len(x), device=x.device).repeat(2)
+    shift, positive = positive.detach().repeat(2), positive.repeat(2)
+    result = negatives(
         torch.cat([x, y]),
-        torch.cat(everyone),
+        torch.cat([all_x, all_y]),
         tau,
-        row_shift=shift.repeat(2),
-        column_shift=None,
-        excluded=torch.stack([pair, pair + total], 1),  # itself and its positive
+        row_shift=shift,
+        excluded=torch.stack([pair, pair + len(all_x)], 1),  # itself and its positive
         row_ids=None if ids is None else ids.repeat(2, 1),
         column_ids=None if all_ids is None else all_ids.repeat(2, 1),
         row_positive=torch.cat([y, x]),
         exponent=exponent,
     )
-    # The difference is 0, but carries the gradient of the positive. The threshold keeps float64 losses exact.
-    losses = F.softplus(found.rows + (shift - positive).repeat(2), threshold=40)
-    fields = (losses, beaten(found.row_best, shift.repeat(2)), found.interpolation)
-    return HardInfoNCE(*(half for field in fields for half in field.unflatten(0, (2, size))))
+    fields = loss_of(result.rows, shift, positive), beaten(result.row_best, shift), result.interpolation
+    return HardInfoNCE(*(half for field in fields for half in field.unflatten(0, (2, len(x)))))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.kernels.gather import gather_rows, rank_sizes
-from xrep.kernels.pairwise import beaten, check_pairs, negatives
-from xrep.kernels.precision import accumulation_dtype, scalar
+from xrep.kernels.arguments import check_number, check_tensors, scalar
+from xrep.kernels.gather import gather_rows, gathered
+from xrep.kernels.pairwise import beaten, loss_of, negatives
+from xrep.kernels.precision import accumulation_dtype
 
 
 class InBatchInfoNCE(NamedTuple):
@@ -53,42 +54,29 @@ def inbatch_infonce(
     Raises:
         ValueError: the shapes do not fit.
     """
-    check_pairs(x, y, ids)
+    check_tensors(x=(x, "float B D"), y=(y, "float B D"), ids=(ids, "int64 B I"))
+    check_number("margin", margin, -math.inf)
     accumulate = accumulation_dtype(x, y)
-    tau = scalar(temperature, accumulate, x.device)
+    tau = scalar("temperature", temperature, accumulate, x.device)
     with torch.autocast(x.device.type, enabled=False):
         positive = ((x.to(accumulate) * y.to(accumulate)).sum(1) - margin) / tau
-    own = torch.arange(len(x), device=x.device)
     shift = positive.detach()
-    if group is None:
-        found = negatives(
-            x, y, tau, row_shift=shift, column_shift=shift, excluded=own.unsqueeze(1), row_ids=ids, column_ids=ids
-        )
-        columns, column_best = found.columns, found.column_best
-    else:
-        sizes = rank_sizes(len(x), x.device, group)
-        start = sum(sizes[: dist.get_rank(group)])
-        found = negatives(
-            x,
-            gather_rows(y, sizes, group),
-            tau,
-            row_shift=shift,
-            column_shift=gather_rows(shift, sizes, group),
-            excluded=own.unsqueeze(1) + start,
-            row_ids=ids,
-            column_ids=None if ids is None else gather_rows(ids, sizes, group),
-        )
-        # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
-        mine = slice(start, start + len(x))
-        world = [1] * len(sizes)
-        lowest = torch.finfo(accumulate).min  # the gradient of logsumexp is undefined if all values are -inf
-        columns = gather_rows(found.columns.clamp(min=lowest).unsqueeze(0), world, group)[:, mine].logsumexp(0)
-        column_best = gather_rows(found.column_best.unsqueeze(0), world, group)[:, mine].amax(0)
-    own_shift = shift - positive  # it is 0, but carries the gradient of the positive
-    # The threshold of softplus, above which it is the identity, keeps float64 losses exact.
-    return InBatchInfoNCE(
-        F.softplus(found.rows + own_shift, threshold=40),
-        F.softplus(columns + own_shift, threshold=40),
-        beaten(found.row_best, shift),
-        beaten(column_best, shift),
+    (all_y, all_shift, all_ids), start = gathered([y, shift, ids], group)
+    own = torch.arange(start, start + len(x), device=x.device)
+    result = negatives(
+        *(x, all_y, tau),
+        row_shift=shift,
+        column_shift=all_shift,
+        excluded=own.unsqueeze(1),
+        row_ids=ids,
+        column_ids=all_ids,
     )
+    columns, column_best = result.columns, result.column_best
+    if group is not None:
+        # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
+        mine, world = slice(start, start + len(x)), [1] * dist.get_world_size(group)
+        lowest = torch.finfo(accumulate).min  # the gradient of logsumexp is undefined if all values are -inf
+        columns = gather_rows(columns.clamp(min=lowest).unsqueeze(0), world, group)[:, mine].logsumexp(0)
+        column_best = gather_rows(column_best.unsqueeze(0), world, group)[:, mine].amax(0)
+    forward, backward = (loss_of(side, shift, positive) for side in (result.rows, columns))
+    return InBatchInfoNCE(forward, backward, beaten(result.row_best, shift), beaten(column_best, shift))

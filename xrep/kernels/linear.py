@@ -51,8 +51,8 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor 
     if not faster or x.dtype != weight.dtype or not has_fused_linear(rows.dtype):
         return None
     attributes = ("gelu", [], "none") if gelu else ("none", [], "")
-    found = torch.ops.mkldnn._linear_pointwise(rows, weight.to(rows.dtype), bias.to(rows.dtype), *attributes)
-    return found.to(x.dtype)
+    result = torch.ops.mkldnn._linear_pointwise(rows, weight.to(rows.dtype), bias.to(rows.dtype), *attributes)
+    return result.to(x.dtype)
 
 
 def _converted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -61,8 +61,8 @@ def _converted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: tor
     weights = weight.split(rows)
     biases = [None] * len(weights) if bias is None else bias.to(dtype).split(rows)
     wide = x.to(dtype)
-    found = [linear(wide, part.to(dtype), own).to(x.dtype) for part, own in zip(weights, biases, strict=True)]
-    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+    parts = [linear(wide, part.to(dtype), own).to(x.dtype) for part, own in zip(weights, biases, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 class _FastLinear(torch.autograd.Function):

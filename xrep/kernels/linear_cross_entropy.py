@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels import reference
+from xrep.kernels.arguments import check_tensors
 from xrep.kernels.paths import path_for, steps_for
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, takes_fast_product
 
@@ -57,52 +58,42 @@ def linear_cross_entropy(
         ValueError: the shapes do not fit, the smoothing is outside [0, 1], or a target is outside [0, V). Targets are
             checked on CPUs only, because GPUs would have to wait for the answer.
     """
-    _check(hidden, weight, target, bias, groups, label_smoothing)
+    check_tensors(
+        hidden=(hidden, "float N D"),
+        weight=(weight, "float V D"),
+        target=(target, "int64 N"),
+        bias=(bias, "float V" if groups is None else "float G V"),
+        groups=(groups, "int64 N"),
+    )
+    if groups is not None and bias is None:
+        raise ValueError("groups choose rows of bias: give both or only bias")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
-        hidden, weight = (_autocast(tensor) for tensor in (hidden, weight))
+        half = torch.get_autocast_dtype(device)
+        hidden, weight = (each if each.dtype == torch.float64 else each.to(half) for each in (hidden, weight))
     if path_for(hidden.device) == "reference":
-        _check_target(target, len(weight), ignore_index)
+        _check_values(target, len(weight), ignore_index, bias, groups)
         loss, nll, correct = reference.linear_cross_entropy(
             hidden, weight, target, bias, groups, label_smoothing, ignore_index
         )
         dtype = accumulation_dtype(hidden)
         return CrossEntropy(loss.to(dtype), nll.to(dtype), correct)
-    wanted = [
-        torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)
-    ]
-    loss, nll, correct, *_ = _sweep(hidden, weight, target, bias, groups, label_smoothing, ignore_index, *wanted)
-    return CrossEntropy(loss, nll, correct)
+    learn = torch.is_grad_enabled()
+    wanted = [learn and tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)]
+    results = _sweep(hidden, weight, target, bias, groups, label_smoothing, ignore_index, *wanted)
+    return CrossEntropy(*results[:3])
 
 
-def _check(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, groups: Tensor | None, smoothing: float
-) -> None:
-    fits = hidden.dim() == weight.dim() == 2 and hidden.size(1) == weight.size(1) and target.shape == hidden.shape[:1]
-    if bias is not None:
-        fits = fits and bias.shape[-1:] == weight.shape[:1] and bias.dim() == (1 if groups is None else 2)
-    if groups is not None:
-        fits = fits and bias is not None and groups.shape == target.shape
-    if not fits:
-        given = (tensor for tensor in (hidden, weight, target, bias, groups) if tensor is not None)
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in given)
-        expected = "[N, D], [V, D], [N] (and [V], or [G, V] and [N])"
-        raise ValueError(f"hidden, weight, target (and bias, groups) must be {expected}, not {shapes}")
-    if not 0 <= smoothing <= 1:
-        raise ValueError(f"label_smoothing must lie in [0, 1], not {smoothing}")
-
-
-def _check_target(target: Tensor, words: int, ignore_index: int) -> None:
+def _check_values(target: Tensor, words: int, ignore_index: int, bias: Tensor | None, groups: Tensor | None) -> None:
     if target.device.type != "cpu":
         return
     wrong = target[((target < 0) | (target >= words)) & (target != ignore_index)]
     if len(wrong):
         raise ValueError(f"target {int(wrong[0])} is neither in [0, {words}) nor the ignore_index {ignore_index}")
-
-
-def _autocast(tensor: Tensor) -> Tensor:
-    """Return an operand as autocast would convert it; float64 is not converted."""
-    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(tensor.device.type))
+    if groups is not None and bias is not None and ((groups < 0) | (groups >= len(bias))).any():
+        raise ValueError(f"groups must lie in [0, {len(bias)})")
 
 
 @torch.library.custom_op("xrep::linear_cross_entropy", mutates_args=())
@@ -119,7 +110,7 @@ def _sweep(
     of_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, nll, correctness and the wanted gradients; those that are not wanted are empty."""
-    _check_target(target, len(weight), ignore_index)
+    _check_values(target, len(weight), ignore_index, bias, groups)
     with torch.autocast(hidden.device.type, enabled=False):
         steps = steps_for(hidden.device)
         differentiable = of_hidden or of_weight or of_bias
@@ -130,8 +121,7 @@ def _sweep(
             rows, target = F.pad(rows, (0, 0, 0, extra)), F.pad(target, (0, extra), value=ignore_index)
             groups = None if groups is None else F.pad(groups, (0, extra))
         nll = torch.zeros(len(rows), dtype=accumulate, device=hidden.device)
-        correct = torch.zeros(len(rows), dtype=torch.bool, device=hidden.device)
-        loss = torch.zeros((), dtype=accumulate, device=hidden.device)
+        correct, loss = torch.zeros_like(nll, dtype=torch.bool), nll.new_zeros(())
         for_hidden = nll.new_empty(rows.shape if of_hidden else 0)
         for_weight = (nll.new_empty if len(hidden) else nll.new_zeros)(columns.shape if of_weight else 0)
         for_bias = nll.new_zeros(bias.shape if of_bias and bias is not None else 0)
@@ -142,21 +132,20 @@ def _sweep(
             if bias is not None:
                 logits += bias if groups is None else bias[groups[block]]
             ignored = target[block] == ignore_index
-            found = steps.vocabulary_softmax(
+            losses, nll[block], correct[block], gradient = steps.vocabulary_softmax(
                 logits, target[block], smoothing, ignored, operand if differentiable else None
             )
-            loss += found[0].sum()
-            nll[block], correct[block], gradient = found[1:]
+            loss += losses.sum()
             if of_hidden:
                 multiply(gradient, columns, out=for_hidden[block])
             if of_weight and start == 0:
                 multiply(gradient.t(), rows[block], out=for_weight)
             elif of_weight:
                 multiply_add(for_weight, gradient.t(), rows[block])
-            if of_bias and groups is None:
-                for_bias += gradient.sum(0, dtype=accumulate)
-            elif of_bias and groups is not None:
+            if of_bias and groups is not None:
                 for_bias.index_add_(0, groups[block], gradient.to(accumulate))
+            elif of_bias:
+                for_bias += gradient.sum(0, dtype=accumulate)
     own = slice(len(hidden) if of_hidden else 0)
     return loss, nll[: len(hidden)], correct[: len(hidden)], for_hidden[own], for_weight, for_bias
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from xrep.kernels.arguments import check_number, check_tensors
+
 BLOCK = 128
 """Neighbouring words in a block. The largest logit of each block is found first: the best words lie in the blocks with
 the largest maxima."""
@@ -46,17 +48,15 @@ def best_next(
         banned: the same for some rows only: int64 [M] rows and int64 [M] words.
 
     Raises:
-        ValueError: ``logits`` is not a matrix, or ``count`` is below 1.
+        ValueError: ``logits`` is no matrix of floats, or ``count`` is below 1.
     """
-    if logits.dim() != 2 or count < 1:
-        raise ValueError(f"logits must be [R, V] and count at least 1, not {list(logits.shape)} and {count}")
+    check_tensors(logits=(logits, "float R V"))
+    check_number("count", count, 1)
     logits = logits.detach()
     searched = logits if banned is None else logits.index_put(banned, logits.new_full((), -torch.inf))
     values, tokens = _largest(searched, min(count, logits.size(1)), apart)
-    aside = torch.tensor(apart, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
-    found = log_softmax_at(logits, torch.cat([tokens, aside], 1))
-    chosen = found[:, : tokens.size(1)].masked_fill(values == -torch.inf, -torch.inf)
-    return NextTokens(chosen, tokens, found[:, tokens.size(1) :])
+    best = _with_probabilities(logits, tokens, apart)
+    return best._replace(log_probabilities=best.log_probabilities.masked_fill(values == -torch.inf, -torch.inf))
 
 
 def sample_next(
@@ -78,31 +78,38 @@ def sample_next(
     Args:
         logits, apart, banned: as for ``best_next``.
         uniforms: float64 [R], in [0, 1); equal numbers draw equal words.
+
+    Raises:
+        ValueError: an argument has a wrong type, shape or range.
     """
+    check_tensors(logits=(logits, "float R V"), uniforms=(uniforms, "float R"))
+    check_number("temperature", temperature)
+    check_number("top_k", top_k, 0)
+    check_number("top_p", top_p)
+    allowed = logits.detach().clone()
+    allowed[:, list(apart)] = -torch.inf
+    if banned is not None:
+        allowed.index_put_(banned, allowed.new_full((), -torch.inf))
     if top_k or top_p < 1:
-        scaled, tokens = _truncated(logits, temperature, top_k, top_p, apart, banned)
+        scaled, tokens = _truncated(allowed, temperature, top_k, top_p)
     else:
-        scaled, tokens = _allowed(logits, apart, banned) / temperature, None
+        scaled, tokens = allowed / temperature, None
     weights = scaled.softmax(1, dtype=torch.float64).cumsum(1)
     place = torch.searchsorted(weights, (uniforms * weights[:, -1]).unsqueeze(1), right=True)
     place = place.clamp_(max=weights.size(1) - 1)  # it is past the last column if the weights are NaN
     token = place if tokens is None else tokens.gather(1, place)
+    return _with_probabilities(logits.detach(), token, apart)
+
+
+def _with_probabilities(logits: Tensor, tokens: Tensor, apart: Sequence[int]) -> NextTokens:
     aside = torch.tensor(apart, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
-    found = log_softmax_at(logits.detach(), torch.cat([token, aside], 1))
-    return NextTokens(found[:, :1], token, found[:, 1:])
+    values = log_softmax_at(logits, torch.cat([tokens, aside], 1))
+    return NextTokens(values[:, : tokens.size(1)], tokens, values[:, tokens.size(1) :])
 
 
-def _truncated(
-    logits: Tensor,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    apart: Sequence[int],
-    banned: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor]:
+def _truncated(allowed: Tensor, temperature: float, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
     """Return scaled logits [R, N] and the ``top_k`` best words, best first; words outside the nucleus have -inf."""
-    words = logits.size(1)
-    allowed = _allowed(logits, apart, banned)
+    words = allowed.size(1)
     count = min(top_k or NUCLEUS, words)
     whole = None if top_k else (allowed / temperature).logsumexp(1, keepdim=True)
     while True:
@@ -117,13 +124,6 @@ def _truncated(
     return scaled, tokens
 
 
-def _allowed(logits: Tensor, apart: Sequence[int], banned: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return a copy of the logits with -inf for the words that may not be drawn."""
-    allowed = logits.detach().clone()
-    allowed[:, list(apart)] = -torch.inf
-    return allowed if banned is None else allowed.index_put_(banned, allowed.new_full((), -torch.inf))
-
-
 def _largest(logits: Tensor, count: int, apart: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the ``count`` largest logits of each row, except columns ``apart``, and their columns.
 
@@ -134,18 +134,14 @@ def _largest(logits: Tensor, count: int, apart: Sequence[int]) -> tuple[Tensor, 
     wanted = count + len({word // BLOCK for word in apart})
     if blocks < 2 * wanted:
         values, tokens = logits.topk(min(count + len(apart), words), dim=1)
-        return _without(values, tokens, count, apart)
-    body = logits[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
-    best = body.amax(2).topk(wanted, dim=1, sorted=False).indices
-    found = body.gather(1, best.unsqueeze(2).expand(-1, -1, BLOCK)).flatten(1)
-    values, places = torch.cat([found, logits[:, blocks * BLOCK :]], 1).topk(count + len(apart), dim=1)
-    in_body = places < wanted * BLOCK
-    block = best.gather(1, (places // BLOCK).clamp_(max=wanted - 1))
-    tokens = torch.where(in_body, block * BLOCK + places % BLOCK, places + (blocks - wanted) * BLOCK)
-    return _without(values, tokens, count, apart)
-
-
-def _without(values: Tensor, tokens: Tensor, count: int, apart: Sequence[int]) -> tuple[Tensor, Tensor]:
+    else:
+        body = logits[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
+        best = body.amax(2).topk(wanted, dim=1, sorted=False).indices
+        candidates = body.gather(1, best.unsqueeze(2).expand(-1, -1, BLOCK)).flatten(1)
+        values, places = torch.cat([candidates, logits[:, blocks * BLOCK :]], 1).topk(count + len(apart), dim=1)
+        block = best.gather(1, (places // BLOCK).clamp_(max=wanted - 1))
+        after = places + (blocks - wanted) * BLOCK
+        tokens = torch.where(places < wanted * BLOCK, block * BLOCK + places % BLOCK, after)
     if not apart:
         return values, tokens
     for word in apart:
@@ -162,10 +158,10 @@ def log_softmax_at(logits: Tensor, columns: Tensor) -> Tensor:
     threads = torch.get_num_threads()
     step = threads * max(1, CACHED // max(1, logits.size(1)))
     buffer = logits.new_empty(min(step, len(logits)), logits.size(1))
-    found = logits.new_empty(columns.shape)
+    result = logits.new_empty(columns.shape)
     for start in range(0, len(logits), step):
         some = slice(start, start + step)
         space = buffer[: len(logits[some])]
         torch.log_softmax(logits[some], 1, out=space)
-        torch.gather(space, 1, columns[some], out=found[some])
-    return found
+        torch.gather(space, 1, columns[some], out=result[some])
+    return result

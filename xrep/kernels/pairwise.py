@@ -15,11 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels import reference
-from xrep.kernels.blocks import SMALLEST_SQUARE, PairGradient, Pairs, PairStatistics
+from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, Pairs, PairStatistics
 from xrep.kernels.paths import path_for, steps_for
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
-
-NOTHING = float("-inf")
 
 ROUNDINGS = 64
 """Logits that differ by fewer units in the last place may be equal, since they come from different products."""
@@ -48,7 +46,7 @@ def negatives(
     tau: Tensor,
     *,
     row_shift: Tensor,
-    column_shift: Tensor | None,
+    column_shift: Tensor | None = None,
     excluded: Tensor,
     row_ids: Tensor | None = None,
     column_ids: Tensor | None = None,
@@ -58,8 +56,7 @@ def negatives(
     """Compare all rows with all columns except the excluded ones.
 
     Args:
-        rows: [R, D].
-        columns: [C, D].
+        rows, columns: [R, D], [C, D].
         tau: 0-d temperature, of the accumulation type.
         row_shift, column_shift: [R], [C], subtracted from the log-sum-exp. Without ``column_shift``, columns are not
             normalised.
@@ -69,26 +66,24 @@ def negatives(
         row_positive, exponent: [R, D] and 0-d, both or neither. If given, cosines with negatives made harder (HiCTL,
             eq. 5 and 6) are compared instead of dot products, and only rows are normalised.
     """
+    ids = [] if row_ids is None or column_ids is None else [row_ids, column_ids]
+    hard = [] if row_positive is None or exponent is None else [row_positive, exponent]
     if path_for(rows.device) == "reference":
-        return _reference(
-            rows, columns, tau, row_shift, column_shift, excluded, row_ids, column_ids, row_positive, exponent
-        )
-    ids = [] if row_ids is None else [row_ids, column_ids]
-    hard: list[Tensor] = []
-    if row_positive is not None:
-        assert exponent is not None
-        hard = _hardness(rows, columns, row_positive, exponent)
+        return _reference(rows, columns, tau, row_shift, column_shift, excluded, ids, hard)
+    if hard:
+        hard = _hardness(rows, columns, *hard)
     differentiable = torch.is_grad_enabled() and (rows.requires_grad or columns.requires_grad or tau.requires_grad)
     keep = differentiable and len(rows) * len(columns) <= steps_for(rows.device).KEPT_PAIRS
     return Negatives(*_sweep(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, keep)[:5])
 
 
-def check_pairs(x: Tensor, y: Tensor, ids: Tensor | None) -> None:
-    """Raise ValueError unless x and y are [B, D] and ids, if given, [B, I]."""
-    if x.dim() != 2 or x.shape != y.shape:
-        raise ValueError(f"x and y must be [B, D] both, not {list(x.shape)} and {list(y.shape)}")
-    if ids is not None and (ids.dim() != 2 or len(ids) != len(x)):
-        raise ValueError(f"ids must be [{len(x)}, I] for {len(x)} pairs, not {list(ids.shape)}")
+def loss_of(negatives: Tensor, shift: Tensor, positive: Tensor) -> Tensor:
+    """Return log(1 + Σ exp(negative - positive)), from log Σ exp(negative - shift) and the positive's logit, [B] each.
+
+    The shift must be the positive without its gradient. Their difference is 0, but carries the gradient of the
+    positive. Above the threshold softplus is the identity; 40 keeps float64 losses exact.
+    """
+    return F.softplus(negatives + (shift - positive), threshold=40)
 
 
 def beaten(best: Tensor, positive: Tensor) -> Tensor:
@@ -101,38 +96,34 @@ def beaten(best: Tensor, positive: Tensor) -> Tensor:
 
 
 def _hardness(rows: Tensor, columns: Tensor, row_positive: Tensor, exponent: Tensor) -> list[Tensor]:
-    """Return squared norms of rows and columns, squared distances of rows from their positives, and the exponent."""
+    """Return the fields of ``Hardness``."""
     accumulate = accumulation_dtype(rows)
     distance = (rows.detach().to(accumulate) - row_positive.detach().to(accumulate)).square().sum(1)
     squares = [side.to(accumulate).square().sum(1).clamp(min=SMALLEST_SQUARE) for side in (rows, columns)]
     return [*squares, distance, exponent]
 
 
-def _reference(
-    rows, columns, tau, row_shift, column_shift, excluded, row_ids, column_ids, row_positive, exponent
-) -> Negatives:
+def _reference(rows, columns, tau, row_shift, column_shift, excluded, ids, hard) -> Negatives:
     masked = torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
     masked.scatter_(1, excluded, True)
-    if row_ids is not None:
-        masked |= reference.equal(row_ids, column_ids)
-    empty = row_shift.new_empty(0)
-    interpolation = empty
-    if row_positive is None:
-        logits = reference.negatives(rows, columns, tau, masked)
-        best = logits
-    else:
-        logits, mixed = reference.hard_negatives(rows, columns, tau, masked, row_positive, exponent)
-        best, _ = reference.hard_negatives(rows, columns, tau, masked, row_positive, torch.zeros(()))
+    if ids:
+        masked |= reference.equal(*ids)
+    empty, dtype = row_shift.new_empty(0), row_shift.dtype
+    column_lse, column_best, interpolation = empty, empty, empty
+    if hard:
+        logits, mixed = reference.hard_negatives(rows, columns, tau, masked, *hard)
+        best, _ = reference.hard_negatives(rows, columns, tau, masked, hard[0], torch.zeros(()))
         interpolation = _mean(mixed.masked_fill(masked, 0).sum(1), (~masked).sum(1))
+    else:
+        best = logits = reference.negatives(rows, columns, tau, masked)
     # The maximum of an empty tensor is an error, so a row and a column of -inf are added.
-    best, dtype = F.pad(best.detach(), (0, 1, 0, 1), value=NOTHING), row_shift.dtype
+    best = F.pad(best.detach(), (0, 1, 0, 1), value=reference.NOTHING)
     row_lse = (logits - row_shift.double().unsqueeze(1)).logsumexp(1)
     row_best = best.amax(1)[:-1] - row_shift
-    if column_shift is None:
-        return Negatives(row_lse.to(dtype), empty, row_best.to(dtype), empty, interpolation.to(dtype))
-    column_lse = (logits - column_shift.double()).logsumexp(0)
-    column_best = best.amax(0)[:-1] - column_shift
-    return Negatives(row_lse.to(dtype), column_lse.to(dtype), row_best.to(dtype), column_best.to(dtype), empty)
+    if column_shift is not None:
+        column_lse = (logits - column_shift.double()).logsumexp(0)
+        column_best = best.amax(0)[:-1] - column_shift
+    return Negatives(*(field.to(dtype) for field in (row_lse, column_lse, row_best, column_best, interpolation)))
 
 
 def _mean(total: Tensor, count: Tensor) -> Tensor:
@@ -149,27 +140,23 @@ def _pairs(
     # Scaled rows save a pass over the similarities, but would be rounded once more in half precision.
     folded = operand == tau.dtype and not hard
     left = (rows.to(tau.dtype) / tau if folded else rows).to(operand)
-    scale = None if folded else 1 / tau
-    row_ids, column_ids = ids or (None, None)
-    row_squares, column_squares, row_distance, exponent = hard or (None, None, None, None)
-    pairs = Pairs(scale, excluded, row_ids, column_ids, row_squares, column_squares, row_distance, exponent, operand)
+    both = (ids[0].contiguous(), ids[1].contiguous()) if ids else None  # as the fused kernels read them
+    pairs = Pairs(None if folded else 1 / tau, excluded, both, Hardness(*hard) if hard else None, operand)
     return pairs, left, columns.to(operand)
 
 
-def _tiles(rows: int, columns: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
-    for start in range(0, rows, shape[0]):
-        for begin in range(0, columns, shape[1]):
-            yield slice(start, min(start + shape[0], rows)), slice(begin, min(begin + shape[1], columns))
+def _tiles(left: Tensor, right: Tensor, *likes: Tensor) -> Iterator[tuple[slice, slice, list[Tensor]]]:
+    """Yield the rows and columns of each tile, and memory for it in the types of ``likes``.
 
-
-def _room(rows: int, columns: int, tile: tuple[int, int], like: Tensor) -> Tensor:
-    """Allocate memory for one tile, shared by all: a new one for each would cost as much as the work on the tile."""
-    return like.new_empty(min(rows, tile[0]) * min(columns, tile[1]))
-
-
-def _part(room: Tensor, rows: slice, columns: slice) -> Tensor:
-    size = (rows.stop - rows.start, columns.stop - columns.start)
-    return room[: size[0] * size[1]].view(size)
+    All tiles share the memory: to allocate it for each would cost as much as the work on the tile.
+    """
+    (rows, columns), (height, width) = (len(left), len(right)), steps_for(left.device).TILE
+    rooms = [like.new_empty(min(rows, height) * min(columns, width)) for like in likes]
+    for start in range(0, rows, height):
+        for begin in range(0, columns, width):
+            i, j = slice(start, min(start + height, rows)), slice(begin, min(begin + width, columns))
+            size = i.stop - i.start, j.stop - j.start
+            yield i, j, [room[: size[0] * size[1]].view(size) for room in rooms]
 
 
 @torch.library.custom_op("xrep::negatives", mutates_args=())
@@ -188,40 +175,29 @@ def _sweep(
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
         pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard)
-        found = _nothing_seen(row_shift, column_shift, bool(hard))
+        row = [*_nothing_seen(row_shift), *((*_nothing_seen(row_shift), torch.zeros_like(row_shift)) if hard else ())]
+        column = [] if column_shift is None else _nothing_seen(column_shift)
+        statistics = PairStatistics(row, column)
         kept = tau.new_empty(len(left), len(right)) if keep else tau.new_empty(0)
-        room = _room(0 if keep else len(left), len(right), steps.TILE, tau)
-        for i, j in _tiles(len(left), len(right), steps.TILE):
-            similarities = kept[i, j] if keep else _part(room, i, j)
-            steps.collect(multiply(left[i], right[j].t(), out=similarities), pairs, i, j, found)
-        # In this order, because a large maximum would round a small logarithm away.
-        row_lse = (found.row_maximum - row_shift) + found.row_total.log()
-        row_best, interpolation = found.row_maximum - row_shift, tau.new_empty(0)
-        if hard:
-            assert found.row_best is not None and found.interpolation is not None and found.compared is not None
-            row_best = found.row_best - row_shift
-            interpolation = _mean(found.interpolation, found.compared)
-        if column_shift is None:
-            column_lse, column_best, *column = (tau.new_empty(0) for _ in range(4))
-        else:
-            assert found.column_maximum is not None and found.column_total is not None
-            column = [found.column_maximum, found.column_total]
+        for i, j, room in _tiles(left, right, *([] if keep else [tau])):
+            similarities = multiply(left[i], right[j].t(), out=kept[i, j] if keep else room[0])
+            steps.collect(similarities, pairs.tile(i, j), statistics.tile(i, j))
+        maximum, total, *of_hard = row
+        row_best = maximum - row_shift
+        row_lse = row_best + total.log()  # in this order, because a large maximum would round a small logarithm away
+        column_lse, column_best, interpolation, *nothing = (tau.new_empty(0) for _ in range(5))
+        if column_shift is not None:
             column_best = column[0] - column_shift
             column_lse = column_best + column[1].log()
-        row = found.row_maximum, found.row_total
-        return row_lse, column_lse, row_best, column_best, interpolation, *row, column[0], column[1], kept
+        if hard:
+            row_best, interpolation = of_hard[0] - row_shift, _mean(of_hard[1], of_hard[2])
+        of_columns = column or nothing
+        results = row_lse, column_lse, row_best, column_best, interpolation
+        return *results, maximum, total, of_columns[0], of_columns[1], kept
 
 
-def _nothing_seen(row_shift: Tensor, column_shift: Tensor | None, hard: bool) -> PairStatistics:
-    return PairStatistics(
-        row_maximum=torch.full_like(row_shift, NOTHING),
-        row_total=torch.zeros_like(row_shift),
-        column_maximum=None if column_shift is None else torch.full_like(column_shift, NOTHING),
-        column_total=None if column_shift is None else torch.zeros_like(column_shift),
-        row_best=torch.full_like(row_shift, NOTHING) if hard else None,
-        interpolation=torch.zeros_like(row_shift) if hard else None,
-        compared=torch.zeros_like(row_shift) if hard else None,
-    )
+def _nothing_seen(shift: Tensor) -> list[Tensor]:
+    return [torch.full_like(shift, float("-inf")), torch.zeros_like(shift)]
 
 
 @_sweep.register_fake
@@ -249,39 +225,31 @@ def _gradients(
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
         pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard)
-        wanted, unit = _wanted(of_rows, of_columns, statistics, hard)
+        gradient, unit = _gradient_of(of_rows, of_columns, statistics, hard)
         kept = statistics[-1]
         for_rows = torch.zeros(rows.shape, dtype=tau.dtype, device=rows.device)
         for_columns = torch.zeros(columns.shape, dtype=tau.dtype, device=rows.device)
         factor = rows.to(pairs.operand)
-        weights_room = _room(len(left), len(right), steps.TILE, left)
-        room = _room(0 if kept.numel() else len(left), len(right), steps.TILE, tau)
-        for i, j in _tiles(len(left), len(right), steps.TILE):
-            if kept.numel():
-                similarities = kept[i, j]
-            else:
-                similarities = multiply(left[i], right[j].t(), out=_part(room, i, j))
-            weights = _part(weights_room, i, j)
-            steps.differentiate(similarities, pairs, i, j, wanted, weights)
+        for i, j, (weights, *room) in _tiles(left, right, left, *([] if kept.numel() else [tau])):
+            similarities = kept[i, j] if kept.numel() else multiply(left[i], right[j].t(), out=room[0])
+            steps.differentiate(similarities, pairs.tile(i, j), gradient.tile(i, j), weights)
             multiply_add(for_rows[i], weights, right[j])
             multiply_add(for_columns[j], weights.t(), factor[i])
         scale = unit / tau
         for_rows *= scale
         for_columns *= scale
         if hard:
-            assert wanted.of_scale is not None
-            assert wanted.of_row_squares is not None and wanted.of_column_squares is not None
-            for_tau = -(wanted.of_scale.sum() * scale) / tau
-            squares = (wanted.of_row_squares * scale, wanted.of_column_squares * scale)
+            for_tau = -(gradient.rows[3].sum() * scale) / tau
+            squares = (gradient.rows[2] * scale, gradient.columns[0] * scale)
         else:
             for_tau = -(for_rows * rows).sum() / tau  # Σ gradient · similarity, summed over the columns first
             squares = (tau.new_empty(0), tau.new_empty(0))
         return for_rows.to(rows.dtype), for_columns.to(columns.dtype), for_tau, *squares
 
 
-def _wanted(
+def _gradient_of(
     of_rows: Tensor, of_columns: Tensor, statistics: Sequence[Tensor], hard: Sequence[Tensor]
-) -> tuple[PairGradient, Tensor]:
+) -> tuple[PairStatistics, Tensor]:
     """Return how the gradient of a logit is computed, and the unit in which it is given.
 
     A unit of about the largest weight keeps half-precision products within the range of the type. The maximum is itself
@@ -291,16 +259,15 @@ def _wanted(
     both = len(column_total) > 0
     unit = torch.cat([of_rows, of_columns if both else of_rows, of_rows.new_zeros(1)]).abs().amax()
     unit = torch.where(unit > 0, unit, 1.0)
-    wanted = PairGradient(
-        row_offset=row_maximum.masked_fill(row_total == 0, -NOTHING),
-        row_weight=of_rows / (unit * row_total.clamp(min=1)),
-        column_offset=column_maximum.masked_fill(column_total == 0, -NOTHING) if both else None,
-        column_weight=of_columns / (unit * column_total.clamp(min=1)) if both else None,
-        of_row_squares=torch.zeros_like(hard[0]) if hard else None,
-        of_column_squares=torch.zeros_like(hard[1]) if hard else None,
-        of_scale=torch.zeros_like(row_total) if hard else None,
-    )
-    return wanted, unit
+
+    def offset_and_weight(of_side: Tensor, maximum: Tensor, total: Tensor) -> list[Tensor]:
+        return [maximum.masked_fill(total == 0, float("inf")), of_side / (unit * total.clamp(min=1))]
+
+    row = offset_and_weight(of_rows, row_maximum, row_total)
+    column = offset_and_weight(of_columns, column_maximum, column_total) if both else []
+    if hard:
+        row, column = [*row, torch.zeros_like(hard[0]), torch.zeros_like(row_total)], [torch.zeros_like(hard[1])]
+    return PairStatistics(row, column), unit
 
 
 @_gradients.register_fake

@@ -54,13 +54,6 @@ def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
-def scalar(value: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a 0-d tensor. A number is filled in on the device, because copying it there would wait for the device."""
-    if isinstance(value, Tensor):
-        return value.to(device=device, dtype=dtype).reshape(())
-    return torch.full((), value, dtype=dtype, device=device)
-
-
 def operand_dtype(tensor: Tensor) -> torch.dtype:
     """Return the type in which a product reads such a tensor.
 

@@ -6,16 +6,18 @@ loss and everything that its gradient needs, so no [B, K] array exists in either
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from xrep.kernels import reference
+from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.blocks import QueueSoftmax
 from xrep.kernels.pairwise import beaten
 from xrep.kernels.paths import path_for, steps_for
-from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, scalar
+from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
 
 
 class InfoNCE(NamedTuple):
@@ -58,13 +60,20 @@ def queue_infonce(
         ``positive`` and ``temperature``.
 
     Raises:
-        ValueError: the shapes do not fit, only one of ``query_ids`` and ``queue_ids`` is given, or ``valid`` is outside
-            the queue.
+        ValueError: types, shapes or devices do not fit, the temperature is not above 0, only one of ``query_ids`` and
+            ``queue_ids`` is given, or ``valid`` is outside the queue.
     """
-    _check(query, positive, queue, query_ids, queue_ids)
-    if isinstance(temperature, Tensor) and temperature.numel() != 1:
-        raise ValueError(f"the temperature must be one number, not {list(temperature.shape)}")
-    tau = scalar(temperature, accumulation_dtype(query), query.device)
+    check_tensors(
+        query=(query, "float B D"),
+        positive=(positive, "float B D"),
+        queue=(queue, "float K D"),
+        query_ids=(query_ids, "int64 B C"),
+        queue_ids=(queue_ids, "int64 K C"),
+    )
+    if (query_ids is None) != (queue_ids is None):
+        raise ValueError("query_ids and queue_ids mask together: give both or neither")
+    check_number("margin", margin, -math.inf)
+    tau = scalar("temperature", temperature, accumulation_dtype(query), query.device)
     filled = torch.as_tensor(len(queue) if valid is None else valid)
     queue = queue.detach()
     if path_for(query.device) == "reference":
@@ -82,19 +91,6 @@ def against_both(one: InfoNCE, other: InfoNCE) -> InfoNCE:
     """
     low, high = torch.minimum(one.loss, other.loss), torch.maximum(one.loss, other.loss)
     return InfoNCE(high + torch.log1p(-torch.expm1(-low) * torch.exp(low - high)), one.correct & other.correct)
-
-
-def _check(query: Tensor, positive: Tensor, queue: Tensor, query_ids: Tensor | None, queue_ids: Tensor | None) -> None:
-    if query.dim() != 2 or positive.shape != query.shape or queue.dim() != 2 or queue.size(1) != query.size(1):
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in (query, positive, queue))
-        raise ValueError(f"query, positive and queue must be [B, D], [B, D] and [K, D], not {shapes}")
-    if (query_ids is None) != (queue_ids is None):
-        raise ValueError("query_ids and queue_ids mask together: give both or neither")
-    if query_ids is not None and queue_ids is not None:
-        fits = query_ids.dim() == queue_ids.dim() == 2 and query_ids.shape[1:] == queue_ids.shape[1:]
-        if not fits or (len(query_ids), len(queue_ids)) != (len(query), len(queue)):
-            shapes = f"{list(query_ids.shape)} and {list(queue_ids.shape)}"
-            raise ValueError(f"query_ids and queue_ids must be [{len(query)}, C] and [{len(queue)}, C], not {shapes}")
 
 
 def _filled(queue: Tensor, filled: Tensor) -> Tensor:
@@ -127,9 +123,7 @@ def _sweep(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, correctness, and for the gradient: Σ_j p_j k_j over the negatives, 1 - p⁺, the similarity."""
     with torch.autocast(query.device.type, enabled=False):
-        steps = steps_for(query.device)
-        accumulate = accumulation_dtype(query)
-        operand = steps.operand_dtype(queue)
+        accumulate, operand = accumulation_dtype(query), steps_for(query.device).operand_dtype(queue)
         if torch.float64 in (operand, accumulate):
             operand = accumulate
         similarity = (query.to(accumulate) * positive.to(accumulate)).sum(1) - margin
@@ -146,7 +140,7 @@ def _sweep(
             mixture=torch.zeros(query.shape, dtype=accumulate, device=query.device) if differentiable else None,
             operand=operand,
         )
-        _sweep_blocks(rows, _filled(queue, filled), query_ids, queue_ids, state, steps)
+        _sweep_blocks(rows, _filled(queue, filled), query_ids, queue_ids, state)
         # The positive's share is added last, so that it does not round many small negatives away one by one.
         gap = state.maximum - scaled
         total = state.total + torch.exp(-gap)
@@ -155,18 +149,16 @@ def _sweep(
         return loss, beaten(state.hardest - scaled, scaled), mixture, state.total / total, similarity
 
 
-def _sweep_blocks(rows: Tensor, queue: Tensor, query_ids, queue_ids, state: QueueSoftmax, steps) -> None:
+def _sweep_blocks(rows: Tensor, queue: Tensor, query_ids, queue_ids, state: QueueSoftmax) -> None:
     if not len(rows) or not len(queue):
         return
-    scores = torch.empty(len(rows), min(steps.QUEUE_ROWS, len(queue)), dtype=state.maximum.dtype, device=rows.device)
+    steps = steps_for(rows.device)
+    scores = state.maximum.new_empty(len(rows) * min(steps.QUEUE_ROWS, len(queue)))
     for start in range(0, len(queue), steps.QUEUE_ROWS):
         block = queue[start : start + steps.QUEUE_ROWS].to(state.operand)
-        found = (
-            scores if len(block) == scores.size(1) else scores.flatten()[: len(rows) * len(block)].view(len(rows), -1)
-        )
-        multiply(rows, block.t(), out=found)
+        place = scores[: len(rows) * len(block)].view(len(rows), -1)
         ids = None if query_ids is None else (query_ids, queue_ids[start : start + len(block)])
-        weights = steps.absorb(found, state, ids)
+        weights = steps.absorb(multiply(rows, block.t(), out=place), state, ids)
         if state.mixture is not None:
             multiply_add(state.mixture, weights, block)
 
@@ -180,13 +172,7 @@ def _(query, positive, queue, tau, filled, query_ids, queue_ids, margin, differe
 
 @torch.library.custom_op("xrep::queue_infonce_backward", mutates_args=())
 def _gradients(
-    gradient: Tensor,
-    query: Tensor,
-    positive: Tensor,
-    tau: Tensor,
-    mixture: Tensor,
-    share: Tensor,
-    similarity: Tensor,
+    gradient: Tensor, query: Tensor, positive: Tensor, tau: Tensor, mixture: Tensor, share: Tensor, similarity: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ∂L/∂q = (o - (1 - p⁺) k⁺)/τ, ∂L/∂k⁺ = -(1 - p⁺) q/τ, ∂L/∂τ = ((1 - p⁺) s⁺ - q·o)/τ², o = Σ_j p_j k_j."""
     q, k = query.to(tau.dtype), positive.to(tau.dtype)

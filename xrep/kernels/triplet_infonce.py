@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.kernels.gather import gather_rows, rank_sizes
-from xrep.kernels.pairwise import beaten, check_pairs, negatives
-from xrep.kernels.precision import accumulation_dtype, scalar
+from xrep.kernels.arguments import check_number, check_tensors, scalar
+from xrep.kernels.gather import gathered
+from xrep.kernels.pairwise import beaten, loss_of, negatives
+from xrep.kernels.precision import accumulation_dtype
 
 
 class TripletInfoNCE(NamedTuple):
@@ -48,35 +48,26 @@ def triplet_infonce(
     Raises:
         ValueError: the shapes do not fit, or the weight is not above 0.
     """
-    check_pairs(anchor, positive, ids)
-    check_pairs(anchor, negative, None)
-    if not weight > 0:
-        raise ValueError(f"weight must be above 0, not {weight}")
+    sides = {"anchor": anchor, "positive": positive, "negative": negative}
+    check_tensors(**{name: (side, "float B D") for name, side in sides.items()}, ids=(ids, "int64 B 3"))
+    check_number("weight", weight)
     accumulate = accumulation_dtype(anchor, positive, negative)
-    tau = scalar(temperature, accumulate, anchor.device)
+    tau = scalar("temperature", temperature, accumulate, anchor.device)
     with torch.autocast(anchor.device.type, enabled=False):
         wide = anchor.to(accumulate)
         own_positive, own_negative = ((wide * side.to(accumulate)).sum(1) / tau for side in (positive, negative))
-    size, start, total, everyone, all_ids = len(anchor), 0, len(anchor), [positive, negative], ids
-    if group is not None:
-        sizes = rank_sizes(size, anchor.device, group)
-        start, total = sum(sizes[: dist.get_rank(group)]), sum(sizes)
-        everyone = [gather_rows(rows, sizes, group) for rows in everyone]
-        all_ids = None if ids is None else gather_rows(ids, sizes, group)
-    own = torch.arange(start, start + size, device=anchor.device)
+    (all_positive, all_negative, all_ids), start = gathered([positive, negative, ids], group)
+    own = torch.arange(start, start + len(anchor), device=anchor.device)
     shift = own_positive.detach()
-    found = negatives(
+    result = negatives(
         anchor,
-        torch.cat(everyone),
+        torch.cat([all_positive, all_negative]),
         tau,
         row_shift=shift,
-        column_shift=None,
-        excluded=torch.stack([own, own + total], 1),  # the own hard negative is added below, with its weight
+        excluded=torch.stack([own, own + len(all_positive)], 1),  # the own hard negative is added below
         row_ids=None if ids is None else ids[:, :2],
         column_ids=None if all_ids is None else torch.cat([all_ids[:, :2], all_ids[:, [2, 2]]]),
     )
     hard = own_negative - shift
-    denominator = torch.logaddexp(found.rows, hard + math.log(weight))
-    # The difference is 0, but carries the gradient of the positive. The threshold keeps float64 losses exact.
-    loss = F.softplus(denominator + (shift - own_positive), threshold=40)
-    return TripletInfoNCE(loss, beaten(torch.maximum(found.row_best, hard.detach()), shift))
+    loss = loss_of(torch.logaddexp(result.rows, hard + math.log(weight)), shift, own_positive)
+    return TripletInfoNCE(loss, beaten(torch.maximum(result.row_best, hard.detach()), shift))

@@ -73,13 +73,12 @@ def absorb_row(
 
 @triton.jit
 def compared_pairs(
-    excluded, row_ids, column_ids, row, column, row_inside, column_inside, first_column,
-    LISTED: tl.constexpr, IDS: tl.constexpr,
+    excluded, row_ids, column_ids, row, column, row_inside, column_inside, LISTED: tl.constexpr, IDS: tl.constexpr
 ):  # fmt: skip
     """Return which pairs of the tile are compared, [r, c]."""
     result = row_inside[:, None] & column_inside[None, :]
     for i in tl.static_range(LISTED):
-        listed = tl.load(excluded + row * LISTED + i, mask=row_inside, other=-1) - first_column
+        listed = tl.load(excluded + row * LISTED + i, mask=row_inside, other=-1)
         result = result & (listed[:, None] != column[None, :])
     for i in tl.static_range(IDS):
         mine = tl.load(row_ids + row * IDS + i, mask=row_inside, other=0)
@@ -102,9 +101,17 @@ def harden(dot, a, b, to_positive, exponent):
 
 
 @triton.jit
+def updated(highest, amount, logits, AXIS: tl.constexpr):
+    """Return a running maximum and total after some logits along the axis."""
+    raised = tl.maximum(highest, tl.max(logits, AXIS))
+    safe = finite(raised)
+    return raised, amount * tl.exp(highest - safe) + tl.sum(tl.exp(logits - tl.expand_dims(safe, AXIS)), AXIS)
+
+
+@triton.jit
 def collect_rows(
     similarities, stride, scale, excluded, row_ids, column_ids, row_squares, column_squares, row_distance, exponent,
-    maximum, total, best, interpolated, compared, rows, columns, first_column,
+    maximum, total, best, interpolated, compared, rows, columns,
     LISTED: tl.constexpr, IDS: tl.constexpr, SCALED: tl.constexpr, HARD: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -125,9 +132,7 @@ def collect_rows(
         column = start + tl.arange(0, BLOCK_C)
         column_inside = column < columns
         inside = row_inside[:, None] & column_inside[None, :]
-        counted = compared_pairs(
-            excluded, row_ids, column_ids, row, column, row_inside, column_inside, first_column, LISTED, IDS
-        )
+        counted = compared_pairs(excluded, row_ids, column_ids, row, column, row_inside, column_inside, LISTED, IDS)
         logits = tl.load(similarities + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
         if HARD:
             b = tl.load(column_squares + column, mask=column_inside, other=1.0)[None, :]
@@ -137,10 +142,7 @@ def collect_rows(
             mixed += tl.sum(tl.where(counted, interpolation, 0.0), 1)
             count += tl.sum(tl.where(counted, 1.0, 0.0), 1)
         logits = tl.where(counted, logits * factor, NOTHING)
-        raised = tl.maximum(highest, tl.max(logits, 1))
-        safe = finite(raised)
-        amount = amount * tl.exp(highest - safe) + tl.sum(tl.exp(logits - safe[:, None]), 1)
-        highest = raised
+        highest, amount = updated(highest, amount, logits, 1)
     tl.store(maximum + row, highest, mask=row_inside)
     tl.store(total + row, amount, mask=row_inside)
     if HARD:
@@ -151,7 +153,7 @@ def collect_rows(
 
 @triton.jit
 def collect_columns(
-    similarities, stride, scale, excluded, row_ids, column_ids, maximum, total, rows, columns, first_column,
+    similarities, stride, scale, excluded, row_ids, column_ids, maximum, total, rows, columns,
     LISTED: tl.constexpr, IDS: tl.constexpr, SCALED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Update the running maximum and total of some columns with all rows of a tile."""
@@ -164,23 +166,18 @@ def collect_columns(
         row = start + tl.arange(0, BLOCK_R).to(tl.int64)
         row_inside = row < rows
         inside = row_inside[:, None] & column_inside[None, :]
-        counted = compared_pairs(
-            excluded, row_ids, column_ids, row, column, row_inside, column_inside, first_column, LISTED, IDS
-        )
+        counted = compared_pairs(excluded, row_ids, column_ids, row, column, row_inside, column_inside, LISTED, IDS)
         logits = tl.load(similarities + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
         logits = tl.where(counted, logits * factor, NOTHING)
-        raised = tl.maximum(highest, tl.max(logits, 0))
-        safe = finite(raised)
-        amount = amount * tl.exp(highest - safe) + tl.sum(tl.exp(logits - safe[None, :]), 0)
-        highest = raised
+        highest, amount = updated(highest, amount, logits, 0)
     tl.store(maximum + column, highest, mask=column_inside)
     tl.store(total + column, amount, mask=column_inside)
 
 
 @triton.jit
 def differentiate_tile(
-    similarities, stride, weights, scale, excluded, row_ids, column_ids, row_squares, column_squares, row_distance,
-    exponent, row_offset, row_weight, column_offset, column_weight, of_row, of_column, rows, columns, first_column,
+    weights, similarities, stride, scale, excluded, row_ids, column_ids, row_squares, column_squares, row_distance,
+    exponent, row_offset, row_weight, column_offset, column_weight, of_row, of_column, rows, columns,
     LISTED: tl.constexpr, IDS: tl.constexpr, SCALED: tl.constexpr, HARD: tl.constexpr, BOTH: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -194,9 +191,7 @@ def differentiate_tile(
     row_inside = row < rows
     column_inside = column < columns
     inside = row_inside[:, None] & column_inside[None, :]
-    counted = compared_pairs(
-        excluded, row_ids, column_ids, row, column, row_inside, column_inside, first_column, LISTED, IDS
-    )
+    counted = compared_pairs(excluded, row_ids, column_ids, row, column, row_inside, column_inside, LISTED, IDS)
     dot = tl.load(similarities + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
     factor = tl.load(scale) if SCALED else 1.0
     offset = tl.load(row_offset + row, mask=row_inside, other=0.0)[:, None]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from xrep.kernels.arguments import check_number, check_tensors
 from xrep.kernels.pairwise import beaten
 from xrep.kernels.precision import accumulation_dtype, multiply
 
@@ -42,14 +43,7 @@ class WordInfoNCE(NamedTuple):
 
 
 def word_infonce(
-    query: Tensor,
-    embedding: Tensor,
-    words: Tensor,
-    bag: Tensor,
-    temperature: float,
-    *,
-    special: Tensor,
-    samples: int,
+    query: Tensor, embedding: Tensor, words: Tensor, bag: Tensor, temperature: float, *, special: Tensor, samples: int
 ) -> WordInfoNCE:
     """Compute the mean over a bag of words of -log softmax of each cosine among itself and sampled words (eq. 7).
 
@@ -62,12 +56,26 @@ def word_infonce(
     Args:
         query: [N, D], vectors of any length.
         embedding: [V, D], the vectors of the words, of any length.
-        words: int64 [N, W], the subwords of each pair; none of them is sampled.
+        words: int64 [N, W] in [0, V), the subwords of each pair; none of them is sampled.
         bag: bool [N, W], which of ``words`` are counted; each word is counted once.
         temperature: divides all cosines, in the loss and in the sampling. The paper has no temperature, that is 1.
         special: int64 [K], words that are never sampled.
         samples: m, number of words that are sampled for each query; fewer if the vocabulary has no more.
+
+    Raises:
+        ValueError: an argument has a wrong type, shape or device, or a number is out of range.
     """
+    check_tensors(
+        query=(query, "float N D"),
+        embedding=(embedding, "float V D"),
+        words=(words, "int64 N W"),
+        bag=(bag, "bool N W"),
+        special=(special, "int64 K"),
+    )
+    check_number("temperature", temperature)
+    check_number("samples", samples, 1)
+    if not len(embedding):
+        raise ValueError("embedding must have at least one row")
     accumulate = accumulation_dtype(query, embedding)
     with torch.autocast(query.device.type, enabled=False):
         unit = F.normalize(query.to(accumulate), dim=1)
@@ -97,8 +105,8 @@ class _Cosines(torch.autograd.Function):
             positive = torch.where(inside, products.gather(1, places.clamp(max=count - 1)), positive)
             barred_places = _places(barred, start, count)[1]
             keys, places = _drawn(products, lengths[start : start + count], barred_places, temperature, samples)
-            found = keys, products.gather(1, places), places + start
-            best = found if best is None else _merged(best, found, samples)
+            drawn = keys, products.gather(1, places), places + start
+            best = drawn if best is None else _merged(best, drawn, samples)
         assert best is not None
         keys, negative, sampled = best
         positive, negative = positive / lengths.take(words), negative / lengths.take(sampled)
@@ -163,14 +171,14 @@ def _drawn(
     noise = products.new_empty(rows + count).exponential_().log_().neg_().as_strided((rows, count), (1, 1))
     block = max(1, CACHED_KEYS // count) if products.device.type == "cpu" else max(1, rows)
     room = products.new_empty(min(block, rows), (count // GROUPS + 1) * GROUPS)
-    found = []
+    drawn = []
     for start in range(0, max(rows, 1), block):
         part = slice(start, start + block)
         keys = room[: len(barred[part])]
         torch.addcdiv(noise[part], products[part], lengths, value=1 / temperature, out=keys[:, :count])
         keys.scatter_(1, barred[part], -torch.inf)[:, count:] = -torch.inf
-        found.append(_largest(keys, samples))
-    keys, places = (torch.cat(parts) for parts in zip(*found, strict=True))
+        drawn.append(_largest(keys, samples))
+    keys, places = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     return keys, places.clamp(max=count - 1)
 
 
@@ -186,9 +194,9 @@ def _largest(keys: Tensor, samples: int) -> tuple[Tensor, Tensor]:
     grouped = keys.unflatten(1, (GROUPS, -1))  # [N, 4, C / 4]; a group is a column
     groups = _top(grouped.amax(1), samples)
     candidates = grouped.gather(2, groups.unsqueeze(1).expand(-1, GROUPS, -1)).flatten(1)
-    found = _top(candidates, samples)
+    places = _top(candidates, samples)
     first = torch.arange(0, count, count // GROUPS, device=keys.device).unsqueeze(1)
-    return candidates.gather(1, found), (groups.unsqueeze(1) + first).flatten(1).gather(1, found)
+    return candidates.gather(1, places), (groups.unsqueeze(1) + first).flatten(1).gather(1, places)
 
 
 def _top(keys: Tensor, count: int) -> Tensor:

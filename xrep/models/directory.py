@@ -18,23 +18,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming, sha256_of
-from xrep.nn.weights import read_torch, save_tensors
+from xrep.models.plain import from_plain
+from xrep.nn.weights import inside, load_weights, read_tensors, read_torch, save_tensors
 from xrep.registry import MODELS
 
 SCHEMA = 4
@@ -42,6 +43,25 @@ MANIFEST, CONFIG, MODEL, TOKENIZER = "manifest.json", "config.yaml", "model.safe
 CRITERION, STATE = "criterion.safetensors", "training_state.pt"
 PREFIX = "checkpoint-"
 """Prefix of the names of checkpoints in the directory of a run; the step follows."""
+
+
+@dataclass(kw_only=True)
+class Described:
+    """What the manifest says of a file."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(kw_only=True)
+class Manifest:
+    """The types of the entries of a manifest."""
+
+    schema: int
+    step: int
+    text: TextSpec
+    architecture: dict[str, Any]
+    files: dict[str, Described]
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,18 @@ class Checkpoint:
         return read_saved_config(self.path / CONFIG)
 
     @property
+    def model_options(self) -> dict[str, Any]:
+        """The name and the options of the model.
+
+        Raises:
+            UserError: The configuration has none.
+        """
+        options = self.config.get("model")
+        if not isinstance(options, dict) or not isinstance(options.get("name"), str):
+            raise UserError("no name of a model in it", path=self.path / CONFIG, cure="use another checkpoint")
+        return dict(options)
+
+    @property
     def translates(self) -> bool:
         """Whether the model has a decoder."""
         return "decoder" in self.manifest["architecture"]
@@ -76,11 +108,7 @@ class Checkpoint:
 
     def tensors(self, name: str = MODEL) -> dict[str, Tensor]:
         """Return the tensors of a file; empty if the file was left out."""
-        try:
-            return load_file(self.path / name) if name in self.manifest["files"] else {}
-        except SafetensorError as error:  # the library opens no file whose name is not UTF-8
-            cure = "give its folders names that are UTF-8, or copy it again"
-            raise UserError(f"cannot be read ({error})", path=self.path / name, cure=cure) from None
+        return read_tensors(self.path / name) if name in self.manifest["files"] else {}
 
     def training_state(self) -> dict[str, Any]:
         """Return the state of optimizer, schedule, random generators and cursor, with all tensors on the CPU.
@@ -103,7 +131,7 @@ def read_saved_config(path: Path) -> dict[str, Any]:
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError, RecursionError, OSError):
         values = None
     if not isinstance(values, dict):
         raise UserError("not the configuration of a run", path=path, cure="choose another `save_dir`")
@@ -174,7 +202,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         schema, digest = manifest["schema"], manifest.pop("sha256")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         hint = [name for name in ("best", "last") if (path / name / MANIFEST).exists()]
         cure = f"did you mean {path / hint[0]}?" if hint else "name a directory that xrep-train wrote, such as RUN/best"
         raise UserError(f"not a checkpoint (no valid {MANIFEST})", path=path, cure=cure) from None
@@ -182,6 +210,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         problem = f"checkpoint schema {schema}, this version reads {SCHEMA}"
         raise UserError(problem, path=path, cure="use the version that wrote it")
     damaged = [MANIFEST] if digest != _digest_of(manifest) else []
+    if not damaged:
+        _check_manifest(manifest, path)
     for name in damaged or manifest["files"]:
         if damaged or not (path / name).is_file() or _describe(path / name) != manifest["files"][name]:
             problem = "damaged checkpoint: the file differs from its checksum"
@@ -189,9 +219,33 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(path, manifest)
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Add the path to an error that names none."""
+    try:
+        yield
+    except UserError as error:
+        raise error if error.path else UserError(error.problem, path=path, cure=error.cure) from None
+
+
+def _check_manifest(manifest: dict[str, Any], path: Path) -> None:
+    """Refuse a manifest with other entries, and files that are not in the directory itself."""
+    with _naming(path / MANIFEST):
+        checked: Manifest = from_plain(Manifest, manifest, "the manifest")
+        if checked.step < 0:
+            raise UserError(f"step is {checked.step}", cure="use another checkpoint")
+    for name in {CONFIG, MODEL} - checked.files.keys():
+        raise UserError(f"lists no {name}", path=path / MANIFEST, cure="use another checkpoint")
+    for file in [*(inside(path, name, path / MANIFEST) for name in checked.files), *path.rglob("*")]:
+        if not file.resolve().is_relative_to(path.resolve()):
+            raise UserError("a link that leads outside of the checkpoint", path=file, cure="use another checkpoint")
+
+
 def checkpoints_in(run: Path) -> list[Path]:
     """Return the checkpoints in the directory of a run, in the order of their steps; some may be damaged."""
-    return sorted(p for p in run.glob(f"{PREFIX}*") if p.is_dir())
+    steps = {path: path.name.removeprefix(PREFIX) for path in run.glob(f"{PREFIX}*") if path.is_dir()}
+    numbered = (path for path, step in steps.items() if re.fullmatch("[0-9]{8,19}", step))
+    return sorted(numbered, key=lambda path: int(steps[path]))
 
 
 def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
@@ -203,17 +257,33 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
     Raises:
         UserError: The model belongs to a plugin that is not loaded.
     """
-    values = dict(checkpoint.config["model"])
+    values = checkpoint.model_options
     name = values.pop("name")
     if name not in MODELS.names():
-        plugins = checkpoint.config.get("plugins") or ["of the package that has it"]
-        cure = f"import the plugin {', '.join(plugins)} first"
+        plugins = checkpoint.config.get("plugins")
+        named = ", ".join(map(str, plugins)) if plugins and isinstance(plugins, list) else "of the package that has it"
+        cure = f"import the plugin {named} first"
         raise UserError(f"its model {name!r} is not known here", path=checkpoint.path, cure=cure)
     model_class = MODELS.load(name)
-    model = model_class(model_class.Config(**values), checkpoint.text, checkpoint.manifest["architecture"])
+    with _naming(checkpoint.path / CONFIG):
+        config = from_plain(model_class.Config, values, "model")
+        if problems := config.problems():
+            raise UserError(f"model: {problems[0]}", cure="use another checkpoint")
+    with _naming(checkpoint.path / MANIFEST):
+        _check_text(checkpoint.text)
+        model = model_class(config, checkpoint.text, checkpoint.manifest["architecture"])
     if not random_weights:
-        model.load_state_dict(checkpoint.tensors(), strict=True)
+        load_weights(model, checkpoint.tensors(), checkpoint.path / MODEL)
     return model.eval()
+
+
+def _check_text(text: TextSpec) -> None:
+    for side, own in text.vocabularies.items():
+        ids = (own.pad_id, own.unk_id, own.bos_id, own.eos_id, own.mask_id)
+        if not all(0 <= number < own.size for number in ids if number is not None):
+            raise UserError(f"special ids are outside of the vocabulary {side}", cure="use another checkpoint")
+    if text.vocabularies.keys() not in ({"shared"}, {"source", "target"}) or text.max_length < 3:
+        raise UserError("describes no text that a model can read", cure="use another checkpoint")
 
 
 def fingerprint(model: Any, text: TextSpec) -> str:

@@ -13,8 +13,18 @@ from xrep.errors import ConfigError, UserError
 from xrep.interop.pretrained import Pretrained
 from xrep.interop.sentence_modules import DenseActivation
 from xrep.models.model import SentenceModel
+from xrep.models.plain import from_plain
 from xrep.models.projection import ProjectionShape, make_projection
-from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, find_start, load_start, shape_from
+from xrep.models.start import (
+    Architecture,
+    EncoderOptions,
+    check_sizes,
+    check_vocabulary,
+    encoder_shape,
+    find_start,
+    load_start,
+    shape_from,
+)
 from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
@@ -108,13 +118,14 @@ class DualEncoder(SentenceModel):
         pretrained = {name: find_start(path, config.encoder_type) for name, path in paths.items()}
         if architecture is None:
             architecture = _architecture(config, text, pretrained)
-        self.pooling: dict[str, Pooling] = architecture["pooling"]
+        saved: Architecture = from_plain(Architecture, architecture, "the architecture")
+        self.pooling: dict[str, Pooling] = saved.pooling
         """Pooling of each tower."""
-        shapes = {name: shape_from(values) for name, values in architecture["towers"].items()}
+        shapes, projections = {name: shape_from(sizes) for name, sizes in saved.towers.items()}, saved.projections
+        _check_architecture(config, shapes, saved)
         for name, shape in shapes.items():
             _check(name, shape, text.vocabulary(name), text.max_length, config)
         self.encoders = ModuleDict({name: Encoder.build(shape, **config.rates) for name, shape in shapes.items()})
-        projections = {name: ProjectionShape(**values) for name, values in architecture["projections"].items()}
         self.projections = ModuleDict({name: make_projection(shape) for name, shape in projections.items()})
         self._architecture = architecture
         kept = {name: start.projection for name, start in pretrained.items() if config.projection_size is None}
@@ -221,6 +232,22 @@ def _projections(
         raise UserError(problem, cure="choose a `projection_size` for all, or another `projected_side`")
     size = next((size for name, size in outputs.items() if name != side), widths[side])
     return {**own, side: ProjectionShape(input_size=widths[side], output_size=size, activation=activation)}
+
+
+def _check_architecture(config: DualEncoder.Config, shapes: dict[str, EncoderSizes], saved: Architecture) -> None:
+    """Refuse an architecture that belongs to other options, or whose parts do not fit together."""
+    names, parts = {SHARED} if config.towers == "shared" else {*SIDES}, saved.projections
+    widths = {parts[name].output_size if name in parts else shape.hidden_size for name, shape in shapes.items()}
+    wrong = shapes.keys() != names or saved.pooling.keys() != names or parts.keys() - names or len(widths) > 1
+    for name, part in {} if wrong else parts.items():
+        spaces = part.spaces is None or (part.spaces >= 1 and part.input_size == part.output_size)
+        wrong = wrong or not spaces or part.input_size != shapes[name].hidden_size or part.output_size < 1
+    if wrong:
+        raise UserError("towers, pooling and projections do not fit together", cure="use another directory")
+    # 12,500 stands for the memory of the Python objects of a perceptron.
+    perceptrons = ((part.spaces - 1) * (8 * part.input_size**2 + 12_500) for part in parts.values() if part.spaces)
+    linear = (part.input_size * part.output_size for part in parts.values())
+    check_sizes({f"{name} tower": shape for name, shape in shapes.items()}, sum(perceptrons) + sum(linear))
 
 
 def _projected(config: DualEncoder.Config, pretrained: dict[str, Pretrained]) -> str:

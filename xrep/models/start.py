@@ -13,10 +13,14 @@ from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
 from xrep.interop.pretrained import AUTO, Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import DenseSpec
+from xrep.memory import check_memory
 from xrep.models.directory import MANIFEST, TOKENIZER, Checkpoint, open_checkpoint
+from xrep.models.plain import from_plain
+from xrep.models.projection import ProjectionShape
 from xrep.nn.encoder import Encoder
-from xrep.nn.shape import EncoderSizes, Norm
-from xrep.nn.weights import some
+from xrep.nn.pooling import Pooling
+from xrep.nn.shape import EncoderSizes, Norm, StackSizes
+from xrep.nn.weights import check_finite, load_weights, some
 from xrep.registry import ENCODERS
 
 
@@ -90,9 +94,38 @@ class TrainedTower(Pretrained):
         return {name: tensor for name, tensor in self.tensors.items() if name not in above}, above
 
 
-def shape_from(values: dict[str, Any]) -> EncoderSizes:
-    """Return the shape that ``EncoderSizes.as_dict`` made into plain data."""
-    return ENCODERS.load(values["type"]).Shape(**values)
+@dataclass(kw_only=True)
+class Architecture:
+    """What is saved of a dual encoder beside its weights: sizes and settings of each tower, by its name."""
+
+    towers: dict[str, dict[str, Any]]
+    pooling: dict[str, Pooling]
+    projections: dict[str, ProjectionShape]
+
+
+def shape_from(values: Any) -> EncoderSizes:
+    """Return the shape that ``EncoderSizes.as_dict`` made into plain data.
+
+    Raises:
+        UserError: There is no encoder of this type, or it has other sizes.
+    """
+    kind = values.get("type") if isinstance(values, dict) else None
+    return from_plain(ENCODERS.load(str(kind)).Shape, values, f"the {kind} encoder")
+
+
+def check_sizes(shapes: dict[str, StackSizes], other_parameters: int = 0) -> None:
+    """Refuse encoders and decoders that cannot exist, or that no memory of this machine holds, before they are built.
+
+    Raises:
+        UserError: A size is impossible, or all parameters together need more than the memory.
+    """
+    for name, shape in shapes.items():
+        shape.check(name)
+    # A layer of Python objects takes some 50 kB, however small its tensors are.
+    layers = sum(shape.layers for shape in shapes.values())
+    parameters = sum(shape.parameters for shape in shapes.values()) + other_parameters
+    what = f"a model with {parameters:,} parameters"
+    check_memory(4 * parameters + 50_000 * layers, what, cure="choose a smaller model")
 
 
 def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Pretrained | None) -> EncoderSizes:
@@ -115,7 +148,8 @@ def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Pretrai
 def load_start(encoder: Encoder, start: Pretrained, layers: int | None) -> str:
     """Load the weights of a trained encoder into one of its shape, and return what a user should know about them."""
     state, unused = start.state(layers)
-    encoder.load_state_dict(state)
+    check_finite(state, start.path)
+    load_weights(encoder, state, start.path)
     left = f"; not used: {some(unused, 3)}" if unused else ""
     return f"{len(state)} tensors of {start.path}, encoder type {start.shape.type}{left}"
 
@@ -167,27 +201,32 @@ def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
 
 
 def _tower(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
-    path, architecture = checkpoint.path, checkpoint.manifest["architecture"]
-    names = list(architecture["towers"])
+    path = checkpoint.path
+    architecture = from_plain(Architecture, checkpoint.manifest["architecture"], "the architecture")
+    names = list(architecture.towers)
     if tower is None and len(names) == 1:
         tower = names[0]
     if tower is None or tower not in names:
         cures = " or ".join(str(path / name) for name in names)
         raise UserError("which of its towers?" if tower is None else f"no tower {tower!r}", path=path, cure=cures)
-    if (pooled := checkpoint.config["model"].get("pooled_layer")) is not None:
+    if (pooled := checkpoint.model_options.get("pooled_layer")) is not None:
         raise UserError(f"its vectors are of layer {pooled}, not of the last", path=path, cure="start from another run")
     tensors = checkpoint.tensors()
-    projection = architecture["projections"].get(tower)
-    if projection and projection["spaces"] is not None:
+    projection = architecture.projections.get(tower)
+    if projection and projection.spaces is not None:
         problem = "its vectors are means of projection spaces, which are not carried over"
         raise UserError(problem, path=path, cure="start from it as a whole, by `init`")
     dense = _below(f"projections.{tower}.", tensors)
+    if (projection and dense.keys() != {"weight", *(["bias"] * projection.bias)}) or tower not in architecture.pooling:
+        raise UserError(
+            f"tensors or pooling of the tower {tower} are missing", path=path, cure="use another checkpoint"
+        )
     return TrainedTower(
         path=path / tower,
         tokenizer=_tokenizer(path, tower),
-        shape=shape_from(architecture["towers"][tower]),
-        pooling=architecture["pooling"][tower],
-        projection=DenseSpec(dense["weight"], dense.get("bias"), projection["activation"]) if projection else None,
+        shape=shape_from(architecture.towers[tower]),
+        pooling=architecture.pooling[tower],
+        projection=DenseSpec(dense["weight"], dense.get("bias"), projection.activation) if projection else None,
         tensors=_below(f"encoders.{tower}.", tensors),
     )
 

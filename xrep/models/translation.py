@@ -13,7 +13,16 @@ from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear import linear
 from xrep.models.model import TranslationModel
-from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, find_start, load_start, shape_from
+from xrep.models.plain import from_plain
+from xrep.models.start import (
+    EncoderOptions,
+    check_sizes,
+    check_vocabulary,
+    encoder_shape,
+    find_start,
+    load_start,
+    shape_from,
+)
 from xrep.nn.decoder import SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Packing, layout_of
@@ -88,7 +97,12 @@ class Translation(TranslationModel):
             shape = encoder_shape(config, self.source_vocabulary, start)
             architecture = {"encoder": shape.as_dict(), "decoder": _decoder_shape(config, shape).as_dict()}
         self._architecture = architecture
-        shape, decoder_shape = shape_from(architecture["encoder"]), DecoderShape(**architecture["decoder"])
+        if architecture.keys() != {"encoder", "decoder"}:
+            raise UserError("the architecture is not that of a translation model", cure="use another directory")
+        shape = shape_from(architecture["encoder"])
+        decoder_shape: DecoderShape = from_plain(DecoderShape, architecture["decoder"], "the decoder")
+        tables = 2 * self.target_vocabulary.size + len(text.target_languages)
+        check_sizes({"encoder": shape, "decoder": decoder_shape}, tables * decoder_shape.hidden_size)
         _check(config, text, shape, decoder_shape)
         self.encoder = Encoder.build(shape, **config.rates)
         self.decoder = TransformerDecoder(decoder_shape, **config.rates)
@@ -244,9 +258,6 @@ def _check(config: Translation.Config, text: TextSpec, encoder: EncoderSizes, de
             problem = f"sentences may have {text.max_length} subwords, the {whose} has {positions} positions"
             raise UserError(problem, cure=cure)
     check_vocabulary(encoder, text.vocabulary("source"), "source")
-    if decoder.hidden_size % decoder.heads:
-        problem = f"the decoder's width {decoder.hidden_size} is not divisible by its {decoder.heads} heads"
-        raise UserError(problem, cure="choose another `decoder_heads`")
     for option in ("semantic_bias", "tie_embeddings all"):
         asked = config.semantic_bias if option == "semantic_bias" else config.tie_embeddings == "all"
         if asked and SHARED not in text.vocabularies:

@@ -97,7 +97,7 @@ def read_shape(path: Path) -> EncoderShape:
         types = 0  # xrep wrote the file, which has one row because transformers cannot do without
     heads, hidden_size, epsilon = size("num_attention_heads", 1), size("hidden_size", 1), config.get("layer_norm_eps")
     epsilon = 1e-12 if epsilon is None else epsilon
-    if hidden_size % heads or isinstance(epsilon, bool) or not isinstance(epsilon, float | int) or not epsilon > 0:
+    if hidden_size % heads or not isinstance(epsilon, float) or not 0 < epsilon < 1:
         problem = f"hidden_size {hidden_size}, num_attention_heads {heads}, layer_norm_eps {epsilon!r}: no such encoder"
         raise UserError(problem, path=path, cure=AGAIN)
     return EncoderShape(

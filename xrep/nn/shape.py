@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from xrep.errors import UserError
 
+MAXIMUM_LAYERS = 10_000
+"""More layers would take minutes to build, even if they were so narrow that the memory holds them."""
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 Norm = Literal["post", "pre"]
 UNLIMITED = 1 << 20
@@ -30,6 +32,34 @@ class StackSizes:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def parameters(self) -> int:
+        """About the number of parameters, from below."""
+        size, inner = self.hidden_size, self.feedforward_size
+        positions = 0 if self.max_positions == UNLIMITED else self.max_positions
+        return self.layers * (4 * size * size + 2 * size * inner + inner + 9 * size) + positions * size
+
+    def check(self, whose: str) -> None:
+        """Refuse sizes that no encoder or decoder has.
+
+        Raises:
+            UserError: A size is too small, or the heads do not divide the width.
+        """
+        least = {"hidden_size": 1, "layers": 0, "heads": 1, "feedforward_size": 1, "max_positions": 1}
+        least |= {"vocabulary_size": 1, "pad_id": 0, "position_offset": 0, "type_vocabulary_size": 0, "source_size": 1}
+        sizes = {name: size for name, size in vars(self).items() if name in least and size is not None}
+        wrong = [f"{name} {size}" for name, size in sizes.items() if size < least[name]]
+        if not wrong and self.hidden_size % self.heads:
+            wrong = [f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}"]
+        if self.layers > MAXIMUM_LAYERS:
+            wrong.append(f"{self.layers} layers")
+        if not 0 < self.norm_epsilon < 1:
+            wrong.append(f"norm_epsilon {self.norm_epsilon}")
+        if not sizes.get("pad_id", 0) < sizes.get("vocabulary_size", 1):
+            wrong.append(f"pad_id {sizes['pad_id']} with vocabulary_size {sizes['vocabulary_size']}")
+        if wrong:
+            raise UserError(f"the {whose} has impossible sizes: {', '.join(wrong)}", cure="choose other sizes")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape(StackSizes):
@@ -45,6 +75,10 @@ class DecoderShape(LayerShape):
     source_size: int
     """Width of the encoder's states."""
 
+    @property
+    def parameters(self) -> int:
+        return super().parameters + 2 * self.layers * self.hidden_size * (self.hidden_size + self.source_size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSizes(StackSizes):
@@ -58,6 +92,10 @@ class EncoderSizes(StackSizes):
     vocabulary_size: int
     pad_id: int | None
     """Id of the padding token; None if the encoder does not depend on it."""
+
+    @property
+    def parameters(self) -> int:
+        return super().parameters + self.vocabulary_size * self.hidden_size
 
     def first_layers(self, layers: int | None, path: Path) -> EncoderSizes:
         """Return the shape of the encoder's first ``layers`` layers (None: all).
@@ -87,3 +125,7 @@ class EncoderShape(EncoderSizes, LayerShape):
     table has ``max_positions + position_offset`` rows."""
     type_vocabulary_size: int = 0
     """Number of rows in BERT's table of segment types; 0 if there is no table. A single sentence has type 0."""
+
+    @property
+    def parameters(self) -> int:
+        return super().parameters + (self.position_offset + self.type_vocabulary_size) * self.hidden_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from xrep.errors import UserError
 
@@ -85,7 +86,7 @@ def _open(path: Path) -> dict[str, Callable[[], Tensor]]:
     if path.suffix == ".safetensors":
         try:
             file = safe_open(str(path), framework="pt")
-        except SafetensorError as error:
+        except SafetensorError as error:  # the library opens no file whose name is not UTF-8, either
             raise UserError(f"not a safetensors file, or a damaged one ({error})", path=path, cure=AGAIN) from None
         return {name: partial(file.get_tensor, name) for name in file.keys()}
     cure = "fetch it again, or use model.safetensors"
@@ -104,11 +105,50 @@ def read_torch(path: Path, problem: str, cure: str, *, mmap: bool = False) -> An
         UserError: The file is damaged, or it holds something other than plain data and tensors, which might be code.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about unusual files, which are refused or read all the same
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except OSError:
         raise
     except Exception:  # the unpickler may raise nearly any exception on a damaged file
         raise UserError(problem, path=path, cure=cure) from None
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read all tensors of a file.
+
+    Raises:
+        UserError: The file is damaged, or a tensor holds NaN or infinity.
+    """
+    tensors = {name: read() for name, read in _open(path).items()}
+    check_finite(tensors, path)
+    return tensors
+
+
+def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise a UserError if a tensor holds NaN or infinity."""
+    if wrong := [
+        name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()
+    ]:
+        raise UserError(f"NaN or infinity in {some(wrong)}", path=path, cure="use other weights")
+
+
+def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Load tensors into a module, which must have the same names, shapes and kinds of numbers.
+
+    Raises:
+        UserError: They do not fit. The message names ``path``.
+    """
+    own = module.state_dict()
+    kinds = {"missing": own.keys() - tensors.keys(), "too many": tensors.keys() - own.keys()}
+    pairs = [(name, own[name], tensors[name]) for name in own.keys() & tensors.keys()]
+    kinds["of another shape"] = {name for name, mine, theirs in pairs if mine.shape != theirs.shape}
+    kinds["of another type"] = {
+        n for n, mine, theirs in pairs if mine.is_floating_point() != theirs.is_floating_point()
+    }
+    if problems := [f"{len(names)} tensors {kind}: {some(names)}" for kind, names in kinds.items() if names]:
+        raise UserError("; ".join(problems), path=path, cure="use weights that belong to the model")
+    module.load_state_dict(dict(tensors))
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -140,7 +180,7 @@ def read_json(path: Path, kind: type[dict] | type[list] = dict) -> Any:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError("no such file", path=path, cure="fetch the whole directory") from None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, IsADirectoryError):
         content = None
     if not isinstance(content, kind):
         wanted = "an object" if kind is dict else "a list"
@@ -154,8 +194,9 @@ def inside(directory: Path, name: str, source: Path) -> Path:
     Raises:
         UserError: the name points outside the directory.
     """
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise UserError(f"it names {name!r}, outside of its directory", path=source, cure=AGAIN)
+    parts = Path(name).parts
+    if Path(name).is_absolute() or ".." in parts or not name.isprintable() or any(len(part) > 120 for part in parts):
+        raise UserError(f"it names {name[:99]!r}, outside of its directory", path=source, cure=AGAIN)
     return directory / name
 
 

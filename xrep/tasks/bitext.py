@@ -56,7 +56,7 @@ class BitextTask(StoredTask, ParallelTask):
 
         def problems(self) -> list[str]:
             return out_of_range(
-                self, batch_size="[1, inf)", max_length="[3, inf)", vocab_size="[8, inf)", sampling_alpha="[0, 1]"
+                self, batch_size="[1, inf)", max_length="[3, inf)", vocab_size="[8, 1e9]", sampling_alpha="[0, 1]"
             )
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:

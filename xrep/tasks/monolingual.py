@@ -119,7 +119,7 @@ class MonolingualTask(StoredTask):
                 batch_size="[1, inf)",
                 max_tokens="[1, inf)",
                 max_length="[3, inf)",
-                vocab_size="[8, inf)",
+                vocab_size="[8, 1e9]",
             )
             if self.max_tokens is not None and self.units != "sentences":
                 problems.append(f"max_tokens is for units sentences; batches of {self.units} ones have a batch_size")

@@ -103,7 +103,7 @@ class NliTask(StoredTask):
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
 
         def problems(self) -> list[str]:
-            return out_of_range(self, batch_size="[1, inf)", max_length="[3, inf)", vocab_size="[8, inf)")
+            return out_of_range(self, batch_size="[1, inf)", max_length="[3, inf)", vocab_size="[8, 1e9]")
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config

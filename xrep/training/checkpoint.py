@@ -171,7 +171,8 @@ class Checkpoints:
 
     def _tidy(self, step: int, best: bool) -> None:
         """Move the links, then delete the checkpoints that are no longer kept."""
-        for later in (p for p in checkpoints_in(self.directory) if p.name > self._path(step).name):
+        paths = checkpoints_in(self.directory)
+        for later in paths[paths.index(self._path(step)) + 1 :]:
             shutil.rmtree(later)  # damaged: the run was resumed from an earlier one
         self.point(step, step if best else None)
         paths = checkpoints_in(self.directory)

@@ -25,6 +25,7 @@ from xrep.config.ranges import out_of_range
 from xrep.errors import TrainingError, UserError
 
 T = TypeVar("T")
+MOST_RANKS = 1_000_000
 
 
 class Distributed:
@@ -144,13 +145,16 @@ def start(config: Distributed.Config, device: str) -> World:
         device: auto, cpu or cuda; every rank takes its own GPU.
 
     Raises:
-        UserError: the other ranks cannot be reached, or there are fewer GPUs than ranks on this host.
+        UserError: the environment is not one that torchrun makes, the other ranks cannot be reached, or there are fewer
+            GPUs than ranks on this host.
     """
     kind = pick_device(device)
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = _variable("WORLD_SIZE", 1, MOST_RANKS, "1")
     if size == 1:
         return alone(kind)
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    rank, local_rank = _variable("RANK", 0, size - 1), _variable("LOCAL_RANK", 0, size - 1, "0")
+    if kind == "cpu" and config.backend == "nccl":
+        raise UserError("`backend` is nccl, which is for GPUs, and `device` is cpu", cure="set `backend` to auto")
     place = torch.device(kind)
     if kind == "cuda":
         if local_rank >= torch.cuda.device_count():
@@ -162,29 +166,38 @@ def start(config: Distributed.Config, device: str) -> World:
         torch.cuda.set_device(place)
     backend = {"auto": "nccl" if kind == "cuda" else "gloo"}.get(config.backend, config.backend)
     limit = timedelta(minutes=config.timeout_minutes)
-    _join(backend, limit)
+    _join(backend, limit, rank, size)
     control = dist.new_group(backend="gloo", timeout=limit)
     patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     assert isinstance(control, dist.ProcessGroup) and isinstance(patient, dist.ProcessGroup)
     return World(rank, size, local_rank, place, control, patient)
 
 
-def _join(backend: str, limit: timedelta) -> None:
-    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+def _variable(name: str, least: int, most: int, default: str = "") -> int:
+    """Return a number of the environment, as torchrun sets it."""
+    text = os.environ.get(name, default)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
+        problem = f"{name} in the environment is {text!r}, not a number from {least} to {most}"
+        raise UserError(problem, cure="start the processes with torchrun, or unset WORLD_SIZE")
+    return int(text)
+
+
+def _join(backend: str, limit: timedelta, rank: int, size: int) -> None:
+    address, port = os.environ.get("MASTER_ADDR", ""), _variable("MASTER_PORT", 1, 65535)
     cure = "set MASTER_ADDR and MASTER_PORT to the host and a free port of rank 0, the same on every host"
     try:
         socket.getaddrinfo(address, None)
-    except OSError:
+    except (OSError, UnicodeError):
         raise UserError(f"MASTER_ADDR {address!r} is not the name of a host", cure=cure) from None
     try:
-        dist.init_process_group(backend, timeout=limit, **_meeting_place(limit))
+        dist.init_process_group(backend, timeout=limit, **_meeting_place(limit, rank, size, port))
     except (RuntimeError, ValueError) as error:  # what torch raises if a rank cannot be reached
         reason = str(error).splitlines()[0]
-        problem = f"not all {os.environ['WORLD_SIZE']} ranks met at {address}:{port} ({reason})"
+        problem = f"not all {size} ranks met at {address}:{port} ({reason})"
         raise UserError(problem, cure=cure) from None
 
 
-def _meeting_place(limit: timedelta) -> dict[str, Any]:
+def _meeting_place(limit: timedelta, rank: int, size: int, port: int) -> dict[str, Any]:
     """Return arguments for ``init_process_group``: torchrun's own store, with a prefix that no earlier attempt used.
 
     torchrun keeps one store across restarts, which still has the addresses of processes that have died. Hosts do not
@@ -193,8 +206,7 @@ def _meeting_place(limit: timedelta) -> dict[str, Any]:
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=limit)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, timeout=limit)
     mine = uuid.uuid4().hex
     if rank:
         store.set(f"xrep/asks/{rank}", mine)

@@ -20,6 +20,8 @@ from xrep.files import naming, write_aside
 from xrep.progress import ProgressLine
 
 SECONDS_BETWEEN_LINES = 10.0
+METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+"""Names in the directory of a run."""
 
 
 class Progress:
@@ -42,11 +44,11 @@ class Progress:
         self.config = config
         self._line = ProgressLine(stream, seconds=SECONDS_BETWEEN_LINES, at_once=True)
         self.say = self._line.say
-        self._path = directory / "metrics.jsonl"
+        self._path = directory / METRICS
         with naming(directory):
             _drop_records_after(self._path, resumed_step)
             self._file = open(self._path, "a", encoding="utf-8")
-            self._board = _TensorBoard(directory / "tensorboard", resumed_step) if config.tensorboard else None
+            self._board = _TensorBoard(directory / TENSORBOARD, resumed_step) if config.tensorboard else None
 
     def record(self, step: int, values: dict[str, Any], kind: str) -> None:
         """Append one record; ``kind`` is train or valid."""
@@ -80,14 +82,14 @@ def _drop_records_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    for line in path.read_bytes().split(b"\n"):
         try:
             if line and json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
+                kept.append(line + b"\n")
+        except (ValueError, LookupError, TypeError, RecursionError):
             continue  # the line was cut short when the run was killed, or is not a record
     with write_aside(path) as aside:
-        aside.write_text("".join(kept), encoding="utf-8")
+        aside.write_bytes(b"".join(kept))
 
 
 class _TensorBoard:

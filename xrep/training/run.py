@@ -16,7 +16,7 @@ from torch import nn
 
 from xrep import __version__
 from xrep.config import RunConfig
-from xrep.criteria.criterion import Criterion
+from xrep.criteria.criterion import Criterion, check_state
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import digests_of, write_aside, write_json
@@ -27,6 +27,7 @@ from xrep.models.directory import (
     CRITERION,
     MODEL,
     PREFIX,
+    STATE,
     TOKENIZER,
     Checkpoint,
     load_matching,
@@ -38,8 +39,9 @@ from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
 from xrep.training.distributed import World, alone, check_equal, missing_each_other, pick_device
-from xrep.training.progress import Progress, Quiet
-from xrep.training.trainer import Trainer, TrainingState
+from xrep.training.progress import METRICS, TENSORBOARD, Progress, Quiet
+from xrep.training.state import TrainingState, reading_state, state_of
+from xrep.training.trainer import Trainer
 
 SUMMARY = "summary.json"
 DEMO = "the demo corpus (no data was named)"
@@ -108,6 +110,8 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
         model, criterion, notes = _build(run, task, latest)
         validate = run.classes["validation"](run.configs["validation"], task)
         trainer = Trainer(run, task, model, criterion, checkpoints, Quiet(), validate, world)
+        if latest is not None:
+            trainer.resume(latest, saved)
     progress: Progress | Quiet = Quiet()
     with world.together():
         if world.is_main:  # all checks have passed: from here on the directory belongs to this run
@@ -121,7 +125,6 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
     stack.callback(progress.close)
     trainer.progress, checkpoints.say = progress, progress.say
     if latest is not None:
-        trainer.resume(latest, saved)
         if world.is_main:  # a run that was killed may not have set the links
             checkpoints.point(latest.step, trainer.state.best_step)
         notes = [f"going on from {latest.path} (step {latest.step})"]
@@ -160,13 +163,18 @@ def run_directory(run: RunConfig) -> Path:
 
 
 def _check_directory(directory: Path, run: RunConfig) -> None:
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    existing = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
     if not existing.is_dir():
-        raise UserError("is a file, not a directory", path=existing, cure="choose another `save_dir`")
+        kind = "a file, not a directory" if existing.exists() else "a link that leads nowhere"
+        raise UserError(f"is {kind}", path=existing, cure="choose another `save_dir`")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError("cannot be written to", path=existing, cure="choose another `save_dir`")
     if not directory.exists() or not any(path.name != LOCK for path in directory.iterdir()):
         return
+    files = {name: Path.is_file for name in (LOCK, CONFIG, SUMMARY, METRICS, TRAINING_HASHES_FILE)}
+    for name, is_right in {**files, TENSORBOARD: Path.is_dir, "last": Path.is_symlink, "best": Path.is_symlink}.items():
+        if os.path.lexists(directory / name) and not is_right(directory / name):
+            raise UserError("is not what a run writes there", path=directory / name, cure="remove it")
     if not (directory / CONFIG).exists():
         raise UserError("is not empty and holds no run", path=directory, cure="choose another `save_dir`")
     check_same_run(read_saved_config(directory / CONFIG), run.values, directory)
@@ -174,6 +182,8 @@ def _check_directory(directory: Path, run: RunConfig) -> None:
 
 def _saved_state(latest: Checkpoint, task: Task) -> dict[str, Any]:
     saved = latest.training_state()
+    with reading_state(latest.path / STATE):
+        state_of(saved, latest.step)
     if saved["data"] != task.fingerprint():
         raise UserError(
             "this run was trained on other data",
@@ -201,6 +211,8 @@ def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple
     tensors = initial.tensors(file)
     if isinstance(module, Model):
         tensors = module.carried_over(tensors, initial.text)
+    else:
+        check_state(module, tensors, initial.path / file)
     new, total = load_matching(module, tensors), len(module.state_dict())
     listed = f"; new: {', '.join(new)}" if new else ""
     return new, f"init: {total - len(new)} of {total} {kind} tensors from {initial.path}{listed}"
@@ -209,7 +221,8 @@ def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple
 def _prepare_directory(directory: Path, run: RunConfig, task: Task) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for partial in directory.glob(f".{PREFIX}*"):  # left by a run that was killed while it saved
-        shutil.rmtree(partial)
+        if partial.is_dir():
+            shutil.rmtree(partial)
     with write_aside(directory / CONFIG) as aside:
         aside.write_text(run.to_yaml(), encoding="utf-8")
     with write_aside(directory / TRAINING_HASHES_FILE) as aside:

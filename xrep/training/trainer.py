@@ -15,13 +15,14 @@ import torch
 
 from xrep.config import RunConfig
 from xrep.config.ranges import out_of_range
-from xrep.criteria.criterion import Criterion, Planned
+from xrep.criteria.criterion import Criterion, Planned, check_state
 from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError
 from xrep.kernels.paths import triton_problem
-from xrep.models.directory import CRITERION, Checkpoint
+from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
+from xrep.nn.weights import load_weights
 from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import Checkpoints
@@ -32,25 +33,19 @@ from xrep.training.gradient_cache import random_state, restore_random_state
 from xrep.training.parameter_groups import parameter_groups
 from xrep.training.planned import PlannedBatches
 from xrep.training.progress import Meters, Progress, Quiet, memory_megabytes
+from xrep.training.state import (
+    TrainingState,
+    check_cursor,
+    check_random,
+    load_optimizer,
+    load_scaler,
+    reading_state,
+    state_of,
+)
 from xrep.training.step import Engine, Precision, TrainingModule
 from xrep.training.validator import Validator
 
 Group = list[tuple[Planned, Plan]]
-
-
-@dataclass
-class TrainingState:
-    """The state of a run, which is saved with every checkpoint."""
-
-    step: int = 0
-    examples: int = 0
-    """Number of examples that all ranks have consumed since the start."""
-    cursor: Any = None
-    """The position from which the order of data goes on."""
-    seconds: float = 0.0
-    best: float | None = None
-    """Value of the validation metric at ``best_step``."""
-    best_step: int | None = None
 
 
 class Trainer:
@@ -356,13 +351,30 @@ class Trainer:
         """Resume exactly where ``checkpoint`` was written; ``saved`` is its training state.
 
         With another number of ranks, the order of data still goes on, but random numbers (dropout) are drawn anew.
+
+        Raises:
+            UserError: tensors or state are not those of this run.
         """
-        self.module.model.load_state_dict(checkpoint.tensors())
-        self.module.criterion.load_state_dict(checkpoint.tensors(CRITERION))
-        self.engine.optimizer.load_state_dict(saved["optimizer"])
-        self.engine.scaler.load_state_dict(saved["scaler"])
-        self.state = TrainingState(**{name: saved[name] for name in vars(self.state)})
+        load_weights(self.module.model, checkpoint.tensors(), checkpoint.path / MODEL)
+        tensors, path = checkpoint.tensors(CRITERION), checkpoint.path / CRITERION
+        check_state(self.module.criterion, tensors, path)
+        load_weights(self.module.criterion, tensors, path)
+        with reading_state(checkpoint.path / STATE):
+            self.state = state_of(saved, checkpoint.step)
+            check_cursor(self.state.cursor, next(iter(self.task.plan())).cursor)
+            load_optimizer(self.engine.optimizer, saved["optimizer"], self._state_of_a_vector())
+            load_scaler(self.engine.scaler, saved["scaler"])
+            check_random(saved["random"])
         if len(saved["random"]) == self.world.size:
             restore_random_state(saved["random"][self.world.rank], self.world.device)
         else:
             torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
+
+    def _state_of_a_vector(self) -> dict[str, Any]:
+        """Return what the optimizer keeps of a vector after a step."""
+        vector = torch.zeros(2, device=self.world.device, requires_grad=True)
+        vector.grad = torch.zeros_like(vector)
+        group = {**self.engine.optimizer.param_groups[0], "params": [vector]}
+        optimizer = self.run.classes["optimizer"].build(self.run.configs["optimizer"], [group])
+        optimizer.step()
+        return optimizer.state[vector]

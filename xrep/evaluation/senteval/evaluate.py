@@ -15,7 +15,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, SentenceList, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
-from xrep.evaluation.reading import folders_with
+from xrep.evaluation.reading import check_language, folders_with
 from xrep.evaluation.senteval import protocols, readers
 from xrep.evaluation.senteval.folds import Classifier
 from xrep.evaluation.senteval.protocols import Examples
@@ -84,6 +84,7 @@ class SentEval(Evaluation):
     def read(self) -> None:
         if importlib.util.find_spec("sklearn") is None:  # it draws the folds for every classifier
             raise UserError("SentEval needs scikit-learn, which is not installed", cure="pip install 'xrep[senteval]'")
+        check_language(self.config.lang, "lang")
         self.lang, self.seeds = canonical(self.config.lang), _seeds(self.config.seeds)
         if self.config.folds < 2:
             raise UserError(f"{self.config.folds} folds", cure="give `folds` 2 or more")

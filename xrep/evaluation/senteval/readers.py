@@ -182,6 +182,8 @@ def read(name: str, layout: Layout, folder: Path, lang: str) -> DataSet:
     rows: dict[str, list[tuple]] = {}
     for file, (split, form) in layout.files.items():
         rows.setdefault(split, []).extend(_read_file(folder / file, form, lang == "en"))
+        if not rows[split]:
+            raise UserError("no line after the header", path=folder / file, cure="fetch the set again")
     splits = {}
     for split, examples in rows.items():
         targets, *sides = map(list, zip(*examples, strict=True))
