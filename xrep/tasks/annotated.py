@@ -73,14 +73,9 @@ class AnnotatedTask(Task):
         """Maximum length of a row in subwords, special tokens included."""
 
         def problems(self) -> list[str]:
-            bounds = {
-                "dev_share": "[0, 1)",
-                "batch_size": "[1, inf)",
-                "max_length": "[8, inf)",
-                "vocab_size": "[8, inf)",
-            }
             problems = [] if self.languages else ["languages must name at least one language, or all"]
-            return problems + out_of_range(self, **bounds)
+            sizes = {"batch_size": "[1, inf)", "max_length": "[8, inf)", "vocab_size": "[8, inf)"}
+            return problems + out_of_range(self, dev_share="[0, 1)", **sizes)
 
     config: Any
 
