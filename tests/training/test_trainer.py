@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.runs import compose_run, contents, make_trainer
-from xrep.errors import TrainingError
+from xrep.errors import TrainingError, UserError
 from xrep.models.directory import open_checkpoint
 from xrep.training.run import train
 
@@ -106,6 +106,20 @@ def test_minutes_end_a_run_and_its_schedule(data_directory, two_terms, tmp_path,
     assert 60 <= state.seconds < 65
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > 0.99 * 3e-3 and 0 < rates[-1] < 0.02 * 3e-3
+
+
+def test_patience_ends_training_after_worse_validations(data_directory, two_terms, tmp_path):
+    """The best of all is step 4; the third validation after it ends the run, and a repeated call does not go on."""
+    steps = {"criterion": "two_terms", "max_steps": 20, "validate_every": 2}
+    run = compose_run(data_directory, tmp_path, **steps, patience=3)
+    trainer = make_trainer(run, tmp_path / "run", Scripted(1, 5, 2, 4, 3, 9))
+    state = trainer.train()
+    assert (state.step, state.best_step) == (10, 4)
+    again = make_trainer(run, tmp_path / "again", Scripted(9))
+    again.state.step, again.state.best_step, again.state.best = 10, 4, 5.0
+    assert again.train().step == 10 and again.state.best == 5.0
+    with pytest.raises(UserError, match="patience needs validations"):
+        compose_run(data_directory, tmp_path, **(steps | {"validate_every": 0}), patience=3)
 
 
 def test_best_last_and_recent_checkpoints_are_kept(data_directory, two_terms, tmp_path):

@@ -62,7 +62,7 @@ class Trainer:
         """Number of optimizer steps after which training ends. Whichever of max_steps, max_epochs and max_minutes is
         reached first ends the run; if none is set, training ends after 15 epochs."""
         max_epochs: float | None = None
-        """Number of passes over the training examples after which training ends. It must be above 0."""
+        """Number of passes over the training examples after which training ends. It must lie in (0, 1e9]."""
         max_minutes: float | None = None
         """Minutes of training and validation after which training ends; the learning rate decays towards that time. It
         must be above 0."""
@@ -87,7 +87,11 @@ class Trainer:
         """Compute each encoder layer again in the backward pass instead of keeping its activations. This needs less
         memory and a third more work."""
         data_workers: int = 0
-        """Number of processes per rank that make batches ahead of the training loop. 0: the loop makes them itself."""
+        """Number of processes per rank that make batches ahead of the training loop, at most 1024. 0: the loop makes
+        them itself."""
+        patience: int | None = None
+        """Number of validations in a row that may be worse than the best one before training ends; none: training goes
+        on to the end of its budget."""
         validate_every: int = 1000
         """Number of steps between validations. 0: validate only at the end."""
         device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -98,9 +102,12 @@ class Trainer:
 
         def problems(self) -> list[str]:
             problems = pattern_problems(self.freeze)
-            budget = {"max_steps": "(0, inf)", "max_epochs": "(0, inf)", "max_minutes": "(0, inf)"}
+            budget = {"max_steps": "(0, inf)", "max_epochs": "(0, 1e9]", "max_minutes": "(0, inf)"}
             problems += out_of_range(self, **budget, update_freq="[1, inf)", micro_batch="(0, inf)")
-            problems += out_of_range(self, clip_norm="[0, inf)", validate_every="[0, inf)", data_workers="[0, inf)")
+            problems += out_of_range(self, clip_norm="[0, inf)", validate_every="[0, inf)", patience="[1, inf)")
+            problems += out_of_range(self, data_workers="[0, 1024]")
+            if self.patience is not None and not self.validate_every:
+                problems.append("patience needs validations; set `validate_every`")
             if self.device == "cuda" and not torch.cuda.is_available():
                 problems.append("device is cuda, but there is no GPU here")
             elif self.precision == "fp16" and pick_device(self.device) == "cpu":
@@ -155,7 +162,7 @@ class Trainer:
         self._started, world = time.monotonic() - self.state.seconds, self.world
         self.engine.train_mode()
         groups = self._groups()
-        finished = self.finished
+        finished = self.finished or self._is_out_of_patience()
         with self.preemption.watching():
             while not finished:
                 before = time.monotonic()
@@ -170,11 +177,19 @@ class Trainer:
                     self.state.seconds = world.sums([self._seconds()])[0]
                 finished = self.finished
                 best = self._validate() if finished or self._due(self.config.validate_every) else False
+                finished = finished or self._is_out_of_patience()
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
                 if finished or best or self._due(self.checkpoints.config.save_every):
                     self._save(best, final=finished)
         groups.close()
         return self.state
+
+    def _is_out_of_patience(self) -> bool:
+        """Return whether the last ``patience`` validations were all worse than the best one."""
+        patience, best_step = self.config.patience, self.state.best_step
+        if patience is None or best_step is None or not self.config.validate_every:
+            return False
+        return self.state.step - best_step >= patience * self.config.validate_every
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.state.step % every == 0
