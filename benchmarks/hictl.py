@@ -29,8 +29,8 @@ from torch import Tensor
 
 from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.criteria.hictl import HiCTL
+from xrep.kernels.arguments import scalar
 from xrep.kernels.pairwise import negatives
-from xrep.kernels.precision import scalar
 from xrep.models.dual_encoder import DualEncoder
 from xrep.training.distributed import pick_device
 
@@ -50,7 +50,7 @@ class Plain(HiCTL):
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         x, y = (F.normalize(side.float(), dim=1) for side in vectors)
-        tau = scalar(self.config.temperature, torch.float32, x.device)
+        tau = scalar("temperature", self.config.temperature, torch.float32, x.device)
         positive = ((x * y).sum(1) / tau).repeat(2)
         pair = torch.arange(len(x), device=x.device).repeat(2)
         found = negatives(

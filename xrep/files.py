@@ -109,7 +109,8 @@ def point_link(link: Path, target: str | Path) -> None:
 def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None = None) -> Iterator[Path]:
     """Context manager that yields an empty folder beside ``path``, which takes its place if the block succeeds.
 
-    A reader finds the complete old folder, the complete new one, or none, but never a part of one. A link is followed.
+    A reader finds the complete old folder, the complete new one, or none, but never a part of one. Where nothing
+    may be replaced, a link is followed; elsewhere the link itself is replaced, because what it leads to is not ours.
 
     Args:
         path: The folder to write. Its parents are created.
@@ -120,8 +121,9 @@ def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None 
     Raises:
         UserError: ``is_current`` is None, and something is at ``path``.
     """
-    path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path).absolute()
+    path = Path(path).absolute()
     if is_current is None:
+        path = Path(os.path.realpath(path))
         check_new_directory(path)
     aside, old = (path.with_name(f".{path.name}.{secrets.token_hex(4)}.{ending}") for ending in ("partial", "old"))
     with naming(path):

@@ -64,7 +64,7 @@ def test_raw_text_is_prepared_and_trained_on(tmp_path, monkeypatch):
 REFUSALS = {
     "unknown criterion": (["--criterion", "dual_moko"], "unknown criterion 'dual_moko'; did you mean 'dual_moco'?"),
     "negative queue size": (["--queue-size", "-5"], "criterion.queue_size must be at least 0, not -5"),
-    "no YAML": (["--config", "broken.yaml"], "broken.yaml: not a valid configuration: "),
+    "no YAML": (["--config", "broken.yaml"], "broken.yaml:1: not a valid configuration: "),
     "no checkpoint": (
         ["--init", "nowhere"],
         "nowhere: no such checkpoint; name a directory such as RUN/best or RUN/last",

@@ -307,7 +307,7 @@ QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 NORM = "bert.embeddings.LayerNorm.bias"
 WEIGHTS: dict[str, tuple[Any, str]] = {
     "missing": (without(QUERY, NORM), f"2 tensors missing: {NORM}, {QUERY}"),
-    "strange": (with_tensor("classifier.weight", torch.ones(2)), "1 tensor of no known use: classifier.weight"),
+    "strange": (with_tensor("ranker.weight", torch.ones(2)), "1 tensor of no known use: ranker.weight"),
     "strange inside": (
         with_tensor("bert.encoder.layer.1.attention.self.distance_embedding.weight", torch.ones(2)),
         "1 tensor of no known use: bert.encoder.layer.1.attention.self.distance_embedding.weight",

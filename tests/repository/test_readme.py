@@ -59,7 +59,7 @@ def write_lines(path: Path, lines: list[str]) -> None:
 
 
 def write_corpora(folder: Path) -> None:
-    """Write the data that the tour names: corpus/, deu-eng.tsv, train.fr, train.en, lines.txt, tatoeba/."""
+    """Write the data that the tour names: corpus/, deu-eng.tsv, train.fr, train.en, lines.txt, tatoeba/, xnli/."""
     rows = list(sentences())
     test, train = rows[::12], [row for number, row in enumerate(rows) if number % 12]
     tsv = [f"{english}\t{german}" for english, german, _ in train]
@@ -68,6 +68,13 @@ def write_corpora(folder: Path) -> None:
     write_lines(folder / "lines.txt", [german for _, german, _ in test])
     write_lines(folder / "train.en", [row[0] for row in train])
     write_lines(folder / "train.fr", [row[2] for row in train])
+    labelled = {"train-en": (train, 0), "test-en": (test, 0), "test-de": (test, 1)}
+    for name, (some, column) in labelled.items():
+        pairs = [f"{row[column]}\t{some[number // 2][column]}" for number, row in enumerate(some)]
+        labels = [["contradiction", "entailment", "neutral"][number % 3] for number in range(len(pairs))]
+        both = [f"{pair}\t{label}" for pair, label in zip(pairs, labels, strict=True)]
+        write_lines(folder / "xnli" / f"{name}.tsv", both)
+    write_lines(folder / "pairs.tsv", pairs)
     for code, column in (("deu", 1), ("fra", 2)):
         write_lines(folder / "tatoeba" / f"tatoeba.{code}-eng.{code}", [row[column] for row in test])
         write_lines(folder / "tatoeba" / f"tatoeba.{code}-eng.eng", [row[0] for row in test])

@@ -231,7 +231,7 @@ def expected(setting: Setting, text: TextSpec, batches: list[Any], world: World,
         optimizer.step()
         criterion.after_step(model)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    return Found(gradient_of(module), Outcome(float(loss), 0.0, {}), state, torch.get_rng_state())
+    return Found(gradient_of(module), Outcome(float(loss), 0.0, {}, skipped=False), state, torch.get_rng_state())
 
 
 def losses(setting: Setting, criterion: Any, model: nn.Module, batch: Any) -> Iterator[Loss]:

@@ -19,8 +19,8 @@ def option_class(target: str) -> type:
     """Return the dataclass that ``module:Class.Config`` names.
 
     Importing a part imports torch, which takes seconds. As long as torch has not been imported, the returned class is
-    made from the source text instead and has the same fields but no methods. If the text does not show all fields (for
-    example because the outer class inherits its ``Config``), the class is imported.
+    made from the source text instead and has the same fields but no methods. If the text does not show all fields, the
+    class is imported.
 
     Raises:
         UserError: its module cannot be imported or lacks the class.
@@ -70,7 +70,14 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 
 def _class_from_text(module: str, name: str) -> type:
-    node = _class_node(module, name)
+    try:
+        node = _class_node(module, name)
+    except LookupError:  # the outer class inherits it
+        outer, _, inner = name.rpartition(".")
+        for base in _class_node(module, outer).bases if outer else ():
+            with contextlib.suppress(LookupError):
+                return _class_from_text(*_origin(module, f"{ast.unparse(base)}.{inner}"))
+        raise
     bases = tuple(_class_from_text(*_origin(module, ast.unparse(base))) for base in node.bases)
     fields: list[Any] = []
     for statement in node.body:

