@@ -125,7 +125,7 @@ def test_problems_of_all_stages_are_told_together_and_once(course):
         "stage both: parts.b.weight must be above 0, not -2.0",
     ]
     assert problems(course, "stages.both.model=3") == [
-        "stage both: unknown model '3'; known: dual_encoder, translation"
+        "stage both: unknown model '3'; known: classifier, dual_encoder, translation"
     ]
     assert problems(course, "stages.rank=3") == ["command line: stages.rank must be a mapping of options, not '3'"]
     assert problems(course, "trainer.max_steps=3", "trainer=4") == ["trainer must be a mapping of options, not '4'"]

@@ -117,6 +117,8 @@ def test_an_output_is_not_an_input(
     command: str, arguments: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main, usual = MAINS[command]
+    if "--data ." in arguments:
+        (folder / "null.npy").unlink()  # evaluations refuse a device among their data first
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert main([*usual.split(), *arguments.split()]) == 2
     error = capsys.readouterr().err

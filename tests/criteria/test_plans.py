@@ -34,11 +34,8 @@ from xrep.tasks.task import Examples
 
 SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 96}
 PARTS = {"hictl": {}, "mlm": {}, "dap": {"rtl_layers": 1, "reconstruction_ratio": 0.5}, "translation_ranking": {}}
-OWN = [
-    name
-    for name in CRITERIA.names()
-    if CRITERIA.target(name).startswith("xrep.") and ".annotated:" not in CRITERIA.target(name)
-]
+ANNOTATED = ("classification", "span", "tagging")
+OWN = [name for name in CRITERIA.names() if CRITERIA.target(name).startswith("xrep.") and name not in ANNOTATED]
 """Every criterion, without those of plugins and those of annotated text, whose plans are the batch and a number."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in OWN if name != "dap"},

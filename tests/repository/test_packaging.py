@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 import xrep
 
 COMMANDS = (
-    "xrep-train", "xrep-eval", "xrep-encode", "xrep-mine", "xrep-generate", "xrep-predict", "xrep-export", "xrep-preprocess",
-    "xrep-data",
+    "xrep-train", "xrep-eval", "xrep-encode", "xrep-mine", "xrep-generate", "xrep-predict", "xrep-export",
+    "xrep-preprocess", "xrep-data",
 )  # fmt: skip
 ANSWERS = {"--help": "usage: {command}", "--version": f"xrep {xrep.__version__}\n"}
 

@@ -110,9 +110,7 @@ def read_torch(path: Path, problem: str, cure: str, *, mmap: bool = False) -> An
             warnings.simplefilter("ignore")  # about unusual files, which are refused or read all the same
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # the unpickler may raise nearly any exception on a damaged file
-        if (
-            isinstance(error, OSError) and error.errno != errno.EINVAL
-        ):  # EINVAL: the file names a place before its start
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: it names a place outside of itself
             raise
         raise UserError(problem, path=path, cure=cure) from None
 
