@@ -68,7 +68,7 @@ def write_corpora(folder: Path) -> None:
     write_lines(folder / "lines.txt", [german for _, german, _ in test])
     write_lines(folder / "train.en", [row[0] for row in train])
     write_lines(folder / "train.fr", [row[2] for row in train])
-    labelled = {"train-en": (train, 0), "test-en": (test, 0), "test-de": (test, 1)}
+    labelled = {"train-en": (train, 0), "dev-en": (test, 0), "test-en": (test, 0), "test-de": (test, 1)}
     for name, (some, column) in labelled.items():
         pairs = [f"{row[column]}\t{some[number // 2][column]}" for number, row in enumerate(some)]
         labels = [["contradiction", "entailment", "neutral"][number % 3] for number in range(len(pairs))]

@@ -110,7 +110,8 @@ def _origin(module: str, name: str) -> tuple[str, str]:
     """Return the module that defines a dotted name and its name there, following ``from ... import ...``."""
     first, dot, rest = name.partition(".")
     for statement in _body(module):
-        if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+        # torch imports names from itself
+        if isinstance(statement, ast.ImportFrom) and statement.module not in (None, module) and not statement.level:
             for alias in statement.names:
                 if (alias.asname or alias.name) == first:
                     return _origin(statement.module, alias.name + dot + rest)

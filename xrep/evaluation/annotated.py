@@ -16,7 +16,6 @@ from xrep.evaluation.overlap import find_overlap, total
 from xrep.evaluation.reading import choose_languages
 from xrep.inference.classifier import SentenceClassifier
 from xrep.inference.scoring import main_metric, score
-from xrep.metrics.answers import Normalisation
 from xrep.tasks.annotated import AnnotatedTask, ClassificationTask, QuestionAnsweringTask, TaggingTask
 from xrep.text.annotated import of_split
 from xrep.text.languages import name
@@ -203,7 +202,7 @@ class Questions(AnnotatedEvaluation):
 
     @dataclass(kw_only=True)
     class Config(AnnotatedEvaluation.Config):
-        normalisation: Normalisation = "mlqa"
+        normalisation: Literal["squad", "mlqa"] = "mlqa"
         """How answers are compared. mlqa: without the articles and the punctuation of each language, Chinese by
         characters. squad: as English in every language, which XTREME does for XQuAD and TyDiQA."""
 
