@@ -44,13 +44,10 @@ def run(options: argparse.Namespace) -> None:
     from xrep.errors import UserError
     from xrep.files import write_aside
     from xrep.inference.classifier import SentenceClassifier
-    from xrep.registry import import_plugin
     from xrep.text.readers import read_lines
 
     if options.batch_tokens < 1:
         raise UserError(f"`batch_tokens` {options.batch_tokens}", cure="give at least 1")
-    for plugin in options.plugin:
-        import_plugin(plugin)
     device = choose_device(options.device)
     classifier = SentenceClassifier.load(options.path, device=device, batch_tokens=options.batch_tokens)
     predict = {"label": _labels, "tags": _tags, "span": _answers}[classifier.annotation.kind]

@@ -97,7 +97,7 @@ def test_a_journal(fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         encode_file(encoder, tmp_path / "lines.txt", tmp_path / "v.npy", show_progress=False)
         np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), vectors)
 
-    fuzz("journal of an encoding", "journal", files_like(journal), resume, inputs=300)
+    fuzz("journal of an encoding", "journal", files_like(journal), resume)
 
 
 def searched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
@@ -126,7 +126,7 @@ def test_the_state_of_a_search(fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.M
             (tmp_path / "m.tsv.work" / name).write_bytes(content)
         run_mining(tmp_path)
 
-    fuzz(f"{damaged} of a search", "state", files_like(left[damaged]), resume, inputs=300)
+    fuzz(f"{damaged} of a search", "state", files_like(left[damaged]), resume)
 
 
 @pytest.mark.slow

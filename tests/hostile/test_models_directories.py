@@ -255,7 +255,7 @@ def test_fuzzed_checkpoints(fuzz: Fuzz, sound: Path, name: str) -> None:
             rehash(directory, json.loads(path.read_text()) if name == "manifest.json" else copy.deepcopy(manifest))
         load_run(directory)
 
-    fuzz(name, name, files_like((sound / name).read_bytes()), read, inputs=300)
+    fuzz(name, name, files_like((sound / name).read_bytes()), read)
 
 
 @pytest.mark.slow
@@ -277,7 +277,7 @@ def test_fuzzed_pretrained_directories(fuzz: Fuzz, foreign: Path, name: str) -> 
         own = Vocabulary(size=100, pad_id=pretrained.shape.pad_id, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
         return TextSpec(vocabularies={"shared": own}, max_length=8)
 
-    fuzz(name, f"model/{name}", files_like((foreign / name).read_bytes()), read, inputs=300)
+    fuzz(name, f"model/{name}", files_like((foreign / name).read_bytes()), read)
 
 
 SIZES = st.sampled_from([-(10**12), -1, 0, 1, 2, 3, 8, 10**9, 10**12, 10**30])

@@ -44,9 +44,6 @@ class Classifier(ClassifyingModel):
         """What the label of a text is predicted from: the vector of [CLS], which HiCTL and DAP read, or the mean or the
         maximum of the token vectors, which suits an encoder that was trained with it and is frozen (CMLM)."""
 
-        def pretrained(self) -> dict[str, str]:
-            return {SHARED: self.encoder} if self.encoder else {}
-
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.config, self.text, self.notes = config, text, list[str]()

@@ -22,6 +22,7 @@ from xrep.nn.pooling import Pooling
 from xrep.nn.shape import EncoderSizes, Norm, StackSizes
 from xrep.nn.weights import check_finite, load_weights, some
 from xrep.registry import ENCODERS
+from xrep.text.sides import SHARED
 
 
 @dataclass(kw_only=True)
@@ -70,7 +71,7 @@ class EncoderOptions:
 
     def pretrained(self) -> dict[str, str]:
         """Return the directory or name of each pretrained encoder, by tower or side; empty if there is none."""
-        raise NotImplementedError
+        return {SHARED: self.encoder} if self.encoder else {}
 
     def tokenizers(self) -> dict[str, str]:
         """Return the folders of the pretrained encoders' tokenizers by tower or side; empty if there are none.
