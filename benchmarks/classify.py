@@ -6,6 +6,7 @@ faster):
 - training steps beside transformers' Trainer, as it comes (batches in random order) and fed with xrep's batches;
 - labels of texts beside transformers' pipeline, with batches of 32, and with its default, one text at a time.
 
+  pip install accelerate
   python benchmarks/classify.py --encoder $(xrep-data get minilm --print-path) --data xnli/
 """
 
