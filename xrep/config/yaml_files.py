@@ -30,7 +30,7 @@ def load_yaml(path: str | Path) -> Mapping[Any, Any]:
         raise UserError("no such file", path=path, cure="name an existing YAML file") from None
     try:
         text = content.decode("utf-8")
-        if excess := _excess(text):
+        if excess := excess_of(text):
             raise UserError(f"not a valid configuration: {excess}", path=path, cure="write a smaller one")
         values = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=True)
     except UserError:
@@ -46,7 +46,7 @@ def load_yaml(path: str | Path) -> Mapping[Any, Any]:
     return values
 
 
-def _excess(text: str) -> str:
+def excess_of(text: str) -> str:
     """Return what a file has too much of; empty if nothing. It is counted event by event, so that nothing is built."""
     if len(text.encode()) > MOST_BYTES:
         return f"it is larger than {MOST_BYTES:,} bytes"

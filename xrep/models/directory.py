@@ -30,6 +30,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from xrep.config.yaml_files import excess_of
 from xrep.data.batching import TextSpec
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
@@ -130,7 +131,8 @@ def read_saved_config(path: Path) -> dict[str, Any]:
         UserError: The file is damaged.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        values = None if excess_of(text) else yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError, OSError):
         values = None
     if not isinstance(values, dict):
