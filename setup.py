@@ -50,6 +50,7 @@ setup(
         "omegaconf>=2.3",
         "safetensors>=0.4.3",
         "tokenizers>=0.20.1",
+        "protobuf>=4.25",  # tensorboard brings it
         "tqdm>=4.65",
     ],
     extras_require={
