@@ -137,6 +137,8 @@ class DualEncoder(SentenceModel):
         """Whether some parameters are above the pooled layer, so that sentence vectors give them no gradient."""
         for name, start in pretrained.items():
             self.notes.append(f"tower {name}: {load_start(self.encoders[name], start, config.pretrained_layers)}")
+            if start.prompts.text:
+                self.notes.append(f"tower {name}: training does not add its prompt {start.prompts.text!r}")
             if (dense := kept.get(name)) is not None:
                 bias = {} if dense.bias is None else {"bias": dense.bias}
                 self.projections[name].load_state_dict({"weight": dense.weight, **bias})
