@@ -73,6 +73,7 @@ def _pictures(folder: Path, trained: Sequence[str]) -> Iterator[tuple[str, tuple
     first, size = languages[0], len(pools[languages[0]])
     if size >= 7:  # a seventh stay translations, three sevenths are replaced by sentences of the last three
         files = ",".join(map(str, files_of(folder, codes[first])))
-        sizes = {"pairs": size * 4 // 7, "true_pairs": size * 4 // 7 - size * 3 // 7}
-        config = Alignment.Config(data=f"{first}-en={files}", every_checkpoint=True, **sizes)
+        pairs = size * 4 // 7
+        config = Alignment.Config(data=f"{first}-en={files}", pairs=pairs, true_pairs=pairs - size * 3 // 7)
+        config.every_checkpoint = True
         yield CHECKPOINTS, ("alignment", config)

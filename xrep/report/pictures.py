@@ -52,11 +52,11 @@ def _alignment(records: Mapping[str, Mapping[str, Any]], numbers: Mapping[str, i
 
 def _scatter(name: str, values: Mapping[str, Any], languages: dict[str, int]) -> str:
     """Return the chart of a record, and add its languages with their numbers."""
-    sentences = values.get("sentences") if isinstance(values.get("sentences"), list) else []
+    sentences, given = ([*own] if isinstance(own := values.get(key), list) else [] for key in ("sentences", "points"))
     rows = {str(i): row for i, row in enumerate(sentences, start=1)}
     places: dict[str, list[tuple[str, float, float]]] = {}
     points = []
-    for point in values.get("points") if isinstance(values.get("points"), list) else []:
+    for point in given:
         language, label, x, y = (point.get(key) if isinstance(point, dict) else None for key in
                                  ("language", "label", "x", "y"))  # fmt: skip
         if not (isinstance(language, str) and is_number(x) and is_number(y)):

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from xrep.config import compose
 from xrep.errors import UserError
@@ -193,7 +193,7 @@ def model_name(path: Path, runs: Sequence[Run], inside: Run | None = None) -> st
     return str(path)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Return whether a value from JSON is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
