@@ -20,7 +20,7 @@ from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encode
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.teacher_vectors import TeacherVectors
-from xrep.data.vector_cache import VectorCache, token_keys
+from xrep.data.vector_cache import VectorCache, check_cache, token_keys
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
@@ -143,6 +143,8 @@ class FrozenSource(ContrastiveCriterion):
         self._source, self._target = towers[self._source_side], towers[self._target_side]
         self._teacher = _teacher(config, model, self._source == self._target)
         self._cache: VectorCache | None = None
+        if config.cache_source is not None:
+            check_cache(config.cache_source)
         if config.source == "frozen" and self._teacher is None:
             if self._source == self._target:
                 problem = "a frozen source needs a tower of its own, and this model has one for both sides"
