@@ -124,7 +124,8 @@ class VectorCache:
 
     def _open(self, facts: dict[str, object]) -> None:
         path = self.directory / MANIFEST
-        check_cache(self.directory)
+        for file in (path, self._index_path, self._vectors_path):
+            check_regular(file)
         if not path.exists():
             with naming(self.directory), suppress(FileExistsError):
                 self.directory.mkdir(parents=True)
