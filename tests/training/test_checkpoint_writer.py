@@ -99,13 +99,13 @@ def test_training_goes_on_while_a_checkpoint_is_written(run: Run) -> None:
 
 
 def test_one_is_written_at_a_time_from_the_same_memory(run: Run) -> None:
-    now, memory, before = [], [], threading.active_count()
+    before, writers, memory = set(threading.enumerate()), set[threading.Thread](), []
     for step in range(1, 5):
-        run.save(step, during=lambda: now.append(threading.active_count()))
+        run.save(step, during=lambda: writers.update(set(threading.enumerate()) - before))
         run.checkpoints.wait()
         memory.append(run.checkpoints._spare.model["weight"].data_ptr())
     assert len(set(memory)) == 1
-    assert set(now) == {before + 1}
+    assert [thread.name for thread in writers] == ["checkpoint_0"]
     # Without waiting in between, each save waits for the one before, and the weights are still right.
     for step in range(5, 9):
         run.save(step)

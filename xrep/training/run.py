@@ -49,11 +49,13 @@ DEMO = "the demo corpus (no data was named)"
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended. ``directory`` holds ``best`` and ``last``; ``finished`` is False if it was asked to stop."""
+    """How a run ended. ``directory`` holds ``best`` and ``last``; ``finished`` is False if it was asked to stop, by the
+    signal of that name if this process had one."""
 
     directory: Path
     state: TrainingState
     finished: bool
+    signal: str | None = None
 
 
 def train(run: RunConfig, world: World | None = None) -> Summary:
@@ -140,7 +142,7 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
         state = trainer.train()
     if world.is_main:
         _finish(directory, state, trainer)
-    return Summary(directory, state, trainer.finished)
+    return Summary(directory, state, trainer.finished, trainer.stop.signal)
 
 
 def _build(run: RunConfig, task: Task, latest: Checkpoint | None) -> tuple[Model, Criterion, list[str]]:
@@ -248,7 +250,7 @@ def _warnings(criterion: Criterion, task: Task, trainer: Trainer) -> list[str]:
 
 def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
     if not trainer.finished:
-        why = trainer.preemption.signal or "a signal to another rank"
+        why = {None: "a signal to another rank", "SIGINT": "Ctrl-C"}.get(trainer.stop.signal, trainer.stop.signal)
         print(f"stopped by {why} after step {state.step}; the same command goes on from {directory / 'last'}",
               file=sys.stderr)  # fmt: skip
         return
