@@ -9,6 +9,7 @@ from torch import Tensor
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
+from xrep.inference.encoder_files import opening_line, write_readme
 from xrep.interop.classifiers import read_classifier, write_classifier
 from xrep.models.classifier import Classifier
 from xrep.models.directory import TOKENIZER, Checkpoint, load_model
@@ -18,9 +19,17 @@ from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 from xrep.text.tokenizer import Tokenizer
 
 HEAD = ("dense.", "output.")
+LIBRARY_CLASSES = {
+    "label": "AutoModelForSequenceClassification",
+    "tags": "AutoModelForTokenClassification",
+    "span": "AutoModelForQuestionAnswering",
+}
+"""The class of transformers for each kind of annotation."""
 
 
-def export_classifier(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: str) -> Path:
+def export_classifier(
+    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: str
+) -> dict[Path, str]:
     """Write the classifier of a checkpoint as a directory that transformers loads, and xrep reads back bit by bit.
 
     Args:
@@ -47,9 +56,14 @@ def export_classifier(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None,
         write_classifier(aside, model.encoder, model.annotation, head)
         save_as_huggingface(tokenizer, aside, checkpoint.text.max_length)
         labels = ", ".join(model.annotation.labels) or "answers to questions"
-        readme = f"# A classifier\n\nTrained with xrep; it predicts {labels}. Load with `transformers` or xrep.\n"
-        (aside / "README.md").write_text(readme, encoding="utf-8")
-    return directory
+        loading = opening_line(LIBRARY_CLASSES[model.annotation.kind], directory, [])
+        lines = [
+            "# A classifier",
+            "",
+            f"Trained with xrep; it predicts {labels}. `xrep.SentenceClassifier` reads it, too.",
+        ]
+        write_readme(aside, [*lines, "", "```python", loading, "```"])
+    return {directory: loading}
 
 
 def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:

@@ -13,16 +13,17 @@ from tqdm import tqdm
 
 from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
-from xrep.interop.pretrained import find_pretrained, read_pretrained
-from xrep.interop.sentence_modules import MODULES
+from xrep.inference.encoder_files import Format, write_encoder
+from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
+from xrep.interop.sentence_modules import MODULES, read_router
 from xrep.memory import check_memory
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
-from xrep.models.dual_encoder import SHARED, DualEncoder
+from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.bert import CONFIG
 from xrep.nn.shape import UNLIMITED
 from xrep.text.languages import canonical
 from xrep.text.pretrained_tokenizer import maximum_length
-from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
+from xrep.text.sides import SHARED, SIDES, Tokenizers, open_tokenizers, tokenizer_of
 from xrep.text.tokenizer import Tokenizer
 
 TOKENIZE_CHUNK = 4096
@@ -60,8 +61,8 @@ class SentenceEncoder:
         """Load a checkpoint directory such as ``run1/best``, or a pretrained encoder.
 
         Args:
-            path: Directory of a checkpoint, of Hugging Face or of sentence-transformers, or a name in the local Hugging
-                Face cache.
+            path: Directory of a checkpoint, of Hugging Face or of sentence-transformers (also one that ``save`` wrote),
+                or a name in the local Hugging Face cache.
             device: Device of the encoder. The default is a GPU if there is one, else the CPU.
             dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4. It is
                 faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs compute products
@@ -128,6 +129,21 @@ class SentenceEncoder:
                 bar.update(len(rows))
         return vectors
 
+    def save(self, path: str | Path, format: Format = "sentence-transformers") -> dict[Path, str]:
+        """Write the encoder as directories of sentence-transformers or transformers, which contain no code.
+
+        ``load`` and sentence-transformers read the directory ``path`` again, with exactly the same weights; an encoder
+        with two towers keeps both, and the languages that each reads. ``hf`` is the transformer alone: two towers are
+        written to the folders ``source`` and ``target``. A README says how to load them and which languages they read.
+
+        Returns:
+            The directories written, each with a line of Python that loads it.
+
+        Raises:
+            UserError: If ``path`` is not empty, or the encoder has no counterpart in those libraries.
+        """
+        return write_encoder(self.model, self.tokenizers, self.text, Path(path), format)
+
     def fingerprint(self) -> str:
         """Return a hex digest of the weights and of what else determines the vectors, but not of the path."""
         return fingerprint(self.model, self.text)
@@ -159,13 +175,31 @@ def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
 
 
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
-    source = read_pretrained(find_pretrained(path))
-    tokenizer = Tokenizer.load(source.path)
-    positions = source.shape.max_positions
-    longest = min(maximum_length(source.path) or (512 if positions == UNLIMITED else positions), positions)
-    text = TextSpec(vocabularies={SHARED: Vocabulary.of(tokenizer)}, max_length=longest)
-    config = DualEncoder.Config(towers="shared", encoder=str(source.path), normalize=source.normalize is not False)
+    root = find_pretrained(path)
+    routes = read_router(root) or {}
+    folders = list(dict.fromkeys(routes.values())) or [root]
+    towers = dict(zip(SIDES if len(folders) > 1 else [SHARED], folders, strict=True))
+    sources = {tower: read_pretrained(folder) for tower, folder in towers.items()}
+    tokenizers = {tower: Tokenizer.load(source.tokenizer) for tower, source in sources.items()}
+    languages = [[canonical(code) for code, folder in routes.items() if folder == tower] for tower in folders]
+    text = TextSpec(
+        vocabularies={tower: Vocabulary.of(tokenizer) for tower, tokenizer in tokenizers.items()},
+        max_length=min(_longest(source) for source in sources.values()),
+        source_languages=languages[0],
+        target_languages=languages[-1] if len(languages) > 1 else [],
+    )
+    config = DualEncoder.Config(
+        towers="separate" if len(folders) > 1 else "shared",
+        encoder=str(folders[0]),
+        target_encoder=str(folders[1]) if len(folders) > 1 else None,
+        normalize=all(source.normalize is not False for source in sources.values()),
+    )
     model = DualEncoder(config, text)
     if random_weights:
         model = DualEncoder(config, text, model.architecture())
-    return SentenceEncoder(model, {SHARED: tokenizer}, text)
+    return SentenceEncoder(model, tokenizers, text)
+
+
+def _longest(source: Pretrained) -> int:
+    positions = source.shape.max_positions
+    return min(maximum_length(source.path) or (512 if positions == UNLIMITED else positions), positions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,19 @@ from torch import Tensor, nn
 
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming, write_json
-from xrep.interop.sentence_modules import DENSE_ACTIVATIONS, MODULES, OPTIONS, POOLING_FLAGS, PROMPTS, DenseActivation
+from xrep.interop.sentence_modules import (
+    DENSE_ACTIVATIONS,
+    MODULES,
+    OPTIONS,
+    POOLING_FLAGS,
+    PROMPTS,
+    ROUTER,
+    DenseActivation,
+)
 from xrep.nn.bert import CONFIG
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling
-from xrep.nn.weights import SAFETENSORS, save_tensors
+from xrep.nn.weights import SAFETENSORS, read_json, save_tensors
 
 
 def write_huggingface(
@@ -117,5 +125,31 @@ def _write_modules(
         if tensors:
             save_tensors(tensors, directory / folder / SAFETENSORS)
     write_json(directory / OPTIONS, {"max_seq_length": max_length, "do_lower_case": False})
+    _write_root(directory, chain)
+
+
+def write_router(directory: Path, towers: Mapping[str, str]) -> None:
+    """Make one directory of sentence-transformers (5 or newer) of several that are its folders.
+
+    It opens as one model, whose ``encode(sentences, task="de")`` uses the tower of the language and which refuses
+    sentences without one. The folders remain directories that can be opened alone.
+
+    Args:
+        towers: The folder of each language.
+    """
+    types: dict[str, str] = {}
+    structure: dict[str, list[str]] = {}
+    for language, tower in towers.items():
+        chain = {
+            str(Path(tower, entry["path"])): entry["type"] for entry in read_json(directory / tower / MODULES, list)
+        }
+        types |= chain
+        structure[language] = list(chain)
+    parameters = {"default_route": None, "allow_empty_key": False}
+    write_json(directory / ROUTER, {"types": types, "structure": structure, "parameters": parameters})
+    _write_root(directory, [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}])
+
+
+def _write_root(directory: Path, modules: list[dict[str, Any]]) -> None:
     write_json(directory / PROMPTS, {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"})
-    write_json(directory / MODULES, chain)
+    write_json(directory / MODULES, modules)

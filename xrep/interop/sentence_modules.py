@@ -15,6 +15,7 @@ from xrep.nn.weights import Weights, check_finite, inside, read_json
 MODULES = "modules.json"
 OPTIONS = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
+ROUTER = "router_config.json"
 CURE = "use its transformer alone: name that folder without modules.json"
 ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 POOLING_FLAGS = {
@@ -64,15 +65,53 @@ def read_modules(root: Path) -> SentenceModules | None:
     return SentenceModules(transformer, _read_pooling(pooling / "config.json"), "Normalize" in folders, projection)
 
 
-def _read_chain(path: Path) -> dict[str, Path]:
-    """Return the folder of each kind of module."""
+def read_router(root: Path) -> dict[str, Path] | None:
+    """Return the folder of each language's tower if the only module is a Router; None if it is not.
+
+    Raises:
+        UserError: A tower is no directory of sentence-transformers in ``root``, or a file is damaged.
+    """
+    if not (root / MODULES).is_file() or [_kind(module) for module in read_json(root / MODULES, list)] != ["Router"]:
+        return None
+    path = root / ROUTER
+    structure = read_json(path).get("structure")
+    towers: dict[str, Path] = {}
+    for language, chain in structure.items() if isinstance(structure, dict) else ():
+        first = chain[0] if isinstance(chain, list) and chain and isinstance(chain[0], str) else ""
+        folder = inside(root, first, path)
+        whole = [str(Path(first, entry["path"])) for entry in _entries(folder / MODULES)] if first else []
+        if not whole or chain != whole:
+            problem = f"the route {language!r} is not one of the directories of sentence-transformers in this folder"
+            raise UserError(problem, path=path, cure="use the folders of its transformers, one for each language")
+        towers[language] = folder
+    if len(set(towers.values())) not in (1, 2):
+        problem = f"a Router of {len(set(towers.values()))} towers, xrep has one or two"
+        raise UserError(problem, path=path, cure="use the folder of one tower")
+    return towers
+
+
+def _kind(module: Any) -> str:
+    return str(_entry(module, "type")).rpartition(".")[2]
+
+
+def _entries(path: Path) -> list[dict[str, str]]:
+    """Return the modules that a file lists, each with a type and a path."""
     modules = read_json(path, list)
-    chain: list[str] = []
-    folders: dict[str, Path] = {}
     for module in modules:
         if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
             raise UserError("not a list of modules with type and path", path=path, cure="fetch the file again")
-        package, kind = module["type"].partition(".")[0], module["type"].rpartition(".")[2]
+    return modules
+
+
+def _read_chain(path: Path) -> dict[str, Path]:
+    """Return the folder of each kind of module."""
+    chain: list[str] = []
+    folders: dict[str, Path] = {}
+    for module in _entries(path):
+        package, kind = module["type"].partition(".")[0], _kind(module)
+        if package == "sentence_transformers" and kind == "Router":
+            cure = f"name one of its towers, such as {path.parent / 'source'}"
+            raise UserError("has a tower for each side", path=path.parent, cure=cure)
         if package != "sentence_transformers" or kind not in ORDER:
             problem = f"xrep has no counterpart of the module {module['type']} ({module['path'] or '.'})"
             raise UserError(problem, path=path, cure=CURE)

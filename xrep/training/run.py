@@ -44,7 +44,7 @@ from xrep.training.progress import METRICS, TENSORBOARD, Progress, Quiet
 from xrep.training.state import TrainingState, reading_state, state_of
 from xrep.training.trainer import Trainer
 
-SUMMARY = "summary.json"
+SUMMARY, DATA_STATISTICS = "summary.json", "data.json"
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,8 @@ def _check_directory(directory: Path, run: RunConfig) -> None:
         raise UserError("cannot be written to", path=existing, cure="choose another `save_dir`")
     if not directory.exists() or not any(path.name != LOCK for path in directory.iterdir()):
         return
-    files = {name: Path.is_file for name in (LOCK, CONFIG, SUMMARY, METRICS, TRAINING_HASHES_FILE)}
+    names = (LOCK, CONFIG, SUMMARY, DATA_STATISTICS, METRICS, TRAINING_HASHES_FILE)
+    files = {name: Path.is_file for name in names}
     for name, is_right in {**files, TENSORBOARD: Path.is_dir, "last": Path.is_symlink, "best": Path.is_symlink}.items():
         if os.path.lexists(directory / name) and not is_right(directory / name):
             raise UserError("is not what a run writes there", path=directory / name, cure="remove it")
@@ -230,6 +231,7 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task) -> None:
             shutil.rmtree(partial)
     with write_aside(directory / CONFIG) as aside:
         aside.write_text(run.to_yaml(), encoding="utf-8")
+    write_json(directory / DATA_STATISTICS, {name: part.statistics() for name, part in task.parts.items()})
     with write_aside(directory / TRAINING_HASHES_FILE) as aside:
         task.write_training_hashes(aside)
 
