@@ -36,7 +36,14 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["xrep", "xrep.*", "xrep_cli", "xrep_cli.*"]),
     package_data={
-        "xrep": ["py.typed", "recipes/*.yaml", "text/languages.tsv", "text/resources.json"],
+        "xrep": [
+            "py.typed",
+            "recipes/*.yaml",
+            "report/page.css",
+            "report/page.js",
+            "text/languages.tsv",
+            "text/resources.json",
+        ],
         "xrep_cli": ["py.typed"],
     },
     install_requires=[
@@ -73,6 +80,7 @@ setup(
             "xrep-mine=xrep_cli.mine:main",
             "xrep-generate=xrep_cli.generate:main",
             "xrep-predict=xrep_cli.predict:main",
+            "xrep-report=xrep_cli.report:main",
         ]
     },
 )

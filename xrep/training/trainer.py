@@ -21,7 +21,6 @@ from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError
 from xrep.interrupts import NOTICE, StopRequest
 from xrep.kernels.paths import triton_problem
-from xrep.memory import check_move
 from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
@@ -135,10 +134,7 @@ class Trainer:
         self.checkpoints, self.progress, self.validate = checkpoints, progress, validate
         if self.config.micro_batch is not None:
             criterion.set_micro_batch(self.config.micro_batch)
-        self.module = TrainingModule(model, criterion)
-        cure = "choose a smaller model, lower `queue_size`, or set `device` to cpu"
-        check_move(self.module, str(world.device), gradients=True, cure=cure)
-        self.module.to(world.device)
+        self.module = TrainingModule(model, criterion).moved_to(world.device)
         set_activation_checkpointing(self.module, self.config.activation_checkpointing)
         if self.config.compile:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
