@@ -156,7 +156,7 @@ def _measure(
         models = [evaluation.open(path) for path in paths or [""]]
         for model in models:
             figures = evaluation.measure(model)
-            notes = figures.plot(options["plot"]) if options.get("plot") else ()
+            notes = figures.plot(options["plot"]) if figures.plot and options.get("plot") else ()
             records[str(model.path)] = figures.record(name, model)
             failed |= figures.failed
             if json_file != "-":

@@ -78,6 +78,11 @@ def test_the_hub_s_own_library_reads_it(folder: Path, tmp_path: Path) -> None:
     assert {result.dataset_type for result in card.data.eval_results} == {"language-bias", "tatoeba"}
 
 
+def test_the_languages_of_a_shared_tower_are_read_from_it(tmp_path: Path) -> None:
+    SentenceEncoder.load(write_encoder(tmp_path / "run" / "best")).save(tmp_path / "out")
+    assert SentenceEncoder.load(tmp_path / "out").languages == ["de", "en"]
+
+
 @pytest.mark.parametrize("format", ["hf", "xrep"])
 def test_every_format_has_one(folder: Path, tmp_path: Path, format: Any) -> None:
     export_path(folder / "run" / "best", tmp_path / "out", format)

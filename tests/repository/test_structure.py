@@ -15,6 +15,7 @@ import yaml
 FLOORS = {
     "xrep_cli": 8,
     "xrep.evaluation": 7,
+    "xrep.report": 7,
     "xrep.validation": 7,
     "xrep.criteria": 6,
     "xrep.training": 6,
@@ -47,6 +48,7 @@ NEIGHBOURS = {
     ("xrep.interop", "xrep.data"),  # the type of a batch
     ("xrep.interop", "xrep.nn"),  # the encoder that weights are read into and written from
     ("xrep.validation", "xrep.evaluation"),  # validators measure with the functions of the evaluations
+    ("xrep.report", "xrep.evaluation"),  # a report measures what it shows
     ("xrep.training", "xrep.criteria"),  # the type of a criterion and of its loss
 }
 MAXIMUM_LINES = 400

@@ -61,6 +61,8 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             **ids,
             save_tokenizer=lambda place, tokenizer=tokenizer: save_as_huggingface(tokenizer, place, 40),
         )
+        card = f"---\nlicence: mit\nlanguage:\n- {language}\ntags:\n- es\n---\n# An encoder\n"
+        (found[language] / "README.md").write_text(card, encoding="utf-8")
     return found
 
 
@@ -78,7 +80,8 @@ def run(raw: Path, pretrained: dict[str, Path], tmp_path_factory: pytest.TempPat
     encoders = {"source_encoder": pretrained["de"], "target_encoder": pretrained["en"]}
     finished = xrep_train(*arguments(raw, directory, max_steps=30, lr=1e-3, **encoders))
     assert finished.returncode == 0, finished.stderr
-    assert f"tower source: 29 tensors of {pretrained['de']}, encoder type transformer\n" in finished.stderr
+    origin = f"from {pretrained['de']} (de, 29 tensors, encoder type transformer)"
+    assert f"tower source (de): trained, 0.0M parameters, {origin}\n" in finished.stderr
     return directory
 
 
@@ -140,6 +143,16 @@ def test_a_run_goes_on_and_its_encoder_loads_without_the_pretrained_weights(
         ({"source_encoder": "de", "target_encoder": "en", "pretrained_layers": 3}, "has 2 layers, not 3"),
         ({"source_encoder": "de", "target_encoder": "en", "pooled_layer": 3}, "2 layers; lower --pooled-layer from 3"),
         ({"towers": "shared", "source_encoder": "de"}, "a shared tower has --encoder"),
+        (
+            {"criterion": "frozen_source", "source_encoder": "en", "vocab_size": 60},
+            "en: an encoder for en would be the frozen source tower, whose text is in de; "
+            "set --source-side to target, and name it by --target-encoder",
+        ),
+        ({"criterion": "frozen_source", "encoder": "en"}, "whose text is in de; set --source-side to target"),
+        (
+            {"criterion": "frozen_source", "encoder": "de", "source_side": "target"},
+            "de: an encoder for de would be the frozen target tower, whose text is in en; set --source-side to source",
+        ),
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import sha256_of, write_aside
+from xrep.files import check_regular, sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components
 from xrep.retrieval.neighbours import normalize_rows
@@ -156,6 +156,7 @@ class Precomputed:
         self._vectors = open_vectors(folder / VECTORS, _LAYOUT)
         self._rows: dict[tuple[str, str], int] = {}
         path = folder / SENTENCES
+        check_regular(path)
         for number, line in read_lines(path):
             language, tab, sentence = line.partition("\t")
             if not tab:

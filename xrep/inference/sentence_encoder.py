@@ -20,7 +20,7 @@ from xrep.inference.encoder_files import Format, write_encoder
 from xrep.inference.model_card import Card
 from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import MODULES, Prompts, read_prompts, read_router
-from xrep.memory import check_memory
+from xrep.memory import check_memory, check_move
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.bert import CONFIG
@@ -307,7 +307,9 @@ def has_foreign_encoder(directory: Path) -> bool:
 
 def place(model: M, device: str | None, dtype: DataType) -> M:
     """Move a model to a device, by default a GPU if there is one, and convert it to a type of numbers."""
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, dtype))
+    device, model = device or ("cuda" if torch.cuda.is_available() else "cpu"), model.to(getattr(torch, dtype))
+    check_move(model, device, gradients=False, cure="use another `device`, such as cpu")
+    return model.to(device)
 
 
 def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
@@ -344,7 +346,9 @@ def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
     model = DualEncoder(config, text)
     if random_weights:
         model = DualEncoder(config, text, model.architecture())
-    return SentenceEncoder(model, tokenizers, text, path=root, prompts=read_prompts(root))
+    encoder = SentenceEncoder(model, tokenizers, text, path=root, prompts=read_prompts(root))
+    encoder.languages = encoder.languages or sources[SHARED].languages
+    return encoder
 
 
 def _longest(source: Pretrained) -> int:

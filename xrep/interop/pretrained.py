@@ -16,9 +16,11 @@ from xrep.interop.sentence_modules import DenseSpec, Prompts, read_modules, read
 from xrep.nn import bert
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.pooling import Pooling
-from xrep.nn.shape import EncoderSizes
+from xrep.nn.shape import EncoderShape, EncoderSizes
 from xrep.nn.weights import Weights, read_json
 from xrep.registry import ENCODERS, one_line
+from xrep.text.languages import canonical
+from xrep.text.wheels import SOURCE_FILE
 
 AUTO = "auto"
 """The encoder type that chooses ``transformer`` if it computes the architecture, and otherwise ``transformers``."""
@@ -35,6 +37,7 @@ class Pretrained:
         pooling, normalize: Settings of a sentence-transformers directory; None if the directory has none.
         projection: Dense layer between pooling and normalisation.
         prompts: Texts in front of sentences, which ``SentenceEncoder`` adds and training does not.
+        languages: Languages that it was trained for; empty if they are not known, or all.
     """
 
     path: Path
@@ -44,6 +47,20 @@ class Pretrained:
     normalize: bool | None = None
     projection: DenseSpec | None = None
     prompts: Prompts = field(default_factory=Prompts)
+    languages: list[str] = field(default_factory=list)
+
+    def check_size(self) -> None:
+        """Compare the sizes in the configuration with those of the weights' files, before an encoder is built.
+
+        Raises:
+            UserError: The weights cannot hold so many parameters, or there are none.
+        """
+        weights = Weights(self.path)
+        most = sum(path.stat().st_size for path in weights.files) // 2  # a number has at least two bytes
+        # Other encoders may use the weights of one layer in all layers.
+        if isinstance(self.shape, EncoderShape) and self.shape.parameters > most:
+            problem = f"{bert.CONFIG} describes {self.shape.parameters:,} parameters, and these are at most {most:,}"
+            raise UserError(problem, path=weights.path, cure=bert.TOGETHER)
 
     def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
         """Return the float32 state of the encoder's first ``layers`` layers (None: all).
@@ -125,7 +142,7 @@ def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Pretrained:
     folder = root if modules is None else modules.transformer
     shape = ENCODERS.load(_chosen_type(folder) if encoder_type == AUTO else encoder_type).read_shape(folder)
     if modules is None:
-        return Pretrained(path=root, tokenizer=root, shape=shape)
+        return Pretrained(path=root, tokenizer=root, shape=shape, languages=declared_languages(root))
     projection = modules.projection
     width = shape.hidden_size if projection is None else projection.weight.size(1)
     if width != shape.hidden_size:
@@ -139,7 +156,23 @@ def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Pretrained:
         normalize=modules.normalize,
         projection=projection,
         prompts=read_prompts(root),
+        languages=declared_languages(root),
     )
+
+
+def declared_languages(directory: Path) -> list[str]:
+    """Return the languages in the header of a directory's model card, or those that ``xrep-data`` noted there; empty if
+    there are none, or if they are all languages."""
+    card, noted = directory / "README.md", directory / SOURCE_FILE
+    text = ""
+    if card.is_file():
+        with card.open(encoding="utf-8", errors="replace") as file:
+            header = re.match(r"---\n(.*?)\n---", file.read(1 << 16), re.DOTALL)
+        text = "".join(re.findall(r"^language:(.*(?:\n *-.*)*)", header[1], re.MULTILINE) if header else ())
+    if not text and noted.is_file():
+        text = str(read_json(noted).get("languages", ""))
+    codes = dict.fromkeys(canonical(code) for code in re.findall(r"[A-Za-z][\w-]*", text))
+    return [] if {"multilingual", "mul"} & codes.keys() else list(codes)
 
 
 def _chosen_type(directory: Path) -> str:

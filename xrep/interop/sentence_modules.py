@@ -68,7 +68,7 @@ def read_modules(root: Path) -> SentenceModules | None:
     Raises:
         UserError: xrep cannot express a module, its options or the order of the modules, or a file is damaged.
     """
-    if not (root / MODULES).is_file():
+    if not (root / MODULES).exists():
         return None
     folders = _read_chain(root / MODULES)
     transformer, pooling = (folders[kind] for kind in ("Transformer", "Pooling"))
