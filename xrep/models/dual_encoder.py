@@ -136,9 +136,7 @@ class DualEncoder(SentenceModel):
         self.idle_parameters = pooled is not None and any(pooled < shape.layers for shape in shapes.values())
         """Whether some parameters are above the pooled layer, so that sentence vectors give them no gradient."""
         for name, start in pretrained.items():
-            prompt = f"; its prompt {start.prompts.text!r} is not added in training" if start.prompts.text else ""
-            origin = load_start(self.encoders[name], start, config.pretrained_layers)
-            self.origins[f"encoders.{name}"] = f"{origin}{prompt}"
+            self.origins[f"encoders.{name}"] = load_start(self.encoders[name], start, config.pretrained_layers)
             if (dense := kept.get(name)) is not None:
                 bias = {} if dense.bias is None else {"bias": dense.bias}
                 self.projections[name].load_state_dict({"weight": dense.weight, **bias})
