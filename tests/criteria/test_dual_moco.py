@@ -128,7 +128,7 @@ def test_steps_equal_the_simulation(text, make_batch, options: dict) -> None:
 
     losses = train(model, criterion, groups)
 
-    exactness = 5e-6 * (1 + len(widths))
+    exactness = 4e-5 if widths else 5e-6  # the gradients of more losses are larger
     assert (expected[0] == losses[0] == 0) == bool(size) and expected[-1] > 0.5
     assert losses == pytest.approx(expected, rel=1e-5)
     for name, parameter in model.named_parameters():
