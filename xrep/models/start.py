@@ -163,7 +163,8 @@ def load_start(encoder: Encoder, start: Pretrained, layers: int | None) -> Origi
     check_finite(state, start.path)
     load_weights(encoder, state, start.path)
     left = f"; not used: {some(unused, 3)}" if unused else ""
-    details = f"{len(state)} tensors, encoder type {start.shape.type}{left}"
+    prompt = f"; training does not add its prompt {start.prompts.text!r}" if start.prompts.text else ""
+    details = f"{len(state)} tensors, encoder type {start.shape.type}{left}{prompt}"
     return Origin(path=start.path, languages=start.languages, details=details)
 
 
