@@ -152,7 +152,9 @@ def test_the_encoder_of_an_index(checkpoint: Path, encoder: SentenceEncoder, tmp
         SearchIndex(tmp_path / "new" / "index", encoder)
     with pytest.raises(UserError, match=message):
         SearchIndex(tmp_path / "new" / "index", checkpoint, device="cpu").search("x")
-    unnamed = SearchIndex.build(encoder, SENTENCES[:5], tmp_path / "unnamed")
+    unnamed = SearchIndex.build(
+        SentenceEncoder(encoder.model, encoder.tokenizers, encoder.text), SENTENCES[:5], tmp_path / "unnamed"
+    )
     assert unnamed.search("x", k=1)
     with pytest.raises(UserError, match="does not say where its encoder is; give `path`"):
         SearchIndex(tmp_path / "unnamed").search("x")

@@ -31,7 +31,7 @@ import numpy as np
 
 import xrep
 from xrep.errors import UserError
-from xrep.files import check_new_directory, check_output, exchange, flush_to_disk, naming, write_json
+from xrep.files import check_new_directory, check_output, check_regular, exchange, flush_to_disk, naming, write_json
 from xrep.inference.encoding import encode_file
 from xrep.inference.sentence_encoder import DataType, SentenceEncoder
 from xrep.inference.work import work_folder
@@ -142,6 +142,7 @@ def _read_manifest(path: Path) -> tuple[Manifest, str]:
     if not path.exists():
         raise UserError("no such index", path=path, cure="build it with xrep-search build")
     file = path / MANIFEST
+    check_regular(file)
     try:
         if file.stat().st_size > _MOST_MANIFEST:
             raise ValueError

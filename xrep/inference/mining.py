@@ -17,7 +17,7 @@ import numpy as np
 
 import xrep
 from xrep.errors import UserError
-from xrep.files import write_aside, write_json
+from xrep.files import check_regular, write_aside, write_json
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -160,6 +160,7 @@ def mine(
     Raises:
         UserError: If a side is invalid, there are fewer sentences than neighbours, or there is an unfinished search or
             a shard with other inputs or options.
+        Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began = time.monotonic()
     work = shard_folder(output, *shard) if shard else output.with_name(f"{output.name}.work")
@@ -237,6 +238,7 @@ def _check(x: Side, y: Side, options: MiningOptions) -> None:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
+    check_regular(path)
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -92,16 +92,15 @@ class SearchIndex:
         Raises:
             UserError: Something is at ``path``, or the sentences cannot be read or encoded.
         """
-        given = encoder
         if not isinstance(encoder, SentenceEncoder):
             encoder = SentenceEncoder.load(encoder, device=device, dtype=precision)
-        named = "" if isinstance(given, SentenceEncoder) else str(given)
+        named = encoder.path
         if named and os.path.exists(named):
             named = os.path.relpath(os.path.abspath(named), os.path.realpath(path))  # both may be moved together
         facts = {
             "encoder": named,
             "fingerprint": encoder.fingerprint(),
-            "precision": precision,
+            "precision": str(next(encoder.model.parameters()).dtype).removeprefix("torch."),
             "options": IndexOptions(index=index, quantize=quantize),
         }
         build(path, encoder, facts, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)

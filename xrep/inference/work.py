@@ -10,6 +10,7 @@ from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.files import try_lock
+from xrep.interrupts import Interrupted
 
 
 @contextmanager
@@ -24,6 +25,7 @@ def work_folder(work: Path, own: re.Pattern[str], what: str, resumable: str) -> 
 
     Raises:
         UserError: Something else is there, or another process holds the lock.
+        Interrupted: Ctrl-C was pressed.
     """
     if work.exists() and not (work.is_dir() and all(own.fullmatch(path.name) for path in work.iterdir())):
         raise UserError("not the folder of an unfinished command", path=work, cure="rename it, or write elsewhere")
@@ -33,7 +35,11 @@ def work_folder(work: Path, own: re.Pattern[str], what: str, resumable: str) -> 
             raise UserError(f"another process is {what}", path=work, cure="wait for it, or write elsewhere")
         try:
             yield
-        except BaseException:
-            if not any(work.glob(resumable)):
-                shutil.rmtree(work)
+        except BaseException as error:
+            saved = any(work.glob(resumable))
+            if not saved:
+                shutil.rmtree(work)  # There is nothing to resume from.
+            if isinstance(error, KeyboardInterrupt):
+                done = f"what is done is in {work}, and the same command goes on from there"
+                raise Interrupted(done if saved else "nothing is saved yet") from None
             raise
