@@ -145,7 +145,9 @@ class SearchIndex:
             raise UserError("its vectors were made by another encoder", path=self.path, cure=cure)
 
     @overload
-    def search(self, queries: str, k: int = 10, lang: str | None = None, *, probes: int = PROBES) -> list[Hit]: ...
+    def search(  # pyright: ignore[reportOverlappingOverload] (a string is also a sequence of strings)
+        self, queries: str, k: int = 10, lang: str | None = None, *, probes: int = PROBES
+    ) -> list[Hit]: ...
 
     @overload
     def search(

@@ -64,6 +64,7 @@ class Shape:
         """Return a faiss index without vectors, which is not trained."""
         import faiss
 
+        index: Any
         if self.quantize == "binary":
             flat = faiss.IndexBinaryFlat(self.size)
             index = faiss.IndexBinaryIVF(flat, self.size, self.cells) if self.cells else flat
@@ -124,7 +125,7 @@ def write_index(path: Path, shape: Shape, vectors: VectorFile, old: tuple[Path, 
         import faiss
 
         index = open_index(*old)
-        lists = faiss.ArrayInvertedLists(shape.cells, shape.code_bytes)
+        lists: Any = faiss.ArrayInvertedLists(shape.cells, shape.code_bytes)
         lists.this.disown()
         index.replace_invlists(lists, True)
         index.ntotal = 0
@@ -237,7 +238,7 @@ def let_go(index: Any, shape: Shape) -> None:
     if shape.cells:
         import faiss
 
-        lists = faiss.downcast_InvertedLists(index.invlists)
+        lists: Any = faiss.downcast_InvertedLists(index.invlists)
         ctypes.CDLL(None).madvise(ctypes.c_void_p(int(lists.ptr)), ctypes.c_size_t(lists.totsize), mmap.MADV_DONTNEED)
 
 
