@@ -12,6 +12,8 @@ PLOT = ["matplotlib>=3.8", "scikit-learn>=1.4"]
 SENTEVAL = ["scikit-learn>=1.4"]
 HF = ["transformers>=5"]  # encoders of any architecture
 HUB = ["huggingface_hub>=0.24"]
+WANDB = ["wandb>=0.17"]
+DOCS = ["mkdocs-material>=9.5"]
 TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
 BENCH = ["sentence-transformers>=5"]  # the peers, which the tests of what goes in and out need too
 PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
@@ -65,6 +67,8 @@ setup(
         "senteval": SENTEVAL,
         "hf": HF,
         "hub": HUB,
+        "wandb": WANDB,
+        "docs": DOCS,
         "test": TEST,
         "bench": BENCH,
         "dev": [*PLOT, *HUB, *TEST, "uv>=0.5"],

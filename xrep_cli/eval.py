@@ -6,6 +6,7 @@ import dataclasses
 import glob
 import itertools
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,7 +141,7 @@ def _files(named: str | list[str] | None) -> Iterator[str]:
 def _measure(
     name: str, evaluation: Evaluation, paths: list[str], json_file: str | None, options: dict[str, Any]
 ) -> None:
-    from xrep.evaluation.encoders import SentenceList
+    from xrep.evaluation.encoders import SentenceList, shortened
     from xrep.evaluation.evaluation import comparison
 
     evaluation.read()
@@ -150,22 +151,28 @@ def _measure(
         sentences.write(list_file)
         print(f"{len(sentences)} sentences: {list_file}")
     else:
-        if not paths and evaluation.takes_path:
-            raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
-        records, failed = {}, {}
-        models = [evaluation.open(path) for path in paths or [""]]
-        for model in models:
-            figures = evaluation.measure(model)
-            notes = figures.plot(options["plot"]) if figures.plot and options.get("plot") else ()
-            records[str(model.path)] = figures.record(name, model)
-            failed |= figures.failed
-            if json_file != "-":
-                heading = [f"{model.path}:"] if len(models) > 1 else []
-                print("\n".join([*heading, figures.printed(), *(notes or ()), *([""] if heading else [])]))
-        if len(models) > 1 and json_file != "-":
-            print(comparison(records))
-        (record, *others) = records.values()
-        write_summary({"test": name, "models": records} if others else record, json_file)
+        with tempfile.TemporaryDirectory() as folder:
+            if not paths and evaluation.takes_path:
+                raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
+            records, failed = {}, {}
+            dimensions = options.get("dimensions")
+            if dimensions is not None and options["cache"] is None:  # the vectors of all widths are computed once
+                evaluation.config.cache = folder
+            opened = [evaluation.open(path) for path in paths or [""]]
+            models = [each for model in opened for each in shortened(model, dimensions)]
+            for model in models:
+                figures = evaluation.measure(model)
+                drawn = figures.plot and options.get("plot") and model is models[0]
+                notes = figures.plot(options["plot"]) if drawn else ()
+                records[str(model.path)] = figures.record(name, model)
+                failed |= figures.failed
+                if json_file != "-":
+                    heading = [f"{model.path}:"] if len(models) > 1 else []
+                    print("\n".join([*heading, figures.printed(), *(notes or ()), *([""] if heading else [])]))
+            if len(models) > 1 and json_file != "-":
+                print(comparison(records))
+            (record, *others) = records.values()
+            write_summary({"test": name, "models": records} if others else record, json_file)
     if failed:
         problem = f"{', '.join(failed)} could not be measured"
         raise UserError(problem, cure="; ".join(failed.values()))

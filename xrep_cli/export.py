@@ -32,7 +32,11 @@ needs:
   xrep-export --path nmt --average 10 --format xrep --output nmt-mean
   xrep-generate --path nmt-mean --input test.de --output hyp.en
 
-Of a translation model --format hf writes the encoder alone."""
+Of a translation model --format hf writes the encoder alone. README.md is a model card with metadata for the Hugging
+Face Hub: languages, the checksums of the training data and, if they are given, licence and results:
+
+  xrep-eval all --path run1/best --data data/ --json results.json
+  xrep-export --path run1/best --output my-encoder --license apache-2.0 --results results.json"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,6 +64,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--pooling", choices=("mean", "max", "cls"), help="another pooling than it was trained with")
     add("--no-projection", action="store_true", help="leave out the projection behind the pooling ([CLS] without MLP)")
+    add(
+        "--license",
+        metavar="ID",
+        help="licence of the model, for the model card: apache-2.0, cc-by-4.0, other and so on",
+    )
+    add(
+        "--results",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="results for the model card, which xrep-eval --json wrote for this model",
+    )
     add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the encoder's model")
     return parser
 
@@ -68,6 +84,7 @@ def _main(options: argparse.Namespace) -> None:
     from xrep.inference.export import export_path
 
     changes = {"pooling": options.pooling, "no_projection": options.no_projection}
+    changes |= {"license": options.license, "results": options.results}
     written = export_path(options.path, options.output, options.format, options.average, **changes)
     print(*written, *(f"  {line}" for line in written.values()), sep="\n")
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, table
+from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import existing_folder, folders_with
 from xrep.metrics.bootstrap import interval, resampled_means
@@ -70,7 +70,7 @@ class Bucc(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, OverlapOption):
+    class Config(EncoderOptions, DimensionsOption, OverlapOption):
         data: str
         """Folder of the files."""
         langs: str = "all"

@@ -32,6 +32,15 @@ class EncoderOptions:
 
 
 @dataclass(kw_only=True)
+class DimensionsOption:
+    """Option of every evaluation that needs nothing but the vectors of sentences."""
+
+    dimensions: str | None = None
+    """Measure vectors that are cut to their first numbers, too: 256,128,64 for these three widths, as an encoder is
+    trained for with --matryoshka."""
+
+
+@dataclass(kw_only=True)
 class OverlapOption:
     """Option of every evaluation on a test set."""
 

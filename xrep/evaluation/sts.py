@@ -17,7 +17,15 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
+from xrep.evaluation.evaluation import (
+    DimensionsOption,
+    EncoderOptions,
+    Evaluation,
+    Figures,
+    OverlapOption,
+    progress,
+    table,
+)
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import choose_languages, folders_with
 from xrep.evaluation.sts_sets import Subset, TestSet, find_sets
@@ -67,7 +75,7 @@ class Sts(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, OverlapOption):
+    class Config(EncoderOptions, DimensionsOption, OverlapOption):
         data: str
         """Folder of the data sets."""
         langs: str = "all"

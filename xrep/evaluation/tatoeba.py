@@ -16,7 +16,16 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages, without_components
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, progress, table
+from xrep.evaluation.evaluation import (
+    DimensionsOption,
+    EncoderOptions,
+    Evaluation,
+    Figures,
+    OverlapOption,
+    PlotOption,
+    progress,
+    table,
+)
 from xrep.evaluation.overlap import chosen, find_overlap, total
 from xrep.evaluation.plots import plot_tatoeba
 from xrep.evaluation.reading import (
@@ -83,7 +92,7 @@ class Tatoeba(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, OverlapOption, PlotOption):
+    class Config(EncoderOptions, DimensionsOption, OverlapOption, PlotOption):
         data: str
         """Folder of the test files."""
         langs: str = "all"

@@ -9,16 +9,19 @@ from torch import Tensor
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
-from xrep.inference.encoder_files import opening_line, write_readme
+from xrep.inference.encoder_files import opening_line
+from xrep.inference.model_card import Card, write_card
 from xrep.interop.classifiers import read_classifier, write_classifier
 from xrep.models.classifier import Classifier
-from xrep.models.directory import TOKENIZER, Checkpoint, load_model
+from xrep.models.directory import TOKENIZER, Checkpoint, fingerprint, load_model
 from xrep.models.start import find_start
 from xrep.text.pretrained_tokenizer import maximum_length, save_as_huggingface
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 from xrep.text.tokenizer import Tokenizer
 
 HEAD = ("dense.", "output.")
+PIPELINES = {"label": "text-classification", "tags": "token-classification", "span": "question-answering"}
+"""The Hub's name of what a classifier does, for each kind of annotation."""
 LIBRARY_CLASSES = {
     "label": "AutoModelForSequenceClassification",
     "tags": "AutoModelForTokenClassification",
@@ -28,13 +31,14 @@ LIBRARY_CLASSES = {
 
 
 def export_classifier(
-    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: str
+    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: str, card: Card
 ) -> dict[Path, str]:
     """Write the classifier of a checkpoint as a directory that transformers loads, and xrep reads back bit by bit.
 
     Args:
         tensors: Other weights, such as averaged ones; None: those of the checkpoint.
         format: ``hf``; other formats have no classifiers.
+        card: What the model card says besides.
 
     Raises:
         UserError: ``directory`` is not empty, or the format or transformers has no counterpart.
@@ -56,13 +60,17 @@ def export_classifier(
         write_classifier(aside, model.encoder, model.annotation, head)
         save_as_huggingface(tokenizer, aside, checkpoint.text.max_length)
         labels = ", ".join(model.annotation.labels) or "answers to questions"
-        loading = opening_line(LIBRARY_CLASSES[model.annotation.kind], directory, [])
-        lines = [
-            "# A classifier",
-            "",
-            f"Trained with xrep; it predicts {labels}. `xrep.SentenceClassifier` reads it, too.",
-        ]
-        write_readme(aside, [*lines, "", "```python", loading, "```"])
+        loading = opening_line(LIBRARY_CLASSES[model.annotation.kind], str(directory), [])
+        write_card(
+            aside,
+            directory.name,
+            [f"A classifier, trained with xrep; it predicts {labels}.", "", "```python", loading, "```"],
+            card,
+            library="transformers",
+            pipeline=PIPELINES[model.annotation.kind],
+            languages=checkpoint.text.languages,
+            fingerprint=lambda: fingerprint(model, checkpoint.text),
+        )
     return {directory: loading}
 
 

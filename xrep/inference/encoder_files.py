@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
+from xrep.inference.model_card import Card, write_card
 from xrep.interop.exported import write_huggingface, write_router, write_sentence_transformers
+from xrep.interop.sentence_modules import Prompts
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces
 from xrep.text.pretrained_tokenizer import save_as_huggingface
@@ -20,23 +23,44 @@ _POOLED = {"mean": "the mean of its token vectors", "max": "their maximum", "cls
 
 
 def write_encoder(
-    model: DualEncoder, tokenizers: Tokenizers, text: TextSpec, directory: Path, format: Format
+    model: DualEncoder,
+    tokenizers: Tokenizers,
+    text: TextSpec,
+    directory: Path,
+    format: Format,
+    *,
+    place: str,
+    prompts: Prompts,
+    card: Card,
+    fingerprint: Callable[[], str],
 ) -> dict[Path, str]:
-    """Write an encoder as ``SentenceEncoder.save`` describes."""
+    """Write an encoder as ``SentenceEncoder.save`` describes; ``place`` is what its card names to load it."""
     languages = {tower: _languages(text, tower) for tower in model.encoders}
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
     with naming(directory), directory_aside(directory) as aside:
         for tower, folder in folders.items():
-            _write_tower(model, tower, aside / folder, format, read_by(text, tokenizers, tower))
+            _write_tower(model, tower, aside / folder, format, prompts, read_by(text, tokenizers, tower))
         if format == "hf":
-            classes = {tower: model.encoders[tower].library_class for tower in languages}
-            loaded = {directory / folders[tower]: opening_line(name, directory / folders[tower], languages[tower])
-                      for tower, name in classes.items()}  # fmt: skip
+            classes = {tower: encoder.library_class for tower, encoder in model.encoders.items()}
+            loaded = {
+                directory / folders[tower]: opening_line(name, str(Path(place, folders[tower])), languages[tower])
+                for tower, name in classes.items()
+            }
         else:
             if len(languages) > 1:
-                write_router(aside, {code: folders[tower] for tower, codes in languages.items() for code in codes})
-            loaded = {directory: _encoding_line(directory, languages)}
-        write_readme(aside, _readme(model, languages, format, list(loaded.values())))
+                routes = {code: folders[tower] for tower, codes in languages.items() for code in codes}
+                write_router(aside, routes, prompts)
+            loaded = {directory: _encoding_line(place, languages)}
+        write_card(
+            aside,
+            Path(place).name,
+            _description(model, languages, format, list(loaded.values())),
+            card,
+            library="transformers" if format == "hf" else "sentence-transformers",
+            pipeline="feature-extraction" if format == "hf" else "sentence-similarity",
+            languages=text.languages,
+            fingerprint=fingerprint,
+        )
     return loaded
 
 
@@ -44,19 +68,19 @@ def _languages(text: TextSpec, tower: str) -> list[str]:
     return {"source": text.source_languages, "target": text.target_languages}.get(tower, text.languages)
 
 
-def opening_line(library_class: str, directory: Path, languages: list[str]) -> str:
+def opening_line(library_class: str, place: str, languages: list[str]) -> str:
     """Return the line of Python that opens a transformer."""
     reads = f"  # reads {', '.join(languages)}" if languages else ""
-    return f"import transformers; transformers.{library_class}.from_pretrained({json.dumps(str(directory))}){reads}"
+    return f"import transformers; transformers.{library_class}.from_pretrained({json.dumps(place)}){reads}"
 
 
-def _encoding_line(directory: Path, languages: dict[str, list[str]]) -> str:
+def _encoding_line(place: str, languages: dict[str, list[str]]) -> str:
     """Return the line of Python that opens a directory of sentence-transformers and encodes."""
     task, others = "", ""
     if len(languages) > 1:
         first, *rest = [code for codes in languages.values() for code in codes]
         task, others = f', task="{first}"', f"  # or {', '.join(rest)}"
-    opened = f"from sentence_transformers import SentenceTransformer; SentenceTransformer({json.dumps(str(directory))})"
+    opened = f"from sentence_transformers import SentenceTransformer; SentenceTransformer({json.dumps(place)})"
     return f'{opened}.encode(["..."]{task}){others}'
 
 
@@ -71,11 +95,9 @@ def read_by(text: TextSpec, tokenizers: Tokenizers, side: str) -> dict[str, Any]
     }
 
 
-def write_readme(directory: Path, lines: list[str]) -> None:
-    (directory / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _write_tower(model: DualEncoder, tower: str, path: Path, format: Format, text: dict[str, Any]) -> None:
+def _write_tower(
+    model: DualEncoder, tower: str, path: Path, format: Format, prompts: Prompts, text: dict[str, Any]
+) -> None:
     settings = {"layers": model.config.pooled_layer, **text}
     if format == "hf":
         write_huggingface(path, model.encoders[tower], **settings)
@@ -91,18 +113,17 @@ def _write_tower(model: DualEncoder, tower: str, path: Path, format: Format, tex
         projection=projection,
         activation="none" if projection is None else projection.shape.activation,
         normalize=model.config.normalize,
+        prompts=prompts,
         **settings,
     )
 
 
-def _readme(model: DualEncoder, languages: dict[str, list[str]], format: Format, loading: list[str]) -> list[str]:
+def _description(model: DualEncoder, languages: dict[str, list[str]], format: Format, loading: list[str]) -> list[str]:
     # If a projection was left out, vectors of the two towers cannot be compared.
     comparable = len(model.projections) == len(model.architecture()["projections"])
     sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in languages))
     lines = [
-        "# A cross-lingual sentence encoder",
-        "",
-        f"Trained with xrep; sentences become vectors of {sizes} numbers.",
+        f"A cross-lingual sentence encoder, trained with xrep. Sentences become vectors of {sizes} numbers.",
         "",
         "```python",
         *loading,

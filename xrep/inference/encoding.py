@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import naming, try_lock, write_json
+from xrep.files import check_regular, naming, try_lock, write_json
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted, StopRequest
 from xrep.progress import Counter
@@ -249,6 +249,7 @@ class _Writer:
         size = os.fstat(self._file.fileno()).st_size
         if not size:
             return None  # The file is new. A journal without a file is from a run killed just before it deleted it.
+        check_regular(self.journal)
         try:
             saved = json.loads(self.journal.read_text(encoding="utf-8"))
             facts, lines, _ = dict(saved["facts"]), saved["lines"], str(saved["sha256"])

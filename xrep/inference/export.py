@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 from torch import Tensor
 
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming
-from xrep.inference.classifier_files import export_classifier
-from xrep.inference.encoder_files import Format, opening_line, read_by, write_readme
+from xrep.inference.classifier_files import PIPELINES, export_classifier
+from xrep.inference.encoder_files import Format, opening_line, read_by
+from xrep.inference.model_card import README, Card, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_huggingface
 from xrep.models.averaging import average_last
@@ -22,6 +25,7 @@ from xrep.models.directory import (
     TOKENIZER,
     Checkpoint,
     Snapshot,
+    fingerprint,
     load_model,
     open_checkpoint,
     write_checkpoint,
@@ -38,6 +42,8 @@ def export_path(
     *,
     pooling: Pooling | None = None,
     no_projection: bool = False,
+    license: str | None = None,
+    results: Sequence[str | Path] = (),
 ) -> dict[Path, str]:
     """Write the encoder of a checkpoint, or a pretrained one, to ``directory``.
 
@@ -48,6 +54,7 @@ def export_path(
         average: Average the weights of this many of the newest checkpoints of the run; None averages nothing.
         pooling: Pooling to use instead of that with which the encoder was trained.
         no_projection: Whether to leave out the projection (frozen_source, table 8, '[CLS] without MLP').
+        license, results: What the model card says besides, as in ``SentenceEncoder.save``.
 
     Returns:
         The directories written, each with a line of Python that loads it.
@@ -65,12 +72,13 @@ def export_path(
             raise UserError(f"`average` must be at least 1, not {average}")
         checkpoint, mean = average_last(path, average)
         path = checkpoint.path
+    card = Card.of(path, license, results)
     if format == "xrep":
-        return _write_checkpoint(checkpoint or open_checkpoint(path), mean, directory)
+        return _write_checkpoint(checkpoint or open_checkpoint(path), mean, directory, card)
     if Path(path, MANIFEST).is_file() and (checkpoint := checkpoint or open_checkpoint(path)).translates:
-        return _write_its_encoder(checkpoint, mean, directory, format)
+        return _write_its_encoder(checkpoint, mean, directory, format, card)
     if checkpoint is not None and checkpoint.text.annotation is not None:
-        return export_classifier(checkpoint, mean, directory, format)
+        return export_classifier(checkpoint, mean, directory, format, card)
     encoder = SentenceEncoder.load(path, device="cpu")
     if mean is not None:
         encoder.model.load_state_dict(mean)
@@ -80,46 +88,67 @@ def export_path(
         if not encoder.model.projections:
             raise UserError("has no projection to leave out", path=path, cure="export it without `no_projection`")
         encoder.model.projections.clear()
-    return encoder.save(directory, format)
+    return encoder.save(directory, format, license=license, results=results)
 
 
-def _write_checkpoint(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path) -> dict[Path, str]:
+def _write_checkpoint(
+    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, card: Card
+) -> dict[Path, str]:
     """Write a checkpoint with the model alone and, if they are available, the hashes of its training sentences."""
     check_new_directory(directory)
-    hashes = checkpoint.training_hashes
-    snapshot = Snapshot(
-        step=checkpoint.step,
-        config_yaml=(checkpoint.path / CONFIG).read_text(encoding="utf-8"),
-        text=checkpoint.text,
-        save_tokenizers=lambda folder: shutil.copytree(checkpoint.path / TOKENIZER, folder),
-        architecture=checkpoint.manifest["architecture"],
-        model=checkpoint.tensors() if tensors is None else tensors,
-        files={} if hashes is None else {hashes.name: hashes},
-    )
-    write_checkpoint(directory.absolute(), snapshot)
-    kind = "Translator" if checkpoint.translates else "SentenceEncoder"
-    kind = kind if checkpoint.text.annotation is None else "SentenceClassifier"
-    return {directory: f"import xrep; xrep.{kind}.load({json.dumps(str(directory))})"}
+    hashes, annotation = checkpoint.training_hashes, checkpoint.text.annotation
+    kind, pipeline = "SentenceEncoder", "sentence-similarity"
+    if checkpoint.translates:
+        kind, pipeline = "Translator", "translation"
+    if annotation is not None:
+        kind, pipeline = "SentenceClassifier", PIPELINES[annotation.kind]
+    loading = f"import xrep; xrep.{kind}.load({json.dumps(str(directory))})"
+    with TemporaryDirectory() as folder:
+        write_card(
+            Path(folder),
+            directory.name,
+            ["A model of xrep.", "", "```python", loading, "```"],
+            card,
+            library="xrep",
+            pipeline=pipeline,
+            languages=checkpoint.text.languages,
+            fingerprint=lambda: fingerprint(_loaded(checkpoint, tensors), checkpoint.text),
+        )
+        snapshot = Snapshot(
+            step=checkpoint.step,
+            config_yaml=(checkpoint.path / CONFIG).read_text(encoding="utf-8"),
+            text=checkpoint.text,
+            save_tokenizers=lambda folder: shutil.copytree(checkpoint.path / TOKENIZER, folder),
+            architecture=checkpoint.manifest["architecture"],
+            model=checkpoint.tensors() if tensors is None else tensors,
+            files={README: Path(folder, README), **({} if hashes is None else {hashes.name: hashes})},
+        )
+        write_checkpoint(directory.absolute(), snapshot)
+    return {directory: loading}
+
+
+def _loaded(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None) -> Any:
+    """Return the model of a checkpoint, with other weights if they are given."""
+    model = load_model(checkpoint)
+    if tensors is not None:
+        model.load_state_dict(tensors)
+    return model
 
 
 def _write_its_encoder(
-    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: Format
+    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: Format, card: Card
 ) -> dict[Path, str]:
     """Write the encoder of a translation model as a directory of transformers."""
     if format != "hf":
         problem = "a translation model, which sentence-transformers does not have"
         cure = "set `format` to xrep, or to hf for its encoder alone"
         raise UserError(problem, path=checkpoint.path, cure=cure)
-    model = load_model(checkpoint)
-    if tensors is not None:
-        model.load_state_dict(tensors)
+    model = _loaded(checkpoint, tensors)
     text, tokenizers = checkpoint.text, open_tokenizers(checkpoint.path / TOKENIZER)
-    loading = opening_line(model.encoder.library_class, directory, text.source_languages)
+    loading = opening_line(model.encoder.library_class, str(directory), text.source_languages)
     lines = [
-        "# The encoder of a translation model",
-        "",
-        f"Trained with xrep to translate from {', '.join(text.source_languages)}; the decoder is left out."
-        " It gives a vector for each token.",
+        f"The encoder of a model trained with xrep to translate from {', '.join(text.source_languages)}; the decoder is"
+        " left out. It gives a vector for each token.",
         "",
         "```python",
         loading,
@@ -127,5 +156,14 @@ def _write_its_encoder(
     ]
     with naming(directory), directory_aside(directory) as aside:
         write_huggingface(aside, model.encoder, **read_by(text, tokenizers, "source"))
-        write_readme(aside, lines)
+        write_card(
+            aside,
+            directory.name,
+            lines,
+            card,
+            library="transformers",
+            pipeline="feature-extraction",
+            languages=text.source_languages,
+            fingerprint=lambda: fingerprint(model, text),
+        )
     return {directory: loading}

@@ -19,7 +19,7 @@ import numpy as np
 
 import xrep
 from xrep.errors import UserError
-from xrep.files import try_lock, write_aside, write_json
+from xrep.files import check_regular, try_lock, write_aside, write_json
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -262,6 +262,7 @@ def _check(x: Side, y: Side, options: MiningOptions) -> None:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
+    check_regular(path)
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

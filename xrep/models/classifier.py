@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.models.model import ClassifyingModel, Origin
-from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, find_start, load_start, shape_from
+from xrep.models.start import (
+    EncoderOptions,
+    check_sizes,
+    check_vocabulary,
+    encoder_shape,
+    find_start,
+    load_start,
+    shape_from,
+)
 from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
@@ -60,6 +68,7 @@ class Classifier(ClassifyingModel):
         if text.max_length > shape.max_positions:
             problem = f"sequences may have {text.max_length} subwords, the model has {shape.max_positions} positions"
             raise UserError(problem, cure="lower `max_length`")
+        check_sizes({"encoder": shape})
         check_vocabulary(shape, vocabulary, SHARED)
         self.encoder = Encoder.build(shape, **config.rates)
         outputs = SPAN_OUTPUTS if self.annotation.kind == "span" else len(self.annotation.labels)

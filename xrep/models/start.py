@@ -91,6 +91,11 @@ class TrainedTower(Pretrained):
 
     tensors: dict[str, Tensor]
 
+    def check_size(self) -> None:
+        if self.shape.parameters > (present := sum(tensor.numel() for tensor in self.tensors.values())):
+            problem = f"the manifest describes {self.shape.parameters:,} parameters, and the weights have {present:,}"
+            raise UserError(problem, path=self.path, cure="use another checkpoint")
+
     def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
         numbers = {name: re.match(r"layers\.(\d+)\.", name) for name in self.tensors}
         above = [name for name, number in numbers.items() if number and layers is not None and int(number[1]) >= layers]
@@ -132,8 +137,13 @@ def check_sizes(shapes: dict[str, StackSizes], other_parameters: int = 0) -> Non
 
 
 def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Pretrained | None) -> EncoderSizes:
-    """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options."""
+    """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options.
+
+    Raises:
+        UserError: The weights of ``start`` cannot be those of its shape, or it has too few layers.
+    """
     if start is not None:
+        start.check_size()
         return start.shape.first_layers(config.pretrained_layers, start.path)
     encoder_class = ENCODERS.load("transformer" if config.encoder_type == AUTO else config.encoder_type)
     return encoder_class.new_shape(
@@ -154,7 +164,8 @@ def load_start(encoder: Encoder, start: Pretrained, layers: int | None) -> Origi
     check_finite(state, start.path)
     load_weights(encoder, state, start.path)
     left = f"; not used: {some(unused, 3)}" if unused else ""
-    details = f"{len(state)} tensors, encoder type {start.shape.type}{left}"
+    prompt = f"; training does not add its prompt {start.prompts.text!r}" if start.prompts.text else ""
+    details = f"{len(state)} tensors, encoder type {start.shape.type}{left}{prompt}"
     return Origin(path=start.path, languages=start.languages, details=details)
 
 

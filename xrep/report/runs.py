@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from xrep.config import compose
+from xrep.config.yaml_files import flat
 from xrep.errors import UserError
 from xrep.models.directory import CONFIG, read_saved_config
 from xrep.training.progress import METRICS
@@ -84,18 +85,6 @@ def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
         return compose([("the defaults", named)]).values
     except UserError:
         return {}
-
-
-def flat(values: Any, above: str = "") -> dict[str, Any]:
-    """Return nested values as one mapping ``criterion.temperature`` -> value. Items of lists are called by their name
-    or number."""
-    if isinstance(values, Mapping):
-        items = [(str(key), value) for key, value in values.items()]
-    elif isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
-        items = [(str(_mapping(value).get("name", i)), value) for i, value in enumerate(values)]
-    else:
-        return {above: values}
-    return {key: own for name, value in items for key, own in flat(value, f"{above}.{name}" if above else name).items()}
 
 
 def read_json(path: Path) -> Any:

@@ -123,7 +123,8 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
                     cure = "repeat the command to go on with it, or choose another `save_dir`"
                     raise UserError("another run has begun here meanwhile", path=directory, cure=cure)
             _prepare_directory(directory, run, task)
-            progress = Progress(run.configs["logging"], directory, latest.step if latest else 0)
+            step = latest.step if latest else 0
+            progress = Progress(run.configs["logging"], directory, step, options=run.values)
     stack.callback(progress.close)
     trainer.progress, checkpoints.say = progress, progress.say
     if latest is not None:

@@ -135,7 +135,7 @@ class Trainer:
         self.checkpoints, self.progress, self.validate = checkpoints, progress, validate
         if self.config.micro_batch is not None:
             criterion.set_micro_batch(self.config.micro_batch)
-        self.module = TrainingModule(model, criterion).to(world.device)
+        self.module = TrainingModule(model, criterion).moved_to(world.device)
         set_activation_checkpointing(self.module, self.config.activation_checkpointing)
         if self.config.compile:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
