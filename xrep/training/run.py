@@ -240,7 +240,7 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task) -> None:
 def _warnings(criterion: Criterion, task: Task, trainer: Trainer) -> list[str]:
     half = trainer.config.precision in ("bf16", "bfloat16")
     slow = [SLOW_BFLOAT16] if half and trainer.engine.precision == "float32" else []
-    return [f"warning: {warning}" for warning in [*criterion.warnings(task), *slow]]
+    return [f"warning: {warning}" for warning in [*criterion.warnings(task), *trainer.budget.warnings, *slow]]
 
 
 def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
