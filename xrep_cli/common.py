@@ -126,13 +126,21 @@ def command_script(
         options = parser.parse_args(argv)
         for plugin in vars(options).get("plugin", ()):
             import_plugin(plugin)
-        named = [action for action in parser._actions if action.option_strings]
+        named = [action for action in _actions(parser, options) if action.option_strings]
         names = {action.dest: action.option_strings[-1] for action in named}
         names |= {option.strip("-").replace("-", "_"): option for option in names.values()}
         with naming_options(names):
             run(options)
 
     return console_script(function)
+
+
+def _actions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[argparse.Action]:
+    """Yield the options of a parser and of the subcommand that was chosen."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            yield from _actions(action.choices[vars(options)[action.dest]], options)
 
 
 def choose_device(named: str | None) -> str:

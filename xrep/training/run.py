@@ -239,7 +239,7 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task) -> None:
 
 def _warnings(criterion: Criterion, task: Task, trainer: Trainer) -> list[str]:
     slow = [SLOW_BFLOAT16] if trainer.engine.precision != trainer.config.precision else []
-    return [f"warning: {warning}" for warning in [*criterion.warnings(task), *slow]]
+    return [f"warning: {warning}" for warning in [*criterion.warnings(task), *trainer.budget.warnings, *slow]]
 
 
 def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
