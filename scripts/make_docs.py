@@ -26,7 +26,8 @@ from xrep.files import write_aside
 from xrep.registry import REGISTRIES
 
 COMMANDS = (
-    "train", "eval", "report", "preprocess", "encode", "mine", "search", "generate", "predict", "export", "data",
+    "train", "sweep", "eval", "report", "preprocess", "encode", "mine", "search", "generate", "predict", "export",
+    "data",
 )  # fmt: skip
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py. Change the options in the code, not this page. -->\n"
