@@ -37,7 +37,8 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
     "models": (
         "Models",
         "encode, search, translate and classify with what was trained.",
-        ["xrep:SentenceEncoder", "xrep:Translator", "xrep:SentenceClassifier", "xrep.inference.adapters:*",
+        ["xrep:SentenceEncoder", "xrep:Translator", "xrep:SentenceClassifier",
+         "xrep.inference.search_index:SearchIndex", "xrep.inference.search_index:Hit", "xrep.inference.adapters:*",
          "xrep.inference.mining:mine", "xrep.inference.mining:Text", "xrep.inference.mining:MiningOptions"],
     ),
     "kernels": ("Losses", "functions of arrays and no other part of xrep.", ["xrep.kernels:*"]),
