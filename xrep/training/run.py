@@ -253,7 +253,11 @@ def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
         "steps": state.step,
         "examples": state.examples,
         "train_seconds": state.seconds,
-        "best": {"metric": trainer.validate.metric if trainer.validate else None, "value": state.best},
+        "best": {
+            "metric": trainer.validate.metric if trainer.validate else None,
+            "value": state.best,
+            "maximize": trainer.validate.maximize if trainer.validate else None,
+        },
     }
     write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"
