@@ -12,8 +12,10 @@ PLOT = ["matplotlib>=3.8", "scikit-learn>=1.4"]
 SENTEVAL = ["scikit-learn>=1.4"]
 HF = ["transformers>=5"]  # encoders of any architecture
 HUB = ["huggingface_hub>=0.24"]
+WANDB = ["wandb>=0.17"]
+DOCS = ["mkdocs-material>=9.5"]
 TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
-BENCH = ["sentence-transformers>=3"]  # the peers, which the tests of what goes in and out need too
+BENCH = ["sentence-transformers>=5"]  # the peers, which the tests of what goes in and out need too
 PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
 PYTEST = ["hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *BENCH, *HF]
@@ -36,7 +38,14 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["xrep", "xrep.*", "xrep_cli", "xrep_cli.*"]),
     package_data={
-        "xrep": ["py.typed", "recipes/*.yaml", "text/languages.tsv", "text/resources.json"],
+        "xrep": [
+            "py.typed",
+            "recipes/*.yaml",
+            "report/page.css",
+            "report/page.js",
+            "text/languages.tsv",
+            "text/resources.json",
+        ],
         "xrep_cli": ["py.typed"],
     },
     install_requires=[
@@ -58,6 +67,8 @@ setup(
         "senteval": SENTEVAL,
         "hf": HF,
         "hub": HUB,
+        "wandb": WANDB,
+        "docs": DOCS,
         "test": TEST,
         "bench": BENCH,
         "dev": [*PLOT, *HUB, *TEST, "uv>=0.5"],
@@ -73,6 +84,7 @@ setup(
             "xrep-mine=xrep_cli.mine:main",
             "xrep-generate=xrep_cli.generate:main",
             "xrep-predict=xrep_cli.predict:main",
+            "xrep-report=xrep_cli.report:main",
         ]
     },
 )

@@ -21,7 +21,7 @@ from unittest import mock
 from xrep.files import write_aside
 from xrep.registry import REGISTRIES
 
-COMMANDS = ("train", "eval", "preprocess", "encode", "mine", "generate", "predict", "export", "data")
+COMMANDS = ("train", "eval", "report", "preprocess", "encode", "mine", "generate", "predict", "export", "data")
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py. Change the options in the code, not this page. -->\n"
 TRAIN = """\

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 # This comes before any import of torch and triton. Programs that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the network for a model that is named by mistake
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # torch.compile keeps compiled kernels on disk. In a run in which the environment hides some instructions of the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn, random
 
@@ -24,21 +25,25 @@ def write_encoder(
     size: int = 16,
     sentences: list[str] | None = None,
     vocabulary_size: int = 120,
+    options: dict[str, Any] | None = None,
 ) -> Path:
-    """Return an encoder of (source, target) languages with one layer, vectors [N, size] and random weights."""
+    """Return an encoder of (source, target) languages with one layer, vectors [N, size] and random weights.
+
+    ``options`` are those of its run beside the model's.
+    """
     sentences = sentences or [side for pair in sentence_pairs(100) for side in pair]
     tokenizer = train_tokenizer(sentences, vocabulary_size, path.parent / "tokenizer")
     vocabularies = {"shared": Vocabulary.of(tokenizer)}
     source, target = languages
     text = TextSpec(vocabularies=vocabularies, max_length=64, source_languages=source, target_languages=target)
     shape = {"layers": 1, "hidden_size": size, "heads": 2, "feedforward_size": 16, "max_positions": 64}
-    options = {"towers": towers, "normalize": normalize, **shape}
+    own = {"towers": towers, "normalize": normalize, **shape}
     with random.fork_rng():
         random.manual_seed(seed)
-        model = DualEncoder(DualEncoder.Config(**options), text)
+        model = DualEncoder(DualEncoder.Config(**own), text)
     snapshot = Snapshot.of(
         step=1,
-        config_yaml=to_yaml({"model": {"name": "dual_encoder", **options}}),
+        config_yaml=to_yaml({"model": {"name": "dual_encoder", **own}, **(options or {})}),
         text=text,
         save_tokenizers=tokenizer.save,
         model=model,

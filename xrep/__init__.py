@@ -1,7 +1,8 @@
 """Train, evaluate and use cross-lingual sentence encoders.
 
 ``SentenceEncoder`` encodes sentences with any trained or pretrained encoder, ``Translator`` translates with a trained
-translator. ``xrep.kernels`` has the losses and ``xrep.metrics`` the figures of evaluations, each of use alone.
+translator, ``SentenceClassifier`` predicts labels, tags and answers. ``xrep.kernels`` has the losses and
+``xrep.metrics`` the figures of evaluations, each of use alone.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ from typing import TYPE_CHECKING
 from xrep.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from xrep.inference.classifier import SentenceClassifier
     from xrep.inference.generation.translator import Translator
     from xrep.inference.sentence_encoder import SentenceEncoder
 
 __version__ = "0.1.0"
-__all__ = ["SentenceEncoder", "Translator", "__version__"]
+__all__ = ["SentenceClassifier", "SentenceEncoder", "Translator", "__version__"]
 __getattr__, _dir = lazy_names(
     __name__,
-    {"SentenceEncoder": "xrep.inference.sentence_encoder", "Translator": "xrep.inference.generation.translator"},
+    {
+        "SentenceClassifier": "xrep.inference.classifier",
+        "SentenceEncoder": "xrep.inference.sentence_encoder",
+        "Translator": "xrep.inference.generation.translator",
+    },
 )
 
 

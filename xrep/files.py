@@ -50,6 +50,12 @@ def is_stream(path: str | Path) -> bool:
     return os.path.exists(real) and not os.path.isfile(real) and not os.path.isdir(real)
 
 
+def check_regular(path: str | Path) -> None:
+    """Raise UserError if a pipe or device is at ``path``: opening a pipe to which nobody writes waits forever."""
+    if is_stream(path):
+        raise UserError("a pipe or a device", path=path, cure="put a regular file in its place")
+
+
 def same_file(one: str | Path, other: str | Path) -> bool:
     """Return whether two paths lead to the same file, through links as well, or will once it exists."""
     with suppress(OSError):
@@ -77,7 +83,8 @@ def write_aside(path: str | Path) -> Iterator[Path]:
             yield temporary
             os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only file system refuses to remove even what is not there
+            temporary.unlink()
 
 
 def write_json(path: str | Path, content: Any) -> None:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xrep.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files that hold the limit of a container, in versions 2 and 1 of cgroups."""
 
 
 def machine_memory(device: str = "cpu") -> int:
-    """Return the bytes of memory that a process on a device can have: all of it, not what is free at the moment.
+    """Return the bytes of memory that a process on a device can have.
+
+    On a CPU this is all of it, not what is free at the moment, and on a GPU, whose memory no other process gives back,
+    what is free and what torch has reserved for this process.
 
     Args:
         device: ``cpu``, or a device of torch such as ``cuda:1``. A device of another kind counts as the CPU.
@@ -21,7 +28,7 @@ def machine_memory(device: str = "cpu") -> int:
     if device.startswith("cuda"):
         import torch
 
-        return torch.cuda.get_device_properties(torch.device(device)).total_memory
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in CGROUP_LIMITS:
         with suppress(OSError, ValueError):  # no such file, or the word "max"
@@ -39,11 +46,25 @@ def check_memory(needed: int, what: str, *, device: str = "cpu", cure: str) -> N
         cure: What the user can change.
 
     Raises:
-        UserError: It needs more than the whole memory of the machine.
+        UserError: It needs more than ``machine_memory``.
     """
     present = machine_memory(device)
     if needed > present:
-        raise UserError(f"{what} needs {size_of(needed)} of memory, and this machine has {size_of(present)}", cure=cure)
+        owner = "this machine" if device == "cpu" else device
+        raise UserError(f"{what} needs {size_of(needed)} of memory, and {owner} has {size_of(present)}", cure=cure)
+
+
+def check_move(module: nn.Module, device: str, *, gradients: bool, cure: str) -> None:
+    """Check that a device can hold a module, before it is moved there: parameters, buffers and perhaps ``gradients``.
+
+    Raises:
+        UserError: It needs more than ``machine_memory``.
+    """
+    parameters = list(module.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad] if gradients else []
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in [*parameters, *module.buffers(), *trained])
+    count = sum(parameter.numel() for parameter in parameters)
+    check_memory(needed, f"a model with {count:,} parameters", device=device, cure=cure)
 
 
 def size_of(count: int) -> str:

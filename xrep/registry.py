@@ -214,6 +214,7 @@ VALIDATORS = Registry("validation", {
     "loss": "xrep.validation.loss:LossValidator",
     "nli": "xrep.validation.nli:NliValidator",
     "retrieval": "xrep.validation.retrieval:RetrievalValidator",
+    "several": "xrep.validation.several:SeveralValidator",
     "sts": "xrep.validation.sts:StsValidator",
     "translation": "xrep.validation.translation:TranslationValidator",
 }, "xrep.training.validator:Validator")  # fmt: skip

@@ -49,8 +49,8 @@ def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
             sys.stdout.flush()
         except BrokenPipeError:
             code = 141
-        except KeyboardInterrupt:
-            message, code = "interrupted", 130
+        except KeyboardInterrupt as stop:  # Interrupted says what is saved
+            message, code = "; ".join(filter(None, ["interrupted", str(stop)])), 130
         except TrainingError as error:
             message, code = str(error), 1
         except UserError as error:

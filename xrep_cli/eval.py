@@ -6,9 +6,10 @@ import dataclasses
 import glob
 import itertools
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xrep.config.fields import read_fields
 from xrep.config.source import docstring
@@ -27,12 +28,16 @@ from xrep_cli.common import (
     write_summary,
 )
 
+if TYPE_CHECKING:
+    from xrep.evaluation.evaluation import Evaluation
+
 DESCRIPTION = """\
 Measure a sentence encoder, or a translation model, on published test sets.
 
   xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr
   xrep-eval translation --path nmt/best --data 'multi30k/test.{lang}' --langs de,fr --target-lang en
   xrep-eval all --path run1/best --data data/ --json results.json
+  xrep-eval tatoeba --path run1/best --path run2/best --data tatoeba/      # both, and a table to compare them
   xrep-eval sts --help
 
 The encoder is a checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any other system:
@@ -40,8 +45,11 @@ The encoder is a checkpoint, a directory of Hugging Face or sentence-transformer
 list, sentences.tsv."""
 PATH = (
     "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
-    "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows."
+    "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
+    "models."
 )
+WRITTEN_ONCE = ("plot", "save_embeddings", "save_translations")
+"""Options of evaluations that name what is written for one model."""
 READ = ("data", "query_file")
 """Options of evaluations that name files to read."""
 RESULTS = (".json", ".png")
@@ -58,7 +66,7 @@ def build_parser(chosen: str | None = None) -> Parser:
         summary = description.split("\n")[0].rstrip(".")
         command = commands.add_parser(name, help=summary, description=description, formatter_class=HelpFormatter)
         if name == chosen:
-            command.add_argument("--path", metavar="MODEL", help=PATH)
+            command.add_argument("--path", metavar="MODEL", action="append", default=[], help=PATH)
             specs = read_fields("", f"{target}.Config")
             for spec in sorted(specs, key=lambda spec: spec.default is not dataclasses.MISSING):
                 add_field(command, spec)
@@ -78,14 +86,14 @@ def main(argv: Sequence[str]) -> None:
         import_plugin(plugin)
     chosen = others[0] if others and others[0] in EVALUATIONS.names() else None
     options = vars(build_parser(chosen).parse_args(others))
-    name, path, json_file, _ = (options.pop(key) for key in ("evaluation", "path", "json", "plugin"))
+    name, paths, json_file, _ = (options.pop(key) for key in ("evaluation", "path", "json", "plugin"))
     evaluation = EVALUATIONS.load(name)
     with naming_options({field: "--" + field.replace("_", "-") for field in ("path", *options)}):
-        _check(json_file, options)
-        _measure(name, evaluation(evaluation.Config(**options)), path, json_file, options)
+        _check(paths, json_file, options)
+        _measure(name, evaluation(evaluation.Config(**options)), paths, json_file, options)
 
 
-def _check(json_file: str | None, options: dict[str, Any]) -> None:
+def _check(paths: list[str], json_file: str | None, options: dict[str, Any]) -> None:
     """Check before the work that its results can be written.
 
     Raises:
@@ -93,6 +101,11 @@ def _check(json_file: str | None, options: dict[str, Any]) -> None:
     """
     if options.get("batch_tokens", 1) < 1:
         raise UserError(f"--batch-tokens {options['batch_tokens']}", cure="give at least 1")
+    if len(set(paths)) < len(paths):
+        raise UserError("a --path is given twice", cure="name each model once")
+    for option in WRITTEN_ONCE if len(paths) > 1 else ():
+        if options.get(option) is not None:
+            raise UserError(f"`{option}` with {len(paths)} models", cure="measure one at a time for it")
     results = {"--json": json_file, "--plot": options.get("plot")}
     for option, file in results.items():
         if file is not None and options.get("list_sentences") is not None:
@@ -125,28 +138,44 @@ def _files(named: str | list[str] | None) -> Iterator[str]:
                 yield from map(str, kept if path.is_dir() else [path])
 
 
-def _measure(name: str, evaluation: Any, path: str | None, json_file: str | None, options: dict[str, Any]) -> None:
-    from xrep.evaluation.encoders import SentenceList
+def _measure(
+    name: str, evaluation: Evaluation, paths: list[str], json_file: str | None, options: dict[str, Any]
+) -> None:
+    from xrep.evaluation.encoders import SentenceList, shortened
+    from xrep.evaluation.evaluation import comparison
 
     evaluation.read()
     if list_file := options.get("list_sentences"):
         sentences = SentenceList()
-        figures = evaluation.measure(sentences)
+        failed = evaluation.measure(sentences).failed
         sentences.write(list_file)
         print(f"{len(sentences)} sentences: {list_file}")
     else:
-        if path is None and evaluation.takes_path:
-            raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
-        model = evaluation.open(path or "")
-        figures = evaluation.measure(model)
-        notes = figures.plot(options["plot"]) if options.get("plot") else ()
-        record = figures.record(name, model)
-        if json_file != "-":
-            print("\n".join([figures.printed(), *(notes or ())]))
-        write_summary(record, json_file)
-    if figures.failed:
-        problem = f"{', '.join(figures.failed)} could not be measured"
-        raise UserError(problem, cure="; ".join(figures.failed.values()))
+        with tempfile.TemporaryDirectory() as folder:
+            if not paths and evaluation.takes_path:
+                raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
+            records, failed = {}, {}
+            dimensions = options.get("dimensions")
+            if dimensions is not None and options["cache"] is None:  # the vectors of all widths are computed once
+                evaluation.config.cache = folder
+            opened = [evaluation.open(path) for path in paths or [""]]
+            models = [each for model in opened for each in shortened(model, dimensions)]
+            for model in models:
+                figures = evaluation.measure(model)
+                drawn = figures.plot and options.get("plot") and model is models[0]
+                notes = figures.plot(options["plot"]) if drawn else ()
+                records[str(model.path)] = figures.record(name, model)
+                failed |= figures.failed
+                if json_file != "-":
+                    heading = [f"{model.path}:"] if len(models) > 1 else []
+                    print("\n".join([*heading, figures.printed(), *(notes or ()), *([""] if heading else [])]))
+            if len(models) > 1 and json_file != "-":
+                print(comparison(records))
+            (record, *others) = records.values()
+            write_summary({"test": name, "models": records} if others else record, json_file)
+    if failed:
+        problem = f"{', '.join(failed)} could not be measured"
+        raise UserError(problem, cure="; ".join(failed.values()))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,14 @@ DESCRIPTION = """\
 Write an encoder as a directory that sentence-transformers, transformers or xrep load, tokenizer included.
 
   xrep-export --path run1/best --format sentence-transformers --output my-encoder
-  python -c "from sentence_transformers import SentenceTransformer as S; print(S('my-encoder').encode(['Hallo']).shape)"
 
-An encoder with a tower for each side of its pairs becomes two directories, my-encoder/source and my-encoder/target,
-and a README that says which is which. Reading one back into xrep gives the same weights, bit by bit.
+prints the directory and the Python line that opens it. If the encoder has a tower for each side of its language pairs,
+sentence-transformers (5 or newer) opens both as one model, and the language of the sentences is the task:
+
+  SentenceTransformer("my-encoder").encode(["Hallo"], task="de")
+
+my-encoder/source and my-encoder/target can also be opened alone; --format hf writes these two. A README says which is
+which. Reading a directory back into xrep gives the same weights, bit by bit.
 
 The mean of the last checkpoints of a run often measures better than any of them, and most papers on translation measure
 it. A checkpoint of it, for xrep-eval, xrep-encode, xrep-generate and xrep-train --init, without what training alone
@@ -28,7 +32,11 @@ needs:
   xrep-export --path nmt --average 10 --format xrep --output nmt-mean
   xrep-generate --path nmt-mean --input test.de --output hyp.en
 
-Of a translation model --format hf writes the encoder alone."""
+Of a translation model --format hf writes the encoder alone. README.md is a model card with metadata for the Hugging
+Face Hub: languages, the checksums of the training data and, if they are given, licence and results:
+
+  xrep-eval all --path run1/best --data data/ --json results.json
+  xrep-export --path run1/best --output my-encoder --license apache-2.0 --results results.json"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -56,6 +64,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--pooling", choices=("mean", "max", "cls"), help="another pooling than it was trained with")
     add("--no-projection", action="store_true", help="leave out the projection behind the pooling ([CLS] without MLP)")
+    add(
+        "--license",
+        metavar="ID",
+        help="licence of the model, for the model card: apache-2.0, cc-by-4.0, other and so on",
+    )
+    add(
+        "--results",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="results for the model card, which xrep-eval --json wrote for this model",
+    )
     add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the encoder's model")
     return parser
 
@@ -64,8 +84,9 @@ def _main(options: argparse.Namespace) -> None:
     from xrep.inference.export import export_path
 
     changes = {"pooling": options.pooling, "no_projection": options.no_projection}
-    for path in export_path(options.path, options.output, options.format, options.average, **changes):
-        print(path)
+    changes |= {"license": options.license, "results": options.results}
+    written = export_path(options.path, options.output, options.format, options.average, **changes)
+    print(*written, *(f"  {line}" for line in written.values()), sep="\n")
 
 
 main = command_script(build_parser, _main)

@@ -139,7 +139,9 @@ def _first_look(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
     """Return the chosen parts, the YAML files and the plugins, which decide what other options there are."""
     selected: dict[str, Any] = {}
     files: dict[str, list[str]] = {"config": [], "plugin": []}
-    for form, name, value in _words(argv, lambda name: name not in FILES and not _selected_section(name)):
+    for form, name, value in _words(
+        argv, lambda name: name not in FILES and not _selected_section(name) and not _is_several(name)
+    ):
         if not value:
             continue
         if name in ("plugin", "plugins"):
@@ -148,7 +150,14 @@ def _first_look(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
             files["config"].append(value)
         elif path := _selected_section(name):
             _place(selected, [*path, "name"], value)
+        elif _is_several(name):
+            selected.setdefault("validation", {"name": "several"})
     return selected, files
+
+
+def _is_several(key: str) -> bool:
+    """Return whether a key is the one that chooses the validation ``several`` unless another is named."""
+    return key.replace("-", "_") in ("validate_with", "validation.validate_with")
 
 
 def _selected_section(key: str) -> list[str] | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from xrep.config.fields import fields_of_class
 from xrep.data.preprocess import PreprocessOptions, PreprocessReport, preprocess
 from xrep.data.store import TOKENIZER_DIRECTORY
+from xrep.interrupts import Interrupted
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
 from xrep_cli.common import (
@@ -87,7 +88,10 @@ def _main(options: argparse.Namespace) -> None:
     texts = {"a training, validation or test text": inputs, "--destdir": options.destdir}
     check_outputs({"--json": options.json}, texts)
     log = functools.partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)
-    report = preprocess(splits, options.destdir, _options(options), log)
+    try:
+        report = preprocess(splits, options.destdir, _options(options), log)
+    except KeyboardInterrupt:
+        raise Interrupted(f"nothing is written to {options.destdir}; the same command begins again") from None
     log(f"\n{report.cleaning.table()}\n")
     log(_summary(report))
     write_summary(report.as_dict(), options.json)

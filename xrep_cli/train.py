@@ -40,9 +40,11 @@ def main(argv: Sequence[str]) -> None:
         with _one_report_per_host():
             world = start(runs[0].configs["distributed"], runs[0].configs["trainer"].device)
         try:
-            train_course(runs, functools.partial(train, world=world), world.is_main)
+            summary = train_course(runs, functools.partial(train, world=world), world.is_main)
         finally:
             leave(world)
+    if not summary.finished and summary.signal == "SIGINT":  # after `&&`, no evaluation of half a run begins
+        raise SystemExit(130)
 
 
 @contextmanager

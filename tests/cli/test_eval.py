@@ -103,6 +103,30 @@ def test_everything_at_once(shared: Path, data: Path, tmp_path: Path, capsys: py
     assert 0 <= values["random_mean"] <= 100
 
 
+def test_two_encoders_are_measured_and_compared(
+    shared: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    other = _checkpoint(tmp_path / "other", "shared", normalize=True)
+    alone = []
+    for path in (shared, other):
+        assert _eval("--path", path, "--data", data, "--json", "-") == 0
+        alone.append(json.loads(capsys.readouterr().out))
+    both = ["--path", shared, "--path", other, "--data", data]
+    assert _eval(*both, "--json", tmp_path / "out.json") == 0
+    assert json.loads((tmp_path / "out.json").read_text())["models"] == {r["model"]["path"]: r for r in alone}
+    printed = capsys.readouterr().out
+    header, _, row = printed.splitlines()[-3:]
+    assert header.split() == ["figure", str(shared), str(other)] and row.startswith("mean of 2")
+    for record in alone:
+        value, (low, high) = record["headline"]["mean of 2"], record["intervals"]["mean of 2"]
+        assert low <= value <= high and f"{value:.2f} [{low:.2f}, {high:.2f}]" in row
+    assert f"\n{other}:\nlanguage" in printed
+    assert _eval(*both, "--plot", tmp_path / "out.png") == 2
+    assert "--plot with 2 models; measure one at a time" in capsys.readouterr().err
+    assert _eval(*both, "--path", other) == 2
+    assert "a --path is given twice" in capsys.readouterr().err
+
+
 def test_json_on_stdout_stands_alone(shared: Path, data: Path, capsys: pytest.CaptureFixture) -> None:
     assert _eval("--path", shared, "--data", data, "--langs", "deu", "--drop-overlap", "--json", "-") == 0
     values = json.loads(capsys.readouterr().out)
@@ -229,7 +253,7 @@ def test_a_bug_in_one_test_costs_only_that_test(
 ) -> None:
     shutil.copytree(data, tmp_path / "tatoeba")
     _write_sts(tmp_path / "STSBenchmark")
-    monkeypatch.setattr("xrep.evaluation.sts.measure", lambda *a, **b: {}["a bug"])
+    monkeypatch.setattr("xrep.evaluation.sts.similarities", lambda *a, **b: {}["a bug"])
     assert main(["all", "--path", str(shared), "--data", str(tmp_path)]) == 2
     printed = capsys.readouterr()
     assert "mean of 2" in printed.out and "sts: not measured: KeyError: 'a bug'" in printed.out

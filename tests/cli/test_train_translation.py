@@ -167,6 +167,9 @@ def test_two_steps_are_two_commands_or_two_stages(data_directory: Path, tmp_path
     """A frozen encoder stays equal to the last bit; then everything is trained."""
     first, second = {"max_steps": 4, "freeze": "encoder"}, {"max_steps": 3, "lr": 1e-3}
     nmt1 = train(data_directory, tmp_path / "nmt1", encoder=encoder, **first)
+    said = capfd.readouterr().err
+    assert f"encoder (de, es): frozen, 0.0M parameters, from {encoder / 'shared'} (de, en, es, " in said
+    assert "decoder (en): trained, 0.0M parameters, random weights" in said
     before, after = open_checkpoint(encoder).tensors(MODEL), tensors(nmt1)
     kept = {name: tensor for name, tensor in after.items() if name.startswith("encoder.")}
     assert len(kept) > 10 and {f"encoders.shared.{name.removeprefix('encoder.')}" for name in kept} <= set(before)

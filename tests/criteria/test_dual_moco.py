@@ -35,7 +35,14 @@ def make_groups(make_batch, accumulate: int) -> list[list[PairBatch]]:
     return [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)]
 
 
-def simulate(model, groups, *, size: int, momentum: float, masked: bool) -> tuple[list[float], dict[str, Tensor]]:
+def cut(vector: Tensor, width: int | None) -> Tensor:
+    """The first numbers of a vector, at length 1."""
+    return vector if width is None else vector[:width] / vector[:width].norm()
+
+
+def simulate(
+    model, groups, *, size: int, momentum: float, masked: bool, widths: tuple[int, ...] = ()
+) -> tuple[list[float], dict[str, Tensor]]:
     """Return the losses of the steps and the final weights of base (``base.*``) and momentum encoders (``slow.*``)."""
     base = copy.deepcopy(model).double()
     slow = copy.deepcopy(base)
@@ -52,9 +59,11 @@ def simulate(model, groups, *, size: int, momentum: float, masked: bool) -> tupl
                 for i in range(len(batch)):
                     others = queues[y] if size else [(key[y][j], ids[j]) for j in range(len(batch)) if j != i]
                     negatives = [h for h, other in others if not (masked and other & ids[i])]
-                    positive = torch.exp(query[x][i] @ key[y][i] / TAU)
-                    total = positive + sum(torch.exp(query[x][i] @ h / TAU) for h in negatives)
-                    objective = objective - torch.log(positive / total) / sum(len(b) for b in group)
+                    for width in (None, *widths):
+                        own = cut(query[x][i], width)
+                        positive = torch.exp(own @ cut(key[y][i], width) / TAU)
+                        total = positive + sum(torch.exp(own @ cut(h, width) / TAU) for h in negatives)
+                        objective = objective - torch.log(positive / total) / sum(len(b) for b in group)
             for side in sides:
                 new[side] += zip(key[side], ids, strict=True)
         parameters = list(base.parameters())
@@ -98,29 +107,34 @@ def train(model, criterion, groups) -> list[float]:
         {"towers": "shared", "size": 2, "momentum": 0.7, "masked": False, "accumulate": 2},
         {"towers": "separate", "size": 0, "momentum": 0.7, "masked": False, "accumulate": 2},
         {"towers": "shared", "size": 0, "momentum": 0.7, "masked": True, "accumulate": 1},
+        {"towers": "separate", "size": 10, "momentum": 0.7, "masked": True, "accumulate": 2, "widths": (9, 4)},
+        {"towers": "shared", "size": 0, "momentum": 0.7, "masked": False, "accumulate": 1, "widths": (5,)},
     ],
     ids=[
         *("queue wraps", "equal sentences masked", "accumulation", "without momentum", "queue below the batch"),
-        *("no queue", "no queue, equal sentences masked"),
+        *("no queue", "no queue, equal sentences masked", "matryoshka", "matryoshka without a queue"),
     ],
 )
 def test_steps_equal_the_simulation(text, make_batch, options: dict) -> None:
     model = make_model(text, towers=options["towers"])
     size, momentum, masked = options["size"], options["momentum"], options["masked"]
-    groups = make_groups(make_batch, options["accumulate"])
-    expected, weights = simulate(model, groups, size=size, momentum=momentum, masked=masked)
+    groups, widths = make_groups(make_batch, options["accumulate"]), options.get("widths", ())
+    expected, weights = simulate(model, groups, size=size, momentum=momentum, masked=masked, widths=widths)
     start = {name: p.detach().double() for name, p in copy.deepcopy(model).named_parameters()}
-    config = DualMoco.Config(queue_size=size, momentum=momentum, temperature=TAU, mask_equal_sentences=masked)
+    config = DualMoco.Config(
+        queue_size=size, momentum=momentum, temperature=TAU, mask_equal_sentences=masked, matryoshka=list(widths)
+    )
     criterion = DualMoco(config, model, text)
 
     losses = train(model, criterion, groups)
 
+    exactness = 4e-5 if widths else 5e-6  # the gradients of more losses are larger
     assert (expected[0] == losses[0] == 0) == bool(size) and expected[-1] > 0.5
     assert losses == pytest.approx(expected, rel=1e-5)
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.double(), weights[f"base.{name}"], rtol=0, atol=5e-6)
+        torch.testing.assert_close(parameter.double(), weights[f"base.{name}"], rtol=0, atol=exactness)
     for name, parameter in criterion.momentum_encoder.model.named_parameters():
-        torch.testing.assert_close(parameter.double(), weights[f"slow.{name}"], rtol=0, atol=5e-6)
+        torch.testing.assert_close(parameter.double(), weights[f"slow.{name}"], rtol=0, atol=exactness)
         assert parameter.grad is None and not parameter.requires_grad
     assert max(float((weights[f"base.{name}"] - start[name]).abs().max()) for name in start) > 0.01
     assert not any(buffer.requires_grad for buffer in criterion.buffers())

@@ -17,11 +17,13 @@ def _result(encoder, file: Path) -> dict:
         text="a table",
         values={"mean": 1.5},
         headline={"mean": 1.5},
+        intervals={"mean": (1.0, 2.25)},
         files=[file],
         settings={"k": 4},
         overlap=Overlap(1, 9),
     )
-    assert figures.printed() == "a table\noverlap: 1 of 9 test examples were in the training text"
+    lines = ["a table", "mean: 95% interval 1.00 to 2.25", "overlap: 1 of 9 test examples were in the training text"]
+    assert figures.printed().splitlines() == lines
     return figures.record("sts", encoder)
 
 
@@ -33,6 +35,7 @@ def test_two_results_are_told_apart_by_what_made_them(ngram_encoder, tmp_path: P
         "test": "sts",
         "values": {"mean": 1.5},
         "headline": {"mean": 1.5},
+        "intervals": {"mean": [1.0, 2.25]},
         "model": {"path": "trigrams", "fingerprint": "trigrams None"},
         "data": {str(file): hashlib.sha256(b"a\n").hexdigest()},
         "settings": {"k": 4},

@@ -76,6 +76,9 @@ def test_numbers_that_do_not_fit_are_named(name: str, argument: str, value: floa
     [
         ("word_infonce", {"samples": 0}, "samples must be finite and at least 1"),
         ("word_infonce", {"embedding": vectors(0, 4)}, "embedding must have at least one row"),
+        ("word_infonce", {"words": IDS + 9}, r"words must lie in \[0, 9\), not 9 to 9"),
+        ("word_infonce", {"words": IDS - 1}, r"words must lie in \[0, 9\), not -1 to -1"),
+        ("word_infonce", {"special": torch.tensor([0, 2**40])}, r"special must lie in \[0, 9\)"),
         ("linear_cross_entropy", {"target": torch.tensor([0, 5, 0])}, "target 5 is neither"),
         ("linear_cross_entropy", {"bias": vectors(2, 5), "groups": torch.tensor([0, 2, 0])}, "groups must lie in"),
         ("queue_infonce", {"valid": 7}, "valid must lie in"),

@@ -13,7 +13,6 @@ from tests.runs import compose_run
 from xrep import SentenceEncoder
 from xrep.data.batching import collate
 from xrep.errors import UserError
-from xrep.inference.export import export
 from xrep.training.run import train
 
 __all__ = ["data_directory"]
@@ -59,8 +58,57 @@ def test_a_long_sentence_is_cut(encoder):
 
 def test_no_sentence_and_a_lone_string(encoder):
     assert encoder.encode([]).shape == (0, 32)
-    with pytest.raises(TypeError, match="a list of sentences"):
-        encoder.encode("Guten Tag")
+    alone = encoder.encode("Guten Tag")
+    assert alone.shape == (32,)
+    np.testing.assert_allclose(alone, encoder.encode(["Guten Tag", "Haus"])[0], atol=1e-6)
+
+
+def test_batches_of_few_sentences(encoder, monkeypatch):
+    sizes, encode = [], encoder.model.encode
+    monkeypatch.setattr(encoder.model, "encode", lambda tower, batch: sizes.append(len(batch)) or encode(tower, batch))
+    vectors = encoder.encode(GERMAN, batch_size=5)
+    assert max(sizes) == 5 and sum(sizes) == 43
+    monkeypatch.undo()
+    np.testing.assert_allclose(vectors, encoder.encode(GERMAN), atol=1e-5)
+    with pytest.raises(UserError, match="`batch_size` must be at least 1, not 0"):
+        encoder.encode(GERMAN, batch_size=0)
+
+
+def test_tensors_and_their_similarity(encoder):
+    arrays, tensors = (encoder.encode(GERMAN, convert_to=kind, normalize=False) for kind in ("numpy", "torch"))
+    assert isinstance(tensors, torch.Tensor) and tensors.dtype == torch.float32
+    np.testing.assert_array_equal(tensors.numpy(), arrays)
+    unit = encoder.encode(GERMAN)
+    for given in (arrays, tensors):  # of any length
+        found = encoder.similarity(given, tensors[:3])
+        assert found.shape == (43, 3)
+        np.testing.assert_allclose(found.numpy(), unit @ unit[:3].T, atol=1e-5)
+    assert encoder.similarity(arrays[0], arrays[1]).shape == (1, 1)
+
+
+def test_prompts_as_sentence_transformers_adds_them(tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="it is in the extra 'bench'")
+    encoder = SentenceEncoder.load(write_encoder(tmp_path / "run" / "best"))
+    without, plain = encoder.fingerprint(), encoder.encode(["the dog"])
+    encoder.prompts = {"query": "the house ", "none": ""}
+    np.testing.assert_array_equal(encoder.encode(["the dog"]), plain)
+    asked = encoder.encode(["the dog"], prompt_name="query")
+    np.testing.assert_array_equal(asked, encoder.encode(["the house the dog"]))
+    np.testing.assert_array_equal(asked, encoder.encode(["the dog"], prompt="the house "))
+    with pytest.raises(UserError, match="there is no prompt 'document'; known: query, none"):
+        encoder.encode(["the dog"], prompt_name="document")
+    assert encoder.fingerprint() == without
+    encoder.default_prompt_name = "query"
+    assert encoder.fingerprint() != without
+    np.testing.assert_array_equal(encoder.encode(["the dog"]), asked)
+    np.testing.assert_array_equal(encoder.encode(["the dog"], prompt=""), plain)
+    encoder.save(tmp_path / "out")
+    again, theirs = SentenceEncoder.load(tmp_path / "out"), library.SentenceTransformer(str(tmp_path / "out"))
+    assert (again.prompts, again.default_prompt_name) == (encoder.prompts, "query")
+    for options in ({}, {"prompt_name": "none"}, {"prompt": "a red "}):
+        expected = theirs.encode(["the dog"], **options)
+        np.testing.assert_allclose(again.encode(["the dog"], **options), expected, atol=1e-5)
+    np.testing.assert_allclose(again.encode(["the dog"]), asked, atol=1e-5)
 
 
 def test_random_weights_are_another_encoder_and_always_the_same(run, encoder):
@@ -96,7 +144,8 @@ def test_the_fingerprint_is_of_the_vectors_and_not_of_the_place(tmp_path):
     prints = [SentenceEncoder.load(path).fingerprint() for path in (one, tmp_path / "moved" / "best", other)]
     assert prints[0] == prints[1] != prints[2]
     assert SentenceEncoder.load(one, dtype="bfloat16").fingerprint() not in prints
-    exported = [export(SentenceEncoder.load(one), tmp_path / name, "sentence-transformers")[0] for name in ("x", "y")]
-    assert len({SentenceEncoder.load(path).fingerprint() for path in exported}) == 1
+    for name in ("x", "y"):
+        SentenceEncoder.load(one).save(tmp_path / name)
+    assert len({SentenceEncoder.load(tmp_path / name).fingerprint() for name in ("x", "y")}) == 1
     more = write_encoder(tmp_path / "c" / "best", seed=1, vocabulary_size=110)
     assert SentenceEncoder.load(more).fingerprint() not in prints

@@ -122,9 +122,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "prompt": (
         "config_sentence_transformers.json",
-        {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
-        "by default its sentences begin with the prompt 'query: '",
+        {"default_prompt_name": "q"},
+        "there is no prompt 'q', the default",
     ),
+    "prompts": ("config_sentence_transformers.json", {"prompts": {"q": 3}}, "prompts are not texts with names"),
 }
 
 

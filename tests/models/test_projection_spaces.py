@@ -71,7 +71,7 @@ def test_a_run_keeps_them(run: Path, tmp_path: Path) -> None:
     encoder = SentenceEncoder.load(run / "last", device="cpu")
     vectors = encoder.encode(ENGLISH)
     assert len(encoder.model.projections["shared"].spaces) == 4 and not encoder.model.training
-    copy = export_path(run / "last", tmp_path / "copy", "xrep")[0]
+    (copy,) = export_path(run / "last", tmp_path / "copy", "xrep")
     np.testing.assert_array_equal(SentenceEncoder.load(copy, device="cpu").encode(ENGLISH), vectors)
     half = SentenceEncoder.load(run / "last", device="cpu", dtype="bfloat16").encode(ENGLISH)
     np.testing.assert_allclose(half, vectors, atol=0.05)

@@ -15,6 +15,7 @@ import yaml
 FLOORS = {
     "xrep_cli": 8,
     "xrep.evaluation": 7,
+    "xrep.report": 7,
     "xrep.validation": 7,
     "xrep.criteria": 6,
     "xrep.training": 6,
@@ -33,6 +34,7 @@ FLOORS = {
     "xrep.files": 1,
     "xrep.errors": -1,  # this and the next ones are below the first floor: any room may use them
     "xrep.hashing": 0,
+    "xrep.interrupts": 0,
     "xrep.lazy": 0,
     "xrep.memory": 0,
     "xrep.progress": 0,
@@ -46,6 +48,7 @@ NEIGHBOURS = {
     ("xrep.interop", "xrep.data"),  # the type of a batch
     ("xrep.interop", "xrep.nn"),  # the encoder that weights are read into and written from
     ("xrep.validation", "xrep.evaluation"),  # validators measure with the functions of the evaluations
+    ("xrep.report", "xrep.evaluation"),  # a report measures what it shows
     ("xrep.training", "xrep.criteria"),  # the type of a criterion and of its loss
 }
 MAXIMUM_LINES = 400

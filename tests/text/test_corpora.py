@@ -38,8 +38,8 @@ def test_what_is_fetched_is_pinned():
 
 
 def test_an_encoder_says_how_it_is_used():
-    for name in ("minilm", "m3e-small"):
-        assert f"--source-encoder $(xrep-data get {name} --print-path)" in find_resource(name).instructions
+    for name, side in (("minilm", "target"), ("m3e-small", "source")):  # English is the target side of all text
+        assert f"--{side}-encoder $(xrep-data get {name} --print-path)" in find_resource(name).instructions
 
 
 def test_each_name_leads_to_its_own_model(tmp_path, monkeypatch):

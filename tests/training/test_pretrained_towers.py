@@ -14,7 +14,6 @@ from tests.corpus import sentence_pairs, write_corpus
 from tests.runs import options, refusal, xrep_train
 from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
-from xrep.inference.export import export
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_huggingface
 from xrep.interop.pretrained import read_pretrained
@@ -62,6 +61,8 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             **ids,
             save_tokenizer=lambda place, tokenizer=tokenizer: save_as_huggingface(tokenizer, place, 40),
         )
+        card = f"---\nlicence: mit\nlanguage:\n- {language}\ntags:\n- es\n---\n# An encoder\n"
+        (found[language] / "README.md").write_text(card, encoding="utf-8")
     return found
 
 
@@ -79,7 +80,8 @@ def run(raw: Path, pretrained: dict[str, Path], tmp_path_factory: pytest.TempPat
     encoders = {"source_encoder": pretrained["de"], "target_encoder": pretrained["en"]}
     finished = xrep_train(*arguments(raw, directory, max_steps=30, lr=1e-3, **encoders))
     assert finished.returncode == 0, finished.stderr
-    assert f"tower source: 29 tensors of {pretrained['de']}, encoder type transformer\n" in finished.stderr
+    origin = f"from {pretrained['de']} (de, 29 tensors, encoder type transformer)"
+    assert f"tower source (de): trained, 0.0M parameters, {origin}\n" in finished.stderr
     return directory
 
 
@@ -141,6 +143,16 @@ def test_a_run_goes_on_and_its_encoder_loads_without_the_pretrained_weights(
         ({"source_encoder": "de", "target_encoder": "en", "pretrained_layers": 3}, "has 2 layers, not 3"),
         ({"source_encoder": "de", "target_encoder": "en", "pooled_layer": 3}, "2 layers; lower --pooled-layer from 3"),
         ({"towers": "shared", "source_encoder": "de"}, "a shared tower has --encoder"),
+        (
+            {"criterion": "frozen_source", "source_encoder": "en", "vocab_size": 60},
+            "en: an encoder for en would be the frozen source tower, whose text is in de; "
+            "set --source-side to target, and name it by --target-encoder",
+        ),
+        ({"criterion": "frozen_source", "encoder": "en"}, "whose text is in de; set --source-side to target"),
+        (
+            {"criterion": "frozen_source", "encoder": "de", "source_side": "target"},
+            "de: an encoder for de would be the frozen target tower, whose text is in en; set --source-side to source",
+        ),
     ],
     ids=str,
 )
@@ -182,30 +194,40 @@ def test_first_layers_and_the_pooled_layer(raw: Path, pretrained: dict[str, Path
 
 
 def test_export_of_two_towers_and_back(run: Path, tmp_path: Path) -> None:
-    encoder = SentenceEncoder.load(run / "best")
+    encoder, out = SentenceEncoder.load(run / "best"), tmp_path / "out"
     sentences = {"de": ["ein rotes Haus am Morgen", "meine Schwester"], "en": ["a red house", "my sister sees  it"]}
-    source, target = export(encoder, tmp_path / "out", "sentence-transformers")
-    assert (source, target) == (tmp_path / "out" / "source", tmp_path / "out" / "target")
-    readme = (tmp_path / "out" / "README.md").read_text()
-    assert "- `source/` reads de\n- `target/` reads en\n" in readme
-    for path, language, tower in ((source, "de", "source"), (target, "en", "target")):
-        again = SentenceEncoder.load(path)
+    assert list(encoder.save(out)) == [out]
+    assert "- `source/` reads de\n- `target/` reads en\n" in (out / "README.md").read_text()
+    whole = SentenceEncoder.load(out)
+    assert whole.languages == ["de", "en"] and list(whole.model.encoders) == ["source", "target"]
+    for language, tower in (("de", "source"), ("en", "target")):
+        again = SentenceEncoder.load(out / tower)
         assert again.model.pooling == {"shared": "mean"} and again.text.max_length == 32
         ours, theirs = encoder.model.encoders[tower].state_dict(), again.model.encoders["shared"].state_dict()
         assert list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
-        np.testing.assert_array_equal(again.encode(sentences[language]), encoder.encode(sentences[language], language))
+        expected = encoder.encode(sentences[language], language)
+        np.testing.assert_array_equal(again.encode(sentences[language]), expected)
+        np.testing.assert_array_equal(whole.encode(sentences[language], language), expected)
     with pytest.raises(UserError, match="exists and is not empty"):
-        export(encoder, tmp_path / "out", "hf")
-    assert json.loads((source / "config.json").read_text())["model_type"] == "bert"
+        encoder.save(out, "hf")
+    assert list(encoder.save(tmp_path / "hf", "hf")) == [tmp_path / "hf" / "source", tmp_path / "hf" / "target"]
+    assert json.loads((out / "source" / "config.json").read_text())["model_type"] == "bert"
 
 
 def test_exported_directories_give_the_same_vectors_in_sentence_transformers(run: Path, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="it is in the extra 'bench'")
-    encoder = SentenceEncoder.load(run / "best")
-    export(encoder, tmp_path / "out", "sentence-transformers")
+    encoder, out = SentenceEncoder.load(run / "best"), tmp_path / "out"
+    (line,) = encoder.save(out).values()
+    assert line.endswith('.encode(["..."], task="de")  # or en')
+    exec(line)
+    whole = library.SentenceTransformer(str(out), device="cpu")
     for kind in ("source", "target"):
         language = {"source": "de", "target": "en"}[kind]
         sentences = [pair[kind == "target"] for pair in sentence_pairs(400)[:40]] + ["", "ein", "X" * 300]
-        theirs = library.SentenceTransformer(str(tmp_path / "out" / kind), device="cpu").encode(sentences)
+        theirs = library.SentenceTransformer(str(out / kind), device="cpu").encode(sentences)
+        np.testing.assert_allclose(whole.encode(sentences, task=language), theirs, atol=1e-6)
         cosines = (theirs * encoder.encode(sentences, language)).sum(1) / np.linalg.norm(theirs, axis=1)
         assert cosines.min() > 0.9999
+    for refused in ({}, {"task": "fr"}):  # no tower is chosen without a word
+        with pytest.raises(ValueError, match="de.*en"):
+            whole.encode(["ein Haus"], **refused)

@@ -92,3 +92,17 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 def to_yaml(values: Mapping[str, Any]) -> str:
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def flat(values: Any, above: str = "") -> dict[str, Any]:
+    """Return nested values as one mapping ``criterion.temperature`` -> value. Items of lists are called by their name
+    or number."""
+    if isinstance(values, Mapping):
+        items = [(str(key), value) for key, value in values.items()]
+    elif isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
+        items = [
+            (str(value.get("name", i) if isinstance(value, Mapping) else i), value) for i, value in enumerate(values)
+        ]
+    else:
+        return {above: values}
+    return {key: own for name, value in items for key, own in flat(value, f"{above}.{name}" if above else name).items()}

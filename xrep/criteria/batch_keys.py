@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from xrep.criteria.contrastive import first_numbers
 from xrep.kernels.gather import current_group, gathered
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
 from xrep.memory import check_memory
@@ -46,12 +47,26 @@ def new_queue(size: int, width: int, dtype: torch.dtype = torch.float32, count: 
 
 
 def in_queue(
-    query: Tensor, positive: Tensor, ids: Tensor, queue: Queue, temperature: float | Tensor, *, mask_equal: bool
+    query: Tensor,
+    positive: Tensor,
+    ids: Tensor,
+    queue: Queue,
+    temperature: float | Tensor,
+    *,
+    mask_equal: bool,
+    width: int | None = None,
 ) -> InfoNCE:
-    """Compute InfoNCE of queries [B, D] whose negatives are the rows of a queue; arguments as for ``among_batch``."""
-    ids_of = (ids, queue.ids) if mask_equal else (None, None)
+    """Compute InfoNCE of queries [B, D] whose negatives are the rows of a queue; arguments as for ``among_batch``.
+
+    Args:
+        width: Number of leading numbers that are compared, if ``query`` and ``positive`` are shortened vectors.
+    """
+    rows = queue.vectors
+    if width is not None:
+        rows = first_numbers(rows[: queue.filled].float(), width).to(rows.dtype)
+    ids_of = (ids, queue.ids[: len(rows)]) if mask_equal else (None, None)
     return queue_infonce(
-        query, positive, queue.vectors, temperature, valid=queue.filled, query_ids=ids_of[0], queue_ids=ids_of[1]
+        query, positive, rows, temperature, valid=queue.filled, query_ids=ids_of[0], queue_ids=ids_of[1]
     )
 
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
+from xrep.data.batching import TextSpec
+from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 
 TEMPERATURES = "[0.0001, 10000]"
@@ -30,7 +33,23 @@ class Encoded:
 
 
 @dataclass(kw_only=True)
-class InBatch:
+class Nested:
+    """Option of objectives whose vectors can be shortened: Matryoshka representations (Kusupati et al. 2022)."""
+
+    matryoshka: list[int] = field(default_factory=list)
+    """Widths to which the vectors may be cut after training, such as 256,128,64. The loss is then the sum of that of
+    the whole vectors and those of their first 256, 128 and 64 numbers, scaled to length 1. By default there are
+    none."""
+
+    def problems(self) -> list[str]:
+        unusable = not all(0 < width < 2**31 for width in self.matryoshka)
+        if unusable or len(set(self.matryoshka)) < len(self.matryoshka):
+            return [f"matryoshka must have different widths of at least 1, not {','.join(map(str, self.matryoshka))}"]
+        return []
+
+
+@dataclass(kw_only=True)
+class InBatch(Nested):
     """Options of objectives whose negatives are the other rows of the batch."""
 
     temperature: float = 0.05
@@ -42,7 +61,7 @@ class InBatch:
     """With several ranks, the rows of all ranks are negatives. Off: only those of the rank's own part."""
 
     def problems(self) -> list[str]:
-        return out_of_range(self, temperature=TEMPERATURES)
+        return super().problems() + out_of_range(self, temperature=TEMPERATURES)
 
     def options(self, ids: Tensor) -> dict[str, Any]:
         """Return the options of a loss in ``xrep.kernels``, given the ids of the rows."""
@@ -59,9 +78,21 @@ class ContrastiveCriterion(Criterion):
 
     Attributes:
         term: name of the loss term, if it is one whose size is the number of rows.
+        width: number of leading numbers of the vectors that ``contrast`` is comparing; None: all of them.
+
+    Raises:
+        UserError: a width of ``matryoshka`` is not below that of the model's vectors.
     """
 
     term: str
+    width: int | None = None
+
+    def __init__(self, config: Any = None, model: Any = None, text: TextSpec | None = None) -> None:
+        super().__init__(config, model, text)
+        self._widths = config.matryoshka if isinstance(config, Nested) else []
+        if too_wide := [width for width in self._widths if width >= model.output_size]:
+            problem = f"`matryoshka` has {too_wide[0]}, and the model's vectors have {model.output_size} numbers"
+            raise UserError(problem, cure="name smaller widths")
 
     def plan_rows(self, batch: Any, generator: torch.Generator) -> Planned:
         """Return the plan of some rows of a batch, which are encoded together (see ``Criterion.plan``)."""
@@ -76,12 +107,28 @@ class ContrastiveCriterion(Criterion):
 
     @abstractmethod
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        """Return the terms that compare rows. Called once per batch; it may exchange tensors between ranks.
+        """Return the terms that compare rows; it may exchange tensors between ranks.
+
+        It is called once for each batch, and again with shortened vectors for each width of ``matryoshka``, when
+        ``width`` is set; only the first call may change the state of the criterion.
 
         Args:
             vectors: the vectors of ``encode``, then those of ``constants``.
             planned: the whole batch. It has ``details`` only if it has no pieces.
         """
+
+    def compare(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
+        """Return ``contrast`` of the vectors, to whose terms those of the widths of ``matryoshka`` are added."""
+        whole = self.contrast(vectors, planned)
+        for width in self._widths:
+            self.width = width
+            loss = self.contrast(tuple(first_numbers(vector, width) for vector in vectors), planned)
+            self.width = None
+            for name, term in loss.terms.items():
+                whole.terms[name] = Term(whole.terms[name].sum + term.sum, term.weight)
+            found = {name: value for name, value in loss.metrics.items() if name.endswith("accuracy")}
+            whole.metrics |= {f"{name}_{width}": value for name, value in found.items()}
+        return whole
 
     def constants(self, model: Any, planned: Planned) -> tuple[Tensor, ...]:
         """Return further vectors that are compared and get no gradient (such as those of a momentum encoder). They are
@@ -115,8 +162,13 @@ class ContrastiveCriterion(Criterion):
             with torch.no_grad():
                 constants.append(self.constants(model, piece))
         vectors = joined(each.vectors for each in encoded) + joined(constants)
-        losses = [self.contrast(vectors, planned), *(each.loss for each in encoded)]
+        losses = [self.compare(vectors, planned), *(each.loss for each in encoded)]
         return merged(losses, [len(planned), *map(len, pieces)])
+
+
+def first_numbers(vectors: Tensor, width: int | None) -> Tensor:
+    """Return the first ``width`` numbers of vectors [N, D], scaled to length 1; None: the vectors unchanged."""
+    return vectors if width is None else F.normalize(vectors[:, :width], dim=1)
 
 
 def joined(pieces: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

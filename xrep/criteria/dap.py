@@ -129,7 +129,7 @@ class DAP(TranslationRanking):
             return super().problems() + out_of_range(self, rtl_layers="[1, inf)", reconstruction_ratio="(0, 1]")
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
-        super().__init__(config)
+        super().__init__(config, model)
         self._tower = only_tower("dap", model, text.languages)
         self._vocabulary = text.vocabulary(self._tower)
         if self._vocabulary.mask_id is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xrep.config.ranges import out_of_range
 from xrep.criteria.batch_keys import MEET_THEMSELVES, among_batch, in_queue, long_queue, new_queue
-from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion
+from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Nested
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import TextSpec
 from xrep.kernels.gather import current_group, gathered
@@ -36,7 +36,7 @@ class DualMoco(ContrastiveCriterion):
     term = "infonce"
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(Nested):
         queue_size: int = 409600
         """K: vectors kept of each side, which are the negatives. It need not be a multiple of the batch size. 0: no
         queue; the negatives are the keys of the batch, from all ranks."""
@@ -53,10 +53,11 @@ class DualMoco(ContrastiveCriterion):
         """Keep dropout in the momentum encoders during training, as MoCo does (the paper does not say)."""
 
         def problems(self) -> list[str]:
-            return out_of_range(self, queue_size="[0, inf)", temperature=TEMPERATURES, momentum="[0, 1]")
+            ranges = {"queue_size": "[0, inf)", "temperature": TEMPERATURES, "momentum": "[0, 1]"}
+            return super().problems() + out_of_range(self, **ranges)
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
-        super().__init__(config)
+        super().__init__(config, model)
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
         dtype = torch.bfloat16 if config.queue_dtype == "bfloat16" else torch.float32
         self.source_queue = new_queue(config.queue_size, model.output_size, dtype, count=2)
@@ -70,7 +71,7 @@ class DualMoco(ContrastiveCriterion):
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         ids = planned.batch.ids
         source_query, target_query, source_key, target_key = vectors
-        if self.training and self.source_queue is not None:
+        if self.training and self.source_queue is not None and self.width is None:
             keys = torch.cat([source_key, target_key], dim=1).to(self.source_queue.vectors.dtype)
             self._keys.append((keys, ids))
         to_target = self._infonce(source_query, target_key, self.target_queue, ids)
@@ -83,7 +84,7 @@ class DualMoco(ContrastiveCriterion):
         temperature, mask_equal = self.config.temperature, self.config.mask_equal_sentences
         if queue is None:
             return among_batch(query, key, ids, temperature, mask_equal=mask_equal)[0]
-        return in_queue(query, key, ids, queue, temperature, mask_equal=mask_equal)
+        return in_queue(query, key, ids, queue, temperature, mask_equal=mask_equal, width=self.width)
 
     def after_step(self, model: SentenceModel) -> None:
         self.momentum_encoder.update(model)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from xrep.config.ranges import out_of_range
 from xrep.criteria.batch_keys import MEET_THEMSELVES, among_batch, in_queue, long_queue, new_queue
-from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded
+from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded, Nested
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.teacher_vectors import TeacherVectors
-from xrep.data.vector_cache import VectorCache, token_keys
+from xrep.data.vector_cache import VectorCache, check_cache, token_keys
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
@@ -74,8 +74,8 @@ class FrozenSource(ContrastiveCriterion):
     dual encoder, with ``towers: shared`` the multilingual one.
 
     Raises:
-        UserError: the frozen tower is also the target's, files of ``teacher_vectors`` cannot be used, or the student
-            has another width.
+        UserError: the frozen tower is also the target's or starts from an encoder of other languages, files of
+            ``teacher_vectors`` cannot be used, or the student has another width.
     """
 
     reads = (Examples.TRANSLATIONS,)
@@ -83,7 +83,7 @@ class FrozenSource(ContrastiveCriterion):
     term = "frozen_source"
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(Nested):
         source: Literal["frozen", "trained"] = "frozen"
         """frozen: the source tower stays unchanged. trained: it is trained as well, which is what the paper compares
         with (table 5)."""
@@ -116,7 +116,7 @@ class FrozenSource(ContrastiveCriterion):
 
         def problems(self) -> list[str]:
             tau = f"[{SMALLEST}, {LARGEST:g}]" if self.learnable_temperature else TEMPERATURES
-            problems = out_of_range(self, queue_size="[0, inf)", temperature=tau)
+            problems = super().problems() + out_of_range(self, queue_size="[0, inf)", temperature=tau)
             if self.queue_size > 0 and self.loss == "mse":
                 problems.append("queue_size is for loss: contrastive; mse has no negatives")
             if bool(self.teacher_vectors) != bool(self.teacher_text):
@@ -137,16 +137,19 @@ class FrozenSource(ContrastiveCriterion):
             return problems
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
-        super().__init__(config)
+        super().__init__(config, model)
         towers = {"source": model.tower(text.source_languages[0]), "target": model.tower(text.target_languages[0])}
         self._source_side, self._target_side = SIDES if config.source_side == "source" else SIDES[::-1]
         self._source, self._target = towers[self._source_side], towers[self._target_side]
         self._teacher = _teacher(config, model, self._source == self._target)
         self._cache: VectorCache | None = None
+        if config.cache_source is not None:
+            check_cache(config.cache_source)
         if config.source == "frozen" and self._teacher is None:
             if self._source == self._target:
                 problem = "a frozen source needs a tower of its own, and this model has one for both sides"
                 raise UserError(problem, cure="set `towers` to separate, or `source` to trained")
+            self._check_teacher(model, text)
             names = [name.split(".") for name, _ in model.named_parameters()]
             self.frozen = list(dict.fromkeys(".".join(name[:2]) for name in names if name[1] == self._source))
         self._projects_at_random = bool(self.frozen) and self._source in model.new_projections
@@ -155,6 +158,20 @@ class FrozenSource(ContrastiveCriterion):
         self.queue = new_queue(config.queue_size, model.output_size)
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Source vectors and ids of each batch since the last step, from all ranks."""
+
+    def _check_teacher(self, model: DualEncoder, text: TextSpec) -> None:
+        """Raise UserError if the frozen tower starts from an encoder of other languages than it will read."""
+        languages = {"source": text.source_languages, "target": text.target_languages}
+        side, other = self._source_side, self._target_side
+        origin = model.origins.get(f"encoders.{self._source}")
+        if origin is None or not origin.languages or {*origin.languages} & {*languages[side]}:
+            return
+        cure = f"name an encoder for {', '.join(languages[side])} by `{side}_encoder`"
+        if {*origin.languages} & {*languages[other]}:
+            cure = f"set `source_side` to {other}"
+            cure += "" if f"encoders.{self._target}" in model.origins else f", and name it by `{other}_encoder`"
+        problem = f"an encoder for {', '.join(origin.languages)} would be the frozen {side} tower, whose text is in "
+        raise UserError(problem + ", ".join(languages[side]), path=origin.path, cure=cure)
 
     def prepare(self, task: Task) -> None:
         if self._teacher is not None:
@@ -193,9 +210,10 @@ class FrozenSource(ContrastiveCriterion):
         now, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=mask_equal)
         if self.queue is None:
             return now
-        if self.training:
+        if self.training and self.width is None:
             self._keys.append((keys, key_ids))
-        return against_both(now, in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal))
+        queued = in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal, width=self.width)
+        return against_both(now, queued)
 
     def after_step(self, model: DualEncoder) -> None:
         if self.temperature is not None:

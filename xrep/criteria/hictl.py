@@ -150,7 +150,7 @@ class HiCTL(ContrastiveCriterion):
             return problems
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
-        super().__init__(config)
+        super().__init__(config, model)
         only_tower("hictl", model)
         self._vocabulary = text.vocabulary(SHARED)
         shape = model.encoders[SHARED].shape
@@ -227,7 +227,7 @@ class HiCTL(ContrastiveCriterion):
             metrics["p_positive"] = hardness.p_positive()
             mixed = result.forward_interpolation.sum() + result.backward_interpolation.sum()
             metrics["lambda"] = mixed / max(count, 1)
-            if self.training:
+            if self.training and self.width is None:
                 hardness.note(loss, count)
         return Loss({"sentence": Term(loss)}, metrics)
 

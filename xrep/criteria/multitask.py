@@ -133,7 +133,7 @@ class Multitask(ContrastiveCriterion):
         losses = []
         for part, (criterion, own) in parts.items():
             mine = (*islice(trained, self._trained[part]), *islice(constants, self._constant[part]))
-            losses.append(self._named(part, criterion.contrast(mine, own), len(own)))
+            losses.append(self._named(part, criterion.compare(mine, own), len(own)))
         return merged(losses, [0] * len(losses))
 
     def _named(self, part: str, loss: Loss, size: int) -> Loss:

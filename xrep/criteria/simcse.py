@@ -37,7 +37,7 @@ class SimCSE(ContrastiveCriterion):
         """Side of the pairs whose sentences are trained on."""
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
-        super().__init__(config)
+        super().__init__(config, model)
         self._columns = [number for number, side in enumerate(SIDES) if config.side in (side, "both")]
         self._pad_ids = [text.vocabulary(side).pad_id for side in SIDES]
         self._towers = [model.tower(languages[0]) for languages in (text.source_languages, text.target_languages)]

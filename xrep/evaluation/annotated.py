@@ -16,6 +16,7 @@ from xrep.evaluation.overlap import find_overlap, total
 from xrep.evaluation.reading import choose_languages
 from xrep.inference.classifier import SentenceClassifier
 from xrep.inference.scoring import main_metric, score
+from xrep.metrics.bootstrap import accuracy_interval
 from xrep.tasks.annotated import AnnotatedTask, ClassificationTask, QuestionAnsweringTask, TaggingTask
 from xrep.text.annotated import of_split
 from xrep.text.languages import name
@@ -89,10 +90,13 @@ class AnnotatedEvaluation(Evaluation):
             values[language] = {**self.score(encoder, kept), "examples": len(kept), "overlap": asdict(overlap)}
             overlaps.append(overlap)
         mean = float(np.mean([own[metric] for own in values.values()]))
+        label = f"{metric}, mean of {len(values)}"
+        shares = [(own[metric], own["examples"]) for own in values.values()]
         return Figures(
             text="\n".join([_table(values, metric, mean), *self._left_out()]),
             values={"mean": mean, "metric": metric, "languages": values},
-            headline={f"{metric}, mean of {len(values)}": mean},
+            headline={label: mean},
+            intervals={label: accuracy_interval(shares)} if (self.kind, metric) == ("label", "accuracy") else {},
             settings={key: value for key, value in vars(self.config).items() if key != "data"},
             files=self.files,
             overlap=total(overlaps),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +17,10 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, table
+from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import existing_folder, folders_with
+from xrep.metrics.bootstrap import interval, resampled_means
 from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.retrieval.candidates import Candidates, choose
 from xrep.retrieval.margins import check_neighbours
@@ -69,7 +70,7 @@ class Bucc(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, OverlapOption):
+    class Config(EncoderOptions, DimensionsOption, OverlapOption):
         data: str
         """Folder of the files."""
         langs: str = "all"
@@ -126,12 +127,24 @@ class Bucc(Evaluation):
             text=f"{table(header, rows)}\n{label}: {mean:.2f}",
             values=values,
             headline={label: mean},
+            intervals={label: _interval(values.values())},
             settings={name: getattr(config, name) for name in settings},
             files=[
                 file for splits in zip(*self.tests, strict=True) for split in splits if split for file in split.files
             ],
             overlap=total(overlaps),
         )
+
+
+def _interval(results: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
+    """Return the interval of the mean F1 of several language pairs, whose extracted and gold pairs are resampled."""
+    resampled = []
+    for seed, own in enumerate(results):
+        correct, extracted, gold = (own[key] for key in ("correct", "extracted", "gold"))
+        kinds = np.repeat(np.array([[1, 1], [0, 1], [0, 1]]), [correct, extracted - correct, gold - correct], axis=0)
+        both, either = resampled_means(kinds, seed).T
+        resampled.append(200 * both / (either + both))
+    return interval(np.mean(resampled, axis=0))
 
 
 def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import sha256_of, write_aside
+from xrep.files import check_regular, sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components
 from xrep.retrieval.neighbours import normalize_rows
@@ -105,6 +105,10 @@ class Loaded:
         self.training_hashes: Path | None = self.encoder.training_hashes
         self.fingerprint = functools.cache(self.encoder.fingerprint)
 
+    @property
+    def width(self) -> int:
+        return self.encoder.output_size
+
     def random_baseline(self) -> Loaded:
         encoder = type(self.encoder).load(self.path, random_weights=True)
         return replace(self, encoder=encoder)
@@ -127,6 +131,50 @@ class Loaded:
             with write_aside(path) as temporary, temporary.open("wb") as file:
                 np.save(file, vectors, allow_pickle=False)
         return vectors
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """An encoder whose vectors are cut to their first ``width`` numbers."""
+
+    encoder: Encoder
+    width: int
+
+    @property
+    def path(self) -> str:
+        return f"{self.encoder.path}:{self.width}"
+
+    @property
+    def training_hashes(self) -> Path | None:
+        return self.encoder.training_hashes
+
+    def fingerprint(self) -> str:
+        return f"{self.encoder.fingerprint()}:{self.width}"
+
+    def random_baseline(self) -> Shortened:
+        return Shortened(self.encoder.random_baseline(), self.width)
+
+    def encode(
+        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
+    ) -> np.ndarray:
+        options = {"normalize": normalize, "show_progress": show_progress}
+        vectors = self.encoder.encode(sentences, lang, **options)[:, : self.width]
+        return normalize_rows(vectors) if normalize else vectors
+
+
+def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
+    """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``.
+
+    Raises:
+        UserError: ``dimensions`` is not a list of numbers above 0 and below the width of the vectors.
+    """
+    widths = [width.strip() for width in dimensions.split(",")] if dimensions is not None else []
+    if not all(width.isascii() and width.isdigit() and 0 < int(width) < 2**31 for width in widths):
+        raise UserError(f"`dimensions` {dimensions!r}", cure="write numbers above 0, such as 256,128,64")
+    if too_wide := [width for width in widths if int(width) >= encoder.width]:
+        problem = f"`dimensions` {too_wide[0]} of vectors of {encoder.width} numbers"
+        raise UserError(problem, path=encoder.path, cure="name smaller ones")
+    return [encoder, *(Shortened(encoder, int(width)) for width in dict.fromkeys(widths))]
 
 
 def _read_kept(path: Path, shape: tuple[int, int]) -> np.ndarray:
@@ -154,8 +202,10 @@ class Precomputed:
         hashes = folder / "training_hashes.npy"
         self.training_hashes = hashes if hashes.is_file() else None
         self._vectors = open_vectors(folder / VECTORS, _LAYOUT)
+        self.width = self._vectors.shape[1]
         self._rows: dict[tuple[str, str], int] = {}
         path = folder / SENTENCES
+        check_regular(path)
         for number, line in read_lines(path):
             language, tab, sentence = line.partition("\t")
             if not tab:

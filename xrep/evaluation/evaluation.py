@@ -32,6 +32,15 @@ class EncoderOptions:
 
 
 @dataclass(kw_only=True)
+class DimensionsOption:
+    """Option of every evaluation that needs nothing but the vectors of sentences."""
+
+    dimensions: str | None = None
+    """Measure vectors that are cut to their first numbers, too: 256,128,64 for these three widths, as an encoder is
+    trained for with --matryoshka."""
+
+
+@dataclass(kw_only=True)
 class OverlapOption:
     """Option of every evaluation on a test set."""
 
@@ -122,11 +131,13 @@ class Figures:
     """What ``Evaluation.measure`` returns, in the same form for every evaluation."""
 
     text: str
-    """Tables and lines for people, without the line about the overlap, which the printer adds."""
+    """Tables and lines for people, without intervals and overlap, which the printer adds."""
     values: Mapping[str, Any]
     """Measured values, unrounded; only JSON types."""
     headline: Mapping[str, float] = field(default_factory=dict)
     """The few figures (name -> number) by which the test is usually quoted; ``xrep-eval all`` prints them."""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """95% bootstrap confidence intervals of figures in ``headline``, over the examples (``xrep.metrics.bootstrap``)."""
     settings: Mapping[str, Any]
     """Everything else that the values depend on, such as split, languages, neighbours and seeds."""
     files: Sequence[str | Path] = ()
@@ -140,7 +151,8 @@ class Figures:
 
     def printed(self) -> str:
         """Return the text that ``xrep-eval`` prints."""
-        return "\n".join([self.text, *([self.overlap.line] if self.overlap else [])])
+        spans = [f"{name}: 95% interval {low:.2f} to {high:.2f}" for name, (low, high) in self.intervals.items()]
+        return "\n".join([self.text, *spans, *([self.overlap.line] if self.overlap else [])])
 
     def record(self, test: str, model: Any) -> dict[str, Any]:
         """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON."""
@@ -148,6 +160,7 @@ class Figures:
             "test": test,
             "values": dict(self.values),
             "headline": dict(self.headline),
+            "intervals": {name: list(span) for name, span in self.intervals.items()},
             "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
             "data": {str(path): sha256_of(path) for path in self.files},
             "settings": dict(self.settings),
@@ -173,3 +186,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     dashes = ["-" * width for width in widths]
     lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] if row else dashes for row in cells)
     return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a table of the headlines of several models, by name, with their intervals; empty if there are none."""
+    figures = list(dict.fromkeys(figure for record in records.values() for figure in record["headline"]))
+    rows = [[figure, *(_quoted(record, figure) for record in records.values())] for figure in figures]
+    return table(["figure", *records], rows) if rows else ""
+
+
+def _quoted(record: Mapping[str, Any], figure: str) -> str:
+    if figure not in record["headline"]:
+        return ""
+    span = record["intervals"].get(figure)
+    return f"{record['headline'][figure]:.2f}" + (f" [{span[0]:.2f}, {span[1]:.2f}]" if span else "")

@@ -20,6 +20,7 @@ from xrep.evaluation.encoders import Encoder, Loaded, check_languages, encode_co
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import check_language, choose_languages
+from xrep.metrics.bootstrap import accuracy_interval
 from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep.text.languages import canonical, name
@@ -111,6 +112,9 @@ class NliAccuracy(Evaluation):
             text=table(["language", "pairs", "accuracy"], [*rows, [], last]),
             values={"mean": mean, "languages": {name: asdict(result) for name, result in results.items()}},
             headline={f"mean of {len(results)}": mean},
+            intervals={
+                f"mean of {len(results)}": accuracy_interval((own.accuracy, own.pairs) for own in results.values())
+            },
             settings={name: getattr(self.config, name) for name in ("split", "langs", "premise_lang", "part")},
             files=self.files,
             overlap=total(result.overlap for result in results.values()),

@@ -17,11 +17,20 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
+from xrep.evaluation.evaluation import (
+    DimensionsOption,
+    EncoderOptions,
+    Evaluation,
+    Figures,
+    OverlapOption,
+    progress,
+    table,
+)
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import choose_languages, folders_with
 from xrep.evaluation.sts_sets import Subset, TestSet, find_sets
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.metrics.bootstrap import interval, resampled
 from xrep.metrics.correlation import pearson, spearman
 from xrep.retrieval.neighbours import normalize_rows
 
@@ -66,7 +75,7 @@ class Sts(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, OverlapOption):
+    class Config(EncoderOptions, DimensionsOption, OverlapOption):
         data: str
         """Folder of the data sets."""
         langs: str = "all"
@@ -85,17 +94,20 @@ class Sts(Evaluation):
 
     def measure(self, encoder: Encoder) -> Figures:
         check_languages(encoder, {test.language: test.subsets[0].first[0] for test in self.tests})
-        values, overlaps, kept = {}, [], []
+        values, intervals, overlaps, kept = {}, {}, [], []
         for whole in progress(self.tests, "tests"):
             test, overlap = _without_overlap(whole, encoder, self.config.drop_overlap)
+            scores = similarities(encoder, test)
+            correlations = correlations_of(test, scores)
+            intervals[_label(test.name, test.split)] = _interval(test, scores["cosine"])
             values[test.name] = {
                 "split": test.split,
                 "language": test.language,
                 "pairs": len(test),
                 "overlap": asdict(overlap),
                 **{
-                    similarity: {name: asdict(correlations) for name, correlations in own.items()}
-                    for similarity, own in measure(encoder, test).items()
+                    similarity: {name: asdict(averages) for name, averages in own.items()}
+                    for similarity, own in correlations.items()
                 },
             }
             overlaps.append(overlap)
@@ -103,9 +115,8 @@ class Sts(Evaluation):
         return Figures(
             text=_text(kept, values),
             values=values,
-            headline={
-                f"{name} {own['split']}, Spearman all": own["cosine"]["spearman"]["all"] for name, own in values.items()
-            },
+            headline={_label(name, own["split"]): own["cosine"]["spearman"]["all"] for name, own in values.items()},
+            intervals=intervals,
             settings={"split": self.config.split, "languages": self.config.langs},
             files=[file for test in self.tests for file in test.files],
             overlap=total(overlaps),
@@ -130,17 +141,36 @@ def _without_overlap(test: TestSet, encoder: Encoder, drop: bool) -> tuple[TestS
 
 def measure(encoder: Encoder | SentenceEncoder, test: TestSet) -> dict[str, dict[str, Measured]]:
     """Return the correlations of one test as ``[similarity][correlation]``."""
+    return correlations_of(test, similarities(encoder, test))
+
+
+def _label(name: str, split: str) -> str:
+    return f"{name} {split}, Spearman all"
+
+
+def similarities(encoder: Encoder | SentenceEncoder, test: TestSet) -> dict[str, list[np.ndarray]]:
+    """Return the scores of the pairs of each subset, by similarity: float64 [N] each."""
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
     columns = [column for subset in test.subsets for column in (subset.first, subset.second)]
     vectors = [column.astype(np.float64) for column in encode_columns(encoder, columns, test.language)]
-    scores = {
+    return {
         similarity: [function(first, second) for first, second in zip(vectors[::2], vectors[1::2], strict=True)]
         for similarity, function in SIMILARITIES.items()
     }
+
+
+def correlations_of(test: TestSet, scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, dict[str, Measured]]:
+    """Return the correlations of scores, by similarity, with the gold scores as ``[similarity][correlation]``."""
     return {
         similarity: {name: average(test.name, test.subsets, own, function) for name, function in CORRELATIONS.items()}
         for similarity, own in scores.items()
     }
+
+
+def _interval(test: TestSet, scores: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the interval of Spearman's correlation over the pairs of all subsets together."""
+    together, gold = np.concatenate(list(scores)), np.concatenate([subset.gold for subset in test.subsets])
+    return interval(100 * resampled(lambda rows: spearman(together[rows], gold[rows]), len(gold)))
 
 
 def average(

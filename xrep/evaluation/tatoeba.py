@@ -16,7 +16,16 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages, without_components
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, progress, table
+from xrep.evaluation.evaluation import (
+    DimensionsOption,
+    EncoderOptions,
+    Evaluation,
+    Figures,
+    OverlapOption,
+    PlotOption,
+    progress,
+    table,
+)
 from xrep.evaluation.overlap import chosen, find_overlap, total
 from xrep.evaluation.plots import plot_tatoeba
 from xrep.evaluation.reading import (
@@ -27,7 +36,8 @@ from xrep.evaluation.reading import (
     read_sentences,
 )
 from xrep.files import check_output, write_aside
-from xrep.metrics.retrieval import Accuracy, retrieval_accuracy
+from xrep.metrics.bootstrap import interval, resampled_means
+from xrep.metrics.retrieval import Accuracy, accuracy_of, right_answers
 from xrep.retrieval.margins import margin_scores
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.text.languages import canonical, name
@@ -82,7 +92,7 @@ class Tatoeba(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, OverlapOption, PlotOption):
+    class Config(EncoderOptions, DimensionsOption, OverlapOption, PlotOption):
         data: str
         """Folder of the test files."""
         langs: str = "all"
@@ -129,7 +139,8 @@ class Tatoeba(Evaluation):
             pools.append(Pool(pool.code, *chosen(keep, *columns)))
             overlaps.append(overlap)
         _check_numbers(config, pools)
-        measured = accuracies(encoder, pools, config, self._save if config.save_embeddings else None)
+        right = answers(encoder, pools, config, self._save if config.save_embeddings else None)
+        measured = {language: accuracy_of(own) for language, own in right.items()}
         random = accuracies(baseline, pools, config) if baseline else {}
         groups, missing = averages(measured)
         averaged = {"mean": _directions(average(measured.values()))}
@@ -151,6 +162,9 @@ class Tatoeba(Evaluation):
                 "averages": averaged,
             },
             headline=headline,
+            intervals=_intervals(
+                right, {f"mean of {len(pools)}": right, **{f"average of {g}": GROUPS[g] for g in groups}}
+            ),
             settings={
                 "languages": list(languages),
                 "protocol": PROTOCOL,
@@ -232,13 +246,19 @@ def read_pool(folder: str | Path, code: str) -> Pool:
 # -- accuracy ---------------------------------------------------------------------------------------------------------
 
 
-def accuracies(
+def accuracies(encoder: Encoder, pools: Sequence[Pool], config: Tatoeba.Config) -> dict[str, Accuracy]:
+    """Return the accuracy of each canonical language in percent, by ``PROTOCOL``."""
+    return {language: accuracy_of(right) for language, right in answers(encoder, pools, config).items()}
+
+
+def answers(
     encoder: Encoder,
     pools: Sequence[Pool],
     config: Tatoeba.Config,
     keep: Callable[[Pool, np.ndarray, np.ndarray], None] | None = None,
-) -> dict[str, Accuracy]:
-    """Return the accuracy of each canonical language in percent, by ``PROTOCOL``.
+) -> dict[str, np.ndarray]:
+    """Return which sentences of each canonical language find their translation, and which translations find their
+    sentence, by ``PROTOCOL``: bool [2, N].
 
     Args:
         keep: Function that is called with each pool and the vectors that are compared, those of the language and those
@@ -250,17 +270,27 @@ def accuracies(
         vectors, english = (without_components(normalize_rows(side), config.remove_components) for side in sides)
         if keep is not None:
             keep(pool, vectors, english)
-        measured[pool.language] = _accuracy(vectors, english, config)
+        measured[pool.language] = _answers(vectors, english, config)
     return measured
 
 
-def _accuracy(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> Accuracy:
+def _answers(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> np.ndarray:
     if config.margin == "absolute":
-        return retrieval_accuracy(x, y)
+        return right_answers(x, y)
     scores = margin_scores(x, y, config.neighbours, config.margin)
     lines, scored = np.arange(len(x)), np.isfinite(scores.diagonal())
-    right = (scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0))
-    return Accuracy(*(100.0 * float(direction.mean()) for direction in right))
+    return np.stack([scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0)])
+
+
+def _intervals(right: Mapping[str, np.ndarray], groups: Mapping[str, Iterable[str]]) -> dict[str, tuple[float, float]]:
+    """Return the interval of the average over each group of languages. The sentences of each language are resampled."""
+    means = {
+        language: 100 * resampled_means(own.T, seed).mean(axis=1) for seed, (language, own) in enumerate(right.items())
+    }
+    return {
+        label: interval(np.mean([means[language] for language in languages], axis=0))
+        for label, languages in groups.items()
+    }
 
 
 def average(accuracies: Iterable[Accuracy]) -> Accuracy:

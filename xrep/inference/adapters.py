@@ -100,7 +100,7 @@ class MtebEncoder:
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return the cosine of every vector of [N, D] with every one of [M, D]: [N, M]."""
-        return _unit(embeddings1) @ _unit(embeddings2).T
+        return self.encoder.similarity(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return the cosine of the vectors of [N, D] and [N, D], row by row: [N]."""

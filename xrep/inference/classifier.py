@@ -15,6 +15,7 @@ from xrep.data.annotated import IGNORED, AnnotatedBatch, Row, Rows, label_rows, 
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.inference.classifier_files import load_classifier
+from xrep.inference.sentence_encoder import place
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.model import ClassifyingModel
 from xrep.nn.bert import CONFIG
@@ -77,14 +78,14 @@ class SentenceClassifier:
         """
         if not (Path(path) / MANIFEST).is_file() and (Path(path) / CONFIG).is_file():
             model, text, tokenizers = load_classifier(Path(path))
-            return cls(model.to(device), text, tokenizers, path=str(path), batch_tokens=batch_tokens)
+            return cls(place(model, device, "float32"), text, tokenizers, path=str(path), batch_tokens=batch_tokens)
         checkpoint = open_checkpoint(path)
         model = load_model(checkpoint)
         if not isinstance(model, ClassifyingModel):
             problem = f"its model is a {model.kind}, not a classifier"
             raise UserError(problem, path=path, cure="train one with the task classification, tagging or so")
         return cls(
-            model.to(device),
+            place(model, device, "float32"),
             checkpoint.text,
             open_tokenizers(checkpoint.path / TOKENIZER),
             path=str(path),
@@ -160,8 +161,8 @@ class SentenceClassifier:
         )
         best = [FoundAnswer("", 0, -float("inf"))] * len(questions)
         for batch, logits in self._logits(Rows(given)):
-            for place, logit in zip(batch.indices.tolist(), logits, strict=True):
-                row = given[place]
+            for number, logit in zip(batch.indices.tolist(), logits, strict=True):
+                row = given[number]
                 span = best_span(logit.numpy(), row)
                 if span is not None and span[2] > best[row.example].score:
                     context, (start, end, score) = questions[row.example].context, span

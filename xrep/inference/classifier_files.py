@@ -9,23 +9,36 @@ from torch import Tensor
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
+from xrep.inference.encoder_files import opening_line
+from xrep.inference.model_card import Card, write_card
 from xrep.interop.classifiers import read_classifier, write_classifier
 from xrep.models.classifier import Classifier
-from xrep.models.directory import TOKENIZER, Checkpoint, load_model
+from xrep.models.directory import TOKENIZER, Checkpoint, fingerprint, load_model
 from xrep.models.start import find_start
 from xrep.text.pretrained_tokenizer import maximum_length, save_as_huggingface
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 from xrep.text.tokenizer import Tokenizer
 
 HEAD = ("dense.", "output.")
+PIPELINES = {"label": "text-classification", "tags": "token-classification", "span": "question-answering"}
+"""The Hub's name of what a classifier does, for each kind of annotation."""
+LIBRARY_CLASSES = {
+    "label": "AutoModelForSequenceClassification",
+    "tags": "AutoModelForTokenClassification",
+    "span": "AutoModelForQuestionAnswering",
+}
+"""The class of transformers for each kind of annotation."""
 
 
-def export_classifier(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: str) -> Path:
+def export_classifier(
+    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: str, card: Card
+) -> dict[Path, str]:
     """Write the classifier of a checkpoint as a directory that transformers loads, and xrep reads back bit by bit.
 
     Args:
         tensors: Other weights, such as averaged ones; None: those of the checkpoint.
         format: ``hf``; other formats have no classifiers.
+        card: What the model card says besides.
 
     Raises:
         UserError: ``directory`` is not empty, or the format or transformers has no counterpart.
@@ -47,9 +60,18 @@ def export_classifier(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None,
         write_classifier(aside, model.encoder, model.annotation, head)
         save_as_huggingface(tokenizer, aside, checkpoint.text.max_length)
         labels = ", ".join(model.annotation.labels) or "answers to questions"
-        readme = f"# A classifier\n\nTrained with xrep; it predicts {labels}. Load with `transformers` or xrep.\n"
-        (aside / "README.md").write_text(readme, encoding="utf-8")
-    return directory
+        loading = opening_line(LIBRARY_CLASSES[model.annotation.kind], str(directory), [])
+        write_card(
+            aside,
+            directory.name,
+            [f"A classifier, trained with xrep; it predicts {labels}.", "", "```python", loading, "```"],
+            card,
+            library="transformers",
+            pipeline=PIPELINES[model.annotation.kind],
+            languages=checkpoint.text.languages,
+            fingerprint=lambda: fingerprint(model, checkpoint.text),
+        )
+    return {directory: loading}
 
 
 def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:

@@ -19,13 +19,14 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import naming, try_lock, write_json
+from xrep.files import check_regular, naming, try_lock, write_json
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.interrupts import Interrupted, StopRequest
 from xrep.progress import Counter
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
-CHUNK_LINES = 16384
+CHUNK_LINES = 4096
 """Number of lines that are read, sorted by length, encoded and written at a time. Chunks begin at the same lines in
 every run, so that a resumed run writes the same bytes as an uninterrupted one."""
 CHUNK_CHARACTERS = 8_000_000
@@ -80,6 +81,7 @@ def encode_file(
     Raises:
         UserError: If a line is invalid, a vector is not finite in ``dtype``, there is an unfinished output of another
             encoder, other options or other lines, or another process is writing the output.
+        Interrupted: Ctrl-C was pressed, and the chunk that was being encoded is saved.
     """
     started = time.monotonic()
     if not 0 <= rank < world_size:
@@ -110,12 +112,19 @@ def encode_file(
     with _Writer(target, facts, np.dtype(dtype)) as writer:
         writer.resume(lines)
         resumed = writer.lines
-        with Counter("lines", done=resumed, total=count, shown=show_progress) as progress:
-            for chunk in _chunks(lines):
-                vectors = encoder.encode(chunk, lang, batch_tokens=batch_tokens, normalize=normalize)
-                writer.append(chunk, _converted(vectors, writer.dtype, file, first + writer.lines))
-                progress.update(len(chunk))
-        writer.finish()
+        try:
+            with Counter("lines", done=resumed, total=count, shown=show_progress) as progress:
+                for chunk in _chunks(lines):
+                    with StopRequest().watching() as stop:
+                        vectors = encoder.encode(chunk, lang, batch_tokens=batch_tokens, normalize=normalize)
+                        writer.append(chunk, _converted(vectors, writer.dtype, file, first + writer.lines))
+                    progress.update(len(chunk))
+                    if stop.signal:
+                        raise KeyboardInterrupt
+            writer.finish()
+        except KeyboardInterrupt:
+            saved = f"{writer.lines:,} lines are saved, and the same command goes on after them"
+            raise Interrupted(saved if writer.lines else "nothing is saved yet") from None
     return Encoded(target, writer.lines, encoder.output_size, writer.empty, resumed, time.monotonic() - started)
 
 
@@ -240,6 +249,7 @@ class _Writer:
         size = os.fstat(self._file.fileno()).st_size
         if not size:
             return None  # The file is new. A journal without a file is from a run killed just before it deleted it.
+        check_regular(self.journal)
         try:
             saved = json.loads(self.journal.read_text(encoding="utf-8"))
             facts, lines, _ = dict(saved["facts"]), saved["lines"], str(saved["sha256"])

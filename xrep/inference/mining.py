@@ -19,10 +19,11 @@ import numpy as np
 
 import xrep
 from xrep.errors import UserError
-from xrep.files import try_lock, write_aside, write_json
+from xrep.files import check_regular, try_lock, write_aside, write_json
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.interrupts import Interrupted
 from xrep.retrieval.candidates import Retrieval, choose, first_of_each
 from xrep.retrieval.ivf import search_ivf
 from xrep.retrieval.margins import Margin, check_neighbours
@@ -161,6 +162,7 @@ def mine(
     Raises:
         UserError: If a side is invalid, there are fewer sentences than neighbours, or there is an unfinished search or
             a shard with other inputs or options.
+        Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began = time.monotonic()
     work = shard_folder(output, *shard) if shard else output.with_name(f"{output.name}.work")
@@ -215,9 +217,13 @@ def _work_folder(work: Path) -> Iterator[None]:
             raise UserError("another process is mining into this file", path=work, cure=cure)
         try:
             yield
-        except BaseException:
-            if not any(work.glob("*.np[yz]*")):
+        except BaseException as error:
+            saved = any(work.glob("*.np[yz]*"))
+            if not saved:
                 shutil.rmtree(work)  # There is nothing to resume from.
+            if isinstance(error, KeyboardInterrupt):
+                done = f"what is done is in {work}, and the same command goes on from there"
+                raise Interrupted(done if saved else "nothing is saved yet") from None
             raise
 
 
@@ -256,6 +262,7 @@ def _check(x: Side, y: Side, options: MiningOptions) -> None:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
+    check_regular(path)
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from tqdm import tqdm
 
 from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
-from xrep.interop.pretrained import find_pretrained, read_pretrained
-from xrep.interop.sentence_modules import MODULES
-from xrep.memory import check_memory
+from xrep.inference.encoder_files import Format, write_encoder
+from xrep.inference.model_card import Card
+from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
+from xrep.interop.sentence_modules import MODULES, Prompts, read_prompts, read_router
+from xrep.memory import check_memory, check_move
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
-from xrep.models.dual_encoder import SHARED, DualEncoder
+from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.bert import CONFIG
 from xrep.nn.shape import UNLIMITED
+from xrep.registry import one_line
 from xrep.text.languages import canonical
 from xrep.text.pretrained_tokenizer import maximum_length
-from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
+from xrep.text.sides import SHARED, SIDES, Tokenizers, open_tokenizers, tokenizer_of
 from xrep.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 TOKENIZE_CHUNK = 4096
 DataType = Literal["float32", "bfloat16"]
 M = TypeVar("M", bound=torch.nn.Module)
+
+
+class _Options(TypedDict, total=False):
+    """Options of ``SentenceEncoder.encode`` that do not change the type of what it returns."""
+
+    batch_tokens: int
+    batch_size: int | None
+    normalize: bool
+    prompt: str | None
+    prompt_name: str | None
+    show_progress: bool
 
 
 class SentenceEncoder:
@@ -37,16 +57,29 @@ class SentenceEncoder:
     >>> encoder.encode(["Guten Tag", "Wie geht es?"], lang="de").shape       # doctest: +SKIP
     (2, 512)
 
-    ``languages`` are the codes of those it was trained on; ``training_hashes`` is the file with the hashes of its
-    training sentences (sorted uint64 ``.npy``), if it is available.
+    Attributes:
+        languages: Codes of the languages it was trained on, as far as they are known.
+        training_hashes: File with the hashes of its training sentences (sorted uint64 ``.npy``), if it is available.
+        path: Where it was loaded from; empty if it was not.
+        prompts: Texts that can be put in front of sentences, by name; ``encode`` takes the name as ``prompt_name``.
+        default_prompt_name: Name of the prompt of sentences for which no prompt is chosen; None: they have none.
     """
 
     def __init__(
-        self, model: DualEncoder, tokenizers: Tokenizers, text: TextSpec, training_hashes: Path | None = None
+        self,
+        model: DualEncoder,
+        tokenizers: Tokenizers,
+        text: TextSpec,
+        training_hashes: Path | None = None,
+        *,
+        path: str | Path = "",
+        prompts: Prompts | None = None,
     ) -> None:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
-        self.training_hashes = training_hashes
+        self.training_hashes, self.path = training_hashes, str(path)
         self.languages: list[str] = model.languages
+        prompts = prompts or Prompts()
+        self.prompts, self.default_prompt_name = dict(prompts.texts), prompts.default
 
     @classmethod
     def load(
@@ -60,8 +93,9 @@ class SentenceEncoder:
         """Load a checkpoint directory such as ``run1/best``, or a pretrained encoder.
 
         Args:
-            path: Directory of a checkpoint, of Hugging Face or of sentence-transformers, or a name in the local Hugging
-                Face cache.
+            path: Directory of a checkpoint, of Hugging Face or of sentence-transformers (also one that ``save`` wrote),
+                or the name of a model on the Hugging Face Hub, ``organisation/name``, which is fetched if it is not in
+                the local cache (extra ``hub``). Nothing that is fetched is run.
             device: Device of the encoder. The default is a GPU if there is one, else the CPU.
             dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4. It is
                 faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs compute products
@@ -87,37 +121,66 @@ class SentenceEncoder:
         """The dimension D of the vectors."""
         return self.model.output_size
 
+    @overload
     def encode(
         self,
-        sentences: Sequence[str],
+        sentences: str | Sequence[str],
         lang: str | None = None,
         *,
+        convert_to: Literal["numpy"] = "numpy",
+        **options: Unpack[_Options],
+    ) -> np.ndarray: ...
+
+    @overload
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        lang: str | None = None,
+        *,
+        convert_to: Literal["torch"],
+        **options: Unpack[_Options],
+    ) -> Tensor: ...
+
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        lang: str | None = None,
+        *,
+        convert_to: Literal["numpy", "torch"] = "numpy",
         batch_tokens: int = 4096,
+        batch_size: int | None = None,
         normalize: bool = True,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
         show_progress: bool = False,
-    ) -> np.ndarray:
-        """Return float32 [N, D] with one vector per sentence, in the order of the sentences.
+    ) -> np.ndarray | Tensor:
+        """Return float32 [N, D] with one vector per sentence, in the order of the sentences; [D] for one string.
 
         The vector of a sentence does not depend on the other sentences (to about 1e-6).
 
         Args:
             lang: Language of the sentences (``de``, ``deu``); needed if the encoder has a tower for each side.
+            convert_to: ``torch`` returns a tensor on the device of the encoder.
             batch_tokens: Number of subwords per batch, padding included.
+            batch_size: Number of sentences per batch, at most; None: as many as ``batch_tokens`` allows.
             normalize: Scale the vectors to length 1; otherwise they are as the model computes them.
+            prompt: Text that is put in front of each sentence; an empty one leaves the default prompt out.
+            prompt_name: Name in ``prompts`` of the prompt. The default is ``default_prompt_name``.
             show_progress: Show a progress bar on stderr.
 
         Raises:
-            UserError: If the encoder has no tower for the language.
-            TypeError: If ``sentences`` is one string.
+            UserError: If the encoder has no tower for the language, or no such prompt.
         """
-        if isinstance(sentences, str):
-            raise TypeError("encode takes a list of sentences, not one string")
+        if batch_size is not None and batch_size < 1:
+            raise UserError(f"`batch_size` must be at least 1, not {batch_size}")
         tower = self.model.tower(lang and canonical(lang))
-        tokens = self._tokenize(sentences, tokenizer_of(self.tokenizers, tower))
-        vectors = np.empty((len(sentences), self.output_size), dtype=np.float32)
-        device, vocabulary = next(self.model.parameters()).device, self.text.vocabulary(tower)
+        begin, several = self._prompt(prompt, prompt_name), [sentences] if isinstance(sentences, str) else sentences
+        prompted = [begin + sentence for sentence in several] if begin else several
+        tokens = self._tokenize(prompted, tokenizer_of(self.tokenizers, tower))
+        vectors = np.empty((len(several), self.output_size), dtype=np.float32)
+        device, vocabulary = self.device, self.text.vocabulary(tower)
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
-            for rows in batches_of(tokens, batch_tokens, self.text.max_length):
+            for rows in batches_of(tokens, batch_tokens, self.text.max_length, batch_size):
                 batch = collate([tokens[row] for row in rows], vocabulary, self.text.max_length)
                 states = 24 * batch.tokens.numel() * self.output_size  # of a feed-forward layer and around it, at least
                 what = f"a batch of {batch.tokens.numel():,} subwords"
@@ -126,11 +189,110 @@ class SentenceEncoder:
                 encoded = self.model.encode(tower, batch)[0].float()
                 vectors[rows] = (F.normalize(encoded, dim=1) if normalize else encoded).cpu().numpy()
                 bar.update(len(rows))
-        return vectors
+        found = vectors[0] if isinstance(sentences, str) else vectors
+        return found if convert_to == "numpy" else torch.from_numpy(found).to(device)
+
+    def similarity(self, a: np.ndarray | Tensor, b: np.ndarray | Tensor) -> Tensor:
+        """Return the cosine of every vector of [N, D] with every one of [M, D], float32 [N, M]; [D] is one vector."""
+        rows = [torch.atleast_2d(torch.as_tensor(vectors)).float() for vectors in (a, b)]
+        return F.normalize(rows[0], dim=1) @ F.normalize(rows[1].to(rows[0].device), dim=1).T
+
+    def save(
+        self,
+        path: str | Path,
+        format: Format = "sentence-transformers",
+        *,
+        license: str | None = None,
+        results: Sequence[str | Path] = (),
+    ) -> dict[Path, str]:
+        """Write the encoder as directories of sentence-transformers or transformers, which contain no code.
+
+        ``load`` and sentence-transformers read the directory ``path`` again, with exactly the same weights; an encoder
+        with two towers keeps both, and the languages that each reads. ``hf`` is the transformer alone: two towers are
+        written to the folders ``source`` and ``target``. A model card (``README.md``) says how to load them, and has
+        the languages, the checksums of the training data, results and licence as metadata.
+
+        Args:
+            license: Identifier of the licence of the encoder, such as ``apache-2.0``.
+            results: Files that ``xrep-eval`` wrote as JSON, with results of this encoder.
+
+        Returns:
+            The directories written, each with a line of Python that loads it.
+
+        Raises:
+            UserError: If ``path`` is not empty, the encoder has no counterpart in those libraries, or the results are
+                of another encoder.
+        """
+        return self._write(Path(path), str(path), format, Card.of(self.path, license, results))
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        license: str | None = None,
+        results: Sequence[str | Path] = (),
+    ) -> str:
+        """Upload what ``save`` writes to the Hugging Face Hub (extra ``hub``), and return its address.
+
+        Args:
+            name: Name of the model, ``organisation/name``; it is made if it does not exist.
+            private: Whether a new model is private; None: as the organisation's settings say.
+            token: Access token; None: the one that ``hf auth login`` stored.
+            license, results: As in ``save``.
+
+        Raises:
+            UserError: If the extra is not installed, the Hub refuses the upload, or as ``save``.
+        """
+        try:
+            from huggingface_hub import HfApi
+        except ImportError:
+            raise UserError("huggingface_hub is not installed", cure="pip install 'xrep[hub]'") from None
+        with tempfile.TemporaryDirectory() as folder:
+            saved = Path(folder) / "model"
+            self._write(saved, name, "sentence-transformers", Card.of(self.path, license, results))
+            api = HfApi(token=token)
+            try:
+                made = api.create_repo(name, private=private, exist_ok=True)
+                api.upload_folder(repo_id=made.repo_id, folder_path=saved, commit_message="Upload by xrep")
+            except Exception as error:  # of its HTTP library, which is another one in other versions
+                problem = f"{name} cannot be uploaded to the Hugging Face Hub: {one_line(error)[:200]}"
+                raise UserError(problem, cure="check the name and the network, and log in: hf auth login") from error
+        return str(made)
 
     def fingerprint(self) -> str:
         """Return a hex digest of the weights and of what else determines the vectors, but not of the path."""
-        return fingerprint(self.model, self.text)
+        digest = fingerprint(self.model, self.text)
+        prompt = self._prompt(None, None)
+        return hashlib.sha256(f"{digest} {prompt}".encode()).hexdigest() if prompt else digest
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which the encoder computes."""
+        return next(self.model.parameters()).device
+
+    def _write(self, directory: Path, place: str, format: Format, card: Card) -> dict[Path, str]:
+        return write_encoder(
+            self.model,
+            self.tokenizers,
+            self.text,
+            directory,
+            format,
+            place=place,
+            prompts=Prompts(texts=self.prompts, default=self.default_prompt_name),
+            card=card,
+            fingerprint=self.fingerprint,
+        )
+
+    def _prompt(self, text: str | None, name: str | None) -> str:
+        """Return the text to put in front of sentences."""
+        name = name or self.default_prompt_name
+        if text is not None or name is None:
+            return text or ""
+        if name not in self.prompts:
+            raise UserError(f"there is no prompt {name!r}", cure="known: " + (", ".join(self.prompts) or "none"))
+        return self.prompts[name]
 
     def _tokenize(self, sentences: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
         starts, most = range(0, len(sentences), TOKENIZE_CHUNK), self.text.max_length - 1
@@ -145,7 +307,9 @@ def has_foreign_encoder(directory: Path) -> bool:
 
 def place(model: M, device: str | None, dtype: DataType) -> M:
     """Move a model to a device, by default a GPU if there is one, and convert it to a type of numbers."""
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, dtype))
+    device, model = device or ("cuda" if torch.cuda.is_available() else "cpu"), model.to(getattr(torch, dtype))
+    check_move(model, device, gradients=False, cure="use another `device`, such as cpu")
+    return model.to(device)
 
 
 def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
@@ -155,17 +319,38 @@ def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
         raise UserError("a translation model, which gives no sentence vectors", path=path, cure=cure)
     model = load_model(checkpoint, random_weights)
     tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
-    return SentenceEncoder(model, tokenizers, checkpoint.text, None if random_weights else checkpoint.training_hashes)
+    hashes = None if random_weights else checkpoint.training_hashes
+    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path)
 
 
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
-    source = read_pretrained(find_pretrained(path))
-    tokenizer = Tokenizer.load(source.path)
-    positions = source.shape.max_positions
-    longest = min(maximum_length(source.path) or (512 if positions == UNLIMITED else positions), positions)
-    text = TextSpec(vocabularies={SHARED: Vocabulary.of(tokenizer)}, max_length=longest)
-    config = DualEncoder.Config(towers="shared", encoder=str(source.path), normalize=source.normalize is not False)
+    root = find_pretrained(path, download=True)
+    routes = read_router(root) or {}
+    folders = list(dict.fromkeys(routes.values())) or [root]
+    towers = dict(zip(SIDES if len(folders) > 1 else [SHARED], folders, strict=True))
+    sources = {tower: read_pretrained(folder) for tower, folder in towers.items()}
+    tokenizers = {tower: Tokenizer.load(source.tokenizer) for tower, source in sources.items()}
+    languages = [[canonical(code) for code, folder in routes.items() if folder == tower] for tower in folders]
+    text = TextSpec(
+        vocabularies={tower: Vocabulary.of(tokenizer) for tower, tokenizer in tokenizers.items()},
+        max_length=min(_longest(source) for source in sources.values()),
+        source_languages=languages[0],
+        target_languages=languages[-1] if len(languages) > 1 else [],
+    )
+    config = DualEncoder.Config(
+        towers="separate" if len(folders) > 1 else "shared",
+        encoder=str(folders[0]),
+        target_encoder=str(folders[1]) if len(folders) > 1 else None,
+        normalize=all(source.normalize is not False for source in sources.values()),
+    )
     model = DualEncoder(config, text)
     if random_weights:
         model = DualEncoder(config, text, model.architecture())
-    return SentenceEncoder(model, {SHARED: tokenizer}, text)
+    encoder = SentenceEncoder(model, tokenizers, text, path=root, prompts=read_prompts(root))
+    encoder.languages = encoder.languages or sources[SHARED].languages
+    return encoder
+
+
+def _longest(source: Pretrained) -> int:
+    positions = source.shape.max_positions
+    return min(maximum_length(source.path) or (512 if positions == UNLIMITED else positions), positions)

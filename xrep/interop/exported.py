@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,20 @@ from torch import Tensor, nn
 
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming, write_json
-from xrep.interop.sentence_modules import DENSE_ACTIVATIONS, MODULES, OPTIONS, POOLING_FLAGS, PROMPTS, DenseActivation
+from xrep.interop.sentence_modules import (
+    DENSE_ACTIVATIONS,
+    MODULES,
+    OPTIONS,
+    POOLING_FLAGS,
+    PROMPTS,
+    ROUTER,
+    DenseActivation,
+    Prompts,
+)
 from xrep.nn.bert import CONFIG
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling
-from xrep.nn.weights import SAFETENSORS, save_tensors
+from xrep.nn.weights import SAFETENSORS, read_json, save_tensors
 
 
 def write_huggingface(
@@ -28,6 +37,7 @@ def write_huggingface(
     layers: int | None = None,
     save_tokenizer: Callable[[Path], None] | None = None,
     modules: Sequence[tuple[str, dict[str, Any], dict[str, Tensor]]] | None = None,
+    prompts: Prompts | None = None,
 ) -> None:
     """Write a directory that ``transformers.AutoModel.from_pretrained`` loads, in float32.
 
@@ -43,6 +53,7 @@ def write_huggingface(
         save_tokenizer: Called with the temporary folder, to write the tokenizer's files before the folder is renamed.
         modules: Class, configuration and tensors of each module of sentence-transformers after the transformer; None
             writes the transformer alone.
+        prompts: Texts in front of sentences, which only sentence-transformers adds.
 
     Raises:
         UserError: The directory is not empty, Hugging Face has no counterpart of the encoder (pre-norm, other
@@ -61,7 +72,7 @@ def write_huggingface(
         write_json(aside / CONFIG, {**config, "bos_token_id": bos_id, "eos_token_id": eos_id})
         save_tensors(tensors, aside / SAFETENSORS)
         if modules is not None:
-            _write_modules(aside, modules, max_length)
+            _write_modules(aside, modules, max_length, prompts or Prompts())
         if save_tokenizer is not None:
             save_tokenizer(aside)
 
@@ -104,7 +115,10 @@ def write_sentence_transformers(
 
 
 def _write_modules(
-    directory: Path, modules: Sequence[tuple[str, dict[str, Any], dict[str, Tensor]]], max_length: int
+    directory: Path,
+    modules: Sequence[tuple[str, dict[str, Any], dict[str, Tensor]]],
+    max_length: int,
+    prompts: Prompts,
 ) -> None:
     chain = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for number, (kind, config, tensors) in enumerate(modules, start=1):
@@ -117,5 +131,34 @@ def _write_modules(
         if tensors:
             save_tensors(tensors, directory / folder / SAFETENSORS)
     write_json(directory / OPTIONS, {"max_seq_length": max_length, "do_lower_case": False})
-    write_json(directory / PROMPTS, {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"})
-    write_json(directory / MODULES, chain)
+    _write_root(directory, chain, prompts)
+
+
+def write_router(directory: Path, towers: Mapping[str, str], prompts: Prompts) -> None:
+    """Make one directory of sentence-transformers (5 or newer) of several that are its folders.
+
+    It opens as one model, whose ``encode(sentences, task="de")`` uses the tower of the language and which refuses
+    sentences without one. The folders remain directories that can be opened alone.
+
+    Args:
+        towers: The folder of each language.
+    """
+    types: dict[str, str] = {}
+    structure: dict[str, list[str]] = {}
+    for language, tower in towers.items():
+        chain = {
+            str(Path(tower, entry["path"])): entry["type"] for entry in read_json(directory / tower / MODULES, list)
+        }
+        types |= chain
+        structure[language] = list(chain)
+    parameters = {"default_route": None, "allow_empty_key": False}
+    write_json(directory / ROUTER, {"types": types, "structure": structure, "parameters": parameters})
+    _write_root(
+        directory, [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}], prompts
+    )
+
+
+def _write_root(directory: Path, modules: list[dict[str, Any]], prompts: Prompts) -> None:
+    options = {"prompts": prompts.texts, "default_prompt_name": prompts.default, "similarity_fn_name": "cosine"}
+    write_json(directory / PROMPTS, options)
+    write_json(directory / MODULES, modules)

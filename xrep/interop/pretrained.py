@@ -5,20 +5,22 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from xrep.errors import UserError
-from xrep.interop.sentence_modules import DenseSpec, read_modules
+from xrep.interop.sentence_modules import DenseSpec, Prompts, read_modules, read_prompts
 from xrep.nn import bert
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.pooling import Pooling
-from xrep.nn.shape import EncoderSizes
+from xrep.nn.shape import EncoderShape, EncoderSizes
 from xrep.nn.weights import Weights, read_json
-from xrep.registry import ENCODERS
+from xrep.registry import ENCODERS, one_line
+from xrep.text.languages import canonical
+from xrep.text.wheels import SOURCE_FILE
 
 AUTO = "auto"
 """The encoder type that chooses ``transformer`` if it computes the architecture, and otherwise ``transformers``."""
@@ -34,6 +36,8 @@ class Pretrained:
         shape: Shape of the encoder; its ``type`` names the class in ``ENCODERS``.
         pooling, normalize: Settings of a sentence-transformers directory; None if the directory has none.
         projection: Dense layer between pooling and normalisation.
+        prompts: Texts in front of sentences, which ``SentenceEncoder`` adds and training does not.
+        languages: Languages that it was trained for; empty if they are not known, or all.
     """
 
     path: Path
@@ -42,6 +46,21 @@ class Pretrained:
     pooling: Pooling | None = None
     normalize: bool | None = None
     projection: DenseSpec | None = None
+    prompts: Prompts = field(default_factory=Prompts)
+    languages: list[str] = field(default_factory=list)
+
+    def check_size(self) -> None:
+        """Compare the sizes in the configuration with those of the weights' files, before an encoder is built.
+
+        Raises:
+            UserError: The weights cannot hold so many parameters, or there are none.
+        """
+        weights = Weights(self.path)
+        most = sum(path.stat().st_size for path in weights.files) // 2  # a number has at least two bytes
+        # Other encoders may use the weights of one layer in all layers.
+        if isinstance(self.shape, EncoderShape) and self.shape.parameters > most:
+            problem = f"{bert.CONFIG} describes {self.shape.parameters:,} parameters, and these are at most {most:,}"
+            raise UserError(problem, path=weights.path, cure=bert.TOGETHER)
 
     def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
         """Return the float32 state of the encoder's first ``layers`` layers (None: all).
@@ -57,11 +76,15 @@ class Pretrained:
         return ENCODERS.load(shape.type).read_state(self.path, shape)
 
 
-def find_pretrained(name_or_path: str | Path) -> Path:
-    """Return a directory, or the folder of a model in the local Hugging Face cache; nothing is downloaded.
+def find_pretrained(name_or_path: str | Path, *, download: bool = False) -> Path:
+    """Return a directory, or the folder of a model in the local Hugging Face cache.
+
+    Args:
+        download: Whether to fetch a model ``organisation/name`` that is not in the cache from the Hugging Face Hub. It
+            is not asked for what may be a misspelt path, ``run1/bset`` where there is a folder ``run1``.
 
     Raises:
-        UserError: Neither exists.
+        UserError: There is no such directory or model, or it cannot be fetched.
     """
     path = Path(os.path.expanduser(name_or_path))
     if path.is_dir():
@@ -83,8 +106,26 @@ def find_pretrained(name_or_path: str | Path) -> Path:
         # Newer versions refuse a folder with only the files that transformers fetched, but those are enough here.
         if partial := getattr(error, "snapshot_path", None):
             return Path(partial)
+        if download and "/" in name and not path.parent.exists() and not constants.HF_HUB_OFFLINE:
+            return _fetch(name)
         problem = f"no such directory, and no such model in the Hugging Face cache {constants.HF_HUB_CACHE}"
         raise UserError(problem, path=path, cure=f"{get}, or run: hf download {name}") from None
+
+
+def _fetch(name: str) -> Path:
+    """Fetch a model from the Hugging Face Hub, without code and without the weights of other frameworks."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    wanted = ["*.json", "*.txt", "*.model", "*.yaml", "*.npy", "*.safetensors"]
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["onnx/*", "openvino/*"]))
+        if not any(folder.rglob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=[*wanted, "*pytorch_model*.bin"]))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        problem = f"no such directory, and {name} cannot be fetched from the Hugging Face Hub: {one_line(error)[:200]}"
+        raise UserError(problem, cure="check the name and the network, or name a directory") from None
+    return folder
 
 
 def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Pretrained:
@@ -101,7 +142,7 @@ def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Pretrained:
     folder = root if modules is None else modules.transformer
     shape = ENCODERS.load(_chosen_type(folder) if encoder_type == AUTO else encoder_type).read_shape(folder)
     if modules is None:
-        return Pretrained(path=root, tokenizer=root, shape=shape)
+        return Pretrained(path=root, tokenizer=root, shape=shape, languages=declared_languages(root))
     projection = modules.projection
     width = shape.hidden_size if projection is None else projection.weight.size(1)
     if width != shape.hidden_size:
@@ -114,7 +155,24 @@ def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Pretrained:
         pooling=modules.pooling,
         normalize=modules.normalize,
         projection=projection,
+        prompts=read_prompts(root),
+        languages=declared_languages(root),
     )
+
+
+def declared_languages(directory: Path) -> list[str]:
+    """Return the languages in the header of a directory's model card, or those that ``xrep-data`` noted there; empty if
+    there are none, or if they are all languages."""
+    card, noted = directory / "README.md", directory / SOURCE_FILE
+    text = ""
+    if card.is_file():
+        with card.open(encoding="utf-8", errors="replace") as file:
+            header = re.match(r"---\n(.*?)\n---", file.read(1 << 16), re.DOTALL)
+        text = "".join(re.findall(r"^language:(.*(?:\n *-.*)*)", header[1], re.MULTILINE) if header else ())
+    if not text and noted.is_file():
+        text = str(read_json(noted).get("languages", ""))
+    codes = dict.fromkeys(canonical(code) for code in re.findall(r"[A-Za-z][\w-]*", text))
+    return [] if {"multilingual", "mul"} & codes.keys() else list(codes)
 
 
 def _chosen_type(directory: Path) -> str:

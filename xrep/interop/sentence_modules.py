@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,6 +15,7 @@ from xrep.nn.weights import Weights, check_finite, inside, read_json
 MODULES = "modules.json"
 OPTIONS = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
+ROUTER = "router_config.json"
 CURE = "use its transformer alone: name that folder without modules.json"
 ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 POOLING_FLAGS = {
@@ -38,6 +39,19 @@ class DenseSpec:
     activation: DenseActivation
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """Texts that are put in front of sentences, by name, and the name of the one that is used unless another is."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    default: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that is used by default; empty if there is none."""
+        return self.texts[self.default] if self.default else ""
+
+
 @dataclass(frozen=True, eq=False)
 class SentenceModules:
     """The folder of the transformer, and the settings of the modules that follow it."""
@@ -54,25 +68,82 @@ def read_modules(root: Path) -> SentenceModules | None:
     Raises:
         UserError: xrep cannot express a module, its options or the order of the modules, or a file is damaged.
     """
-    if not (root / MODULES).is_file():
+    if not (root / MODULES).exists():
         return None
     folders = _read_chain(root / MODULES)
     transformer, pooling = (folders[kind] for kind in ("Transformer", "Pooling"))
-    _check_transformer(transformer, root)
+    _check_transformer(transformer)
     dense = folders.get("Dense")
     projection = None if dense is None else _read_dense(dense)
-    return SentenceModules(transformer, _read_pooling(pooling / "config.json"), "Normalize" in folders, projection)
+    pooled = _read_pooling(pooling / "config.json", with_prompts=any(read_prompts(root).texts.values()))
+    return SentenceModules(transformer, pooled, "Normalize" in folders, projection)
+
+
+def read_prompts(root: Path) -> Prompts:
+    """Read the prompts of a directory of sentence-transformers; there are none if it has no such file.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    path = root / PROMPTS
+    options = read_json(path) if path.is_file() else {}
+    texts, default = options.get("prompts") or {}, options.get("default_prompt_name")
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise UserError("prompts are not texts with names", path=path, cure="fetch the file again")
+    if default is not None and not (isinstance(default, str) and default in texts):
+        raise UserError(
+            f"there is no prompt {str(default)[:80]!r}, the default", path=path, cure="fetch the file again"
+        )
+    return Prompts(texts=texts, default=default)
+
+
+def read_router(root: Path) -> dict[str, Path] | None:
+    """Return the folder of each language's tower if the only module is a Router; None if it is not.
+
+    Raises:
+        UserError: A tower is no directory of sentence-transformers in ``root``, or a file is damaged.
+    """
+    if not (root / MODULES).is_file() or [_kind(module) for module in read_json(root / MODULES, list)] != ["Router"]:
+        return None
+    path = root / ROUTER
+    structure = read_json(path).get("structure")
+    towers: dict[str, Path] = {}
+    for language, chain in structure.items() if isinstance(structure, dict) else ():
+        first = chain[0] if isinstance(chain, list) and chain and isinstance(chain[0], str) else ""
+        folder = inside(root, first, path)
+        whole = [str(Path(first, entry["path"])) for entry in _entries(folder / MODULES)] if first else []
+        if not whole or chain != whole:
+            problem = f"the route {language!r} is not one of the directories of sentence-transformers in this folder"
+            raise UserError(problem, path=path, cure="use the folders of its transformers, one for each language")
+        towers[language] = folder
+    if len(set(towers.values())) not in (1, 2):
+        problem = f"a Router of {len(set(towers.values()))} towers, xrep has one or two"
+        raise UserError(problem, path=path, cure="use the folder of one tower")
+    return towers
+
+
+def _kind(module: Any) -> str:
+    return str(_entry(module, "type")).rpartition(".")[2]
+
+
+def _entries(path: Path) -> list[dict[str, str]]:
+    """Return the modules that a file lists, each with a type and a path."""
+    modules = read_json(path, list)
+    for module in modules:
+        if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
+            raise UserError("not a list of modules with type and path", path=path, cure="fetch the file again")
+    return modules
 
 
 def _read_chain(path: Path) -> dict[str, Path]:
     """Return the folder of each kind of module."""
-    modules = read_json(path, list)
     chain: list[str] = []
     folders: dict[str, Path] = {}
-    for module in modules:
-        if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
-            raise UserError("not a list of modules with type and path", path=path, cure="fetch the file again")
-        package, kind = module["type"].partition(".")[0], module["type"].rpartition(".")[2]
+    for module in _entries(path):
+        package, kind = module["type"].partition(".")[0], _kind(module)
+        if package == "sentence_transformers" and kind == "Router":
+            cure = f"name one of its towers, such as {path.parent / 'source'}"
+            raise UserError("has a tower for each side", path=path.parent, cure=cure)
         if package != "sentence_transformers" or kind not in ORDER:
             problem = f"xrep has no counterpart of the module {module['type']} ({module['path'] or '.'})"
             raise UserError(problem, path=path, cure=CURE)
@@ -86,8 +157,8 @@ def _read_chain(path: Path) -> dict[str, Path]:
     return folders
 
 
-def _check_transformer(directory: Path, root: Path) -> None:
-    """Refuse a transformer whose output is not token vectors, or that adds a prompt to its text by default."""
+def _check_transformer(directory: Path) -> None:
+    """Refuse a transformer whose output is not token vectors."""
     path = directory / OPTIONS
     options = read_json(path) if path.is_file() else {}
     _check_options(
@@ -98,11 +169,6 @@ def _check_transformer(directory: Path, root: Path) -> None:
         module_output_name="token_embeddings",
         method_output_name="last_hidden_state",
     )
-    path = root / PROMPTS
-    options = read_json(path) if path.is_file() else {}
-    if prompt := _entry(options, "prompts", str(options.get("default_prompt_name"))):
-        problem = f"by default its sentences begin with the prompt {prompt!r}, which xrep does not add"
-        raise UserError(problem, path=path, cure="set default_prompt_name to null, and put the prompt into your text")
 
 
 def _check_options(kind: str, options: dict[str, Any], path: Path, **expected: Any) -> None:
@@ -120,8 +186,10 @@ def _entry(content: Any, *keys: str) -> Any:
     return content
 
 
-def _read_pooling(path: Path) -> Pooling:
+def _read_pooling(path: Path, *, with_prompts: bool) -> Pooling:
     config = read_json(path)
+    if with_prompts:
+        _check_options("Pooling", config, path, include_prompt=True)
     modes = config.get("pooling_mode")
     if modes is None:
         modes = [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)] or ["mean"]

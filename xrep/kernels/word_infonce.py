@@ -76,6 +76,10 @@ def word_infonce(
     check_number("samples", samples, 1)
     if not len(embedding):
         raise ValueError("embedding must have at least one row")
+    for name, ids in (("words", words), ("special", special)):
+        # On a GPU, the values would have to be waited for.
+        if ids.device.type == "cpu" and ids.numel() and not 0 <= ids.min() <= ids.max() < len(embedding):
+            raise ValueError(f"{name} must lie in [0, {len(embedding)}), not {int(ids.min())} to {int(ids.max())}")
     accumulate = accumulation_dtype(query, embedding)
     with torch.autocast(query.device.type, enabled=False):
         unit = F.normalize(query.to(accumulate), dim=1)

@@ -20,11 +20,23 @@ class Accuracy(NamedTuple):
         return (self.forward + self.backward) / 2
 
 
+def accuracy_of(right: np.ndarray) -> Accuracy:
+    """Return the accuracy of answers in both directions, bool [2, N]."""
+    return Accuracy(*(100.0 * float(direction.mean()) for direction in right))
+
+
 def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
     """Return the percentage of rows whose nearest neighbour on the other side is the row with the same index.
 
     This is the protocol of the Tatoeba test (Artetxe and Schwenk, 2019, arXiv:1812.10464, section 4.3), whose error
-    rate is 100 minus the accuracy.
+    rate is 100 minus the accuracy. ``right_answers`` has the arguments and errors.
+    """
+    return accuracy_of(right_answers(x, y))
+
+
+def right_answers(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return for which rows the nearest neighbour on the other side is the row with the same index: bool [2, N], of x
+    and of y.
 
     Args:
         x: [N, D] float, L2-normalised for the cosine; row i translates row i of ``y``.
@@ -36,7 +48,7 @@ def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
     if x.shape != y.shape:
         raise ValueError(f"aligned vectors must have one shape, got {x.shape} and {y.shape}")
     nearest, rows = neighbours(x, y, 1), np.arange(len(x))[:, None]
-    return Accuracy(*(100.0 * float(np.mean(side == rows)) for side in (nearest.xy, nearest.yx)))
+    return np.stack([(side == rows)[:, 0] for side in (nearest.xy, nearest.yx)])
 
 
 def mean_cosine(x: np.ndarray) -> float:

@@ -10,8 +10,16 @@ from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
-from xrep.models.model import ClassifyingModel
-from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, find_start, load_start, shape_from
+from xrep.models.model import ClassifyingModel, Origin
+from xrep.models.start import (
+    EncoderOptions,
+    check_sizes,
+    check_vocabulary,
+    encoder_shape,
+    find_start,
+    load_start,
+    shape_from,
+)
 from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
@@ -46,7 +54,7 @@ class Classifier(ClassifyingModel):
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.config, self.text, self.notes = config, text, list[str]()
+        self.config, self.text, self.origins = config, text, dict[str, Origin]()
         if text.annotation is None:
             cure = "choose the `task` classification, tagging or question_answering"
             raise UserError("a classifier needs annotated text", cure=cure)
@@ -60,6 +68,7 @@ class Classifier(ClassifyingModel):
         if text.max_length > shape.max_positions:
             problem = f"sequences may have {text.max_length} subwords, the model has {shape.max_positions} positions"
             raise UserError(problem, cure="lower `max_length`")
+        check_sizes({"encoder": shape})
         check_vocabulary(shape, vocabulary, SHARED)
         self.encoder = Encoder.build(shape, **config.rates)
         outputs = SPAN_OUTPUTS if self.annotation.kind == "span" else len(self.annotation.labels)
@@ -69,7 +78,7 @@ class Classifier(ClassifyingModel):
         for layer in filter(None, (self.dense, self.output)):
             initialise(layer, 0.02)
         if start is not None:
-            self.notes.append(f"encoder: {load_start(self.encoder, start, config.pretrained_layers)}")
+            self.origins["encoder"] = load_start(self.encoder, start, config.pretrained_layers)
 
     def architecture(self) -> dict[str, Any]:
         return self._architecture

@@ -34,7 +34,7 @@ from xrep.config.yaml_files import excess_of
 from xrep.data.batching import TextSpec
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
-from xrep.files import directory_aside, naming, sha256_of
+from xrep.files import check_regular, directory_aside, naming, sha256_of
 from xrep.models.plain import from_plain
 from xrep.nn.weights import inside, load_weights, read_tensors, read_torch, save_tensors
 from xrep.registry import MODELS
@@ -201,6 +201,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.exists():
         raise UserError("no such checkpoint", path=path, cure="name a directory such as RUN/best or RUN/last")
+    check_regular(path / MANIFEST)
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         schema, digest = manifest["schema"], manifest.pop("sha256")

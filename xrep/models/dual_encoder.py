@@ -12,7 +12,7 @@ from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import ConfigError, UserError
 from xrep.interop.pretrained import Pretrained
 from xrep.interop.sentence_modules import DenseActivation
-from xrep.models.model import SentenceModel
+from xrep.models.model import Origin, SentenceModel
 from xrep.models.plain import from_plain
 from xrep.models.projection import ProjectionShape, make_projection
 from xrep.models.start import (
@@ -107,7 +107,7 @@ class DualEncoder(SentenceModel):
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.config, self._text, self.notes = config, text, list[str]()
+        self.config, self._text, self.origins = config, text, dict[str, Origin]()
         both = sorted(set(text.source_languages) & set(text.target_languages))
         if config.towers == "separate" and both:
             raise UserError(f"{', '.join(both)}: both a source and a target language", cure="set `towers` to shared")
@@ -136,7 +136,7 @@ class DualEncoder(SentenceModel):
         self.idle_parameters = pooled is not None and any(pooled < shape.layers for shape in shapes.values())
         """Whether some parameters are above the pooled layer, so that sentence vectors give them no gradient."""
         for name, start in pretrained.items():
-            self.notes.append(f"tower {name}: {load_start(self.encoders[name], start, config.pretrained_layers)}")
+            self.origins[f"encoders.{name}"] = load_start(self.encoders[name], start, config.pretrained_layers)
             if (dense := kept.get(name)) is not None:
                 bias = {} if dense.bias is None else {"bias": dense.bias}
                 self.projections[name].load_state_dict({"weight": dense.weight, **bias})

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from xrep.data.batching import Annotation, TextSpec, TokenBatch, Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The trained encoder that a part of a model starts from."""
+
+    path: Path
+    languages: list[str]
+    """Its languages; empty if they are not known."""
+    details: str
+    """What a user should know about it, in a few words."""
 
 
 class Model(nn.Module, ABC):
@@ -24,14 +37,14 @@ class Model(nn.Module, ABC):
         example: Registered name of a model of this kind, for messages.
         default_validation: Name of the validation of a run that names none; None: that of the task.
         idle_parameters: Whether some parameters get no gradient from what the model computes.
-        notes: What a user should know about where the weights come from.
+        origins: Maps the name of each encoder that starts from a trained one, such as ``encoders.source``, to that one.
     """
 
     kind: ClassVar[str]
     example: ClassVar[str]
     default_validation: ClassVar[str | None] = None
     idle_parameters: bool = False
-    notes: list[str]
+    origins: dict[str, Origin]
 
     @abstractmethod
     def architecture(self) -> dict[str, Any]:

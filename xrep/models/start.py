@@ -15,6 +15,7 @@ from xrep.interop.pretrained import AUTO, Pretrained, find_pretrained, read_pret
 from xrep.interop.sentence_modules import DenseSpec
 from xrep.memory import check_memory
 from xrep.models.directory import MANIFEST, TOKENIZER, Checkpoint, open_checkpoint
+from xrep.models.model import Origin
 from xrep.models.plain import from_plain
 from xrep.models.projection import ProjectionShape
 from xrep.nn.encoder import Encoder
@@ -89,6 +90,11 @@ class TrainedTower(Pretrained):
 
     tensors: dict[str, Tensor]
 
+    def check_size(self) -> None:
+        if self.shape.parameters > (present := sum(tensor.numel() for tensor in self.tensors.values())):
+            problem = f"the manifest describes {self.shape.parameters:,} parameters, and the weights have {present:,}"
+            raise UserError(problem, path=self.path, cure="use another checkpoint")
+
     def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
         numbers = {name: re.match(r"layers\.(\d+)\.", name) for name in self.tensors}
         above = [name for name, number in numbers.items() if number and layers is not None and int(number[1]) >= layers]
@@ -130,8 +136,13 @@ def check_sizes(shapes: dict[str, StackSizes], other_parameters: int = 0) -> Non
 
 
 def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Pretrained | None) -> EncoderSizes:
-    """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options."""
+    """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options.
+
+    Raises:
+        UserError: The weights of ``start`` cannot be those of its shape, or it has too few layers.
+    """
     if start is not None:
+        start.check_size()
         return start.shape.first_layers(config.pretrained_layers, start.path)
     encoder_class = ENCODERS.load("transformer" if config.encoder_type == AUTO else config.encoder_type)
     return encoder_class.new_shape(
@@ -146,13 +157,15 @@ def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Pretrai
     )
 
 
-def load_start(encoder: Encoder, start: Pretrained, layers: int | None) -> str:
-    """Load the weights of a trained encoder into one of its shape, and return what a user should know about them."""
+def load_start(encoder: Encoder, start: Pretrained, layers: int | None) -> Origin:
+    """Load the weights of a trained encoder into one of its shape, and return where they come from."""
     state, unused = start.state(layers)
     check_finite(state, start.path)
     load_weights(encoder, state, start.path)
     left = f"; not used: {some(unused, 3)}" if unused else ""
-    return f"{len(state)} tensors of {start.path}, encoder type {start.shape.type}{left}"
+    prompt = f"; training does not add its prompt {start.prompts.text!r}" if start.prompts.text else ""
+    details = f"{len(state)} tensors, encoder type {start.shape.type}{left}{prompt}"
+    return Origin(path=start.path, languages=start.languages, details=details)
 
 
 def check_vocabulary(shape: EncoderSizes, vocabulary: Vocabulary, tower: str) -> None:
@@ -197,6 +210,7 @@ def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
         path=path,
         tokenizer=_tokenizer(path, "source"),
         shape=shape_from(architecture["encoder"]),
+        languages=checkpoint.text.source_languages,
         tensors=_below("encoder.", checkpoint.tensors()),
     )
 
@@ -212,7 +226,7 @@ def _tower(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
         raise UserError("which of its towers?" if tower is None else f"no tower {tower!r}", path=path, cure=cures)
     if (pooled := checkpoint.model_options.get("pooled_layer")) is not None:
         raise UserError(f"its vectors are of layer {pooled}, not of the last", path=path, cure="start from another run")
-    tensors = checkpoint.tensors()
+    tensors, text = checkpoint.tensors(), checkpoint.text
     projection = architecture.projections.get(tower)
     if projection and projection.spaces is not None:
         problem = "its vectors are means of projection spaces, which are not carried over"
@@ -226,6 +240,7 @@ def _tower(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
         path=path / tower,
         tokenizer=_tokenizer(path, tower),
         shape=shape_from(architecture.towers[tower]),
+        languages={"source": text.source_languages, "target": text.target_languages}.get(tower, text.languages),
         pooling=architecture.pooling[tower],
         projection=DenseSpec(dense["weight"], dense.get("bias"), projection.activation) if projection else None,
         tensors=_below(f"encoders.{tower}.", tensors),

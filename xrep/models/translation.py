@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear import linear
-from xrep.models.model import TranslationModel
+from xrep.models.model import Origin, TranslationModel
 from xrep.models.plain import from_plain
 from xrep.models.start import (
     EncoderOptions,
@@ -90,7 +90,7 @@ class Translation(TranslationModel):
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.config, self.text, self.notes = config, text, list[str]()
+        self.config, self.text, self.origins = config, text, dict[str, Origin]()
         self.source_vocabulary, self.target_vocabulary = text.vocabulary("source"), text.vocabulary("target")
         start = find_start(config.encoder, config.encoder_type) if config.encoder and architecture is None else None
         if architecture is None:
@@ -117,7 +117,7 @@ class Translation(TranslationModel):
                 initialise(own, 0.02)
         self.semantic_scale = nn.Parameter(torch.ones(())) if config.semantic_bias else None
         if start is not None:
-            self.notes.append(f"encoder: {load_start(self.encoder, start, config.pretrained_layers)}")
+            self.origins["encoder"] = load_start(self.encoder, start, config.pretrained_layers)
 
     def architecture(self) -> dict[str, Any]:
         return self._architecture

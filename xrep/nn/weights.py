@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from xrep.errors import UserError
+from xrep.files import check_regular
 
 SAFETENSORS = "model.safetensors"
 LAYOUTS = (SAFETENSORS, f"{SAFETENSORS}.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -34,6 +35,7 @@ class Weights(Mapping[str, Tensor]):
 
     Attributes:
         path: the file of the weights, or the index of the shards.
+        files: the file of the weights, or the shards.
 
     Raises:
         UserError: there are no weights, a file is missing or damaged, an index disagrees with its shards, or a file
@@ -46,6 +48,7 @@ class Weights(Mapping[str, Tensor]):
             problem = f"no weights: none of {', '.join(LAYOUTS)}"
             raise UserError(problem, path=directory, cure="give a directory with weights for PyTorch")
         self.path = layouts[0]
+        self.files = [self.path]
         self._read: dict[str, Callable[[], Tensor]] = {}
         """Functions that read the tensors."""
         if self.path.suffix == ".json":
@@ -57,12 +60,12 @@ class Weights(Mapping[str, Tensor]):
         where = read_json(self.path).get("weight_map")
         if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
             raise UserError("no table weight_map of tensors and files", path=self.path, cure=AGAIN)
-        for shard in sorted(set(where.values())):
-            path = inside(self.path.parent, shard, self.path)
+        self.files = [inside(self.path.parent, shard, self.path) for shard in sorted(set(where.values()))]
+        for path in self.files:
             if not path.is_file():
                 raise UserError("this part of the weights is missing", path=path, cure="fetch it, too")
             tensors = _open(path)
-            listed = {name for name, home in where.items() if home == shard}
+            listed = {name for name, home in where.items() if self.path.parent / home == path}
             if listed != tensors.keys():
                 problem = f"its tensors are not those that {self.path.name} lists: {some(listed ^ tensors.keys())}"
                 raise UserError(problem, path=path, cure="fetch index and weights again, from one version")
@@ -94,9 +97,15 @@ def _open(path: Path) -> dict[str, Callable[[], Tensor]]:
     problem = "damaged, or it holds more than tensors, which might run code"
     # Files written by torch before 1.6 are not zip archives and cannot be mapped into memory.
     content = read_torch(path, problem, cure, mmap=zipfile.is_zipfile(path))
-    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
-        raise UserError("not a table of names and tensors", path=path, cure=cure)
+    if not isinstance(content, dict) or not all(_is_dense(tensor) for tensor in content.values()):
+        raise UserError("not a table of names and dense tensors", path=path, cure=cure)
     return {str(name): tensor.detach for name, tensor in content.items()}
+
+
+def _is_dense(value: object) -> bool:
+    """Return whether a value is a tensor of the usual kind: not sparse, quantised, nested or without values."""
+    plain = isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+    return plain and not value.is_quantized and not value.is_nested
 
 
 def read_torch(path: Path, problem: str, cure: str, *, mmap: bool = False) -> Any:
@@ -175,8 +184,9 @@ def read_json(path: Path, kind: type[dict] | type[list] = dict) -> Any:
     """Read a JSON file that holds an object, or a list if ``kind`` is list.
 
     Raises:
-        UserError: the file does not exist or holds something else.
+        UserError: the file does not exist, is a pipe or holds something else.
     """
+    check_regular(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -14,6 +14,7 @@ import torch
 
 from xrep.errors import UserError
 from xrep.files import write_aside
+from xrep.interrupts import StopRequest
 from xrep.kernels.precision import operand_dtype
 from xrep.memory import check_memory
 from xrep.progress import Counter
@@ -74,20 +75,31 @@ class SearchState:
         return cls(xy, yx, path, done)
 
     def work(self, units: Sequence[_Unit], show_progress: bool) -> Iterator[_Unit]:
-        """Yield the units of work that are not finished, and save the results from time to time."""
-        with Counter("blocks", "search", done=self.done, total=len(units), shown=show_progress) as counter:
+        """Yield the units of work that are not finished, and save the results from time to time.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed, and the results up to the unit that was worked on are saved.
+        """
+        counter = Counter("blocks", "search", done=self.done, total=len(units), shown=show_progress)
+        with counter, StopRequest().watching() as stop:
             for unit in units[self.done :]:
                 yield unit
                 self.step(len(units))
                 counter.update(1)
+                if stop.signal:
+                    self.save()
+                    raise KeyboardInterrupt
 
     def step(self, total: int) -> None:
         """Count a finished unit of work, and save the results if it is time or if this was the last of ``total``."""
         self.done += 1
         if self.done == total or time.monotonic() - self._saved >= SAVE_SECONDS:
-            with write_aside(self.path) as aside, aside.open("wb") as file:
-                np.savez(file, done=np.int64(self.done), **vars(Neighbours.of(self.xy, self.yx)))
-            self._saved = time.monotonic()
+            self.save()
+
+    def save(self) -> None:
+        with write_aside(self.path) as aside, aside.open("wb") as file:
+            np.savez(file, done=np.int64(self.done), **vars(Neighbours.of(self.xy, self.yx)))
+        self._saved = time.monotonic()
 
 
 def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Neighbours, int]:

@@ -53,6 +53,10 @@ class StoredTask(Task):
     def fingerprint(self) -> str:
         return self._data.fingerprint
 
+    def statistics(self) -> dict[str, Any]:
+        kept = {key: self._data.manifest[key] for key in ("splits", "cleaning") if key in self._data.manifest}
+        return {**super().statistics(), **kept}
+
     def write_training_hashes(self, path: Path) -> None:
         self._data.copy_training_hashes(path)
 

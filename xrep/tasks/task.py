@@ -121,6 +121,11 @@ class Task(ABC):
     def write_training_hashes(self, path: Path) -> None:
         """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
 
+    def statistics(self) -> dict[str, Any]:
+        """Return facts about the text that reports show, as JSON: rows and tokens of each split, and what cleaning
+        left out."""
+        return {"examples": self.examples}
+
     def save_tokenizers(self, directory: Path) -> None:
         """Write the tokenizers to a directory, from which ``open_tokenizers`` reads them."""
         save_tokenizers(self.tokenizers, directory)

@@ -10,9 +10,11 @@ The unigram model of SentencePiece is described in Kudo, 2018 (arXiv:1804.10959)
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import re
+import subprocess
+import sys
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,18 @@ AGAIN = "fetch the model again"
 MAXIMUM_VOCABULARY = 10_000_000
 """More pieces than any model has. A damaged file may ask for more than the memory can hold."""
 _MAXIMUM_BYTES = 1 << 28
+_TRAIN = """
+import sys
+
+sys.path = [place for place in sys.path if place]  # the current folder may have modules of the same names
+import json
+from sentencepiece import SentencePieceTrainer
+
+with open(sys.argv[1], encoding="utf-8", newline="\\n") as text, open(sys.argv[2], "wb") as model:
+    sentences = (line[:-1] for line in text)
+    SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=model, **json.loads(sys.argv[3]))
+"""
+"""Program that trains a model on the lines of a file; its arguments are that file, the model's and the options."""
 
 
 class Tokenizer(ABC):
@@ -197,28 +211,28 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int, destination:
     if not 0 < vocabulary_size <= MAXIMUM_VOCABULARY:
         problem = f"a vocabulary of {vocabulary_size:,} pieces"
         raise UserError(problem, cure=f"give `vocab_size` between 1 and {MAXIMUM_VOCABULARY:,}")
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            model_type="unigram",
-            vocab_size=vocabulary_size,
-            character_coverage=0.9995,
-            pad_id=0,
-            unk_id=1,
-            bos_id=2,
-            eos_id=3,
-            control_symbols=[MASK_PIECE],
-            max_sentence_length=1 << 16,
-            # The sums of expectation-maximisation depend on how the text is divided among threads, so that the number
-            # of threads must be the same on every machine.
-            num_threads=2,
-            minloglevel=9,
-        )
-    except RuntimeError as error:
-        raise _explain_training(str(error), vocabulary_size) from None
-    tokenizer = SentencePieceTokenizer(model.getvalue())
+    options = {
+        "model_type": "unigram",
+        "vocab_size": vocabulary_size,
+        "character_coverage": 0.9995,
+        **{"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3},
+        "control_symbols": [MASK_PIECE],
+        "max_sentence_length": 1 << 16,
+        # The sums of expectation-maximisation depend on how the text is divided among threads, so that the number of
+        # threads must be the same on every machine.
+        "num_threads": 2,
+        "minloglevel": 9,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        text, model = Path(folder) / "text", Path(folder) / "model"
+        with text.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+            file.writelines(sentence.replace("\n", " ") + "\n" for sentence in sentences)
+        # SentencePiece does not notice Ctrl-C while it trains, for minutes, so it trains in a process of its own.
+        command = [sys.executable, "-c", _TRAIN, str(text), str(model), json.dumps(options)]
+        trained = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
+        if trained.returncode:
+            raise _explain_training(trained.stderr.strip().rpartition("\n")[2], vocabulary_size)
+        tokenizer = SentencePieceTokenizer(model.read_bytes())
     tokenizer.save(destination)
     return tokenizer
 

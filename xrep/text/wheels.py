@@ -149,6 +149,7 @@ def get_model(model: Resource, log: Callable[[str], None] = lambda line: None) -
                 "what": model.what,
                 "source": f"{model.origin}: {model.folder} of {pinned.file_name}",
                 "licence": model.licence,
+                "languages": model.languages,
                 "sha256": pinned.sha256,
                 "files": {name: [*_stamp(folder / name), sha256_of(folder / name)] for name in names},
             }

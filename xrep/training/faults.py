@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -102,26 +100,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
     elif hasattr(value, "__dict__"):
         yield from _tensors(vars(value))
-
-
-class Preemption:
-    """Records a request to stop the run: SIGTERM (schedulers, torchrun) or SIGUSR1 (Slurm's early warning)."""
-
-    def __init__(self) -> None:
-        self.signal: str | None = None
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Context manager that records these signals instead of letting them end the process."""
-        # Signal handlers can be set only in the main thread.
-        main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGTERM, signal.SIGUSR1) if main else ()
-        previous = {number: signal.signal(number, self._note) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, _: Any) -> None:
-        self.signal = signal.Signals(number).name

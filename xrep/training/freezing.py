@@ -61,7 +61,7 @@ class Freezing:
         Raises:
             UserError: a pattern matches no parameter, or no parameter would train from the first step on.
         """
-        thaw = self._thaw_steps(module)
+        thaw = self.thaw_steps(module)
         frozen = {name for name, until in thaw.items() if step < until}
         if frozen == self._frozen:
             return False
@@ -100,10 +100,17 @@ class Freezing:
         Raises:
             UserError: as in ``apply``.
         """
-        thaw = self._thaw_steps(module)
+        thaw = self.thaw_steps(module)
         return [(name, p) for name, p in module.named_parameters() if thaw.get(name, math.inf) < math.inf]
 
-    def _thaw_steps(self, module: nn.Module) -> dict[str, float]:
+    def thaw_steps(self, module: nn.Module) -> dict[str, float]:
+        """Return the step from which each parameter trains, by name: 0 for the start, infinity for never.
+
+        Parameters that cannot train at all, such as those of a momentum encoder, are not among them.
+
+        Raises:
+            UserError: as in ``apply``.
+        """
         if self._thaw is None:
             names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
             thaw = dict.fromkeys(names, 0.0)

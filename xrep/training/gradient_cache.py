@@ -20,7 +20,7 @@ class GradientCache:
     """Computes the gradient of a batch that is encoded piece by piece, twice (Gao et al. 2021, Scaling Deep Contrastive
     Learning Batch Size under Memory Limited Setup).
 
-    The first pass keeps only the vectors; ``contrast`` compares them, and ``differentiate`` computes the gradient of
+    The first pass keeps only the vectors; ``compare`` compares them, and ``differentiate`` computes the gradient of
     each. The second pass encodes each piece again (``encode``) with the same random numbers, and propagates the
     gradient of its vectors into the model (``backward``). So only the activations of one piece are in memory at a time,
     and the gradient is that of all vectors together.
@@ -59,7 +59,7 @@ class GradientCache:
     def contrast(self, planned: Planned) -> Loss:
         """Return the loss terms that compare the rows of the whole batch, which is on the device."""
         with self._context():
-            loss = self._criterion.contrast(self._vectors + self._constants, planned)
+            loss = self._criterion.compare(self._vectors + self._constants, planned)
         self._after = random_state(self._device)
         return loss
 

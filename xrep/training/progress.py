@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import os
 import resource
-import socket
 import sys
-import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import torch
 
 from xrep.config.ranges import out_of_range
 from xrep.files import naming, write_aside
 from xrep.progress import ProgressLine
+from xrep.training.boards import boards_of
 
 SECONDS_BETWEEN_LINES = 10.0
 METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
@@ -25,7 +25,7 @@ METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
 
 
 class Progress:
-    """Writes the averages of every ``log_every`` steps to ``metrics.jsonl`` and TensorBoard, and a line to stderr.
+    """Writes the averages of every ``log_every`` steps to ``metrics.jsonl`` and the boards, and a line to stderr.
 
     On a terminal the line is rewritten in place; elsewhere (a log file) a new line is printed every ten seconds.
     """
@@ -36,11 +36,23 @@ class Progress:
         """Number of steps between records in metrics.jsonl and TensorBoard."""
         tensorboard: bool = True
         """Write TensorBoard events below SAVE_DIR/tensorboard."""
+        logger: Literal["none", "wandb"] = "none"
+        """Service that gets the records as well: Weights & Biases (extra 'wandb')."""
 
         def problems(self) -> list[str]:
-            return out_of_range(self, log_every="[1, inf)")
+            problems = out_of_range(self, log_every="[1, inf)")
+            if self.logger == "wandb" and importlib.util.find_spec("wandb") is None:
+                problems.append("`logger` is wandb, which is not installed: pip install 'xrep[wandb]'")
+            return problems
 
-    def __init__(self, config: Config, directory: Path, resumed_step: int, stream: IO[str] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        directory: Path,
+        resumed_step: int,
+        stream: IO[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.config = config
         self._line = ProgressLine(stream, seconds=SECONDS_BETWEEN_LINES, at_once=True)
         self.say = self._line.say
@@ -48,16 +60,17 @@ class Progress:
         with naming(directory):
             _drop_records_after(self._path, resumed_step)
             self._file = open(self._path, "a", encoding="utf-8")
-            self._board = _TensorBoard(directory / TENSORBOARD, resumed_step) if config.tensorboard else None
+            events = directory / TENSORBOARD if config.tensorboard else None
+            self._boards = boards_of(events, config.logger, directory, resumed_step, options or {})
 
     def record(self, step: int, values: dict[str, Any], kind: str) -> None:
         """Append one record; ``kind`` is train or valid."""
         with naming(self._path):
             self._file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
             self._file.flush()
-        if self._board is not None:
-            with naming(self._board.path):
-                self._board.record(step, {f"{kind}/{name}": value for name, value in values.items()})
+        for board in self._boards:
+            with naming(board.path):
+                board.record(step, {f"{kind}/{name}": value for name, value in values.items()})
 
     def line(self, text: str) -> None:
         """Show the state of training, but not more often than a person can read it."""
@@ -66,6 +79,8 @@ class Progress:
     def close(self) -> None:
         with naming(self._path):
             self._file.close()
+        for board in self._boards:
+            board.close()
 
 
 class Quiet:
@@ -90,35 +105,6 @@ def _drop_records_after(path: Path, step: int) -> None:
             continue  # the line was cut short when the run was killed, or is not a record
     with write_aside(path) as aside:
         aside.write_bytes(b"".join(kept))
-
-
-class _TensorBoard:
-    """An event file of TensorBoard, written in the calling thread.
-
-    ``SummaryWriter`` writes in its own thread, where a full disk leads to a traceback on the screen.
-    """
-
-    def __init__(self, directory: Path, resumed_step: int) -> None:
-        # protobuf makes these classes at import time, so no type checker finds them in the source of the modules.
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-
-        self._event, self._summary = Event, Summary
-        directory.mkdir(exist_ok=True)
-        self.path = directory / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._write(file_version="brain.Event:2")
-        if resumed_step:  # hides what an interrupted run wrote after its checkpoint
-            self._write(step=resumed_step + 1, session_log=SessionLog(status=SessionLog.START))
-
-    def record(self, step: int, values: dict[str, float]) -> None:
-        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._write(step=step, summary=self._summary(value=scalars))
-
-    def _write(self, **event: Any) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        with open(self.path, "ab") as file:
-            RecordWriter(file).write(self._event(wall_time=time.time(), **event).SerializeToString())
 
 
 class Meters:

@@ -39,21 +39,23 @@ from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
 from xrep.training.distributed import World, alone, check_equal, missing_each_other, pick_device
+from xrep.training.introduction import introduction, say_origin
 from xrep.training.progress import METRICS, TENSORBOARD, Progress, Quiet
 from xrep.training.state import TrainingState, reading_state, state_of
 from xrep.training.trainer import Trainer
 
-SUMMARY = "summary.json"
-DEMO = "the demo corpus (no data was named)"
+SUMMARY, DATA_STATISTICS = "summary.json", "data.json"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended. ``directory`` holds ``best`` and ``last``; ``finished`` is False if it was asked to stop."""
+    """How a run ended. ``directory`` holds ``best`` and ``last``; ``finished`` is False if it was asked to stop, by the
+    signal of that name if this process had one."""
 
     directory: Path
     state: TrainingState
     finished: bool
+    signal: str | None = None
 
 
 def train(run: RunConfig, world: World | None = None) -> Summary:
@@ -121,7 +123,8 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
                     cure = "repeat the command to go on with it, or choose another `save_dir`"
                     raise UserError("another run has begun here meanwhile", path=directory, cure=cure)
             _prepare_directory(directory, run, task)
-            progress = Progress(run.configs["logging"], directory, latest.step if latest else 0)
+            step = latest.step if latest else 0
+            progress = Progress(run.configs["logging"], directory, step, options=run.values)
     stack.callback(progress.close)
     trainer.progress, checkpoints.say = progress, progress.say
     if latest is not None:
@@ -133,14 +136,14 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
             notes = [f"this run is finished: {latest.path}; {cure}"]
     elif world.size > 1:
         torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # every rank draws its own dropout
-    for note in [*_introduction(run, task, model, trainer), *notes, *_warnings(criterion, task, trainer)]:
+    for note in [*introduction(run, task, trainer), *notes, *_warnings(criterion, task, trainer)]:
         progress.say(note)
     with use_path(trainer.config.kernels), checkpoints:
         progress.say(f"kernels: {describe(world.device)}")
         state = trainer.train()
     if world.is_main:
         _finish(directory, state, trainer)
-    return Summary(directory, state, trainer.finished)
+    return Summary(directory, state, trainer.finished, trainer.stop.signal)
 
 
 def _build(run: RunConfig, task: Task, latest: Checkpoint | None) -> tuple[Model, Criterion, list[str]]:
@@ -149,7 +152,9 @@ def _build(run: RunConfig, task: Task, latest: Checkpoint | None) -> tuple[Model
     model = run.classes["model"](run.configs["model"], task.text, architecture)
     initial = open_checkpoint(run.init) if run.init and latest is None else None
     # The model's weights are loaded first, because a criterion may copy them (momentum encoders, heads).
-    notes = model.notes + (_init_model(initial, model, task) if initial else [])
+    if latest is not None:
+        say_origin(model, latest.text, latest.path, "this run", [])
+    notes = _init_model(initial, model, task) if initial else []
     criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
     criterion.check_task(task)
     criterion.prepare(task)
@@ -171,7 +176,8 @@ def _check_directory(directory: Path, run: RunConfig) -> None:
         raise UserError("cannot be written to", path=existing, cure="choose another `save_dir`")
     if not directory.exists() or not any(path.name != LOCK for path in directory.iterdir()):
         return
-    files = {name: Path.is_file for name in (LOCK, CONFIG, SUMMARY, METRICS, TRAINING_HASHES_FILE)}
+    names = (LOCK, CONFIG, SUMMARY, DATA_STATISTICS, METRICS, TRAINING_HASHES_FILE)
+    files = {name: Path.is_file for name in names}
     for name, is_right in {**files, TENSORBOARD: Path.is_dir, "last": Path.is_symlink, "best": Path.is_symlink}.items():
         if os.path.lexists(directory / name) and not is_right(directory / name):
             raise UserError("is not what a run writes there", path=directory / name, cure="remove it")
@@ -198,6 +204,7 @@ def _init_model(initial: Checkpoint, model: Model, task: Task) -> list[str]:
     if len(new) == len(model.state_dict()):
         cure = "give the model the same sizes"
         raise UserError("no tensor of the model fits this configuration", path=initial.path, cure=cure)
+    say_origin(model, initial.text, initial.path, "init", new)
     with tempfile.TemporaryDirectory() as folder:
         task.save_tokenizers(Path(folder))
         if digests_of(Path(folder)) == digests_of(initial.path / TOKENIZER):
@@ -225,20 +232,9 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task) -> None:
             shutil.rmtree(partial)
     with write_aside(directory / CONFIG) as aside:
         aside.write_text(run.to_yaml(), encoding="utf-8")
+    write_json(directory / DATA_STATISTICS, {name: part.statistics() for name, part in task.parts.items()})
     with write_aside(directory / TRAINING_HASHES_FILE) as aside:
         task.write_training_hashes(aside)
-
-
-def _introduction(run: RunConfig, task: Task, model: Model, trainer: Trainer) -> list[str]:
-    millions = sum(p.numel() for p in model.parameters()) / 1e6
-    world = trainer.world
-    ranks = f"{world.size} ranks, " if world.size > 1 else ""
-    data = [part["task"].get("data") or DEMO for part in run.values.get("parts") or [run.values]]
-    return [
-        f"{run.label}: {task.examples:,} training examples of {', '.join(data)}",
-        f"{run.values['model']['name']}: {millions:.1f}M parameters on {world.device}, "
-        f"{ranks}{torch.get_num_threads()} threads, {trainer.engine.precision}",
-    ]
 
 
 def _warnings(criterion: Criterion, task: Task, trainer: Trainer) -> list[str]:
@@ -248,7 +244,7 @@ def _warnings(criterion: Criterion, task: Task, trainer: Trainer) -> list[str]:
 
 def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
     if not trainer.finished:
-        why = trainer.preemption.signal or "a signal to another rank"
+        why = {None: "a signal to another rank", "SIGINT": "Ctrl-C"}.get(trainer.stop.signal, trainer.stop.signal)
         print(f"stopped by {why} after step {state.step}; the same command goes on from {directory / 'last'}",
               file=sys.stderr)  # fmt: skip
         return

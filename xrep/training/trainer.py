@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Generator
@@ -18,6 +19,7 @@ from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Planned, check_state
 from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError
+from xrep.interrupts import NOTICE, StopRequest
 from xrep.kernels.paths import triton_problem
 from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
@@ -27,7 +29,7 @@ from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
-from xrep.training.faults import Preemption, is_out_of_memory, not_finite, out_of_memory
+from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.gradient_cache import random_state, restore_random_state
 from xrep.training.parameter_groups import parameter_groups
@@ -132,7 +134,7 @@ class Trainer:
         self.checkpoints, self.progress, self.validate = checkpoints, progress, validate
         if self.config.micro_batch is not None:
             criterion.set_micro_batch(self.config.micro_batch)
-        self.module = TrainingModule(model, criterion).to(world.device)
+        self.module = TrainingModule(model, criterion).moved_to(world.device)
         set_activation_checkpointing(self.module, self.config.activation_checkpointing)
         if self.config.compile:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
@@ -145,7 +147,7 @@ class Trainer:
         self.engine = Engine(self.module, optimizer, freezing, world, self.config.precision, self.config.clip_norm)
         self.schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         self.state = TrainingState()
-        self.preemption = Preemption()
+        self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
         unbounded = self.config.max_steps is None and self.config.max_minutes is None
         self.max_epochs = 15.0 if unbounded and self.config.max_epochs is None else self.config.max_epochs
         self._meters = Meters()
@@ -163,7 +165,7 @@ class Trainer:
         self.engine.train_mode()
         groups = self._groups()
         finished = self.finished or self._is_out_of_patience()
-        with self.preemption.watching():
+        with self.stop.watching():
             while not finished:
                 before = time.monotonic()
                 group = next(groups)
@@ -217,7 +219,7 @@ class Trainer:
             for name, size in batch.sizes.items():
                 sizes[name] += size
         tokens = sum(batch.token_count for batch, _ in group)
-        told = [self._seconds(), tokens, float(self.preemption.signal is not None)]
+        told = [self._seconds(), tokens, float(self.stop.signal is not None)]
         self.state.seconds, tokens, stop, *summed = self.world.sums([*told, *sizes.values()])
         return dict(zip(sizes, summed, strict=True)), int(tokens), stop > 0
 

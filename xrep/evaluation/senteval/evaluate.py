@@ -13,7 +13,15 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, SentenceList, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
+from xrep.evaluation.evaluation import (
+    DimensionsOption,
+    EncoderOptions,
+    Evaluation,
+    Figures,
+    OverlapOption,
+    progress,
+    table,
+)
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import check_language, folders_with
 from xrep.evaluation.senteval import protocols, readers
@@ -58,7 +66,7 @@ class SentEval(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, OverlapOption):
+    class Config(EncoderOptions, DimensionsOption, OverlapOption):
         data: str
         """Folder of the sets."""
         sets: str = "all"

@@ -1,0 +1,197 @@
+"""Ctrl-C in commands that may have worked for hours: what is done is saved, and the same command goes on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.corpus import sentence_pairs, write_corpus
+from tests.encoders import write_encoder
+from tests.runs import options
+from xrep.criteria.dual_moco import DualMoco
+from xrep.inference import encoding
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.interrupts import NOTICE
+from xrep.models.directory import open_checkpoint
+from xrep.retrieval import search
+from xrep.text import tokenizer
+from xrep_cli import encode, mine, preprocess, train
+
+CAPTURED = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def heed_ctrl_c() -> Iterator[None]:
+    """Handle Ctrl-C as Python does, also if the tests run in the background, where shells make programs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def press(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *calls: int) -> None:
+    """Send this process Ctrl-C at the beginning of some calls of a function, counted from 1."""
+    function, count = getattr(owner, name), [0]
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        count[0] += 1
+        for _ in range(calls.count(count[0])):
+            os.kill(os.getpid(), signal.SIGINT)
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+def errors(main: Callable[[list[str]], int], line: list[str], capfd: CAPTURED) -> str:
+    """Run a command that is interrupted and return what it printed on stderr."""
+    capfd.readouterr()
+    assert main(line) == 130
+    return capfd.readouterr().err
+
+
+def train_line(data: Path, folder: Path) -> list[str]:
+    return [str(data), *options(save_dir=folder, max_steps=8, save_every=3)]
+
+
+def test_training_saves_and_goes_on(
+    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
+) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert train.main(train_line(data_directory, whole)) == 0
+    with monkeypatch.context() as patch:
+        press(patch, DualMoco, "forward", 5)
+        with pytest.raises(SystemExit) as stop:
+            train.main(train_line(data_directory, run))
+    printed = capfd.readouterr().err
+    assert stop.value.code == 130 and printed.count(NOTICE) == 1
+    assert f"stopped by Ctrl-C after step 5; the same command goes on from {run / 'last'}" in printed
+    assert open_checkpoint(run / "last").step == 5
+    assert train.main(train_line(data_directory, run)) == 0
+    for name in ("model.safetensors", "criterion.safetensors"):
+        assert (run / "last" / name).read_bytes() == (whole / "last" / name).read_bytes()
+
+
+def test_a_second_ctrl_c_stops_training_at_once(
+    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
+) -> None:
+    press(monkeypatch, DualMoco, "forward", 5, 5)
+    printed = errors(train.main, train_line(data_directory, tmp_path / "run"), capfd)
+    assert printed.endswith("xrep-train: error: interrupted\n")
+    assert open_checkpoint(tmp_path / "run" / "last").step == 3
+
+
+def test_ranks_under_torchrun_ignore_what_it_passes_on(
+    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    press(monkeypatch, DualMoco, "forward", 5, 5)
+    with pytest.raises(SystemExit):
+        train.main(train_line(data_directory, tmp_path / "run"))
+    assert open_checkpoint(tmp_path / "run" / "last").step == 5
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("run") / "best")
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(encoding, "CHUNK_LINES", 8)
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{german}\n" for german, _ in sentence_pairs(30)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ((2,), "16 lines are saved, and the same command goes on after them"),
+        ((3, 3), "16 lines are saved, and the same command goes on after them"),
+        ((1, 1), "nothing is saved yet"),
+    ],
+)
+def test_encoding_saves_and_goes_on(
+    encoder: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: CAPTURED,
+    calls: tuple[int, ...],
+    message: str,
+) -> None:
+    line = ["--device", "cpu", "--path", str(encoder), "--input", str(text)]
+    assert encode.main([*line, "--output", str(tmp_path / "whole.npy")]) == 0
+    output = tmp_path / "vectors.npy"
+    with monkeypatch.context() as patch:
+        press(patch, SentenceEncoder, "encode", *calls)
+        printed = errors(encode.main, [*line, "--output", str(output)], capfd)
+    assert printed.endswith(f"xrep-encode: error: interrupted; {message}\n")
+    assert printed.count(NOTICE) == 1 and not output.exists()
+    assert encode.main([*line, "--output", str(output)]) == 0
+    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "calls", "saved"),
+    [
+        pytest.param(SentenceEncoder, "encode", (4,), True, id="after the last chunk of the source"),
+        pytest.param(SentenceEncoder, "encode", (1, 1), False, id="before the first chunk"),
+        pytest.param(search, "search_block", (2,), True, id="search"),
+    ],
+)
+def test_mining_saves_and_goes_on(
+    encoder: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: CAPTURED,
+    owner: Any,
+    name: str,
+    calls: tuple[int, ...],
+    saved: bool,
+) -> None:
+    monkeypatch.setattr(search, "TILE", 8)
+    monkeypatch.setattr(search, "_UNIT_BYTES", 1)
+    line = ["--device", "cpu", "--path", str(encoder), "--source", str(text), "--target", str(text)]
+    assert mine.main([*line, "--output", str(tmp_path / "whole.tsv")]) == 0
+    output, work = tmp_path / "mined.tsv", tmp_path / "mined.tsv.work"
+    with monkeypatch.context() as patch:
+        press(patch, owner, name, *calls)
+        printed = errors(mine.main, [*line, "--output", str(output)], capfd)
+    done = f"what is done is in {work}, and the same command goes on from there" if saved else "nothing is saved yet"
+    assert printed.endswith(f"xrep-mine: error: interrupted; {done}\n")
+    assert work.exists() == saved and not output.exists()
+    if name == "search_block":
+        assert 0 < int(np.load(work / "neighbours.npz")["done"]) < 30
+    assert mine.main([*line, "--output", str(output)]) == 0
+    assert output.read_bytes() == (tmp_path / "whole.tsv").read_bytes()
+
+
+def test_preprocessing_stops_while_sentencepiece_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
+) -> None:
+    """SentencePiece itself would go on for as long as it takes."""
+    corpus = write_corpus(tmp_path / "corpus", train=50)
+    monkeypatch.setattr(tokenizer, "_TRAIN", "import time; time.sleep(600)")
+
+    def press_when_it_trains() -> None:
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+        while not children.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press_when_it_trains, daemon=True).start()
+    files, output = f"{corpus}/train.de-en.de,{corpus}/train.de-en.en", tmp_path / "data-bin"
+    printed = errors(preprocess.main, ["--bitext", f"de-en={files}", "--destdir", str(output)], capfd)
+    message = f"nothing is written to {output}; the same command begins again"
+    assert printed.endswith(f"xrep-preprocess: error: interrupted; {message}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]

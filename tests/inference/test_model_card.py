@@ -1,0 +1,116 @@
+"""Model cards: their metadata is that of the Hugging Face Hub, with the data and the results of the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.corpus import sentence_pairs
+from tests.encoders import write_encoder
+from xrep import SentenceEncoder
+from xrep.errors import UserError
+from xrep.inference.export import export_path
+from xrep.inference.model_card import _data_of
+from xrep_cli.eval import main as xrep_eval
+from xrep_cli.export import main as xrep_export
+
+
+def metadata(directory: Path) -> dict[str, Any]:
+    _, front, text = (directory / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    assert text.startswith(f"\n# {directory.name}\n")
+    return yaml.safe_load(front)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder with two towers whose run read the files of a folder, and a test set of it."""
+    folder = tmp_path_factory.mktemp("card")
+    (folder / "corpus").mkdir()
+    for name in ("train.de", "train.en", "valid.de"):
+        (folder / "corpus" / name).write_text(f"ein Haus {name}\n")
+    task = {"task": {"name": "bitext", "data": str(folder / "corpus")}}
+    write_encoder(folder / "run" / "best", towers="separate", options=task)
+    (folder / "tatoeba").mkdir()
+    for side, lines in zip(("deu", "eng"), zip(*sentence_pairs(30), strict=True), strict=True):
+        (folder / "tatoeba" / f"tatoeba.deu-eng.{side}").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def measure(folder: Path, *arguments: str) -> Path:
+    out = folder / f"{arguments[0]}.json"
+    data = str(folder / ("tatoeba" if arguments[0] == "tatoeba" else ""))
+    assert xrep_eval([*arguments, "--data", data, "--path", str(folder / "run" / "best"), "--json", str(out)]) == 0
+    return out
+
+
+def test_languages_data_results_and_licence(folder: Path, tmp_path: Path) -> None:
+    results, run = measure(folder, "tatoeba", "--langs", "deu"), folder / "run" / "best"
+    line = ["--path", str(run), "--output", str(tmp_path / "out"), "--license", "apache-2.0", "--results", str(results)]
+    assert xrep_export(line) == 0
+    found = metadata(tmp_path / "out")
+    assert (found["language"], found["license"]) == (["de", "en"], "apache-2.0")
+    assert (found["library_name"], found["pipeline_tag"]) == ("sentence-transformers", "sentence-similarity")
+    digests = {
+        name: hashlib.sha256((folder / "corpus" / name).read_bytes()).hexdigest() for name in ("train.de", "train.en")
+    }
+    assert found["training_data"] == [{"name": f"corpus/{name}", "sha256": digest} for name, digest in digests.items()]
+    ((model,),) = [found["model-index"]]
+    ((label, value),) = json.loads(results.read_text())["headline"].items()
+    (entry,) = model["results"]
+    assert model["name"] == "out" and entry["task"] == {"type": "BitextMining"}
+    assert entry["metrics"] == [{"type": "accuracy", "value": value}]
+    assert {"type": "tatoeba", "config": label, "split": "test"}.items() <= entry["dataset"].items()
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert f"| tatoeba, {label} | accuracy | {value:.2f} |" in text and digests["train.de"] in text
+
+
+def test_the_hub_s_own_library_reads_it(folder: Path, tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="it is in the extra 'hub'")
+    results = measure(folder, "all")
+    SentenceEncoder.load(folder / "run" / "best").save(tmp_path / "out", license="cc-by-4.0", results=[results])
+    card = hub.ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.language == ["de", "en"] and card.data.license == "cc-by-4.0"
+    assert {result.dataset_type for result in card.data.eval_results} == {"language-bias", "tatoeba"}
+
+
+def test_the_languages_of_a_shared_tower_are_read_from_it(tmp_path: Path) -> None:
+    SentenceEncoder.load(write_encoder(tmp_path / "run" / "best")).save(tmp_path / "out")
+    assert SentenceEncoder.load(tmp_path / "out").languages == ["de", "en"]
+
+
+@pytest.mark.parametrize("format", ["hf", "xrep"])
+def test_every_format_has_one(folder: Path, tmp_path: Path, format: Any) -> None:
+    export_path(folder / "run" / "best", tmp_path / "out", format)
+    found = metadata(tmp_path / "out")
+    assert found["library_name"] == {"hf": "transformers", "xrep": "xrep"}[format]
+    assert found["language"] == ["de", "en"] and "license" not in found and "model-index" not in found
+
+
+def test_what_a_card_does_not_say(folder: Path, tmp_path: Path) -> None:
+    other = write_encoder(tmp_path / "other" / "best", seed=3)
+    results = measure(folder, "tatoeba", "--langs", "deu")
+    (tmp_path / "broken.json").write_text('{"headline": {"mean": "high"}, "model": {"path": "", "fingerprint": ""}}')
+    encoder = SentenceEncoder.load(other)
+    for options, message in (
+        ({"results": [results]}, "`results` were measured on another model, .*run/best; measure the model that is"),
+        ({"results": [tmp_path / "broken.json"]}, "broken.json: no results of an evaluation in it"),
+        ({"results": [tmp_path / "absent"]}, "absent: no such file"),
+        ({"license": "My own licence"}, "`license` 'My own licence' is not the identifier of a licence"),
+    ):
+        with pytest.raises(UserError, match=message):
+            encoder.save(tmp_path / "out", **options)
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_data_of_every_part() -> None:
+    parts = [
+        {"name": "a", "task": {"data": "one"}},
+        {"name": "b", "task": {"data": "two"}, "criterion": {"data": "no"}},
+    ]
+    assert list(_data_of({"task": {"data": "zero"}, "parts": parts})) == ["one", "two", "zero"]
+    assert list(_data_of({"task": {"data": None}, "stages": 3})) == []

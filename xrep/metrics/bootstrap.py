@@ -1,0 +1,65 @@
+"""Bootstrap confidence intervals (Efron, 1979): a figure is computed again on examples that are drawn with replacement.
+
+They say how much a figure depends on the examples that the test happens to have. They say nothing about the seeds of
+training, which need several runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+RESAMPLES, COVERED = 1000, 95.0
+
+
+def resampled_means(outcomes: np.ndarray, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
+    """Return the means of each column of ``outcomes`` [N, C] over N rows drawn with replacement: float64 [R, C].
+
+    Equal rows are drawn together, so the outcomes of a test with right and wrong answers cost nothing.
+
+    Raises:
+        ValueError: There is no row.
+    """
+    if not len(outcomes):
+        raise ValueError("nothing to draw from")
+    kinds, counts = np.unique(outcomes, axis=0, return_counts=True)
+    drawn = np.random.default_rng(seed).multinomial(len(outcomes), counts / len(outcomes), size=resamples)
+    return drawn @ kinds.astype(np.float64) / len(outcomes)
+
+
+def resampled(
+    statistic: Callable[[np.ndarray], float], size: int, seed: int = 0, resamples: int = RESAMPLES
+) -> np.ndarray:
+    """Return a statistic of rows, int64 [size], that are drawn from ``size`` with replacement: float64 [R].
+
+    Draws on which the statistic raises ValueError, such as the correlation of equal scores, are left out.
+    """
+    generator, values = np.random.default_rng(seed), []
+    for _ in range(resamples):
+        try:
+            values.append(statistic(generator.integers(0, size, size)))
+        except ValueError:
+            continue
+    return np.array(values, dtype=np.float64)
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Return the bounds of the middle 95% of resampled figures [R].
+
+    Raises:
+        ValueError: There is no figure.
+    """
+    if not len(values):
+        raise ValueError("no figure")
+    low, high = np.percentile(values, [(100 - COVERED) / 2, (100 + COVERED) / 2])
+    return float(low), float(high)
+
+
+def accuracy_interval(tests: Iterable[tuple[float, int]]) -> tuple[float, float]:
+    """Return the interval of the mean accuracy of several tests, each given by its accuracy in percent and its size."""
+    means = []
+    for seed, (accuracy, size) in enumerate(tests):
+        right = round(accuracy / 100 * size)
+        means.append(100 * resampled_means(np.repeat([[1], [0]], [right, size - right], axis=0), seed)[:, 0])
+    return interval(np.mean(means, axis=0))

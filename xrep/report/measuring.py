@@ -1,0 +1,79 @@
+"""Measures runs for a report: every test that finds its data in a folder, and what the pictures show."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from xrep.errors import UserError
+from xrep.evaluation.alignment import Alignment
+from xrep.evaluation.all import find_tests
+from xrep.evaluation.encoders import open_encoder
+from xrep.evaluation.evaluation import Evaluation
+from xrep.evaluation.scatter import Scatter
+from xrep.evaluation.tatoeba import available, files_of, read_pool
+from xrep.models.directory import open_checkpoint
+from xrep.registry import EVALUATIONS
+from xrep.report.runs import Run, records_in
+
+CHECKPOINTS = "alignment of checkpoints"
+_LANGUAGES, _SENTENCES = 6, 12
+"""Number of languages in a picture of sentences, and of sentences of each."""
+
+
+def measure(runs: Sequence[Run], data: str, batch_tokens: int) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Measure the best checkpoint of each run on the tests whose data is in a folder.
+
+    The Tatoeba test also gives the pictures: sentences of the languages that the first run was trained on, and
+    alignment and uniformity of every kept checkpoint.
+
+    Returns:
+        Test -> name of the run -> record, and a line for each test that could not be measured.
+
+    Raises:
+        UserError: There is no data of any test, or a run has no checkpoint that encodes sentences.
+    """
+    root = Path(data)
+    if not root.is_dir():
+        raise UserError("no such folder", path=root, cure="name a folder with data of tests")
+    tests = find_tests(root)
+    if not tests:
+        raise UserError("no data of any test in it", path=root, cure="xrep-eval TEST --help says what each test reads")
+    encoders = [open_encoder(run.path / "best", batch_tokens=batch_tokens) for run in runs]
+    trained = open_checkpoint(runs[0].path / "best").text
+    for name, config in list(tests.values()):
+        if name == "tatoeba":
+            languages = [*trained.source_languages, *trained.target_languages]
+            tests.update(_pictures(Path(config.data), languages))
+    results, failed = {label: {} for label in tests}, []
+    for label, (name, config) in tests.items():
+        for run, encoder in zip(runs, encoders, strict=True):
+            print(f"{run.name}: {label}", file=sys.stderr, flush=True)
+            try:
+                evaluation: Evaluation = EVALUATIONS.load(name)(config)
+                evaluation.read()
+                model = evaluation.open(str(run.path)) if label == CHECKPOINTS else encoder
+                ((_, record),) = records_in(evaluation.measure(model).record(name, model))
+                results[label][run.name] = record
+            except (UserError, OSError) as error:
+                failed.append(f"{run.name}: {label}: {' '.join(str(error).split())}")
+    return {label: own for label, own in results.items() if own}, failed
+
+
+def _pictures(folder: Path, trained: Sequence[str]) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Yield what draws the pictures from Tatoeba's files of the languages that were trained: label, name, config."""
+    codes = available(folder)
+    languages = [language for language in dict.fromkeys(trained) if language in codes][:_LANGUAGES] or list(codes)[:1]
+    pools = {language: read_pool(folder, codes[language]) for language in languages}
+    fewest = min(map(len, pools.values()))
+    shown = min(_SENTENCES, fewest)
+    yield "scatter", ("scatter", Scatter.Config(data=str(folder), langs=",".join(languages), sentences=shown, plot="-"))
+    first, size = languages[0], len(pools[languages[0]])
+    if size >= 7:  # a seventh stay translations, three sevenths are replaced by sentences of the last three
+        files = ",".join(map(str, files_of(folder, codes[first])))
+        pairs = size * 4 // 7
+        config = Alignment.Config(data=f"{first}-en={files}", pairs=pairs, true_pairs=pairs - size * 3 // 7)
+        config.every_checkpoint = True
+        yield CHECKPOINTS, ("alignment", config)

@@ -1,0 +1,64 @@
+"""``xrep-report``: one page about one run or several."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from xrep.errors import UserError
+from xrep.files import write_aside
+from xrep_cli.common import add_shared_options, check_outputs, command_parser, command_script
+
+DESCRIPTION = """\
+Write a page about a run, or about what differs between runs: a single HTML file that needs no network.
+
+  xrep-report run1 run2 --output report.html
+  xrep-report run1 run2 --data data/ --output report.html      # measures the runs on the tests in data/, too
+  xrep-report run1 --results labse.json --output report.html   # with the figures of another system
+
+It has the options that differ, the curves of loss and validation, tables of the evaluations with 95% bootstrap
+intervals, pictures of alignment and uniformity and of sentences, the data, the overlap with the training text, and
+versions. The evaluations are those in the directories of the runs: write them with xrep-eval --json run1/NAME.json."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = command_parser("xrep-report", DESCRIPTION)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, which xrep-train wrote")
+    parser.add_argument("--output", metavar="FILE.html", required=True, help="the page to write; - is standard output")
+    parser.add_argument("--results", metavar="FILE.json", nargs="+", action="extend", default=[],
+                        help="further results of xrep-eval --json, also of models that are no runs")  # fmt: skip
+    parser.add_argument("--data", metavar="FOLDER", help="measure the best checkpoint of each run on every test whose "
+                        "data is in this folder, as xrep-eval all does")  # fmt: skip
+    add_shared_options(parser, "--batch-tokens", "--plugin")
+    return parser
+
+
+def _main(options: argparse.Namespace) -> None:
+    from xrep.report.page import render
+    from xrep.report.runs import read_results, read_runs
+
+    if options.batch_tokens < 1:
+        raise UserError(f"--batch-tokens {options.batch_tokens}", cure="give at least 1")
+    runs = read_runs(options.runs)
+    inside = [str(path) for run in runs for path in run.path.iterdir() if path.is_file() and path.suffix != ".html"]
+    check_outputs({"--output": options.output}, {"--results": options.results, "a file of RUN": inside})
+    results, failed = read_results(runs, options.results), []
+    if options.data is not None:
+        from xrep.report.measuring import measure
+
+        measured, failed = measure(runs, options.data, options.batch_tokens)
+        results = {test: {**results.get(test, {}), **measured.get(test, {})} for test in {**results, **measured}}
+    page = render(runs, results, failed).encode("utf-8", "backslashreplace")
+    if options.output == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(page)
+        return
+    with write_aside(options.output) as aside:
+        aside.write_bytes(page)
+    print(f"the report: {options.output}", file=sys.stderr)
+
+
+main = command_script(build_parser, _main)
+
+if __name__ == "__main__":
+    sys.exit(main())
