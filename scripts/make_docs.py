@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Write docs/: one page for each console script, made from its options.
+"""Write the pages of docs/ that are made from the code: one for each console script, from its options, and the
+reference of the Python interface, from docstrings. The other pages are written by hand.
 
   python scripts/make_docs.py
 
-Run it after a change of options. tests/repository/test_docs.py fails if the pages are not current.
+Run it after a change of options or of docstrings. tests/repository/test_docs.py fails if the pages are not current.
 """
 
 from __future__ import annotations
@@ -11,19 +12,49 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import inspect
 import io
 import os
 import re
 import tempfile
+import textwrap
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from xrep.files import write_aside
 from xrep.registry import REGISTRIES
 
-COMMANDS = ("train", "eval", "report", "preprocess", "encode", "mine", "generate", "predict", "export", "data")
+COMMANDS = (
+    "train", "sweep", "eval", "report", "preprocess", "encode", "mine", "search", "generate", "predict", "export",
+    "data",
+)  # fmt: skip
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py. Change the options in the code, not this page. -->\n"
+WRITTEN = {"guides": "Guides", "papers": "The papers"}
+"""Folders of pages that are written by hand."""
+REFERENCE: dict[str, tuple[str, str, list[str]]] = {
+    "models": (
+        "Models",
+        "encode, search, translate and classify with what was trained.",
+        ["xrep:SentenceEncoder", "xrep:Translator", "xrep:SentenceClassifier",
+         "xrep.inference.search_index:SearchIndex", "xrep.inference.search_index:Hit", "xrep.inference.adapters:*",
+         "xrep.inference.mining:mine", "xrep.inference.mining:Text", "xrep.inference.mining:MiningOptions"],
+    ),
+    "kernels": ("Losses", "functions of arrays and no other part of xrep.", ["xrep.kernels:*"]),
+    "metrics": ("Figures of evaluations", "functions of arrays or of lines of text.", ["xrep.metrics:*"]),
+    "extending": (
+        "Contracts of the parts",
+        "what a plugin derives from.",
+        ["xrep.registry:Registry", "xrep.criteria.criterion:Criterion", "xrep.criteria.criterion:Planned",
+         "xrep.criteria.criterion:Loss", "xrep.criteria.criterion:Term",
+         "xrep.criteria.contrastive:ContrastiveCriterion", "xrep.tasks.task:Task", "xrep.models.model:Model",
+         "xrep.nn.encoder:Encoder", "xrep.training.validator:Validator", "xrep.evaluation.evaluation:Evaluation",
+         "xrep.evaluation.evaluation:Figures", "xrep.evaluation.encoders:Encoder", "xrep.errors:UserError"],
+    ),
+}  # fmt: skip
+"""Pages of the reference: title, summary and the names on the page; ``*`` is all that a module defines or lists."""
+SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 TRAIN = """\
 An option can be written in three ways: `--queue-size 65536`, `criterion.queue_size=65536` and the YAML key
 `criterion: {queue_size: 65536}`, where the name before the point is that of the section, which the headings below give.
@@ -32,21 +63,36 @@ An option can be written in three ways: `--queue-size 65536`, `criterion.queue_s
 
 
 def main() -> None:
-    DOCS.mkdir(exist_ok=True)
     texts = pages()
     for name, text in texts.items():
+        (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
         with write_aside(DOCS / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    for path in DOCS.glob("*.md"):
-        if path.name not in texts:
+    for path in DOCS.rglob("*.md"):
+        if str(path.relative_to(DOCS)) not in texts and path.read_text(encoding="utf-8").startswith(NOTE):
             path.unlink()
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each page by the name of its file."""
+    """Return the text of each page by its path in docs/."""
     texts = {f"xrep-{name}.md": NOTE + "\n" + (train_page() if name == "train" else page(name)) for name in COMMANDS}
-    index = "".join(f"- [{name.removesuffix('.md')}]({name}): {summary_of(text)}\n" for name, text in texts.items())
-    return {"README.md": f"{NOTE}\n# Commands\n\nEach page lists every option of a command.\n\n{index}", **texts}
+    commands = "".join(f"- [{name.removesuffix('.md')}]({name}): {summary_of(text)}\n" for name, text in texts.items())
+    reference = {f"reference/{name}.md": f"{NOTE}\n{reference_page(*given)}" for name, given in REFERENCE.items()}
+    listed = "".join(f"- [{given[0]}](reference/{name}.md): {given[1]}\n" for name, given in REFERENCE.items())
+    guides = "".join(f"\n## {title}\n\n{links(folder)}" for folder, title in WRITTEN.items())
+    index = (
+        f"{NOTE}\n# Documentation\n{guides}\n## Commands\n\nEach page lists every option of a command.\n\n{commands}"
+    )
+    return {"README.md": f"{index}\n## Python\n\n{listed}", **texts, **reference}
+
+
+def links(folder: str) -> str:
+    """Return a list of the pages in a folder that are written by hand, by their first lines; the first is first."""
+    titles = {
+        path: path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for path in (DOCS / folder).glob("*.md")
+    }
+    ordered = sorted(titles, key=lambda path: (not titles[path].startswith("Quick start"), titles[path]))
+    return "".join(f"- [{titles[path]}]({folder}/{path.name})\n" for path in ordered)
 
 
 def summary_of(text: str) -> str:
@@ -149,6 +195,87 @@ def section(title: str, lines: list[str]) -> str:
             paragraphs[-1] = f"{paragraphs[-1].rstrip()} {line.strip()}"
     summary, *options = [paragraph.strip().replace("<", r"\<") for paragraph in paragraphs]
     return "\n\n".join(filter(None, [f"\n## {title}", summary, "\n".join(options)])) + "\n"
+
+
+# -- the reference of the Python interface ----------------------------------------------------------------------------
+
+
+def reference_page(title: str, summary: str, names: list[str]) -> str:
+    """Return a page of the reference; ``REFERENCE`` explains the arguments."""
+    texts = [f"# {title}\n\n{summary[0].upper()}{summary[1:]}\n"]
+    for full in names:
+        module_name, _, name = full.partition(":")
+        module = importlib.import_module(module_name)
+        if name == "*":
+            own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name)
+            chosen = vars(module).get("__all__") or [key for key in own if not key.startswith("_")]
+        else:
+            chosen = [name]
+        texts += [described(module_name, key, getattr(module, key)) for key in chosen]
+    return "\n".join(texts)
+
+
+def described(module: str, name: str, value: Any) -> str:
+    """Return the sections of a class with its public methods, or of a function."""
+    kind = "class " if inspect.isclass(value) else ""
+    texts = [f"## {module}.{name}\n\n{signature(kind + name, value)}\n\n{markdown(inspect.getdoc(value) or '')}\n"]
+    for key, member in vars(value).items() if kind else ():
+        function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+        if key.startswith("_") or not (inspect.isfunction(function) or isinstance(member, property)):
+            continue
+        if doc := inspect.getdoc(getattr(value, key)):
+            head = f"`{key}`, a property" if isinstance(member, property) else ""
+            texts.append(f"### {name}.{key}\n\n{head or signature(key, function)}\n\n{markdown(doc)}\n")
+    return "\n".join(texts)
+
+
+def signature(name: str, value: Any) -> str:
+    """Return the name and the arguments of a function or class as Python code."""
+    try:
+        given = inspect.signature(value)
+    except ValueError:
+        return f"```python\n{name}\n```"
+    arguments = [argument for argument in given.parameters.values() if argument.name not in ("self", "cls")]
+    ending = "" if given.return_annotation is inspect.Signature.empty else f" -> {given.return_annotation}"
+    shown, starred = [], False
+    for argument in arguments:
+        if argument.kind is argument.KEYWORD_ONLY and not starred:
+            shown.append("*")
+        starred = starred or argument.kind in (argument.KEYWORD_ONLY, argument.VAR_POSITIONAL)
+        # Annotations are texts, of which str() shows the quotes.
+        plain = re.sub(r""": (['"])(.*?)\1( = |$)""", r": \2\3", str(argument))
+        shown.append(re.sub(r"ForwardRef\('(\w+)'\)", r"\1", re.sub(r"<f.*>", "...", plain)))
+    line = f"{name}({', '.join(shown)}){ending}"
+    if len(line) > 100:
+        line = f"{name}(\n{''.join(f'    {each},{chr(10)}' for each in shown)}){ending}"
+    return f"```python\n{line}\n```"
+
+
+def markdown(docstring: str) -> str:
+    """Return a docstring as Markdown: sections such as Args become lists, examples become code."""
+    texts: list[str] = []
+    for block in re.split(r"\n\s*\n", docstring.strip()):
+        lines = block.splitlines()
+        title = lines[0].rstrip(":")
+        if title in SECTIONS and lines[0].endswith(":"):
+            items: list[str] = []
+            for line in textwrap.dedent("\n".join(lines[1:])).splitlines():
+                if line.startswith(" ") and items:
+                    items[-1] += " " + line.strip()
+                else:
+                    items.append(line)
+            entries = [re.sub(r"^([\w, *.]+): ", r"`\1`: ", item) for item in items]
+            texts.append(f"{title}:\n\n" + "\n".join(f"- {prose(entry)}" for entry in entries))
+        elif lines[0].startswith((">>>", "    ", "  xrep")):
+            texts.append("```text\n" + textwrap.dedent(block) + "\n```")
+        else:
+            texts.append("\n".join(prose(line) for line in lines))
+    return "\n\n".join(texts)
+
+
+def prose(text: str) -> str:
+    """Return a line of a docstring as Markdown."""
+    return text.replace("``", "`").replace("<", r"\<").replace("::", ":")
 
 
 if __name__ == "__main__":

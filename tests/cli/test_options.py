@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.runs import environment
-from xrep.config import compose
+from xrep.config import compose, compose_course
 from xrep.errors import ConfigError, UserError
 from xrep.registry import CRITERIA, TASKS
 from xrep_cli.common import naming_options
@@ -53,7 +53,7 @@ def test_defaults_then_files_then_command_line(tmp_path):
     files = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
     merged = values(*files, "--momentum", "0.25", "data/")
     assert (merged["optimizer"]["lr"], merged["seed"], merged["criterion"]["momentum"]) == (0.5, 9, 0.25)
-    assert merged["criterion"]["queue_size"] == 409600
+    assert merged["criterion"]["temperature"] == 0.04
     other = values(*files, "data/", "--criterion", "translation_ranking")
     assert other["criterion"]["name"] == "translation_ranking"
     assert not {"queue_size", "momentum"} & set(other["criterion"])  # the options of the old criterion are dropped
@@ -62,11 +62,35 @@ def test_defaults_then_files_then_command_line(tmp_path):
 def test_without_data_the_demo_recipe_applies(tmp_path):
     demo = values(*CHOSEN, "--lr", "0.1")
     assert (demo["model"]["hidden_size"], demo["optimizer"]["lr"], demo["task"]["data"]) == (192, 0.1, None)
-    assert values(*CHOSEN, "data/")["model"]["hidden_size"] == 512
+    assert values(*CHOSEN, "data/", "--size", "large")["model"]["hidden_size"] == 1024
     (tmp_path / "c.yaml").write_text("task: bitext\ncriterion: dual_moco\n")
-    assert values("--config", str(tmp_path / "c.yaml"))["model"]["hidden_size"] == 512
+    assert values("--config", str(tmp_path / "c.yaml"), "size=large")["model"]["hidden_size"] == 1024
     ranking = values("--task", "bitext", "--criterion", "translation_ranking")
     assert ranking["model"]["hidden_size"] == 192 and "queue_size" not in ranking["criterion"]
+
+
+def test_a_size_is_below_what_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+    def of(*line):
+        merged = values(*CHOSEN, "data/", *line)
+        sizes = tuple(merged["model"][name] for name in ("layers", "hidden_size", "heads", "feedforward_size"))
+        facts = merged["trainer"]["max_epochs"], merged["optimizer"]["lr"], merged["criterion"]["queue_size"]
+        return merged["size"], sizes, *facts
+
+    usual = (None, 5e-4, 409600)
+    small = ("small", (1, 192, 4, 256), 8, 3e-3, 4096)
+    assert of("--device", "cpu") == of("--size", "small", "--device", "cuda") == small
+    assert of() == of("size=base", "--device", "cpu") == ("base", (12, 768, 12, 3072), *usual)
+    assert of("--size", "tiny", "--lr", "0.1", "--max-steps", "9") == ("tiny", (1, 96, 2, 192), None, 0.1, 4096)
+    # Whoever names a size or starts from trained weights gets the usual options of training.
+    assert of("--device", "cpu", "--layers", "3") == ("small", (3, 192, 4, 256), *usual)
+    for name in ("encoder", "source-encoder", "init"):
+        assert of("--device", "cpu", f"--{name}", "somewhere")[2:] == usual
+    (tmp_path / "course.yaml").write_text("size: tiny\nstages: [{trainer: {max_steps: 1}}, {seed: 2}]\n")
+    course = parse([*CHOSEN, "data/", "--config", str(tmp_path / "course.yaml")])
+    runs = compose_course(course.layers)
+    assert [run.values["model"]["hidden_size"] for run in runs] == [96, 96]
 
 
 def test_flags_and_lists():
@@ -183,7 +207,7 @@ def test_help_shows_each_part_under_its_own_title(tmp_path):
         "parts.rank.criterion translation_ranking", "parts.dual_moco", "parts.rank",
     ]  # fmt: skip
     title = next(number for number, line in enumerate(lines) if line.startswith("parts.rank.criterion"))
-    assert any(line.startswith("  parts.rank.criterion.temperature= FLOAT") for line in lines[title : title + 4])
+    assert any(line.startswith("  parts.rank.criterion.temperature= FLOAT") for line in lines[title : title + 9])
     assert any(line.startswith("  --queue-size INT") for line in lines)
     assert any(line.startswith("  --mixing {weight,proportion}") for line in lines)
     assert max(map(len, lines)) <= 120

@@ -171,3 +171,14 @@ def test_a_full_disk_leaves_nothing_half_written(data_directory, tmp_path, room)
     shutil.copytree(copy / "run", tmp_path / "roomy", symlinks=True)
     assert main([str(data_directory), *given, "--save-dir", str(tmp_path / "roomy")]) == 0
     assert open_checkpoint(tmp_path / "roomy" / "last").step == 20
+
+
+def test_a_run_on_a_cpu_has_a_small_model_and_says_so(data_directory, tmp_path, capfd):
+    given = ["--task", "bitext", "--criterion", "translation_ranking", "--device", "cpu", "--max-steps", "1"]
+    for extra, says in (([], True), (["--size", "tiny"], False), (["--layers", "2"], False)):
+        line = [str(data_directory), *given, *extra, "--save-dir", str(tmp_path / str(says)), "--no-tensorboard"]
+        shutil.rmtree(tmp_path / str(says), ignore_errors=True)
+        assert main(line) == 0
+        assert ("a small model for CPUs; --size base for BERT's\n" in capfd.readouterr().err) == says
+    towers = open_checkpoint(tmp_path / "True" / "last").manifest["architecture"]["towers"]
+    assert {(shape["layers"], shape["hidden_size"]) for shape in towers.values()} == {(1, 192)}

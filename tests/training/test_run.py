@@ -40,3 +40,12 @@ def test_lines_that_are_no_records_are_dropped_on_resuming(tmp_path: Path) -> No
     )
     Progress(Progress.Config(tensorboard=False), tmp_path, resumed_step=2).close()
     assert path.read_text(encoding="utf-8").splitlines() == records[:2]
+
+
+def test_a_run_of_another_size_names_the_one_it_has(data_directory: Path, tmp_path: Path) -> None:
+    """The size auto is another one on another device."""
+    run = compose_run(data_directory, tmp_path / "run", max_steps=1)
+    module.train(run)
+    assert run.values["size"] == "small"
+    with pytest.raises(UserError, match="size 'small' -> 'base'; set `size` to small to go on with it, or choose"):
+        module.train(compose_run(data_directory, tmp_path / "run", max_steps=1, size="base"))

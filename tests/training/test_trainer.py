@@ -2,7 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from tests.runs import compose_run, contents, make_trainer
 from xrep.errors import TrainingError, UserError
 from xrep.models.directory import open_checkpoint
 from xrep.training.run import train
+from xrep.training.trainer import Trainer
 
 
 class Scripted:
@@ -96,16 +96,37 @@ def test_a_fraction_of_an_epoch_and_a_ragged_batch(data_directory, two_terms, tm
     assert len(set(seen[630:])) == 315
 
 
-def test_minutes_end_a_run_and_its_schedule(data_directory, two_terms, tmp_path, monkeypatch):
-    seconds = iter(range(10_000))
-    monkeypatch.setattr("xrep.training.trainer.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    run = compose_run(data_directory, tmp_path, criterion="two_terms", max_minutes=1, log_every=1, warmup_steps=0)
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("warmup", [0, 3, 400])
+def test_minutes_end_a_run_and_its_schedule(data_directory, two_terms, tmp_path, monkeypatch, warmup, schedule):
+    """A step takes a second. Warm-up ends with its steps or with a tenth of the minutes, and then the rate decays."""
+    monkeypatch.setattr(Trainer, "_seconds", lambda trainer: trainer.state.step + 0.5)
+    given = {"criterion": "two_terms", "max_minutes": 1, "log_every": 1, "lr_scheduler": schedule}
+    run = compose_run(data_directory, tmp_path, **given, warmup_steps=warmup)
     trainer = make_trainer(run, tmp_path)
     state = trainer.train()
-    rates = [record["learning_rate"] for record in records(tmp_path, "train")]
-    assert 60 <= state.seconds < 65
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] > 0.99 * 3e-3 and 0 < rates[-1] < 0.02 * 3e-3
+    rates = [record["learning_rate"] / 3e-3 for record in records(tmp_path, "train")]
+    peak = min(warmup, 6)
+    assert state.step == 60 and max(rates) > 0.97
+    assert rates[:peak] == sorted(rates[:peak]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert rates[0] > 0.97 if warmup == 0 else rates[0] <= 1 / 3
+    assert 0 < rates[-1] < 0.03
+
+
+@pytest.mark.parametrize("bound", [{"max_steps": 30}, {"max_epochs": 1, "batch_size": 21}])
+def test_a_warm_up_that_is_longer_than_the_run_is_shortened(data_directory, two_terms, tmp_path, bound, capfd):
+    given = {"criterion": "two_terms", "log_every": 1, "lr_scheduler": "linear", **bound}
+    for warmup in (29, 30, 400):
+        train(compose_run(data_directory, tmp_path / str(warmup), **given, warmup_steps=warmup))
+        rates = [record["learning_rate"] / 3e-3 for record in records(tmp_path / str(warmup), "train")]
+        said = capfd.readouterr().err
+        assert len(rates) == 30 and max(rates) == pytest.approx(1)
+        if warmup == 29:
+            assert "warm-up" not in said and rates[28] == pytest.approx(1)
+            continue
+        problem = f"the warm-up of {warmup} steps would last for all 30 steps of this run; it is shortened to 3"
+        assert f"warning: {problem}\n" in said
+        assert rates[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1]) and rates[-1] == pytest.approx(1 / 27)
 
 
 def test_patience_ends_training_after_worse_validations(data_directory, two_terms, tmp_path):

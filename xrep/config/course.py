@@ -8,6 +8,7 @@ from typing import Any
 
 from xrep.config.resolve import RunConfig, problems_of_names, resolve
 from xrep.config.sections import OF_A_PART, fields_of, merge, parts_of, plugins_of, sections_of
+from xrep.config.sizes import with_size
 from xrep.config.yaml_files import to_yaml
 from xrep.errors import ConfigError, shown
 from xrep.registry import import_plugin, suggestion
@@ -59,7 +60,8 @@ def compose_course(layers: Layers, problems: list[str] | None = None) -> list[Ru
         import_plugin(plugin)
     problems += _problems_of_stages(values, command)
     of_stages: dict[str, list[str]] = {name: [] for name, _ in stages}
-    runs = [run for name, stage in stages if (run := resolve(stage, of_stages[name], name)) is not None]
+    resolved = ((name, resolve(with_size(stage), of_stages[name], name)) for name, stage in stages)
+    runs = [run for _, run in resolved if run is not None]
     common = [problem for problem in of_stages[stages[0][0]] if all(problem in own for own in of_stages.values())]
     problems += common + [f"stage {name}: {p}" for name, own in of_stages.items() for p in own if p not in common]
     if problems:

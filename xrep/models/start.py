@@ -40,14 +40,15 @@ class EncoderOptions:
     xrep's own if it can compute the pretrained encoder, otherwise the library. A plugin can add others."""
     pretrained_layers: int | None = None
     """Number of first layers of pretrained encoders to use; none: all."""
-    layers: int = 6
-    """Number of transformer layers. This and the sizes below apply only to encoders that are not pretrained."""
-    hidden_size: int = 512
-    """Width of the token vectors (Transformer base: 512, big: 1024)."""
-    heads: int = 8
-    """Number of attention heads (base: 8, big: 16)."""
-    feedforward_size: int = 2048
-    """Width of the feed-forward networks (base: 2048, big: 4096)."""
+    layers: int = 12
+    """Number of transformer layers. This and the next three depend on `size`, and apply only to encoders that are not
+    pretrained."""
+    hidden_size: int = 768
+    """Width of the token vectors (see `size`; Transformer base: 512, big: 1024)."""
+    heads: int = 12
+    """Number of attention heads (see `size`; Transformer base: 8, big: 16)."""
+    feedforward_size: int = 3072
+    """Width of the feed-forward networks (see `size`; Transformer base: 2048, big: 4096)."""
     norm: Norm = "post"
     """Position of layer normalisation: after each sublayer (post, as in BERT) or before it (pre). A decoder has it,
     too."""

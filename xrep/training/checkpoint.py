@@ -230,11 +230,10 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Pa
     """
     differing = list(_differences(saved, current, ""))
     if differing:
-        raise UserError(
-            "holds a run of another configuration: " + ", ".join(differing),
-            path=directory,
-            cure="choose another `save_dir`, or delete this one",
-        )
+        cure = "choose another `save_dir`, or delete this one"
+        if saved.get("size") != current.get("size"):  # auto is another size on another device
+            cure = f"set `size` to {saved.get('size')} to go on with it, or {cure}"
+        raise UserError("holds a run of another configuration: " + ", ".join(differing), path=directory, cure=cure)
 
 
 def _differences(saved: Any, current: Any, place: str) -> Iterator[str]:

@@ -19,7 +19,8 @@ class WarmUp:
     """Options of every schedule."""
 
     warmup_steps: int = 400
-    """Number of steps of linear warm-up."""
+    """Number of steps of linear warm-up. It is shortened to a tenth of the run if the run is not longer than this, or
+    to a tenth of its minutes if it is bounded by max_minutes and these steps would take longer."""
     warmup_ratio: float | None = None
     """Share of the training budget that is used for warm-up, instead of warmup_steps. The rate rises with the share of
     the budget that is spent, from 0 at the first step. none: use warmup_steps."""

@@ -25,8 +25,10 @@ from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
 from xrep.nn.weights import load_weights
+from xrep.precision import Precision
 from xrep.progress import duration
 from xrep.tasks.task import Task
+from xrep.training.budget import Budget
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
@@ -44,7 +46,7 @@ from xrep.training.state import (
     reading_state,
     state_of,
 )
-from xrep.training.step import Engine, Precision, TrainingModule
+from xrep.training.step import Engine, TrainingModule
 from xrep.training.validator import Validator
 
 Group = list[tuple[Planned, Plan]]
@@ -62,7 +64,7 @@ class Trainer:
     class Config:
         max_steps: int | None = None
         """Number of optimizer steps after which training ends. Whichever of max_steps, max_epochs and max_minutes is
-        reached first ends the run; if none is set, training ends after 15 epochs."""
+        reached first ends the run; if none is set, training ends after 15 epochs (see also size)."""
         max_epochs: float | None = None
         """Number of passes over the training examples after which training ends. It must lie in (0, 1e9]."""
         max_minutes: float | None = None
@@ -81,8 +83,8 @@ class Trainer:
         """Parts that are not trained, as patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
         precision: Precision = "float32"
-        """Data type of matrix products; weights and optimizer stay float32. bf16: CPUs without bfloat16 products train
-        in float32, which is faster there. fp16: for GPUs without bfloat16 products; the loss is scaled."""
+        """Data type of matrix products; weights and optimizer stay float32. bf16 (bfloat16): CPUs without such products
+        train in float32, which is faster there. fp16 (float16): for GPUs without bfloat16; the loss is scaled."""
         compile: bool = False
         """Compile the encoder's layers with torch.compile. For GPUs; CPUs get slower. The first steps take long."""
         activation_checkpointing: bool = False
@@ -112,7 +114,7 @@ class Trainer:
                 problems.append("patience needs validations; set `validate_every`")
             if self.device == "cuda" and not torch.cuda.is_available():
                 problems.append("device is cuda, but there is no GPU here")
-            elif self.precision == "fp16" and pick_device(self.device) == "cpu":
+            elif self.precision in ("fp16", "float16") and pick_device(self.device) == "cpu":
                 problems.append("precision fp16 is for GPUs; set `precision` to bf16 on a CPU")
             if self.kernels == "triton" and (triton_problem() or self.device == "cpu"):
                 problems.append(f"kernels is triton, but {triton_problem() or 'device is cpu'}")
@@ -145,11 +147,11 @@ class Trainer:
         groups = parameter_groups(options, freezing.ever_trained(self.module), names)
         optimizer = run.classes["optimizer"].build(options, groups)
         self.engine = Engine(self.module, optimizer, freezing, world, self.config.precision, self.config.clip_norm)
-        self.schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
+        schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
+        step = self.config.update_freq * next(iter(task.plan(None, world.rank, world.size))).examples
+        self.budget = Budget(self.config, task.examples, step, schedule)
         self.state = TrainingState()
         self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
-        unbounded = self.config.max_steps is None and self.config.max_minutes is None
-        self.max_epochs = 15.0 if unbounded and self.config.max_epochs is None else self.config.max_epochs
         self._meters = Meters()
         self._recent: dict[str, float] = {}
 
@@ -203,7 +205,7 @@ class Trainer:
             cursor=self.state.cursor,
             rank=self.world.rank,
             world_size=self.world.size,
-            stop=None if self.max_epochs is None else math.ceil(self.max_epochs * self.task.examples),
+            stop=None if (epochs := self.budget.max_epochs) is None else math.ceil(epochs * self.task.examples),
             workers=self.config.data_workers,
             pin_memory=self.world.device.type == "cuda",
         )
@@ -227,28 +229,13 @@ class Trainer:
         return time.monotonic() - self._started if self.world.is_main else 0.0
 
     @property
-    def _spent(self) -> float:
-        """The share of the training budget that is spent."""
-        return max(self._shares(self.state.step, self.state.examples, self.state.seconds))
-
-    @property
     def finished(self) -> bool:
         """Whether the budget is spent."""
-        return self._spent >= 1.0
-
-    def _shares(self, step: float, examples: float, seconds: float) -> list[float]:
-        shares = [0.0]
-        if self.config.max_steps is not None:
-            shares.append(step / self.config.max_steps)
-        if self.max_epochs is not None:
-            shares.append(examples / (self.max_epochs * self.task.examples))
-        if self.config.max_minutes is not None:
-            shares.append(seconds / 60 / self.config.max_minutes)
-        return shares
+        return self.budget.spent(self.state) >= 1.0
 
     def _step(self, group: Group, sizes: dict[str, float], tokens: int, began: float) -> None:
         batches, plan = [batch for batch, _ in group], group[-1][1]
-        rate = self._learning_rate(plan.examples / (self.state.step + 1))
+        rate = self.run.configs["optimizer"].lr * self.budget.rate(self.state, plan.examples)
         try:
             self.engine.prepare(self.state.step)
             outcome = self.engine.run(batches, sizes, lambda: self._set_learning_rate(rate))
@@ -271,13 +258,6 @@ class Trainer:
         if self._due(self.run.configs["logging"].log_every):
             self._record(rate)
         self.progress.line(self._line(rate))
-
-    def _learning_rate(self, examples: float) -> float:
-        """Return the rate; ``examples`` is the mean per step so far, as steps differ if batches fill a token budget."""
-        schedule = self.schedule.config
-        step, warmup = self.state.step, schedule.warmup_steps
-        warmup_end = max(self._shares(warmup, warmup * examples, 0.0))
-        return self.run.configs["optimizer"].lr * self.schedule.factor(step, self._spent, min(warmup_end, 1.0))
 
     def _set_learning_rate(self, rate: float) -> None:
         for group in self.engine.optimizer.param_groups:
@@ -311,7 +291,8 @@ class Trainer:
 
     def _line(self, rate: float) -> str:
         recent = self._recent or self._meters.means()
-        left = self.state.seconds * (1 / self._spent - 1) if self._spent else 0.0
+        spent = self.budget.spent(self.state)
+        left = self.state.seconds * (1 / spent - 1) if spent else 0.0
         parts = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
         parts += [f"{name} {recent[name]:.4g}" for name in ("loss", "accuracy") if name in recent]
         parts.append(f"lr {rate:.2e}")
