@@ -8,6 +8,7 @@ import resource
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -18,9 +19,10 @@ from xrep.config.ranges import out_of_range
 from xrep.files import naming, write_aside
 from xrep.progress import ProgressLine
 from xrep.training.boards import boards_of
+from xrep.training.launches import now
 
 SECONDS_BETWEEN_LINES = 10.0
-METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+METRICS, TENSORBOARD, LOG = "metrics.jsonl", "tensorboard", "log.txt"
 """Names in the directory of a run."""
 
 
@@ -28,6 +30,7 @@ class Progress:
     """Writes the averages of every ``log_every`` steps to ``metrics.jsonl`` and the boards, and a line to stderr.
 
     On a terminal the line is rewritten in place; elsewhere (a log file) a new line is printed every ten seconds.
+    ``log.txt`` gets these lines and all other text with the time of each.
     """
 
     @dataclass(kw_only=True)
@@ -55,13 +58,25 @@ class Progress:
     ) -> None:
         self.config = config
         self._line = ProgressLine(stream, seconds=SECONDS_BETWEEN_LINES, at_once=True)
-        self.say = self._line.say
         self._path = directory / METRICS
         with naming(directory):
             _drop_records_after(self._path, resumed_step)
             self._file = open(self._path, "a", encoding="utf-8")
+            self._log_file = open(directory / LOG, "a", encoding="utf-8", errors="backslashreplace")
             events = directory / TENSORBOARD if config.tensorboard else None
             self._boards = boards_of(events, config.logger, directory, resumed_step, options or {})
+
+        self._log_line = ProgressLine(self._log_file, seconds=SECONDS_BETWEEN_LINES, at_once=True)
+
+    def say(self, text: str) -> None:
+        """Print a line on stderr and in the log."""
+        self._line.say(text)
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        """Write a line to the log only."""
+        with suppress(OSError):  # training goes on without a log, for example until a full disk has room again
+            self._log_line.say(f"{now()} {text}")
 
     def record(self, step: int, values: dict[str, Any], kind: str) -> None:
         """Append one record; ``kind`` is train or valid."""
@@ -75,8 +90,12 @@ class Progress:
     def line(self, text: str) -> None:
         """Show the state of training, but not more often than a person can read it."""
         self._line.show(text)
+        with suppress(OSError):
+            self._log_line.show(f"{now()} {text}")
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._log_file.close()
         with naming(self._path):
             self._file.close()
         for board in self._boards:
@@ -89,7 +108,7 @@ class Quiet:
     def record(self, *arguments: Any) -> None:
         pass
 
-    line = say = close = record
+    line = say = log = close = record
 
 
 def _drop_records_after(path: Path, step: int) -> None:

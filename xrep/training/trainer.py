@@ -152,7 +152,7 @@ class Trainer:
         self.state = TrainingState()
         self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
         self._meters = Meters()
-        self._recent: dict[str, float] = {}
+        self._rate, self._recent = 0.0, dict[str, float]()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Trainer:
         self._started, world = time.monotonic() - self.state.seconds, self.world
         self.engine.train_mode()
         groups = self._groups()
-        finished = self.finished or self._is_out_of_patience()
+        finished = self.finished
         with self.stop.watching():
             while not finished:
                 before = time.monotonic()
@@ -180,7 +180,9 @@ class Trainer:
                     self.state.seconds = world.sums([self._seconds()])[0]
                 finished = self.finished
                 best = self._validate() if finished or self._due(self.config.validate_every) else False
-                finished = finished or self._is_out_of_patience()
+                finished = self.finished
+                if finished and self.state.step < self.run.configs["logging"].log_every:
+                    self._record()  # a short run has one record
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
                 if finished or best or self._due(self.checkpoints.config.save_every):
                     self._save(best, final=finished)
@@ -229,12 +231,12 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether the budget is spent."""
-        return self.budget.spent(self.state) >= 1.0
+        """Whether the budget is spent, or the validations have not become better for long enough."""
+        return self.budget.spent(self.state) >= 1.0 or self._is_out_of_patience()
 
     def _step(self, group: Group, sizes: dict[str, float], tokens: int, began: float) -> None:
         batches, plan = [batch for batch, _ in group], group[-1][1]
-        rate = self.run.configs["optimizer"].lr * self.budget.rate(self.state, plan.examples)
+        self._rate = rate = self.run.configs["optimizer"].lr * self.budget.rate(self.state, plan.examples)
         try:
             self.engine.prepare(self.state.step)
             outcome = self.engine.run(batches, sizes, lambda: self._set_learning_rate(rate))
@@ -255,7 +257,7 @@ class Trainer:
         if self._due(self.run.configs["distributed"].check_every):
             check_in_step(self.world, self.module)
         if self._due(self.run.configs["logging"].log_every):
-            self._record(rate)
+            self._record()
         self.progress.line(self._line(rate))
 
     def _set_learning_rate(self, rate: float) -> None:
@@ -268,12 +270,12 @@ class Trainer:
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
-    def _record(self, rate: float) -> None:
+    def _record(self) -> None:
         """Log the means since the last record; speeds count the time of training without validation and saving."""
         totals = self._meters.totals
         busy = totals["busy"]
         values = self._meters.means() | {
-            "learning_rate": rate,
+            "learning_rate": self._rate,
             "epoch": self.state.examples / self.task.examples,
             "pairs_per_second": totals["pairs"] / busy,
             "tokens_per_second": totals["tokens"] / busy,
