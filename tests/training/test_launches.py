@@ -74,8 +74,8 @@ def test_the_log_has_all_that_was_said(data_directory: Path, tmp_path: Path, cap
 def test_a_short_run_has_a_record_and_the_step_of_its_best(data_directory: Path, tmp_path: Path) -> None:
     train(compose_run(data_directory, tmp_path / "run", max_steps=4, log_every=50, **STEADY))
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [(record["step"], record["kind"]) for record in records] == [(4, "valid"), (4, "train")]
-    assert records[1]["loss"] > 0 and records[1]["learning_rate"] > 0
+    assert [(record["step"], record["kind"]) for record in records] == [(4, "train"), (4, "valid")]
+    assert records[0]["loss"] > 0 and records[0]["learning_rate"] > 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["best"]["step"] == 4
 
 

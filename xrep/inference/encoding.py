@@ -22,6 +22,7 @@ from xrep.errors import UserError
 from xrep.files import check_regular, naming, try_lock, write_json
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted, StopRequest
+from xrep.nn.encoder import counting_sentences
 from xrep.progress import Counter
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
@@ -115,10 +116,9 @@ def encode_file(
         try:
             with Counter("lines", done=resumed, total=count, shown=show_progress) as progress:
                 for chunk in _chunks(lines):
-                    with StopRequest().watching() as stop:
+                    with StopRequest().watching() as stop, counting_sentences(encoder.model, progress.update):
                         vectors = encoder.encode(chunk, lang, batch_tokens=batch_tokens, normalize=normalize)
                         writer.append(chunk, _converted(vectors, writer.dtype, file, first + writer.lines))
-                    progress.update(len(chunk))
                     if stop.signal:
                         raise KeyboardInterrupt
             writer.finish()

@@ -8,7 +8,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from xrep.interrupts import NOTICE, StopRequest
 from xrep.kernels.paths import triton_problem
 from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
-from xrep.nn.encoder import set_activation_checkpointing
+from xrep.nn.encoder import counting_sentences, set_activation_checkpointing
 from xrep.nn.weights import load_weights
 from xrep.progress import duration
 from xrep.tasks.task import Task
@@ -35,7 +35,7 @@ from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.gradient_cache import random_state, restore_random_state
 from xrep.training.parameter_groups import parameter_groups
 from xrep.training.planned import PlannedBatches
-from xrep.training.progress import Meters, Progress, Quiet, memory_megabytes
+from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
 from xrep.training.state import (
     TrainingState,
     check_cursor,
@@ -152,7 +152,7 @@ class Trainer:
         self.state = TrainingState()
         self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
         self._meters = Meters()
-        self._rate, self._recent = 0.0, dict[str, float]()
+        self._rate, self._recent, self._validation = 0.0, Recent(criterion), ""
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -179,10 +179,10 @@ class Trainer:
                 if world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
                     self.state.seconds = world.sums([self._seconds()])[0]
                 finished = self.finished
+                self._record_if_short(finished)
                 best = self._validate() if finished or self._due(self.config.validate_every) else False
+                self._record_if_short(self.finished and not finished)  # it is out of patience
                 finished = self.finished
-                if finished and self.state.step < self.run.configs["logging"].log_every:
-                    self._record()  # a short run has one record
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
                 if finished or best or self._due(self.checkpoints.config.save_every):
                     self._save(best, final=finished)
@@ -239,7 +239,9 @@ class Trainer:
         self._rate = rate = self.run.configs["optimizer"].lr * self.budget.rate(self.state, plan.examples)
         try:
             self.engine.prepare(self.state.step)
-            outcome = self.engine.run(batches, sizes, lambda: self._set_learning_rate(rate))
+            is_long = len(batches) > 1 or self.config.micro_batch is not None
+            with self._telling("step in progress") if is_long else nullcontext():
+                outcome = self.engine.run(batches, sizes, lambda: self._set_learning_rate(rate))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -251,14 +253,16 @@ class Trainer:
             self.world.stop_all(self._failed(where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
         pairs = plan.examples - self.state.examples
         self.state.step, self.state.examples, self.state.cursor = self.state.step + 1, plan.examples, plan.cursor
-        self._meters.count(pairs=pairs, tokens=tokens, busy=time.monotonic() - began, skipped=outcome.skipped)
+        speed = {"pairs": pairs, "tokens": tokens, "busy": time.monotonic() - began}
+        self._meters.count(**speed, skipped=outcome.skipped)
         norm = {} if outcome.skipped else {"gradient_norm": outcome.norm}
         self._meters.add({"loss": outcome.loss, **outcome.values, **norm})
+        self._recent.add({"loss": outcome.loss, **outcome.values, **speed})
         if self._due(self.run.configs["distributed"].check_every):
             check_in_step(self.world, self.module)
         if self._due(self.run.configs["logging"].log_every):
             self._record()
-        self.progress.line(self._line(rate))
+        self.progress.line(self._line())
 
     def _set_learning_rate(self, rate: float) -> None:
         for group in self.engine.optimizer.param_groups:
@@ -287,19 +291,31 @@ class Trainer:
         if self.engine.scaler.is_enabled():
             values |= {"loss_scale": self.engine.scaler.get_scale(), "skipped_steps": totals["skipped"]}
         self.progress.record(self.state.step, values, "train")
-        self._recent = values
         self._meters.clear()
 
-    def _line(self, rate: float) -> str:
-        recent = self._recent or self._meters.means()
+    def _record_if_short(self, finished: bool) -> None:
+        """Log the means of a run that has ended before its first record was due."""
+        if finished and self.state.step < self.run.configs["logging"].log_every:
+            self._record()
+
+    def _line(self, doing: str = "") -> str:
+        """Return the line of progress; ``doing`` says what a long step or validation is at."""
         spent = self.budget.spent(self.state)
         left = self.state.seconds * (1 / spent - 1) if spent else 0.0
-        parts = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
-        parts += [f"{name} {recent[name]:.4g}" for name in ("loss", "accuracy") if name in recent]
-        parts.append(f"lr {rate:.2e}")
-        speeds = {unit: recent.get(f"{unit}_per_second") for unit in ("pairs", "tokens")}
-        parts += [f"{speed:,.0f} {unit}/s" for unit, speed in speeds.items() if speed is not None]
-        return " | ".join([*parts, f"{duration(left)} left"])
+        place = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
+        how_good = [*self._recent.quality(), self._validation, f"lr {self._rate:.2e}"]
+        return " | ".join(filter(None, [*place, *how_good, *self._recent.speeds(), f"{duration(left)} left", doing]))
+
+    def _telling(self, doing: str) -> AbstractContextManager[None]:
+        """Return a context in which the line of progress counts the sentences that the model encodes."""
+        done = 0
+
+        def tell(sentences: int) -> None:
+            nonlocal done
+            done += sentences
+            self.progress.line(self._line(f"{doing}: {done:,} sentences encoded"))
+
+        return counting_sentences(self.module.model, tell)
 
     # -- validation and checkpoints -----------------------------------------------------------------------------------
 
@@ -309,13 +325,13 @@ class Trainer:
             return True
         metrics: dict[str, float] = {}
         if self.world.is_main:
-            with self.engine.autocast():
+            with self.engine.autocast(), self._telling("validating"):
                 metrics = self.validate(self.module.model, self.module.criterion)
             self.engine.train_mode()
         metrics = self.world.from_main(metrics)
         self.progress.record(self.state.step, metrics, "valid")
         value, maximize = metrics[self.validate.metric], self.validate.maximize
-        best = self.state.best
+        self._validation, best = f"validation {self.validate.metric} {value:.4g}", self.state.best
         # Of equal values the later one counts as better, because its learning rate has decayed further.
         better = best is None or math.isnan(best) or (value >= best if maximize else value <= best)
         if better:
