@@ -82,9 +82,11 @@ setup(
             "xrep-export=xrep_cli.export:main",
             "xrep-encode=xrep_cli.encode:main",
             "xrep-mine=xrep_cli.mine:main",
+            "xrep-search=xrep_cli.search:main",
             "xrep-generate=xrep_cli.generate:main",
             "xrep-predict=xrep_cli.predict:main",
             "xrep-report=xrep_cli.report:main",
+            "xrep-sweep=xrep_cli.sweep:main",
         ]
     },
 )

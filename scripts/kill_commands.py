@@ -3,8 +3,9 @@
   python scripts/kill_commands.py preprocess --kills 20    # prints "20 of 20 identical"
 
 Each command is a real process in a folder of its own, which is killed (SIGKILL) while it starts, reads or writes. After
-that, each of its outputs must be missing or complete. The same command then ends undisturbed, and its outputs must have
-the same bytes as those of a command that was never killed. Hidden files that a killed process has left do not count.
+that, each of its outputs must be missing, as it was before, or complete. The same command then ends undisturbed, and
+its outputs must have the same bytes as those of a command that was never killed. Hidden files that a killed process has
+left do not count.
 
 ``scripts/kill_test.py`` does the same for xrep-train.
 """
@@ -68,7 +69,7 @@ def kill_test(
             shutil.copytree(inputs, folder)
             if moment := _kill(command, folder, chance, seconds):
                 report.kills.append(moment)
-                problems = _problems(command, outputs, folder, expected, resumes)
+                problems = _problems(command, outputs, folder, inputs, expected, resumes)
                 report.problems += [f"killed {moment}: {problem}" for problem in problems]
             shutil.rmtree(folder)
             shutil.rmtree(_home(folder), ignore_errors=True)
@@ -97,12 +98,18 @@ def _kill(command: Sequence[str], folder: Path, chance: random.Random, seconds: 
 
 
 def _problems(
-    command: Sequence[str], outputs: Sequence[str], folder: Path, expected: dict[str, object], resumes: bool
+    command: Sequence[str],
+    outputs: Sequence[str],
+    folder: Path,
+    inputs: Path,
+    expected: dict[str, object],
+    resumes: bool,
 ) -> list[str]:
     """Check what a killed command left in ``folder``, start it again and check what it has written."""
-    left = _digests(folder, outputs)
-    if not resumes and any(left[name] != expected[name] for name in left):
-        return [f"{name} is half-written" for name in left if left[name] != expected[name]]
+    left, before = _digests(folder, outputs), _digests(inputs, outputs)
+    half = [name for name in left if left[name] not in (expected[name], before.get(name))]
+    if half and not resumes:
+        return [f"{name} is half-written" for name in half]
     if left != expected and (code := _start(command, folder).wait(PATIENCE)):
         return [f"the next command ends with exit code {code}: {_log(folder)}"]
     written = _digests(folder, outputs)
@@ -191,11 +198,33 @@ def _generate(folder: Path) -> Job:
     return Job(["generate", *options.split()], ["hypotheses.txt"])
 
 
+def _search_build(folder: Path) -> Job:
+    """Write an encoder and a text of two chunks."""
+    from tests.encoders import write_encoder
+
+    write_encoder(folder / "encoder")
+    (folder / "lines.txt").write_text("".join(f"ein Haus {row}\n" for row in range(20_000)), encoding="utf-8")
+    options = "--device cpu --path encoder --input lines.txt --output index --index ivf --quantize int8"
+    return Job(["search", "build", *options.split()], ["index"])
+
+
+def _search_add(folder: Path) -> Job:
+    """Write an index and a text of two chunks."""
+    from xrep.inference.search_index import SearchIndex
+
+    _search_build(folder)
+    SearchIndex.build(folder / "encoder", folder / "lines.txt", folder / "index", index="ivf", device="cpu")
+    options = "--device cpu --input lines.txt"
+    return Job(["search", "add", "index", *options.split()], ["index"])
+
+
 JOBS: dict[str, Callable[[Path], Job]] = {
     "preprocess": _preprocess,
     "encode": _encode,
     "mine": _mine,
     "generate": _generate,
+    "search-build": _search_build,
+    "search-add": _search_add,
 }
 """Functions that write the inputs of a command into an empty folder and return the command."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -164,6 +165,28 @@ def check_new_directory(path: Path) -> None:
     """Raise UserError if anything is at ``path`` but an empty folder."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError("exists and is not empty", path=path, cure="remove it, or choose another name")
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Exchange two folders of one file system at once; where that is impossible, one is renamed after the other."""
+    with suppress(AttributeError):  # renameat2 is in glibc since 2.28
+        rename = ctypes.CDLL(None).renameat2
+        here, exchange_flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+        if rename(here, os.fsencode(one), here, os.fsencode(other), exchange_flag) == 0:
+            return
+    aside = one.with_name(f".{one.name}.{secrets.token_hex(4)}.old")
+    os.replace(other, aside)
+    os.replace(one, other)
+    os.replace(aside, one)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file or a folder is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def build_once(directory: Path, marker: str, build: Callable[[Path], object]) -> None:

@@ -224,6 +224,7 @@ def test_all_measures_what_it_finds_and_names_what_fails(
     (root / "a" / "notes.txt").write_text("no data\n")
     _write_sts(root / "sts" / "STSBenchmark")
     options = ["all", "--path", str(shared), "--data", str(root), "--drop-overlap", "--json", str(output)]
+    options += ["--langs", "all"]
     assert main(options) == 0
     printed = capsys.readouterr()
     values = json.loads(output.read_text(encoding="utf-8"))
@@ -254,7 +255,7 @@ def test_a_bug_in_one_test_costs_only_that_test(
     shutil.copytree(data, tmp_path / "tatoeba")
     _write_sts(tmp_path / "STSBenchmark")
     monkeypatch.setattr("xrep.evaluation.sts.similarities", lambda *a, **b: {}["a bug"])
-    assert main(["all", "--path", str(shared), "--data", str(tmp_path)]) == 2
+    assert main(["all", "--path", str(shared), "--data", str(tmp_path), "--langs", "all"]) == 2
     printed = capsys.readouterr()
     assert "mean of 2" in printed.out and "sts: not measured: KeyError: 'a bug'" in printed.out
     assert "Traceback" in printed.err
@@ -301,6 +302,9 @@ def test_every_evaluation_has_a_summary_and_an_example() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--langs", "de-en"], "--langs de-en: a pair, where each language is named alone; give de, or de,en for both"),
+        (["--langs", "de,en_fr"], "--langs en_fr: a pair, where each language is named alone"),
+        (["--langs", "de-AT,pt-BR"], "no Tatoeba files for pt; the data has de,fr"),
         (["--langs", "de,xx"], "no Tatoeba files for xx; the data has de,fr"),
         (["--json", "absent/out.json"], "absent: no such folder; make it first"),
         (["--plot", "absent/out.png"], "absent: no such folder; make it first"),

@@ -26,6 +26,7 @@ COMMANDS = {
     "mine": "--path encoder --source s.txt --source-lang de --target t.txt --target-lang en --neighbours 1 "
     "--output new.tsv --json -",
     "preprocess": "--bitext de-en=p.tsv --vocab-size 24 --valid-size 0 --destdir new",
+    "search": "build --path encoder --input s.txt --lang de --output new",
     "train": "--task bitext --criterion dual_moco --print-config",
 }
 """A command line that works, and prints something, for each command."""
@@ -117,7 +118,7 @@ def test_help_in_a_terminal_of_any_width(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["encode", "export", "mine", "preprocess"])
+@pytest.mark.parametrize("command", ["encode", "export", "mine", "preprocess", "search"])
 def test_names_that_are_not_utf8(command: str, folder: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """Inputs and outputs may have any name; what is printed are the bytes of the name."""
     for name in ("s.txt", "t.txt", "p.tsv"):
@@ -132,7 +133,7 @@ def test_names_that_are_not_utf8(command: str, folder: Path, capfdbinary: pytest
 
 DEVICES = [
     Case(command, f"{COMMANDS[command]} --device {device}", f"{device} is not a device of this machine; choose another")
-    for command in ("encode", "generate", "mine")
+    for command in ("encode", "generate", "mine", "search")
     for device in ("meta", "cuda:99", "nonsense", "cpu:x", "xla")
 ]
 CASES = [

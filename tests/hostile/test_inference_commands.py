@@ -78,7 +78,7 @@ CASES = [
     Case("mine", f"{MINE} --merge 1{'0' * 12}", "no such shard; search that part first, with --shard"),
     Case("mine", f"{MINE} --output -", "-: is no file, but mining may have to continue; name a file"),
     Case("mine", f"{MINE} --output /dev/null", "/dev/null: is no file, but mining may have to continue"),
-    Case("mine", f"{MINE} --output mine.tsv", "mine.tsv.work: not the folder of an unfinished search; rename it"),
+    Case("mine", f"{MINE} --output mine.tsv", "mine.tsv.work: not the folder of an unfinished command; rename"),
     Case("mine", f"{MINE} --output x.npy", "x.npy: --output is the same file as --source-vectors"),
     Case("mine", f"{MINE} --json m.tsv", "m.tsv: --json is the same file as --output"),
     *(Case("generate", f"{GENERATE} --input {file}", message) for file, message in LINES.items()),
@@ -202,7 +202,7 @@ def test_odd_but_valid_inputs_are_read(folder: Path, tmp_path: Path, capsys: pyt
     assert printed.out.count(" pairs: ") == 2 and "Warning" not in printed.err and contents(folder) == before
 
 
-@pytest.mark.parametrize("name", ["encode", "mine", "generate"])
+@pytest.mark.parametrize("name", ["encode", "mine", "generate", "search-build", "search-add"])
 @pytest.mark.slow
 def test_killed_commands_write_the_same_in_the_end(name: str) -> None:
     report = run_job(name, kills=2)

@@ -27,7 +27,7 @@ from xrep.files import sha256_of
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.pretrained import masked_language_head, read_pretrained
-from xrep.models.directory import _digest_of, open_checkpoint
+from xrep.models.directory import digest_of, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.start import find_start
 from xrep.models.translation import Translation
@@ -54,7 +54,7 @@ def rehash(directory: Path, manifest: dict[str, Any]) -> None:
         with suppress(OSError, ValueError):
             path = directory / name
             files[name] = {"sha256": sha256_of(path), "bytes": path.stat().st_size}
-    manifest["sha256"] = _digest_of({key: value for key, value in manifest.items() if key != "sha256"})
+    manifest["sha256"] = digest_of({key: value for key, value in manifest.items() if key != "sha256"})
     (directory / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -15,6 +15,10 @@ DEPTH = 4
 """Number of levels of subfolders that are searched: enough for SentEval/data/downstream/SST/binary."""
 
 
+class NothingThere(UserError):
+    """The data has nothing in the languages of which some would have been enough."""
+
+
 def choose_languages(
     languages: str,
     known: Collection[str],
@@ -25,14 +29,26 @@ def choose_languages(
     """Return the canonical codes of the named languages, each once, in the order in which they are named.
 
     Args:
-        languages: ``all``, or codes (``de`` or ``deu``) and names of ``groups``, separated by commas.
+        languages: ``all``, or codes (``de`` or ``deu``) and names of ``groups``, separated by commas. Of those that end
+            with a question mark (``de?,fr?``), only the ones that are there are returned.
         known: Canonical codes of the available languages.
         data: What there is for a language, for the error message: ``STS data for``.
         path: Path of the data, for the error message.
+
+    Raises:
+        NothingThere: Every language has a question mark, and none is there.
+        UserError: A language without one is not there, or none is named.
     """
     wanted: list[str] = []
+    left_out: list[str] = []
     for name in filter(None, (part.strip() for part in languages.split(","))):
-        wanted += known if name == "all" else (groups or {}).get(name, (canonical(name),))
+        code = name.removesuffix("?")
+        _refuse_pair(code, "langs", known)
+        meant = known if code == "all" else (groups or {}).get(code, (canonical(code),))
+        wanted += [language for language in meant if code == name or language in known]
+        left_out += [language for language in meant if code != name and language not in known]
+    if left_out and not wanted:
+        raise NothingThere(f"no {data} {' '.join(left_out)}", path=path, cure=f"the data has {','.join(known)}")
     missing = [language for language in dict.fromkeys(wanted) if language not in known]
     if missing or not wanted:
         problem = f"no {data} {' '.join(missing)}" if missing else "no language named"
@@ -40,8 +56,17 @@ def choose_languages(
     return list(dict.fromkeys(wanted))
 
 
+def _refuse_pair(name: str, option: str, known: Collection[str] = ()) -> None:
+    """Refuse ``de-en``, which would be read as German in a region EN; ``pt-BR`` and ``zh-TW`` are regions."""
+    first, _, second = name.replace("_", "-").partition("-")
+    if second.islower() and canonical(second) in {"en", *known} and len(first) in (2, 3):
+        problem = f"`{option}` {name}: a pair, where each language is named alone"
+        raise UserError(problem, cure=f"give {first}, or {first},{second} for both; write a region in capitals")
+
+
 def check_language(code: str | None, option: str) -> None:
     """Raise a UserError if an option names something that cannot be the code of a language."""
+    _refuse_pair(code or "", option)
     if code is not None and not re.fullmatch(r"[a-z]{2,3}", canonical(code)):
         raise UserError(f"`{option}` {code[:40]!r} is no language code", cure="give one such as de, deu or zh-Hans")
 

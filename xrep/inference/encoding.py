@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted, StopRequest
 from xrep.nn.encoder import counting_sentences
 from xrep.progress import Counter
+from xrep.retrieval.vectors import HEADER_BYTES, npy_header
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
@@ -32,7 +32,6 @@ CHUNK_LINES = 4096
 every run, so that a resumed run writes the same bytes as an uninterrupted one."""
 CHUNK_CHARACTERS = 8_000_000
 """Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
-_HEADER_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ class _Writer:
             if (self.lines, self._digest.hexdigest()) != (self._saved["lines"], self._saved["sha256"]):
                 raise self._other(f"its {self._saved['lines']:,} lines are not the first ones of this input")
         with naming(self.partial):
-            self._file.truncate(_HEADER_BYTES + self.lines * self._row_bytes)
+            self._file.truncate(HEADER_BYTES + self.lines * self._row_bytes)
             self._write_header()
             self._file.seek(0, os.SEEK_END)
 
@@ -226,13 +225,8 @@ class _Writer:
             aside.unlink(missing_ok=True)  # A run that was killed while it wrote its journal left this file.
 
     def _write_header(self) -> None:
-        """Write a header, whose length is the same for any number of lines."""
-        header = io.BytesIO()
-        shape = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.lines, self.facts["size"])}
-        np.lib.format.write_array_header_1_0(header, shape)
-        assert header.tell() == _HEADER_BYTES
         self._file.seek(0)
-        self._file.write(header.getvalue())
+        self._file.write(npy_header(self.dtype, (self.lines, self.facts["size"])))
 
     def _flush(self) -> None:
         self._file.flush()
@@ -261,7 +255,7 @@ class _Writer:
             raise self._other("its journal is damaged") from None
         if differing := differing_names(facts, self.facts):
             raise self._other(f"it was made with another {', '.join(differing).replace('_', ' ')}")
-        return saved if size >= _HEADER_BYTES + lines * self._row_bytes else None
+        return saved if size >= HEADER_BYTES + lines * self._row_bytes else None
 
     def _other(self, why: str) -> UserError:
         return UserError(

@@ -6,11 +6,9 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import time
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +17,11 @@ import numpy as np
 
 import xrep
 from xrep.errors import UserError
-from xrep.files import check_regular, try_lock, write_aside, write_json
+from xrep.files import check_regular, write_aside, write_json
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.interrupts import Interrupted
+from xrep.inference.work import work_folder
 from xrep.retrieval.candidates import Retrieval, choose, first_of_each
 from xrep.retrieval.ivf import search_ivf
 from xrep.retrieval.margins import Margin, check_neighbours
@@ -166,7 +164,7 @@ def mine(
     """
     began = time.monotonic()
     work = shard_folder(output, *shard) if shard else output.with_name(f"{output.name}.work")
-    with _work_folder(work):
+    with work_folder(work, _OWN_FILE, "mining into this file", "*.np[yz]*"):
         sides = [_open(side, work, encoder, options) for side in (source, target)]
         x, y = (opened.side for opened in sides)
         _check(x, y, options)
@@ -203,28 +201,6 @@ def shard_folder(output: Path, part: int, parts: int) -> Path:
 
 def _part(side: Side, part: int, parts: int) -> Side:
     return replace(side, rows=side.rows[len(side) * (part - 1) // parts : len(side) * part // parts])
-
-
-@contextmanager
-def _work_folder(work: Path) -> Iterator[None]:
-    """Context manager that creates the folder if necessary and locks it for this process."""
-    if work.exists() and not (work.is_dir() and all(_OWN_FILE.fullmatch(path.name) for path in work.iterdir())):
-        raise UserError("not the folder of an unfinished search", path=work, cure="rename it, or write elsewhere")
-    work.mkdir(exist_ok=True)
-    with (work / "lock").open("a") as lock:
-        if not try_lock(lock):
-            cure = "wait for it, or write elsewhere"
-            raise UserError("another process is mining into this file", path=work, cure=cure)
-        try:
-            yield
-        except BaseException as error:
-            saved = any(work.glob("*.np[yz]*"))
-            if not saved:
-                shutil.rmtree(work)  # There is nothing to resume from.
-            if isinstance(error, KeyboardInterrupt):
-                done = f"what is done is in {work}, and the same command goes on from there"
-                raise Interrupted(done if saved else "nothing is saved yet") from None
-            raise
 
 
 def _open(text: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> _Opened:

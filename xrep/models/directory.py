@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ from xrep.config.yaml_files import excess_of
 from xrep.data.batching import TextSpec
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
-from xrep.files import check_regular, directory_aside, naming, sha256_of
+from xrep.files import check_regular, directory_aside, flush_to_disk, naming, sha256_of
 from xrep.models.plain import from_plain
 from xrep.nn.weights import inside, load_weights, read_tensors, read_torch, save_tensors
 from xrep.registry import MODELS
@@ -189,7 +188,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
     with naming(path):
         with directory_aside(path, is_current=lambda directory: False) as aside:
             _fill(aside, snapshot)
-        _flush(path.parent)
+        flush_to_disk(path.parent)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -212,11 +211,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if schema != SCHEMA:
         problem = f"checkpoint schema {schema}, this version reads {SCHEMA}"
         raise UserError(problem, path=path, cure="use the version that wrote it")
-    damaged = [MANIFEST] if digest != _digest_of(manifest) else []
+    damaged = [MANIFEST] if digest != digest_of(manifest) else []
     if not damaged:
         _check_manifest(manifest, path)
     for name in damaged or manifest["files"]:
-        if damaged or not (path / name).is_file() or _describe(path / name) != manifest["files"][name]:
+        if damaged or not (path / name).is_file() or describe(path / name) != manifest["files"][name]:
             problem = "damaged checkpoint: the file differs from its checksum"
             raise UserError(problem, path=path / name, cure="use another checkpoint")
     return Checkpoint(path, manifest)
@@ -343,13 +342,13 @@ def _fill(folder: Path, snapshot: Snapshot) -> None:
     snapshot.save_tokenizers(folder / TOKENIZER)
     for name, source in snapshot.files.items():
         shutil.copyfile(source, folder / name)
-    files = {str(path.relative_to(folder)): _describe(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {str(path.relative_to(folder)): describe(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     facts = {"text": snapshot.text.as_dict(), "architecture": snapshot.architecture}
     manifest = {"schema": SCHEMA, "step": snapshot.step, **facts, "files": files}
-    manifest["sha256"] = _digest_of(manifest)
+    manifest["sha256"] = digest_of(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in [*folder.rglob("*"), folder]:
-        _flush(path)
+        flush_to_disk(path)
 
 
 def _save_state(state: dict[str, Any], path: Path) -> None:
@@ -363,17 +362,11 @@ def _save_state(state: dict[str, Any], path: Path) -> None:
         raise
 
 
-def _digest_of(manifest: dict[str, Any]) -> str:
+def digest_of(manifest: dict[str, Any]) -> str:
+    """Return the sha256 that a manifest has of its other entries."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def describe(path: Path) -> dict[str, Any]:
+    """Return what a manifest says of a file."""
     return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,6 +16,7 @@ import torch
 
 from xrep.retrieval.neighbours import Best
 from xrep.retrieval.search import SearchState, Side
+from xrep.retrieval.vectors import VectorFile
 
 if TYPE_CHECKING:
     import faiss
@@ -29,7 +30,8 @@ _BLOCK = 1 << 14
 _MOST_PROPOSALS = 1 << 24
 """Number of neighbours that are proposed at a time."""
 _TRAINING_ROWS_A_CELL = 48
-_MOST_CELLS = 4096
+_TRAINING_BYTES = 1 << 28
+MOST_CELLS = 4096
 _REFINED = 8
 """With product quantisation, this many times k neighbours are proposed."""
 
@@ -74,12 +76,24 @@ def _can_be_quantized(size: int, rows: int) -> bool:
     return size % 2 == 0 and rows >= 256
 
 
+def cells_of(rows: int) -> int:
+    """Return the number of cells for so many vectors."""
+    return max(1, min(MOST_CELLS, int(4 * math.sqrt(rows)), rows // _TRAINING_ROWS_A_CELL))
+
+
+def drawn(rows: int, cells: int, size: int) -> np.ndarray:
+    """Return the numbers of the rows that train so many cells, drawn with a fixed seed, in ascending order: fewer if
+    vectors are of a large ``size``."""
+    few = min(rows, cells * _TRAINING_ROWS_A_CELL, _TRAINING_BYTES // (4 * size))
+    return np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
+
+
 def _build(side: Side, start: int, stop: int, probes: int, quantized: bool) -> faiss.IndexIVF:
     """Build an index of some rows. Its cells are trained on rows drawn with a fixed seed, so all runs have the same."""
     import faiss
 
     count = stop - start
-    cells = max(1, min(_MOST_CELLS, int(4 * math.sqrt(count)), count // _TRAINING_ROWS_A_CELL))
+    cells = cells_of(count)
     size = side.vectors.size
     quantizer = faiss.IndexFlatIP(size)
     if quantized and _can_be_quantized(size, count):
@@ -87,9 +101,8 @@ def _build(side: Side, start: int, stop: int, probes: int, quantized: bool) -> f
     else:
         kind = faiss.ScalarQuantizer.QT_fp16
         index = faiss.IndexIVFScalarQuantizer(quantizer, size, cells, kind, faiss.METRIC_INNER_PRODUCT, False)
-    drawn = np.random.default_rng(0).permutation(count)[: cells * _TRAINING_ROWS_A_CELL]
     index.cp.seed, index.cp.min_points_per_centroid = 1234, 1
-    index.train(side.vectors.read(side.rows[start + np.sort(drawn)]))
+    index.train(side.vectors.read(side.rows[start + drawn(count, cells, side.vectors.size)]))
     for first in range(start, stop, _BLOCK):
         index.add(side.read(first, min(first + _BLOCK, stop)))
     index.nprobe = min(probes, cells)
@@ -105,22 +118,28 @@ def _search(
         stop = min(start + rows, block[1])
         x_BD = queries.read(start, stop)
         _, proposed_BP = index.search(x_BD, wanted)
-        absent_BP = torch.from_numpy(proposed_BP < 0)
-        proposed_BP = np.where(proposed_BP < 0, 0, proposed_BP) + first
-        similarity_BP = _compare(torch.from_numpy(x_BD), side, proposed_BP).masked_fill_(absent_BP, -torch.inf)
-        index_BP = torch.from_numpy(proposed_BP).masked_fill_(absent_BP, -1)
-        index_BP, order = index_BP.sort(dim=1)  # so that of equal similarities the lowest index stays
-        best.merge(slice(start, stop), similarity_BP.gather(1, order), index_BP)
+        proposed_BP = np.where(proposed_BP < 0, -1, proposed_BP + first)
+        rows_BP = side.rows[np.maximum(proposed_BP, 0)]
+        refine(best.slice(start, stop), x_BD, side.vectors, rows_BP, proposed_BP)
 
 
-def _compare(x_BD: torch.Tensor, side: Side, rows_BP: np.ndarray) -> torch.Tensor:
+def refine(best: Best, x_BD: np.ndarray, vectors: VectorFile, rows_BP: np.ndarray, index_BP: np.ndarray) -> None:
+    """Compare queries with the vectors of the rows proposed for each, and keep the best of them under the numbers
+    ``index_BP``, which are -1 where there is none. Scores are exact, and of equal ones the lowest number stays."""
+    number_BP = torch.from_numpy(index_BP)
+    similarity_BP = _compare(torch.from_numpy(x_BD), vectors, rows_BP).masked_fill_(number_BP < 0, -torch.inf)
+    number_BP, order = number_BP.sort(dim=1)
+    best.merge(slice(None), similarity_BP.gather(1, order), number_BP)
+
+
+def _compare(x_BD: torch.Tensor, vectors: VectorFile, rows_BP: np.ndarray) -> torch.Tensor:
     """Return the inner products of each query with the rows proposed for it, [B, P]."""
     products = []
     step = max(1, _BLOCK // rows_BP.shape[1])
     for start in range(0, len(rows_BP), step):
         some = rows_BP[start : start + step]
         distinct, place = np.unique(some, return_inverse=True)
-        y_CD = torch.from_numpy(side.vectors.read(side.rows[distinct]))
+        y_CD = torch.from_numpy(vectors.read(distinct))
         y_BPD = y_CD[torch.from_numpy(place.reshape(some.shape))]
         products.append((y_BPD @ x_BD[start : start + step, :, None]).squeeze(2))
     return torch.cat(products)

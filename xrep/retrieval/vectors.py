@@ -3,18 +3,56 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import math
 import mmap
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.files import naming
 from xrep.hashing import hash_bytes
 from xrep.retrieval.neighbours import normalize_rows
 
 _SURVEY_BYTES = 1 << 24
+_ROWS = 32
+"""Number of scattered rows that are read at a time."""
+HEADER_BYTES = 128
+
+
+def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """Return the header of a .npy file in C order: HEADER_BYTES bytes for any number of rows, so that it can be written
+    before they are counted, and again at the end."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": dtype.str, "fortran_order": False, "shape": shape})
+    assert header.tell() == HEADER_BYTES
+    return header.getvalue()
+
+
+def write_npy(path: Path, dtype: np.dtype, width: tuple[int, ...], blocks: Iterable[np.ndarray]) -> int:
+    """Write the rows of arrays [n, *width] one after the other, and return the number of rows."""
+    rows = 0
+    with naming(path), open(path, "wb") as file:
+        file.write(npy_header(dtype, (0, *width)))
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, dtype).tobytes())
+            rows += len(block)
+        file.seek(0)
+        file.write(npy_header(dtype, (rows, *width)))
+    return rows
+
+
+def raw_blocks(path: Path, dtype: np.dtype, width: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """Yield the rows of such a file, [n, *width], some at a time; unlike those of a map, they cost memory once only."""
+    numbers = math.prod(width)
+    with open(path, "rb") as file:
+        file.seek(HEADER_BYTES)
+        while len(block := np.fromfile(file, dtype, max(1, _SURVEY_BYTES // (numbers * dtype.itemsize)) * numbers)):
+            yield block.reshape(-1, *width)
 
 
 def open_vectors(path: Path, cure: str) -> np.memmap:
@@ -72,9 +110,16 @@ class VectorFile:
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return some rows, L2-normalised: float32 [rows, D]."""
-        vectors = normalize_rows(np.asarray(self._rows[rows], dtype=np.float32))
-        self._let_go()
-        return vectors
+        if isinstance(rows, slice):
+            vectors = np.asarray(self._rows[rows], dtype=np.float32)
+            self._let_go()
+        else:
+            vectors = np.empty((len(rows), self.size), np.float32)
+            for start in range(0, len(rows), _ROWS):  # around each row that is read, the system maps others
+                some = slice(start, start + _ROWS)
+                vectors[some] = self._rows[rows[some]]
+                self._let_go()
+        return normalize_rows(vectors)
 
     def survey(self) -> tuple[str, np.ndarray, np.ndarray]:
         """Read every row once; return their hexadecimal SHA-256, the keys of the rows, uint64 [N], and the numbers of

@@ -1,0 +1,243 @@
+"""``SearchIndex``: what it finds, what it keeps on disk, adding, interruption, and memory that does not grow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from tests.corpus import sentence_pairs
+from tests.encoders import write_encoder
+from tests.runs import contents, environment
+from xrep import SearchIndex
+from xrep.errors import UserError
+from xrep.inference import encoding, index_files
+from xrep.inference.sentence_encoder import SentenceEncoder
+
+RMTREE = shutil.rmtree
+SENTENCES = [english for _, english in sentence_pairs(600)]
+QUERIES = [english for _, english in sentence_pairs(650)[600:]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("run") / "best")
+
+
+@pytest.fixture(scope="module")
+def encoder(checkpoint: Path) -> SentenceEncoder:
+    return SentenceEncoder.load(checkpoint, device="cpu")
+
+
+def cosines(encoder: SentenceEncoder, sentences: list[str] = SENTENCES) -> np.ndarray:
+    return encoder.encode(QUERIES) @ encoder.encode(sentences).T
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "binary"])
+@pytest.mark.parametrize("kind", ["flat", "ivf"])
+def test_the_nearest_sentences_are_found(encoder: SentenceEncoder, tmp_path: Path, kind: str, quantize: str) -> None:
+    """All cells are searched. The scores are exact, whatever the codes are; binary codes of 16 bits miss some."""
+    index = SearchIndex.build(encoder, SENTENCES, tmp_path / "index", index=kind, quantize=quantize)
+    found, exact = index.search(QUERIES, k=5, probes=1000), cosines(encoder)
+    for row, hits in enumerate(found):
+        scores = [hit.score for hit in hits]
+        np.testing.assert_allclose(scores, [exact[row, hit.row] for hit in hits], atol=2e-3)
+        assert scores == sorted(scores, reverse=True) and len(hits) == 5
+        assert all((hit.text, hit.line, hit.file) == (SENTENCES[hit.row], hit.row + 1, None) for hit in hits)
+    best = [hits[0].score for hits in found]
+    assert np.mean(np.array(best) > exact.max(axis=1) - 2e-3) >= (0.6 if quantize == "binary" else 1)
+    recall = index.manifest.recall
+    assert (recall is None) == (kind == "flat" and quantize == "none")
+    if recall is not None:
+        assert recall.queries == 100 and recall.k == 10 and recall.not_rescored <= recall.recall + 0.01
+        assert recall.recall >= (0.6 if quantize == "binary" else 0.9)
+
+
+def test_the_sizes_of_codes(tmp_path: Path) -> None:
+    path = write_encoder(tmp_path / "best", size=64)
+    sizes = {}
+    for quantize in ("none", "int8", "binary"):
+        index = SearchIndex.build(path, SENTENCES, tmp_path / quantize, quantize=quantize, device="cpu")
+        sizes[quantize] = index.manifest.files["index.faiss"].bytes
+    plain = 4 * 64 * len(SENTENCES)
+    assert sizes["none"] < plain + 100 and sizes["int8"] < plain / 4 + 700 and sizes["binary"] < plain / 32 + 100
+
+
+@pytest.mark.parametrize(("kind", "quantize"), [("flat", "none"), ("ivf", "int8"), ("flat", "binary")])
+def test_the_files_can_be_read_without_xrep(encoder: SentenceEncoder, tmp_path: Path, kind: str, quantize: str) -> None:
+    """Only faiss, json and numpy read the files in this script."""
+    (tmp_path / "a.txt").write_text("\n\n" + "".join(f"{line}\n" for line in SENTENCES[:400]))
+    (tmp_path / "b.txt").write_text("".join(f"{line}\n\n" for line in SENTENCES[400:]))
+    index = SearchIndex.build(encoder, tmp_path / "a.txt", tmp_path / "index", index=kind, quantize=quantize, lang="en")
+    index.add(tmp_path / "b.txt")
+    np.save(tmp_path / "queries.npy", encoder.encode(QUERIES))
+    script = (
+        "import faiss, json, numpy as np, sys\n"
+        "manifest = json.load(open('index/manifest.json'))\n"
+        "binary = manifest['options']['quantize'] == 'binary'\n"
+        "index = (faiss.read_index_binary if binary else faiss.read_index)('index/index.faiss')\n"
+        "if manifest['cells']: index.nprobe = manifest['cells']\n"
+        "x, ids = np.load('queries.npy'), np.load('index/ids.npy')\n"
+        "rows = index.search(np.packbits(x > 0, axis=1) if binary else x, 3)[1]\n"
+        "lines = open('index/lines.txt', encoding='utf-8').read().split('\\n')\n"
+        "places = [[(manifest['sources'][f]['name'], l) for f, l in ids[some].tolist()] for some in rows]\n"
+        "assert 'xrep' not in sys.modules and np.load('index/vectors.npy').shape == (600, x.shape[1])\n"
+        "print(json.dumps([places, [[lines[row] for row in some] for some in rows]]))"
+    )
+    finished = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    places, texts = json.loads(finished.stdout)
+    files = {str(tmp_path / name): (tmp_path / name).read_text().split("\n") for name in ("a.txt", "b.txt")}
+    for row in range(len(QUERIES)):
+        assert [files[name][line - 1] for name, line in places[row]] == texts[row]
+    if quantize == "none":
+        hits = index.search(QUERIES, k=3)
+        assert [[hit.text for hit in some] for some in hits] == texts
+        assert [[[hit.file, hit.line] for hit in some] for some in hits] == places
+
+
+def test_what_is_added_is_found_beside_the_rest(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    whole = SearchIndex.build(encoder, SENTENCES, tmp_path / "whole", index="ivf")
+    parts = SearchIndex.build(encoder, SENTENCES[:500], tmp_path / "parts", index="ivf")
+    cells = parts.manifest.cells
+    parts.add(SENTENCES[500:], lang="en")
+    assert len(parts) == 600 and parts.manifest.cells == cells  # the cells stay
+    assert [source.lines for source in parts.manifest.sources] == [500, 100]
+    for index in (parts, SearchIndex(tmp_path / "parts", encoder)):
+        expected, found = (each.search(QUERIES, k=5, probes=1000) for each in (whole, index))
+        assert [[hit.text for hit in hits] for hits in found] == [[hit.text for hit in hits] for hits in expected]
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".work")] == []
+
+
+def test_an_index_that_grows_gets_inverted_files(
+    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_files, "FLAT_ROWS", 500)
+    index = SearchIndex.build(encoder, SENTENCES[:500], tmp_path / "index")
+    assert index.manifest.cells == 0
+    index.add(SENTENCES[500:520])
+    assert index.manifest.cells == 10 and isinstance(index._files.index, faiss.IndexIVF)
+    index.add([f"{line} {word}" for line in SENTENCES for word in "now soon here there never always".split()])
+    assert index.manifest.cells == 85  # for four times as many rows they are chosen anew
+
+
+def test_odd_sentences(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    lines = ["", "a\tred\nhouse", "  ", "\ud800 x", "ein Haus"]
+    index = SearchIndex.build(encoder, lines, tmp_path / "index")
+    assert [(hit.line, hit.text) for hit in index.search("a red house", k=9)][0] == (2, "a red house")
+    assert {hit.line for hit in index.search("x", k=9)} == {2, 4, 5}
+    assert index.search(["", "x"], k=1)[0] == [] and index.search([]) == []
+    scores, rows = index.search_vectors(encoder.encode(["ein Haus"]), k=100)
+    assert scores.shape == rows.shape == (1, 3) and rows[0, 0] == 2
+    one = SearchIndex.build(encoder, ["ein Haus"], tmp_path / "one", index="ivf", quantize="int8")
+    assert one.manifest.recall is None and one.search("Haus")[0].text == "ein Haus"
+
+
+def test_the_encoder_of_an_index(checkpoint: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    """It is loaded from where it was, also if both were moved together, and another one is refused."""
+    place = tmp_path / "old"
+    other = write_encoder(place / "run" / "best", seed=3)
+    SearchIndex.build(other, SENTENCES[:5], place / "index", device="cpu")
+    place.rename(tmp_path / "new")
+    index = SearchIndex(tmp_path / "new" / "index", device="cpu")
+    assert index.manifest.encoder == "../run/best" and index.search(SENTENCES[3], k=1)[0].row == 3
+    message = "index: its vectors were made by another encoder; give `path`, or build the index again"
+    with pytest.raises(UserError, match=message):
+        SearchIndex(tmp_path / "new" / "index", encoder)
+    with pytest.raises(UserError, match=message):
+        SearchIndex(tmp_path / "new" / "index", checkpoint, device="cpu").search("x")
+    unnamed = SearchIndex.build(
+        SentenceEncoder(encoder.model, encoder.tokenizers, encoder.text), SENTENCES[:5], tmp_path / "unnamed"
+    )
+    assert unnamed.search("x", k=1)
+    with pytest.raises(UserError, match="does not say where its encoder is; give `path`"):
+        SearchIndex(tmp_path / "unnamed").search("x")
+    with pytest.raises(ValueError, match=r"queries must be \[Q, 16\], not \[1, 3\]"):
+        unnamed.search_vectors(np.ones((1, 3)))
+
+
+def test_an_interrupted_build_goes_on(
+    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops at each of its steps; what was encoded is not encoded again, and the bytes are the same."""
+    monkeypatch.setattr(encoding, "CHUNK_LINES", 100)
+    (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in SENTENCES))
+
+    def build(name: str) -> SearchIndex:
+        return SearchIndex.build(encoder, tmp_path / "a.txt", tmp_path / name, index="ivf")
+
+    def add(name: str) -> None:
+        SearchIndex(tmp_path / name, encoder).add(tmp_path / "a.txt", lang="de")
+
+    build("whole")
+    first = contents(tmp_path / "whole")
+    add("whole")
+    second = contents(tmp_path / "whole")
+    assert first.keys() == second.keys() == {
+        "manifest.json", "index.faiss", "ids.npy", "lines.txt", "offsets.npy", "vectors.npy"
+    }  # fmt: skip
+    steps = ["write_npy", "write_index", "recall_of", "describe", "write_json", "flush_to_disk"]
+    for run, before, after in ((build, None, first), (add, first, second)):
+        for step in [*steps, "check_new_directory" if run is build else "exchange", "shutil.rmtree"]:
+            with monkeypatch.context() as patch:
+                patch.setattr(f"xrep.inference.index_files.{step}", stop)
+                if step == "shutil.rmtree":
+                    patch.setattr("xrep.inference.index_files.shutil.rmtree", stop_at_work)
+                with pytest.raises(KeyboardInterrupt):
+                    run("index")
+            left = contents(tmp_path / "index") if (tmp_path / "index").exists() else None
+            assert left == (after if step == "shutil.rmtree" else before), step
+        with monkeypatch.context() as patch:
+            patch.setattr(SentenceEncoder, "encode", stop)  # everything is encoded already
+            run("index")
+        assert contents(tmp_path / "index") == after and not (tmp_path / "index.work").exists()
+
+
+def stop(*arguments: object, **options: object) -> None:
+    raise KeyboardInterrupt
+
+
+def stop_at_work(path: Path, **options: object) -> None:
+    if path.name.endswith(".work"):
+        raise KeyboardInterrupt
+    RMTREE(path, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["flat", "ivf"])
+def test_memory_does_not_grow_with_the_sentences(tmp_path: Path, kind: str) -> None:
+    """Compare peak memory after 20,000 sentences and after 80,000, whose vectors are 164 MB in 32 bits.
+    The vectors come from a stand-in for the encoder, whose memory another test measures."""
+    encoder = write_encoder(tmp_path / "best", size=512)
+    script = (
+        "import re, sys, zlib, numpy as np\n"
+        "from xrep.inference.sentence_encoder import SentenceEncoder\n"
+        "from xrep.inference.search_index import SearchIndex\n"
+        "from xrep.retrieval import ivf\n"
+        "ivf.MOST_CELLS = 256\n"
+        "draw = np.random.default_rng(0).standard_normal((1000, 512), dtype=np.float32)\n"
+        "def encode(self, lines, *_, **__):\n"
+        "    return draw[[zlib.crc32(line.encode()) % 1000 for line in lines]] + len(lines) / 1e5\n"
+        "SentenceEncoder.encode = encode\n"
+        "import xrep.inference.encoding as encoding; encoding.CHUNK_LINES = 500\n"
+        "encoder = SentenceEncoder.load(sys.argv[1], device='cpu')\n"
+        "SentenceEncoder.fingerprint = lambda self: 'x'\n"
+        "for count in (20_000, 80_000):\n"
+        "    open(f'{count}.txt', 'w').writelines(f'sentence {n}\\n' for n in range(count))\n"
+        "    SearchIndex.build(encoder, f'{count}.txt', f'{count}', index=sys.argv[2], quantize=sys.argv[3])\n"
+        "    print(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])"
+    )
+    given = {**environment(), "MALLOC_MMAP_THRESHOLD_": "131072"}
+    for quantize in ("none", "int8") if kind == "ivf" else ("none",):
+        line = [sys.executable, "-c", script, str(encoder), kind, quantize]
+        (tmp_path / quantize).mkdir()
+        finished = subprocess.run(line, env=given, cwd=tmp_path / quantize, capture_output=True, text=True)
+        assert finished.returncode == 0, finished.stderr
+        few, many = (int(line) for line in finished.stdout.splitlines())
+        assert many - few < 20_000, f"{quantize}: {few} KB after 20,000 sentences, {many} KB after 80,000"
