@@ -84,9 +84,9 @@ class Trainer:
         """Parts that are not trained, as patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
         lora_rank: int = 0
-        """Rank of low-rank adaptation (LoRA), such as 8, for pretrained encoders: their linear layers change by products
-        of two matrices of this rank. Of the encoders, these alone are trained. The saved model has the changed weights.
-        Learning rates are some ten times those of training all weights. 0: train all weights."""
+        """Rank of low-rank adaptation (LoRA), such as 8, for pretrained encoders: their linear layers change by the
+        products of two matrices of this rank. Of the encoders, these alone are trained. The saved model has the changed
+        weights. Learning rates are some ten times those of training all weights. 0: train all weights."""
         lora_alpha: float = 16.0
         """Factor of the changes of LoRA, which are multiplied by lora_alpha / lora_rank. It must be above 0."""
         precision: Precision = "float32"
