@@ -34,6 +34,7 @@ from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.gradient_cache import random_state, restore_random_state
+from xrep.training.lora import LowRank
 from xrep.training.parameter_groups import parameter_groups
 from xrep.training.planned import PlannedBatches
 from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
@@ -82,6 +83,12 @@ class Trainer:
         freeze: list[str] = field(default_factory=list)
         """Parts that are not trained, as patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
+        lora_rank: int = 0
+        """Rank of low-rank adaptation (LoRA), such as 8, for pretrained encoders: their linear layers change by the
+        products of two matrices of this rank. Of the encoders, these alone are trained. The saved model has the changed
+        weights. Learning rates are some ten times those of training all weights. 0: train all weights."""
+        lora_alpha: float = 16.0
+        """Factor of the changes of LoRA, which are multiplied by lora_alpha / lora_rank. It must be above 0."""
         precision: Precision = "float32"
         """Data type of matrix products; weights and optimizer stay float32. bf16 (bfloat16): CPUs without such products
         train in float32, which is faster there. fp16 (float16): for GPUs without bfloat16; the loss is scaled."""
@@ -109,7 +116,7 @@ class Trainer:
             budget = {"max_steps": "(0, inf)", "max_epochs": "(0, 1e9]", "max_minutes": "(0, inf)"}
             problems += out_of_range(self, **budget, update_freq="[1, inf)", micro_batch="(0, inf)")
             problems += out_of_range(self, clip_norm="[0, inf)", validate_every="[0, inf)", patience="[1, inf)")
-            problems += out_of_range(self, data_workers="[0, 1024]")
+            problems += out_of_range(self, data_workers="[0, 1024]", lora_rank="[0, 2147483647]", lora_alpha="(0, 1e9]")
             if self.patience is not None and not self.validate_every:
                 problems.append("patience needs validations; set `validate_every`")
             if self.device == "cuda" and not torch.cuda.is_available():
@@ -142,11 +149,19 @@ class Trainer:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
 
             compile_layers(self.module)
-        freezing, options = Freezing([*self.config.freeze, *criterion.frozen]), run.configs["optimizer"]
+        frozen, options, self.lora = [*self.config.freeze, *criterion.frozen], run.configs["optimizer"], None
+        if self.config.lora_rank:
+            known = {name.removeprefix("model.") for name, _ in Freezing(frozen).ever_trained(self.module)}
+            self.lora = LowRank(model, known, self.config.lora_rank, self.config.lora_alpha)
+            criterion.add_module("lora", self.lora)  # it is saved with the criterion, as it is not kept
+            frozen += [f"model.{name}" for name in self.lora.others]
+        freezing = Freezing(frozen)
         names = [name for name, _ in self.module.named_parameters()]
-        groups = parameter_groups(options, freezing.ever_trained(self.module), names)
-        optimizer = run.classes["optimizer"].build(options, groups)
-        self.engine = Engine(self.module, optimizer, freezing, world, self.config.precision, self.config.clip_norm)
+        adapted = {f"model.{name}" for name in self.lora.targets} if self.lora is not None else set()
+        trained = [(name, p) for name, p in freezing.ever_trained(self.module) if name not in adapted]
+        optimizer = run.classes["optimizer"].build(options, parameter_groups(options, trained, names))
+        rules = self.config.precision, self.config.clip_norm
+        self.engine = Engine(self.module, optimizer, freezing, world, *rules, self.lora)
         schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         step = self.config.update_freq * next(iter(task.plan(None, world.rank, world.size))).examples
         self.budget = Budget(self.config, task.examples, step, schedule)
