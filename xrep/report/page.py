@@ -99,10 +99,14 @@ def _runs(runs: Sequence[Run]) -> str:
             str(summary["steps"]) if is_number(summary.get("steps")) else f"{max(steps, default=0):.0f}",
             f"{examples:,}" if is_number(examples) else "",
             escape(duration(seconds)) if is_number(seconds) else "",
-            f"{_text(best.get('metric'))} {shown(best['value'])}" if best else "",
+            f"{_text(best.get('metric'))} {shown(best['value'])}{_at_step(best)}" if best else "",
             "finished" if summary else "not finished",
         ])  # fmt: skip
     return table(["run", "objective", "steps", "examples", "time", "best validation", "state"], rows)
+
+
+def _at_step(best: Mapping[str, Any]) -> str:
+    return f"<small>step {best['step']}</small>" if is_number(best.get("step")) else ""
 
 
 def _options(runs: Sequence[Run]) -> str:
