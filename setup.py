@@ -90,6 +90,7 @@ setup(
             "xrep-generate=xrep_cli.generate:main",
             "xrep-predict=xrep_cli.predict:main",
             "xrep-report=xrep_cli.report:main",
+            "xrep-sweep=xrep_cli.sweep:main",
         ]
     },
 )

@@ -26,7 +26,8 @@ from xrep.files import write_aside
 from xrep.registry import REGISTRIES
 
 COMMANDS = (
-    "train", "eval", "report", "preprocess", "encode", "mine", "search", "generate", "predict", "export", "data",
+    "train", "sweep", "eval", "report", "preprocess", "encode", "mine", "search", "generate", "predict", "export",
+    "data",
 )  # fmt: skip
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py. Change the options in the code, not this page. -->\n"
@@ -36,7 +37,8 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
     "models": (
         "Models",
         "encode, search, translate and classify with what was trained.",
-        ["xrep:SentenceEncoder", "xrep:Translator", "xrep:SentenceClassifier", "xrep.inference.adapters:*",
+        ["xrep:SentenceEncoder", "xrep:Translator", "xrep:SentenceClassifier",
+         "xrep.inference.search_index:SearchIndex", "xrep.inference.search_index:Hit", "xrep.inference.adapters:*",
          "xrep.inference.mining:mine", "xrep.inference.mining:Text", "xrep.inference.mining:MiningOptions"],
     ),
     "kernels": ("Losses", "functions of arrays and no other part of xrep.", ["xrep.kernels:*"]),

@@ -23,6 +23,7 @@ from xrep.config.fields import FieldSpec, choices, convert, members
 from xrep.errors import TrainingError, UserError
 from xrep.files import check_output, is_stream, json_text, same_file, write_json
 from xrep.registry import import_plugin
+from xrep_cli.suggestions import suggestion
 
 ConsoleScript = Callable[..., int]
 """Entry point that takes arguments, by default those in ``sys.argv``, and returns an exit code."""
@@ -181,7 +182,7 @@ def say_if_slow(program: str, precision: str, device: str) -> None:
     """Print a line on stderr if ``precision`` is not faster than float32 on ``device``."""
     from xrep.kernels.processor import SLOW_BFLOAT16, multiplies_bfloat16
 
-    if precision == "bfloat16" and device == "cpu" and not multiplies_bfloat16():
+    if precision in ("bf16", "bfloat16") and device == "cpu" and not multiplies_bfloat16():
         print(f"{program}: {SLOW_BFLOAT16}", file=sys.stderr)
 
 
@@ -198,8 +199,9 @@ def limit_kept_products() -> None:
 SHARED_OPTIONS: dict[str, dict[str, Any]] = {
     "--batch-tokens": {"type": int, "default": 4096, "metavar": "N", "help": "number of subwords that the encoder "
         "reads at once"},
-    "--precision": {"choices": ("float32", "bfloat16"), "default": "float32", "help": "type in which the model "
-        "computes; bfloat16 is faster on GPUs and on most CPUs that have instructions for it (AMX, AVX512-BF16)"},
+    "--precision": {"choices": ("float32", "bf16", "bfloat16", "fp16", "float16"), "default": "float32", "help": "type "
+        "in which the model computes; bf16 (bfloat16) is faster on GPUs and on most CPUs that have instructions for it "
+        "(AMX, AVX512-BF16), fp16 (float16) is for GPUs"},
     "--device": {"help": "cpu, cuda, cuda:1 and so on (default: a GPU if there is one)"},
     "--plugin": {"metavar": "MODULE", "action": "append", "default": [], "help": "import this module, which registers "
         "parts, such as the model (repeatable)"},
@@ -313,7 +315,16 @@ class Parser(argparse.ArgumentParser):
             self.register("type", kind, functools.partial(_convert, annotation=kind or str))
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message, cure=f"{self.prog} --help lists the options")
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        cure = suggestion(unknown[1], self.options()) if unknown else ""
+        raise UserError(message, cure=cure or f"{self.prog} --help lists the options")
+
+    def options(self) -> list[str]:
+        """Return the names of all options, also of the commands below this one."""
+        below = [parser for action in self._actions if isinstance(action, argparse._SubParsersAction)
+                 for parser in action.choices.values()]  # fmt: skip
+        own = [name for action in self._actions for name in action.option_strings]
+        return list(dict.fromkeys([*own, *(name for parser in below for name in parser.options())]))
 
     def _print_message(self, message: str, file: Any = None) -> None:
         print(message, end="", file=file)  # argparse would ignore that a disk is full

@@ -52,7 +52,7 @@ WRITTEN_ONCE = ("plot", "save_embeddings", "save_translations")
 """Options of evaluations that name what is written for one model."""
 READ = ("data", "query_file")
 """Options of evaluations that name files to read."""
-RESULTS = (".json", ".png")
+RESULTS = (".json", ".png", ".svg", ".pdf")
 
 
 def build_parser(chosen: str | None = None) -> Parser:
@@ -120,10 +120,11 @@ def _check(paths: list[str], json_file: str | None, options: dict[str, Any]) -> 
     if options.get("cache") is not None:
         check_output(options["cache"], folder=True)
     if (plot := options.get("plot")) is not None:
-        if Path(plot).suffix.lower() != ".png" and not is_stream(plot):
-            raise UserError("a plot is a PNG file", path=plot, cure="give a name that ends with .png")
-        from xrep.evaluation.plots import check_matplotlib
+        from xrep.evaluation.plots import KINDS, check_matplotlib
 
+        if Path(plot).suffix.lower() not in KINDS and not is_stream(plot):
+            kinds = ", ".join(KINDS)
+            raise UserError(f"a plot is one of {kinds}", path=plot, cure="give a name that ends with one of them")
         check_matplotlib()
 
 
@@ -143,6 +144,7 @@ def _measure(
 ) -> None:
     from xrep.evaluation.encoders import SentenceList, shortened
     from xrep.evaluation.evaluation import comparison
+    from xrep.evaluation.plots import Picture
 
     evaluation.read()
     if list_file := options.get("list_sentences"):
@@ -162,8 +164,8 @@ def _measure(
             models = [each for model in opened for each in shortened(model, dimensions)]
             for model in models:
                 figures = evaluation.measure(model)
-                drawn = figures.plot and options.get("plot") and model is models[0]
-                notes = figures.plot(options["plot"]) if drawn else ()
+                draw = figures.plot if options.get("plot") and model is models[0] else None
+                notes = draw(Picture(options["plot"], str(model.path))) if draw else ()
                 records[str(model.path)] = figures.record(name, model)
                 failed |= figures.failed
                 if json_file != "-":

@@ -34,7 +34,8 @@ from xrep.config.sections import (
 )
 from xrep.config.source import docstring
 from xrep.errors import shortened, shown
-from xrep.registry import REGISTRIES, import_plugin, nearest
+from xrep.registry import REGISTRIES, import_plugin
+from xrep_cli.suggestions import suggestion
 
 SELECTORS = {section.replace("_", "-"): section for section in DEFAULT_NAMES}
 FLAGS = ("help", "print-config", "version")
@@ -240,7 +241,7 @@ class _Reader:
 
     def _refuse(self, kind: str, name: str, known: list[str]) -> None:
         specs = self.line.named(name.removeprefix("--"))
-        cure = nearest(name, known) or "--help lists the options of the chosen parts"
+        cure = suggestion(name, known) or "--help lists the options of the chosen parts"
         if specs:
             cure = "write " + " or ".join(f"{spec.key}=..." for spec in specs)
         if len(specs) > 1:

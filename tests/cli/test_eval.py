@@ -301,6 +301,9 @@ def test_every_evaluation_has_a_summary_and_an_example() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--langs", "de-en"], "--langs de-en: a pair, where each language is named alone; give de, or de,en for both"),
+        (["--langs", "de,en_fr"], "--langs en_fr: a pair, where each language is named alone"),
+        (["--langs", "de-AT,pt-BR"], "no Tatoeba files for pt; the data has de,fr"),
         (["--langs", "de,xx"], "no Tatoeba files for xx; the data has de,fr"),
         (["--json", "absent/out.json"], "absent: no such folder; make it first"),
         (["--plot", "absent/out.png"], "absent: no such folder; make it first"),

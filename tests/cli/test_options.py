@@ -162,7 +162,8 @@ def test_help_shows_every_option_with_type_default_and_help():
     assert "--queue-size INT K: vectors kept of each side, which are the negatives." in shown
     assert "(default: 409600)" in shown and "--norm {post,pre}" in shown
     assert (
-        "--pooling {auto,mean,max,cls} How" in shown and "--precision {float32,bf16,fp16} Data" in shown
+        "--pooling {auto,mean,max,cls} How" in shown
+        and "--precision {float32,bf16,bfloat16,fp16,float16} Data" in shown
     )  # shared types
     assert "criterion dual_moco: L(x, y) + L(y, x)" in shown
     assert max(map(len, help_text(line).splitlines())) <= 120
@@ -207,7 +208,7 @@ def test_help_shows_each_part_under_its_own_title(tmp_path):
         "parts.rank.criterion translation_ranking", "parts.dual_moco", "parts.rank",
     ]  # fmt: skip
     title = next(number for number, line in enumerate(lines) if line.startswith("parts.rank.criterion"))
-    assert any(line.startswith("  parts.rank.criterion.temperature= FLOAT") for line in lines[title : title + 4])
+    assert any(line.startswith("  parts.rank.criterion.temperature= FLOAT") for line in lines[title : title + 9])
     assert any(line.startswith("  --queue-size INT") for line in lines)
     assert any(line.startswith("  --mixing {weight,proportion}") for line in lines)
     assert max(map(len, lines)) <= 120

@@ -35,7 +35,7 @@ def _check(path: Path) -> np.ndarray:
 @pytest.mark.parametrize("steps", [[None], [100], [100, 200, 250, 3000], [100, 100]])
 def test_a_way_is_drawn_from_step_to_step(tmp_path: Path, steps: list[int | None]) -> None:
     alignment, uniformity = ([scale * (step or 0) for step in steps] for scale in (0.3, -2.0))
-    plots.plot_alignment(steps, alignment, uniformity, "STS-B $dev", tmp_path / "out.png")
+    plots.plot_alignment(steps, alignment, uniformity, "STS-B $dev", plots.Picture(tmp_path / "out.png"))
     assert _check(tmp_path / "out.png").shape == (720, 960, 3)
 
 
@@ -44,7 +44,9 @@ def test_a_way_is_drawn_from_step_to_step(tmp_path: Path, steps: list[int | None
 def test_bars_of_any_number_of_languages(tmp_path: Path, count: int) -> None:
     shares = np.random.default_rng(count).dirichlet(np.ones(count), count) * 100
     languages = [f"l{i:02}" for i in range(count)]
-    plots.plot_language_bias(languages, {"before": shares, "after": shares[::-1]}, "title", tmp_path / "out.png")
+    plots.plot_language_bias(
+        languages, {"before": shares, "after": shares[::-1]}, "title", plots.Picture(tmp_path / "out.png")
+    )
     height = _check(tmp_path / "out.png").shape[0]
     assert height == pytest.approx(150 * (1.7 + max(0.3 * count, 1.2)), abs=1)
 
@@ -55,7 +57,7 @@ def test_accuracies_of_any_number_of_languages(tmp_path: Path, count: int, rando
     languages = [f"l{i:03d}" for i in range(count)]
     accuracies = {language: Accuracy(100 * i / count, 90 * i / count) for i, language in enumerate(languages)}
     baseline = dict.fromkeys(languages, Accuracy(0.1, 0.3)) if random else {}
-    plots.plot_tatoeba(accuracies, baseline, {"mean": 50.0}, tmp_path / "out.png")
+    plots.plot_tatoeba(accuracies, baseline, {"mean": 50.0}, plots.Picture(tmp_path / "out.png"))
     height, width = _check(tmp_path / "out.png").shape[:2]
     columns, rows = {1: (1, 1), 9: (1, 9), 31: (2, 16), 112: (4, 28)}[count]
     assert width == max(975, 540 * columns)
@@ -97,7 +99,7 @@ def test_labels_of_any_script_are_drawn_or_explained(tmp_path: Path) -> None:
         "▁the",
         "\u200d",
     ]
-    found = plots.plot_points(_scatter(labels, ["de"] * 5 + ["zh"] * 6, True), tmp_path / "out.png")
+    found = plots.plot_points(_scatter(labels, ["de"] * 5 + ["zh"] * 6, True), plots.Picture(tmp_path / "out.png"))
     _check(tmp_path / "out.png")
     assert [line for line in found if UNDRAWABLE in line] == [
         f"label (1) stands for {UNDRAWABLE}, which no installed font has",
@@ -117,7 +119,9 @@ def test_fonts_are_added_until_each_character_has_one(monkeypatch: pytest.Monkey
 def test_points_of_any_number(tmp_path: Path, count: int, tokens: bool) -> None:
     languages = [f"l{i % 9}" for i in range(count)]
     links = [] if tokens else [(0, 1), (0, 2)]
-    plots.plot_points(_scatter([str(i) for i in range(count)], languages, tokens, links), tmp_path / "out.png")
+    plots.plot_points(
+        _scatter([str(i) for i in range(count)], languages, tokens, links), plots.Picture(tmp_path / "out.png")
+    )
     image = _check(tmp_path / "out.png")
     assert image.shape == (900, 1260, 3) and image.std() > 0.02
 
@@ -131,5 +135,19 @@ def test_without_matplotlib_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, t
         lambda path: plots.plot_points(_scatter(["a", "b", "c"], ["de"] * 3, True), path),
     ):
         with pytest.raises(UserError, match=r"pip install 'xrep\[plot\]'"):
-            draw(tmp_path / "out.png")
+            draw(plots.Picture(tmp_path / "out.png"))
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF"), ("SVG", b"<?xml")]
+)
+def test_the_suffix_says_the_kind_and_the_model_is_named(tmp_path: Path, kind: str, first: bytes) -> None:
+    drawn = []
+    for number in (1, 2):
+        picture = plots.Picture(tmp_path / f"{number}.{kind}", model="run1/best")
+        plots.plot_tatoeba({"de": Accuracy(1.0, 2.0)}, {}, {}, picture)
+        drawn.append(Path(picture.path).read_bytes())
+    assert drawn[0].startswith(first) and drawn[0] == drawn[1]  # the clock leaves no trace
+    if kind == "svg":
+        assert b"<!-- run1/best -->" in drawn[0]

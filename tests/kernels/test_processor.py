@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from xrep.errors import UserError
 from xrep.kernels import linear as linear_module
 from xrep.kernels import precision, processor
 from xrep.kernels.attention import SHORT, attention, cached_attention
 from xrep.kernels.linear import fused_linear, linear
 from xrep.nn.layers import Linear, feedforward
-from xrep.training.step import precision_on
+from xrep.precision import Precision, type_of
+from xrep.training.step import type_on
 
 BFLOAT16 = 2.0**-8
 """The largest relative error of a number that is rounded to bfloat16."""
@@ -185,7 +187,15 @@ def test_attention_to_cached_keys_where_bfloat16_is_emulated(emulated: None) -> 
 
 def test_training_where_bfloat16_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    for has, expected in ((True, "bf16"), (False, "float32")):
+    for has, expected in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr("xrep.training.step.multiplies_bfloat16", lambda has=has: has)
-        assert precision_on(cpu, "bf16") == expected and precision_on(gpu, "bf16") == "bf16"
-        assert precision_on(gpu, "fp16") == "fp16" and precision_on(cpu, "float32") == "float32"
+        for name in ("bf16", "bfloat16"):
+            assert type_on(cpu, name) == expected and type_on(gpu, name) == torch.bfloat16
+        assert type_on(gpu, "fp16") == type_on(gpu, "float16") == torch.float16
+        assert type_on(cpu, "float32") == torch.float32
+
+
+@pytest.mark.parametrize("name", ["fp16", "float16"])
+def test_float16_is_for_gpus(name: Precision) -> None:
+    with pytest.raises(UserError, match="the precision float16 is for GPUs; choose bfloat16 or float32 on a CPU"):
+        type_of(name, "cpu")

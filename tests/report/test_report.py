@@ -74,6 +74,7 @@ def test_options_that_differ_are_a_table(page: Page, two_runs: tuple[Path, Path]
     assert ["criterion.queue_size", "100", ""] in page.rows
     first, _, everything = page.text.partition("All ")
     assert "criterion.temperature" in first and "model.layers" not in first and "model.layers" in everything
+    assert "criterion.queue_dtype" not in first  # at its default, and the other objective has no queue
 
 
 def test_curves_hold_the_recorded_values(page: Page, two_runs: tuple[Path, Path]) -> None:

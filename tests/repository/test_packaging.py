@@ -18,7 +18,7 @@ import xrep
 
 COMMANDS = (
     "xrep-train", "xrep-eval", "xrep-encode", "xrep-mine", "xrep-generate", "xrep-predict", "xrep-export",
-    "xrep-preprocess", "xrep-report", "xrep-search", "xrep-data",
+    "xrep-preprocess", "xrep-report", "xrep-search", "xrep-sweep", "xrep-data",
 )  # fmt: skip
 ANSWERS = {"--help": "usage: {command}", "--version": f"xrep {xrep.__version__}\n"}
 

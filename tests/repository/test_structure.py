@@ -37,6 +37,7 @@ FLOORS = {
     "xrep.interrupts": 0,
     "xrep.lazy": 0,
     "xrep.memory": 0,
+    "xrep.precision": 0,
     "xrep.progress": 0,
 }
 # Rooms of the same floor do not import each other, with these exceptions, each in one direction.

@@ -30,7 +30,7 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
-from xrep.training.step import Engine, Outcome, TrainingModule, precision_on
+from xrep.training.step import Engine, Outcome, TrainingModule, type_on
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
 ROWS = 3
@@ -237,7 +237,7 @@ def expected(setting: Setting, text: TextSpec, batches: list[Any], world: World,
 def losses(setting: Setting, criterion: Any, model: nn.Module, batch: Any) -> Iterator[Loss]:
     def context() -> AbstractContextManager[Any]:
         return torch.autocast(
-            "cpu", torch.bfloat16, enabled=precision_on(torch.device("cpu"), setting.precision) == "bf16"
+            "cpu", torch.bfloat16, enabled=type_on(torch.device("cpu"), setting.precision) == torch.bfloat16
         )
 
     planned, trained, constants = plan(criterion, batch), [], []

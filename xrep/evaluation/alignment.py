@@ -163,7 +163,7 @@ class Alignment(Evaluation):
             settings={"positives": pairs.rule, "seed": self.config.seed},
             files=pairs.files,
             overlap=overlap,
-            plot=lambda path: plot_alignment(steps, first, second, pairs.name, path),
+            plot=lambda picture: plot_alignment(steps, first, second, pairs.name, picture),
         )
 
 

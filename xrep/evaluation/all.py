@@ -71,6 +71,11 @@ class All(Evaluation):
                 for label, result in results.items()
                 for figure, value in result["headline"].items()
             },
+            intervals={
+                f"{label}: {figure}": (low, high)
+                for label, result in results.items()
+                for figure, (low, high) in result["intervals"].items()
+            },
             settings={"data": self.config.data},  # each result names its own files
             failed=failed,
         )

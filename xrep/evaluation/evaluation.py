@@ -13,6 +13,7 @@ from tqdm import tqdm
 import xrep
 from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.overlap import Overlap
+from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
 
 Item = TypeVar("Item")
@@ -53,7 +54,7 @@ class PlotOption:
     """Option of every evaluation whose figures have ``plot``."""
 
     plot: str | None = None
-    """Draw the results as this PNG file (needs the extra 'plot')."""
+    """Draw the results as this file, which ends in .png, .svg or .pdf (needs the extra 'plot')."""
 
 
 class Evaluation(ABC):
@@ -146,8 +147,8 @@ class Figures:
     """Overlap with the training data; None if the data is not a test set."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Of several tests, those that could not be measured, and the reasons."""
-    plot: Callable[[str], Sequence[str] | None] | None = None
-    """Function that draws the figures as a PNG file. It may return lines to print below the text."""
+    plot: Callable[[Picture], Sequence[str] | None] | None = None
+    """Function that draws the figures into a file. It may return lines to print below the text."""
 
     def printed(self) -> str:
         """Return the text that ``xrep-eval`` prints."""

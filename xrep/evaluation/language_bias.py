@@ -107,7 +107,7 @@ class LanguageBias(Evaluation):
             },
             files=self.texts.files,
             overlap=overlap,
-            plot=lambda path: plot_language_bias(languages, shares, title, path),
+            plot=lambda picture: plot_language_bias(languages, shares, title, picture),
         )
 
 

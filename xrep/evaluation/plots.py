@@ -1,4 +1,4 @@
-"""Plots of results as PNG files.
+"""Plots of results as PNG, SVG or PDF files.
 
 They need matplotlib (extra ``plot``), which is imported only when a plot is drawn; without it, a ``UserError`` says so.
 """
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _ROWS_PER_COLUMN = 30
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
 """Colours that colour-blind readers can distinguish (Okabe and Ito), and grey."""
+KINDS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+"""The kinds of pictures by their suffix, and the metadata that would depend on the clock."""
 _STYLE = {
     "axes.axisbelow": True,
     "axes.titlesize": 11,
@@ -38,6 +40,7 @@ _STYLE = {
     "grid.linewidth": 0.5,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    "svg.hashsalt": "xrep",
 }
 """Settings of matplotlib for every plot."""
 _MARKERS = "osD^vPX<>ph"
@@ -58,21 +61,33 @@ def check_matplotlib() -> None:
         raise UserError("a plot needs matplotlib", cure="pip install 'xrep[plot]'")
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A file to draw into, whose suffix says the kind, and the model whose results are drawn, for a line below them."""
+
+    path: str | Path
+    model: str = ""
+
+
 @contextmanager
-def _picture(path: str | Path, width: float, height: float) -> Iterator[Figure]:
+def _picture(picture: Picture, width: float, height: float) -> Iterator[Figure]:
     """Context manager that yields a figure of a size in inches, and writes it at the end."""
     check_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(_STYLE), write_aside(path) as temporary:
+    kind = Path(picture.path).suffix.lower()
+    kind = kind if kind in KINDS else ".png"  # of a pipe
+    with rc_context(_STYLE), write_aside(picture.path) as temporary:
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
         yield figure
-        figure.savefig(temporary, format="png")
+        if picture.model:
+            figure.supxlabel(picture.model, fontsize=7, color="#666666", parse_math=False)
+        figure.savefig(temporary, format=kind[1:], metadata=KINDS[kind])
 
 
 def plot_tatoeba(
-    accuracies: Mapping[str, Accuracy], random: Mapping[str, Accuracy], averages: Mapping[str, float], path: str | Path
+    accuracies: Mapping[str, Accuracy], random: Mapping[str, Accuracy], averages: Mapping[str, float], picture: Picture
 ) -> None:
     """Draw a bar for each direction of each language, best mean first.
 
@@ -85,7 +100,7 @@ def plot_tatoeba(
     languages = sorted(accuracies, key=lambda language: (-accuracies[language].mean, name(language)))
     columns = math.ceil(len(languages) / _ROWS_PER_COLUMN)
     rows = math.ceil(len(languages) / columns)
-    with _picture(path, max(6.5, 3.6 * columns), 1.5 + 0.29 * rows) as figure:
+    with _picture(picture, max(6.5, 3.6 * columns), 1.5 + 0.29 * rows) as figure:
         panels = figure.subplots(1, columns, squeeze=False)[0]
         for axes, start in zip(panels, range(0, len(languages), rows), strict=True):
             _draw_accuracies(axes, accuracies, random, languages[start : start + rows])
@@ -122,7 +137,7 @@ def _name_bars(axes: Axes, languages: Sequence[str]) -> None:
 
 
 def plot_alignment(
-    steps: Sequence[int | None], alignment: Sequence[float], uniformity: Sequence[float], pairs: str, path: str | Path
+    steps: Sequence[int | None], alignment: Sequence[float], uniformity: Sequence[float], pairs: str, picture: Picture
 ) -> None:
     """Draw alignment against uniformity: one point, or the checkpoints of a run coloured by step.
 
@@ -130,7 +145,7 @@ def plot_alignment(
         steps: Step of each checkpoint; None for an encoder that is not a checkpoint of a run.
         pairs: Name of the pair set, for the title.
     """
-    with _picture(path, 6.4, 4.8) as figure:
+    with _picture(picture, 6.4, 4.8) as figure:
         axes = figure.subplots()
         is_run = steps[0] is not None
         colours: dict[str, Any] = {"c": steps, "cmap": "cividis"} if is_run else {"color": _COLOURS[0]}
@@ -153,7 +168,7 @@ def plot_alignment(
 
 
 def plot_language_bias(
-    languages: Sequence[str], shares: Mapping[str, np.ndarray], title: str, path: str | Path
+    languages: Sequence[str], shares: Mapping[str, np.ndarray], title: str, picture: Picture
 ) -> None:
     """Draw which languages the neighbours of each query language are in, with one panel per matrix.
 
@@ -163,7 +178,7 @@ def plot_language_bias(
     Args:
         shares: Title of each panel -> shares in percent, [L, L]; row i belongs to the queries in ``languages[i]``.
     """
-    with _picture(path, 10.5, 1.7 + max(0.3 * len(languages), 1.2)) as figure:
+    with _picture(picture, 10.5, 1.7 + max(0.3 * len(languages), 1.2)) as figure:
         panels = figure.subplots(1, len(shares), sharey=True)
         for axes, (panel, matrix) in zip(panels, shares.items(), strict=True):
             _draw_shares(axes, languages, matrix)
@@ -216,7 +231,7 @@ class Points:
     sentences: list[dict[str, str]]
 
 
-def plot_points(drawn: Points, path: str | Path) -> list[str]:
+def plot_points(drawn: Points, picture: Picture) -> list[str]:
     """Draw points for sentences, with lines between translations, or for tokens.
 
     If there are few points, they are labelled: sentences with their number, beside the English (or first) side, and
@@ -231,7 +246,7 @@ def plot_points(drawn: Points, path: str | Path) -> list[str]:
     style = {"s": 38, "edgecolors": "black", "linewidths": 0.5} if few else {"s": 9, "alpha": 0.6, "linewidths": 0}
     kind = "Tokens of translations" if drawn.tokens else "Translations"
     kept = "" if drawn.explained is None else f", {100 * drawn.explained:.0f}% of the variance"
-    with _picture(path, 8.4, 6) as figure:
+    with _picture(picture, 8.4, 6) as figure:
         axes = figure.subplots()
         for pair in drawn.links:
             axes.plot(*drawn.points[list(pair)].T, color="#9a9a9a", linewidth=0.7, zorder=1)

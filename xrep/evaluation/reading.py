@@ -32,6 +32,7 @@ def choose_languages(
     """
     wanted: list[str] = []
     for name in filter(None, (part.strip() for part in languages.split(","))):
+        _refuse_pair(name, "langs", known)
         wanted += known if name == "all" else (groups or {}).get(name, (canonical(name),))
     missing = [language for language in dict.fromkeys(wanted) if language not in known]
     if missing or not wanted:
@@ -40,8 +41,17 @@ def choose_languages(
     return list(dict.fromkeys(wanted))
 
 
+def _refuse_pair(name: str, option: str, known: Collection[str] = ()) -> None:
+    """Refuse ``de-en``, which would be read as German in a region EN; ``pt-BR`` and ``zh-TW`` are regions."""
+    first, _, second = name.replace("_", "-").partition("-")
+    if second.islower() and canonical(second) in {"en", *known} and len(first) in (2, 3):
+        problem = f"`{option}` {name}: a pair, where each language is named alone"
+        raise UserError(problem, cure=f"give {first}, or {first},{second} for both; write a region in capitals")
+
+
 def check_language(code: str | None, option: str) -> None:
     """Raise a UserError if an option names something that cannot be the code of a language."""
+    _refuse_pair(code or "", option)
     if code is not None and not re.fullmatch(r"[a-z]{2,3}", canonical(code)):
         raise UserError(f"`{option}` {code[:40]!r} is no language code", cure="give one such as de, deu or zh-Hans")
 

@@ -174,7 +174,7 @@ class Tatoeba(Evaluation):
             },
             files=self.files,
             overlap=total(overlaps),
-            plot=lambda path: plot_tatoeba(measured, random, headline, path),
+            plot=lambda picture: plot_tatoeba(measured, random, headline, picture),
         )
 
     def _save(self, pool: Pool, vectors: np.ndarray, english: np.ndarray) -> None:

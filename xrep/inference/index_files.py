@@ -33,10 +33,11 @@ import xrep
 from xrep.errors import UserError
 from xrep.files import check_new_directory, check_output, check_regular, exchange, flush_to_disk, naming, write_json
 from xrep.inference.encoding import encode_file
-from xrep.inference.sentence_encoder import DataType, SentenceEncoder
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
 from xrep.models.directory import Described, describe, digest_of
 from xrep.models.plain import from_plain
+from xrep.precision import Precision
 from xrep.retrieval.faiss_files import Quantize, Shape, open_index, shape_for, write_index
 from xrep.retrieval.faiss_search import Recall, recall_of
 from xrep.retrieval.vectors import HEADER_BYTES, VectorFile, open_array, raw_blocks, write_npy
@@ -87,7 +88,7 @@ class Manifest:
     xrep: str
     encoder: str
     fingerprint: str
-    precision: DataType
+    precision: Precision
     options: IndexOptions
     rows: int
     size: int

@@ -25,6 +25,7 @@ from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, 
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.bert import CONFIG
 from xrep.nn.shape import UNLIMITED
+from xrep.precision import Precision, type_of
 from xrep.registry import one_line
 from xrep.text.languages import canonical
 from xrep.text.pretrained_tokenizer import maximum_length
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 TOKENIZE_CHUNK = 4096
-DataType = Literal["float32", "bfloat16"]
 M = TypeVar("M", bound=torch.nn.Module)
 
 
@@ -87,7 +87,7 @@ class SentenceEncoder:
         path: str | Path,
         *,
         device: str | None = None,
-        dtype: DataType = "float32",
+        dtype: Precision = "float32",
         random_weights: bool = False,
     ) -> SentenceEncoder:
         """Load a checkpoint directory such as ``run1/best``, or a pretrained encoder.
@@ -305,9 +305,10 @@ def has_foreign_encoder(directory: Path) -> bool:
     return not (directory / MANIFEST).exists() and any((directory / name).exists() for name in (CONFIG, MODULES))
 
 
-def place(model: M, device: str | None, dtype: DataType) -> M:
+def place(model: M, device: str | None, dtype: Precision) -> M:
     """Move a model to a device, by default a GPU if there is one, and convert it to a type of numbers."""
-    device, model = device or ("cuda" if torch.cuda.is_available() else "cpu"), model.to(getattr(torch, dtype))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = model.to(type_of(dtype, device))
     check_move(model, device, gradients=False, cure="use another `device`, such as cpu")
     return model.to(device)
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.inference.sentence_encoder import DataType, SentenceEncoder
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.precision import Precision
 from xrep.text.languages import canonical
 
 try:
@@ -21,7 +22,7 @@ except ModuleNotFoundError:
 
 
 @functools.lru_cache(maxsize=1)
-def _load(real_path: str, device: str | None, dtype: DataType) -> SentenceEncoder:
+def _load(real_path: str, device: str | None, dtype: Precision) -> SentenceEncoder:
     """Load an encoder and cache the last one, because a grid search fits many copies of one transformer."""
     return SentenceEncoder.load(real_path, device=device, dtype=dtype)
 
@@ -45,7 +46,7 @@ class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         normalize: bool = True,
         batch_tokens: int = 4096,
         device: str | None = None,
-        dtype: DataType = "float32",
+        dtype: Precision = "float32",
     ) -> None:
         self.path, self.lang, self.normalize, self.batch_tokens = path, lang, normalize, batch_tokens
         self.device, self.dtype = device, dtype

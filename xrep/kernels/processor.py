@@ -13,7 +13,7 @@ from torch import Tensor
 
 SLOW_BFLOAT16 = (
     "bfloat16 products are not accelerated on this processor, so they are computed in float32; "
-    "float32 itself is as fast or faster, and more exact: leave out --precision"
+    "the precision float32 itself is as fast or faster, and more exact"
 )
 """Text that a command shows if bfloat16 was asked for and ``multiplies_bfloat16`` returns False."""
 _SIZE = 256

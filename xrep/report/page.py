@@ -111,7 +111,7 @@ def _options(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
         differing, told = [key for key in keys if key in runs[0].changed], "Options that are not at their defaults."
     else:
-        differing = [key for key in keys if any(own != values[key][0] for own in values[key])]
+        differing = [key for key in keys if _differs(key, runs)]
         told = "Options that differ between the runs." if differing else "The runs have the same options."
     header = ["option", *(escape(run.name) for run in runs)]
     shown_rows = [rows[key] for key in differing]
@@ -122,6 +122,14 @@ def _options(runs: Sequence[Run]) -> str:
         + table(header, rows.values(), kind="code", numeric=False)
         + "</details>"
     )
+
+
+def _differs(key: str, runs: Sequence[Run]) -> bool:
+    """Return whether runs that have an option differ in it, or some run has it and has changed it. The defaults of a
+    part that the other runs do not have are no difference of their own."""
+    values = [run.options[key] for run in runs if key in run.options]
+    changed = len(values) < len(runs) and any(key in run.changed for run in runs)
+    return changed or any(value != values[0] for value in values)
 
 
 def _curves(runs: Sequence[Run], numbers: Mapping[str, int]) -> str:

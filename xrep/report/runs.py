@@ -81,6 +81,7 @@ def _read_run(name: str, path: Path) -> Run:
 def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the configuration would be if it only named its parts; empty if that is no configuration."""
     named = {section: {"name": values[section]["name"]} for section in PARTS if "name" in _mapping(values.get(section))}
+    named |= {"size": values["size"]} if "size" in values else {}
     try:
         return compose([("the defaults", named)]).values
     except UserError:

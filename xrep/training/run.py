@@ -238,7 +238,8 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task) -> None:
 
 
 def _warnings(criterion: Criterion, task: Task, trainer: Trainer) -> list[str]:
-    slow = [SLOW_BFLOAT16] if trainer.engine.precision != trainer.config.precision else []
+    half = trainer.config.precision in ("bf16", "bfloat16")
+    slow = [SLOW_BFLOAT16] if half and trainer.engine.precision == "float32" else []
     return [f"warning: {warning}" for warning in [*criterion.warnings(task), *trainer.budget.warnings, *slow]]
 
 
@@ -252,7 +253,11 @@ def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
         "steps": state.step,
         "examples": state.examples,
         "train_seconds": state.seconds,
-        "best": {"metric": trainer.validate.metric if trainer.validate else None, "value": state.best},
+        "best": {
+            "metric": trainer.validate.metric if trainer.validate else None,
+            "value": state.best,
+            "maximize": trainer.validate.maximize if trainer.validate else None,
+        },
     }
     write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,11 +19,11 @@ from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.kernels.processor import multiplies_bfloat16
 from xrep.memory import check_move
 from xrep.models.model import Model
+from xrep.precision import Precision, type_of
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.gradient_cache import GradientCache
 
-Precision = Literal["float32", "bf16", "fp16"]
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
     name
     for name in ("forward_sync_buffers", "broadcast_buffers")
@@ -36,13 +36,14 @@ SMALLEST_SCALE = 2.0**-10
 R = TypeVar("R")
 
 
-def precision_on(device: torch.device, precision: Precision) -> Precision:
-    """Return the precision in which a device trains if ``precision`` was asked for.
+def type_on(device: torch.device, precision: Precision) -> torch.dtype:
+    """Return the type in which a device trains if ``precision`` was asked for.
 
     CPUs that would have to emulate bfloat16 products train in float32, which is many times faster there and more exact.
     """
-    emulated = precision == "bf16" and device.type == "cpu" and not multiplies_bfloat16()
-    return "float32" if emulated else precision
+    wanted = type_of(precision, device.type)
+    emulated = wanted == torch.bfloat16 and device.type == "cpu" and not multiplies_bfloat16()
+    return torch.float32 if emulated else wanted
 
 
 def _loss(criterion: Criterion, model: nn.Module, planned: Planned) -> Loss:
@@ -95,11 +96,11 @@ class Engine:
     batch of a step. Because it averages over the ranks, each rank multiplies its objective by their number.
 
     Args:
-        precision: bf16 and fp16 compute products in half precision; weights stay float32.
+        precision: bfloat16 and float16 compute products in half precision; weights stay float32.
         clip_norm: largest norm of the gradient; 0 disables clipping.
 
     Attributes:
-        precision: the precision in which the steps compute (``precision_on``).
+        precision: name of the type in which the steps compute (``type_on``).
     """
 
     def __init__(
@@ -112,9 +113,9 @@ class Engine:
         clip_norm: float,
     ) -> None:
         self.module, self.optimizer, self.freezing, self.world = module, optimizer, freezing, world
-        self.limit, self.precision = clip_norm or math.inf, precision_on(world.device, precision)
-        self._half = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
+        self.limit, chosen = clip_norm or math.inf, type_on(world.device, precision)
+        self.precision, self._half = str(chosen).removeprefix("torch."), None if chosen == torch.float32 else chosen
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=chosen == torch.float16)
         self._parallel: nn.Module | None = None
 
     def prepare(self, step: int) -> None:

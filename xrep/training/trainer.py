@@ -25,6 +25,7 @@ from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
 from xrep.nn.weights import load_weights
+from xrep.precision import Precision
 from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.budget import Budget
@@ -45,7 +46,7 @@ from xrep.training.state import (
     reading_state,
     state_of,
 )
-from xrep.training.step import Engine, Precision, TrainingModule
+from xrep.training.step import Engine, TrainingModule
 from xrep.training.validator import Validator
 
 Group = list[tuple[Planned, Plan]]
@@ -82,8 +83,8 @@ class Trainer:
         """Parts that are not trained, as patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
         precision: Precision = "float32"
-        """Data type of matrix products; weights and optimizer stay float32. bf16: CPUs without bfloat16 products train
-        in float32, which is faster there. fp16: for GPUs without bfloat16 products; the loss is scaled."""
+        """Data type of matrix products; weights and optimizer stay float32. bf16 (bfloat16): CPUs without such products
+        train in float32, which is faster there. fp16 (float16): for GPUs without bfloat16; the loss is scaled."""
         compile: bool = False
         """Compile the encoder's layers with torch.compile. For GPUs; CPUs get slower. The first steps take long."""
         activation_checkpointing: bool = False
@@ -113,7 +114,7 @@ class Trainer:
                 problems.append("patience needs validations; set `validate_every`")
             if self.device == "cuda" and not torch.cuda.is_available():
                 problems.append("device is cuda, but there is no GPU here")
-            elif self.precision == "fp16" and pick_device(self.device) == "cpu":
+            elif self.precision in ("fp16", "float16") and pick_device(self.device) == "cpu":
                 problems.append("precision fp16 is for GPUs; set `precision` to bf16 on a CPU")
             if self.kernels == "triton" and (triton_problem() or self.device == "cpu"):
                 problems.append(f"kernels is triton, but {triton_problem() or 'device is cpu'}")

@@ -14,10 +14,11 @@ from xrep.errors import UserError
 from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
-from xrep.inference.sentence_encoder import DataType, has_foreign_encoder, place
+from xrep.inference.sentence_encoder import has_foreign_encoder, place
 from xrep.memory import check_memory
 from xrep.models.directory import TOKENIZER, load_model, open_checkpoint
 from xrep.models.translation import Translation as TranslationModel
+from xrep.precision import Precision
 from xrep.text.languages import canonical
 from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
 
@@ -61,7 +62,7 @@ class Translator:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
 
     @classmethod
-    def load(cls, path: str | Path, device: str | None = None, dtype: DataType = "float32") -> Translator:
+    def load(cls, path: str | Path, device: str | None = None, dtype: Precision = "float32") -> Translator:
         """Load a checkpoint directory such as ``nmt/best``; ``device`` and ``dtype`` are as for ``SentenceEncoder``.
 
         Raises:

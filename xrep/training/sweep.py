@@ -1,0 +1,162 @@
+"""A search over values of options: one run for each combination and seed, several at a time, ranked by validation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xrep.config import RunConfig
+from xrep.errors import UserError
+from xrep.files import naming
+from xrep.interrupts import Interrupted, StopRequest
+from xrep.training.run import SUMMARY
+from xrep.training.stages import is_finished
+
+MOST_RUNS = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One run of a search. ``values`` are those of the grid, by key; ``options`` are all of xrep-train."""
+
+    values: Mapping[str, str]
+    seed: str | None
+    directory: Path
+    options: Sequence[str]
+
+    @property
+    def log(self) -> Path:
+        return self.directory.with_name(f"{self.directory.name}.log")
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The validation of one combination of values: a value for each of its seeds."""
+
+    trials: Sequence[Trial]
+    metric: str
+    scores: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over the seeds; 0 for one seed."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+
+
+def trials_of(
+    grid: Mapping[str, Sequence[str]], seeds: Sequence[str], directory: Path, options: Sequence[str]
+) -> list[Trial]:
+    """Return the runs of a grid, in the order in which they are trained: all combinations of a seed, then the next.
+
+    Args:
+        grid: Values of each key, such as ``optimizer.lr``.
+        seeds: Empty: the seed of the configuration.
+        options: Options of xrep-train that all runs have.
+
+    Raises:
+        UserError: There are too many runs, or two of them would have the same directory.
+    """
+    trials = list[Trial]()
+    count = len(seeds or [None])
+    for values in grid.values():
+        count *= len(values)
+    if count > MOST_RUNS:
+        raise UserError(f"a grid of {count:,} runs", cure=f"search at most {MOST_RUNS:,} at once")
+    for seed in seeds or [None]:
+        for point in itertools.product(*grid.values()):
+            values = dict(zip(grid, point, strict=True))
+            named = {key.rpartition(".")[2]: value for key, value in values.items()}
+            named |= {"seed": seed} if seed is not None else {}
+            name = "-".join(re.sub(r"[^\w.+-]", "_", f"{key}{value}") for key, value in named.items())[:200]
+            own = [f"{key}={value}" for key, value in values.items()]
+            own += [f"seed={seed}"] if seed is not None else []
+            place = directory / name
+            trials.append(Trial(values, seed, place, [*options, *own, f"checkpoint.save_dir={place}"]))
+    names = [trial.directory.name for trial in trials]
+    if again := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two runs would have the directory {again[0]}", cure="name each value and each key once")
+    return trials
+
+
+def run_trials(
+    trials: Sequence[Trial], runs: Sequence[RunConfig], parallel: int, say: Callable[[str], object]
+) -> dict[Trial, str]:
+    """Train those runs that are not finished, ``parallel`` at a time; return the errors of those that failed.
+
+    What a run prints is in its log, beside its directory. Its processors are shared among the runs.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM was received; the runs have saved what is done.
+    """
+    waiting = [trial for trial, run in zip(trials, runs, strict=True) if not is_finished(run)]
+    if len(waiting) < len(trials):
+        say(f"{len(trials) - len(waiting)} of {len(trials)} runs are finished already")
+    threads = str(max(1, (os.cpu_count() or 1) // parallel))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ} if parallel > 1 else dict(os.environ)
+    running: dict[Trial, subprocess.Popen[bytes]] = {}
+    failed: dict[Trial, str] = {}
+    total, told = len(waiting), False
+    with StopRequest(signal.SIGTERM).watching() as stop:
+        while (waiting and not stop.signal) or running:
+            while waiting and len(running) < parallel and not stop.signal:
+                trial = waiting.pop(0)
+                command = [sys.executable, "-m", "xrep_cli.train", *trial.options]
+                with naming(trial.log), open(trial.log, "ab") as log:
+                    # In a session of its own, a run gets the Ctrl-C of the terminal once, from here.
+                    streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                    running[trial] = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
+            for trial in [trial for trial, process in running.items() if process.poll() is not None]:
+                code = running.pop(trial).returncode
+                if code and not stop.signal:
+                    failed[trial] = _last_line(trial.log) or f"ended with exit code {code}"
+                say(f"{total - len(waiting) - len(running)} of {total}: {trial.directory.name}"
+                    f"{': failed' if trial in failed else ''}")  # fmt: skip
+            if stop.signal and not told:
+                told = True
+                for process in running.values():
+                    process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+    if stop.signal:
+        raise Interrupted("the runs saved what is done, and the same command goes on from there")
+    return failed
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_bytes()[-10_000:].decode("utf-8", "replace").splitlines()
+    return lines[-1] if lines else ""
+
+
+def ranking(trials: Sequence[Trial]) -> list[Ranked]:
+    """Return the combinations whose runs have finished, the best first, by the mean over their seeds.
+
+    Raises:
+        UserError: A run has no validation by which it could be ranked.
+    """
+    found: dict[tuple[str, ...], list[tuple[Trial, dict]]] = {}
+    for trial in trials:
+        if (trial.directory / SUMMARY).is_file():
+            best = json.loads((trial.directory / SUMMARY).read_text(encoding="utf-8"))["best"]
+            if best["metric"] is None or best["value"] is None:
+                raise UserError("has no validation by which it could be ranked", path=trial.directory,
+                                cure="choose a `validation`")  # fmt: skip
+            found.setdefault(tuple(trial.values.values()), []).append((trial, best))
+    ranked = [
+        Ranked([trial for trial, _ in own], own[0][1]["metric"], [best["value"] for _, best in own])
+        for own in found.values()
+    ]
+    upward = all(best["maximize"] for own in found.values() for _, best in own)
+    return sorted(ranked, key=lambda each: each.mean, reverse=upward)

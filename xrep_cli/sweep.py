@@ -1,0 +1,93 @@
+"""``xrep-sweep``: train a recipe with each combination of values of some options, and rank the runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from xrep.errors import UserError
+from xrep.files import write_aside
+from xrep_cli.common import command_parser, console_script, naming_options
+
+DESCRIPTION = """\
+Train a recipe with each combination of values of some options, and rank the runs by their validation.
+
+  xrep-sweep recipe.yaml --grid optimizer.lr=1e-5,3e-5,5e-5 --grid task.batch_size=16,32 --save-dir runs/search
+  xrep-sweep recipe.yaml --grid criterion.temperature=0.04,0.05 --seeds 1,2,3 --parallel 2 --save-dir runs/search
+
+Further options are those of xrep-train, and all runs have them: xrep-sweep recipe.yaml ... --max-steps 1000. Each run
+has a directory in --save-dir, which is named after its values, and a log beside it. The same command goes on with runs
+that were stopped and trains only those that are not finished. The table of all runs, the best first, is printed and
+written to sweep.tsv. With several seeds, combinations are ranked by the mean over them."""
+TABLE = "sweep.tsv"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = command_parser("xrep-sweep", DESCRIPTION)
+    parser.allow_abbrev = False
+    parser.add_argument("config", metavar="CONFIG", help="the recipe, a YAML file as xrep-train --config reads it")
+    grid = "values of an option, by its key, such as optimizer.lr=1e-4,3e-4 (repeatable)"
+    parser.add_argument("--grid", metavar="KEY=A,B,...", action="append", required=True, help=grid)
+    parser.add_argument("--seeds", metavar="A,B,...", help="train each combination with these seeds")
+    parser.add_argument("--parallel", metavar="N", type=int, default=1, help="number of runs that train at a time")
+    parser.add_argument("--save-dir", metavar="DIR", required=True, help="folder of the runs and of the table")
+    return parser
+
+
+def _grid(given: Sequence[str]) -> dict[str, list[str]]:
+    grid: dict[str, list[str]] = {}
+    for text in given:
+        key, _, values = text.partition("=")
+        named = [value.strip() for value in values.split(",")]
+        if "." not in key or not all(named) or key in grid:
+            cure = "write `grid` SECTION.OPTION=A,B, such as optimizer.lr=1e-4,3e-4, once for each option"
+            raise UserError(f"`grid` {text!r}", cure=cure)
+        grid[key] = named
+    return grid
+
+
+@console_script
+def main(argv: Sequence[str]) -> None:
+    options, others = build_parser().parse_known_args(argv)
+    own = {name: "--" + name.replace("_", "-") for name in ("grid", "seeds", "parallel", "save_dir")}
+    with naming_options(own):
+        if options.parallel < 1:
+            raise UserError(f"`parallel` {options.parallel}", cure="give at least 1")
+        grid, seeds = _grid(options.grid), options.seeds.split(",") if options.seeds else []
+        _sweep(options, others, grid, seeds)
+
+
+def _sweep(options: argparse.Namespace, others: list[str], grid: dict[str, list[str]], seeds: list[str]) -> None:
+    from xrep.config import compose
+    from xrep.evaluation.evaluation import table
+    from xrep.training.sweep import ranking, run_trials, trials_of
+    from xrep_cli.options import parse
+
+    directory = Path(options.save_dir)
+    trials = trials_of(grid, seeds, directory, ["--config", options.config, *others])
+    lines = [parse(trial.options) for trial in trials]
+    runs = [compose(line.layers, line.problems) for line in lines]
+    directory.mkdir(parents=True, exist_ok=True)
+    failed = run_trials(trials, runs, options.parallel, lambda text: print(text, file=sys.stderr, flush=True))
+    ranked = ranking(trials)
+    rows = [
+        [*each.trials[0].values.values(), f"{each.mean:.4f}", f"{each.deviation:.4f}", str(len(each.scores)),
+         " ".join(str(trial.directory) for trial in each.trials)]
+        for each in ranked
+    ]  # fmt: skip
+    if ranked:
+        header = [*grid, ranked[0].metric, "deviation", "runs", "directories"]
+        with write_aside(directory / TABLE) as aside:
+            aside.write_text("".join("\t".join(row) + "\n" for row in [header, *rows]), encoding="utf-8")
+        print(table(header[:-1], [row[:-1] for row in rows]))
+        print(f"the best: {ranked[0].trials[0].directory / 'best'} (the table: {directory / TABLE})")
+    if failed:
+        first = next(iter(failed))
+        problem = f"{len(failed)} of {len(trials)} runs failed; the first: {failed[first]}"
+        raise UserError(problem, path=first.log, cure="repair it and repeat the command")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
