@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from xrep.errors import UserError
 
@@ -98,7 +98,7 @@ class Unpacked:
         problem = f"damaged or truncated {self._kind} file"
         raise UserError(problem, path=self._path, line=number, cure="fetch it again")
 
-    def _decompressed(self) -> IO[bytes]:
+    def _decompressed(self) -> Any:
         file, magic = self._file, self._try(self._file.peek, 6, 1)[:6]
         found = next((kind for start, kind in _KINDS.items() if magic.startswith(start)), None)
         self._kind = found or self._kind

@@ -189,13 +189,13 @@ def members_of(path: str | Path, languages: Sequence[str | None]) -> list[str]:
     archive = str(path)
     with open_zip(path) as opened:
         names = [info.filename for info in opened.infolist()[:_MOST_MEMBERS] if not info.is_dir()]
-    plain = {name: plain_name(PurePosixPath(name)).removesuffix(".txt") for name in names}
+    plain = {name: plain_name(name).removesuffix(".txt") for name in names}
     found = [
         [name for name in names if canonical(plain[name].rpartition(".")[2]) == language] for language in languages
     ]
     if all(len(some) == 1 for some in found):
         return [f"{archive}/{some[0]}" for some in found]
-    ending = {name: plain_name(PurePosixPath(name)).rpartition(".")[2].lower() for name in names}
+    ending = {name: plain_name(name).rpartition(".")[2].lower() for name in names}
     kinds = (*FORMATS, "tsv", *(("txt",) if len(languages) == 1 else ()))
     others = [
         name for name in names if ending[name] in kinds and not name.rpartition("/")[2].startswith(("README", "LIC"))
