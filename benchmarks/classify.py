@@ -3,7 +3,9 @@
 Contestants take turns in one process. The script prints their times over xrep's, as ratios of medians (above 1: xrep is
 faster):
 
-- training steps beside transformers' Trainer, as it comes (batches in random order) and fed with xrep's batches;
+- training steps with the batches of transformers' Trainer (rows in random order, padded to the longest): xrep without
+  the padding beside the Trainer, fed with the same batches;
+- training steps with xrep's own batches (rows of equal length) beside the Trainer as it comes, and fed with them;
 - labels of texts beside transformers' pipeline, with batches of 32, and with its default, one text at a time.
 
   pip install accelerate
@@ -27,7 +29,10 @@ from train import Ours, trainer_of
 
 from xrep.config import RunConfig, compose
 from xrep.data.annotated import AnnotatedBatch
+from xrep.data.order import ExampleOrder
 from xrep.inference.classifier import SentenceClassifier
+from xrep.tasks.annotated import AnnotatedTask
+from xrep.training.trainer import Trainer
 from xrep_cli.options import parse
 
 
@@ -86,17 +91,33 @@ def _fields(batch: AnnotatedBatch) -> dict[str, torch.Tensor]:
     }
 
 
+def annotated(trainer: Trainer) -> AnnotatedTask:
+    assert isinstance(trainer.task, AnnotatedTask)
+    return trainer.task
+
+
+def batches_of(task: AnnotatedTask) -> Iterator[AnnotatedBatch]:
+    return (task.make(plan.what) for plan in task.plan())
+
+
 def training(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    trainer = trainer_of(configured(options, folder / "run"), folder / "run")
-    task = trainer.task
-    same = (task.make(plan.what) for plan in task.plan())
+    by_length = trainer_of(configured(options, folder / "run"), folder / "run")
+    at_random = trainer_of(configured(options, folder / "random"), folder / "random")
+    task = annotated(at_random)
+    # Where all rows seem equally long, the order of the rows is random, as in transformers' Trainer.
+    task._order = ExampleOrder([task.examples], 1.0, 1, lambda _, rows: np.ones(len(rows), dtype=np.int64))
     contestants = {
-        "xrep": Ours(trainer),
+        "xrep": Ours(by_length),
+        "xrep with random batches": Ours(at_random),
         "Trainer": their_trainer(options, task, None),
-        "Trainer with xrep's batches": their_trainer(options, task, same),
+        "Trainer with the same random batches": their_trainer(options, task, batches_of(task)),
+        "Trainer with xrep's batches": their_trainer(options, task, batches_of(annotated(by_length))),
     }
     medians = take_turns(contestants, [options.steps] * (options.repeats + 1), verbose=True).medians()
-    return {name: value / medians["xrep"] for name, value in medians.items()}
+    ratios = {name: value / medians["xrep"] for name, value in medians.items()}
+    same = "Trainer with the same random batches"
+    ratios[f"{same}, over xrep with them"] = medians[same] / medians["xrep with random batches"]
+    return ratios
 
 
 def predicting(options: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -107,7 +128,7 @@ def predicting(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     model.save_pretrained(saved)
     transformers.AutoTokenizer.from_pretrained(options.encoder).save_pretrained(saved)
     ours = SentenceClassifier.load(saved, device=options.device)
-    task = trainer_of(configured(options, folder / "other"), folder / "other").task
+    task = annotated(trainer_of(configured(options, folder / "other"), folder / "other"))
     texts = [example.sentences[0] for example in task.training_examples[: options.texts]]
     theirs = transformers.pipeline("text-classification", model=str(saved), device=options.device)
 

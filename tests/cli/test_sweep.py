@@ -160,3 +160,14 @@ def test_runs_without_validation_cannot_be_ranked(tmp_path: Path) -> None:
     (trials[0].directory / "summary.json").write_text(json.dumps({"best": nothing}))
     with pytest.raises(UserError, match="has no validation by which it could be ranked"):
         ranking(trials)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"best": 3}', '{"best": {"metric": "x", "value": 1}}', "[" * 9999]
+)
+def test_a_damaged_summary_is_named(tmp_path: Path, content: str) -> None:
+    trials = trials_of({"optimizer.lr": ["1"]}, [], tmp_path, [])
+    trials[0].directory.mkdir()
+    (trials[0].directory / "summary.json").write_text(content)
+    with pytest.raises(UserError, match=r"lr1/summary\.json: not the summary of a run; remove that directory"):
+        ranking(trials)

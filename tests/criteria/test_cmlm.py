@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -120,6 +121,21 @@ def test_each_vector_is_of_its_own_s1(text: TextSpec, batch: PairBatch) -> None:
     parts = [cmlm.vectors(model, batch.rows(*bounds).source) for bounds in ((0, 4), (4, 4), (4, 5), (5, 9))]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-12, atol=1e-12)
     assert sum(sizes_of(cmlm, batch.rows(row, row + 1))["cmlm"] for row in range(9)) == sizes_of(cmlm, batch)["cmlm"]
+
+
+def test_the_gap_is_the_loss_with_other_sentences_minus_the_loss(text: TextSpec, batch: PairBatch) -> None:
+    model, cmlm = make(text)
+    assert "gap" not in loss_of(cmlm, model, batch).metrics
+    cmlm.eval()
+    moved = np.roll(np.arange(len(batch)), len(batch) // 2)
+    other = dataclasses.replace(batch, source=batch.source.select(moved))
+    given, swapped = (loss_of(cmlm, model, each) for each in (batch, other))
+    tokens = sizes_of(cmlm, batch)["cmlm"]
+    expected = (swapped.terms["cmlm"].sum - given.terms["cmlm"].sum) / tokens
+    torch.testing.assert_close(given.metrics["gap"], expected, rtol=1e-9, atol=1e-12)
+    assert abs(expected) > 1e-4 and given.rows["gap"] == tokens
+    # One row has no other sentence.
+    assert loss_of(cmlm, model, batch.rows(0, 1)).rows["gap"] == 0
 
 
 def test_one_projection_is_the_sentence_vector(text: TextSpec, batch: PairBatch) -> None:

@@ -14,6 +14,7 @@ from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.errors import UserError
+from xrep.kernels.linear_cross_entropy import CrossEntropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces, ProjectionSpaces
 from xrep.nn.encoder import TransformerEncoder, require_transformer
@@ -37,6 +38,9 @@ class CMLM(Criterion):
     (linear, GELU, normalisation, the embedding matrix and a bias); the head of a pretrained encoder is used if its
     directory has one. The paper's sequences all have 256 tokens; here sentences keep their length, and a share of each
     is masked.
+
+    Validation by the loss has the metric ``gap``: how much larger the loss is if each s2 gets the vector of another
+    sentence of the batch. While it is near 0 the vector carries nothing that predicts the words of a neighbour.
 
     With the model's ``projection: spaces``, P belongs to the model, which at inference returns the mean of the N
     vectors (``proj`` in table 7). Otherwise P is discarded with the head, and v is kept.
@@ -86,14 +90,23 @@ class CMLM(Criterion):
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
         masked: Masked = planned.details
         vectors = self.vectors(model, planned.batch.source)
+        result = self._predict(model, vectors, masked)
+        loss = self.language.loss("cmlm", [result], [masked])
+        if not self.training:
+            shift = len(vectors) // 2  # the next rows may be of the same document
+            gap = self._predict(model, vectors.roll(shift, dims=0), masked).nll - result.nll
+            loss.metrics["gap"], loss.rows["gap"] = gap.sum() / max(len(gap), 1), len(gap) if shift else 0
+        return loss
+
+    def _predict(self, model: DualEncoder, vectors: Tensor, masked: Masked) -> CrossEntropy:
+        """Return the cross-entropy of the masked tokens of s2, given the vectors [B, N, H] of s1."""
         encoder = require_transformer(model.encoders[self._tower], "cmlm")
         hidden = masked.at_positions(encoder(masked.batch, **self._in_front(encoder, vectors, masked.batch)))
         if self.skip is not None:
             # A linear layer on the concatenation of both, whose part on ``hidden`` is the head's own first layer.
             rows = masked.positions // masked.batch.tokens.size(1)
             hidden = hidden + self.skip(vectors.flatten(1)).index_select(0, rows)
-        result = self.language(self._tower, encoder, hidden, masked.labels)
-        return self.language.loss("cmlm", [result], [masked])
+        return self.language(self._tower, encoder, hidden, masked.labels)
 
     def warnings(self, task: Task) -> list[str]:
         return self.language.notes

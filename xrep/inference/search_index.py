@@ -12,8 +12,9 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.inference.index_files import LINES, IndexOptions, Lines, Manifest, build, open_files
-from xrep.inference.sentence_encoder import DataType, SentenceEncoder
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.memory import check_memory
+from xrep.precision import Precision
 from xrep.retrieval.faiss_files import PROBES, Quantize
 from xrep.retrieval.faiss_search import nearest
 from xrep.retrieval.neighbours import normalize_rows
@@ -71,7 +72,7 @@ class SearchIndex:
         lang: str | None = None,
         index: Literal["auto", "flat", "ivf"] = "auto",
         quantize: Quantize = "none",
-        precision: DataType = "float32",
+        precision: Precision = "float32",
         batch_tokens: int = 4096,
         device: str | None = None,
         show_progress: bool = False,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from xrep.config import RunConfig
 from xrep.errors import UserError
@@ -146,17 +147,26 @@ def ranking(trials: Sequence[Trial]) -> list[Ranked]:
     Raises:
         UserError: A run has no validation by which it could be ranked.
     """
-    found: dict[tuple[str, ...], list[tuple[Trial, dict]]] = {}
+    found: dict[tuple[str, ...], list[tuple[Trial, dict[str, Any]]]] = {}
     for trial in trials:
         if (trial.directory / SUMMARY).is_file():
-            best = json.loads((trial.directory / SUMMARY).read_text(encoding="utf-8"))["best"]
-            if best["metric"] is None or best["value"] is None:
-                raise UserError("has no validation by which it could be ranked", path=trial.directory,
-                                cure="choose a `validation`")  # fmt: skip
-            found.setdefault(tuple(trial.values.values()), []).append((trial, best))
+            found.setdefault(tuple(trial.values.values()), []).append((trial, _best_of(trial.directory / SUMMARY)))
     ranked = [
         Ranked([trial for trial, _ in own], own[0][1]["metric"], [best["value"] for _, best in own])
         for own in found.values()
     ]
     upward = all(best["maximize"] for own in found.values() for _, best in own)
     return sorted(ranked, key=lambda each: each.mean, reverse=upward)
+
+
+def _best_of(summary: Path) -> dict[str, Any]:
+    """Return the metric, its best value and whether a higher one is better, from the summary of a run."""
+    try:
+        best = json.loads(summary.read_text(encoding="utf-8"))["best"]
+        metric, value, maximize = (best[key] for key in ("metric", "value", "maximize"))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise UserError("not the summary of a run", path=summary, cure="remove that directory") from None
+    if not isinstance(metric, str) or not isinstance(value, int | float) or not isinstance(maximize, bool):
+        cure = "choose a `validation`"
+        raise UserError("has no validation by which it could be ranked", path=summary.parent, cure=cure)
+    return {"metric": metric, "value": float(value), "maximize": maximize}
