@@ -10,7 +10,7 @@ import csv
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from xrep.errors import UserError, shortened
 from xrep.text.languages import canonical
