@@ -21,6 +21,7 @@ from xrep.errors import UserError
 from xrep.files import check_regular, naming, try_lock, write_json
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted, StopRequest
+from xrep.nn.encoder import counting_sentences
 from xrep.progress import Counter
 from xrep.retrieval.vectors import HEADER_BYTES, npy_header
 from xrep.text.languages import canonical
@@ -114,10 +115,9 @@ def encode_file(
         try:
             with Counter("lines", done=resumed, total=count, shown=show_progress) as progress:
                 for chunk in _chunks(lines):
-                    with StopRequest().watching() as stop:
+                    with StopRequest().watching() as stop, counting_sentences(encoder.model, progress.update):
                         vectors = encoder.encode(chunk, lang, batch_tokens=batch_tokens, normalize=normalize)
                         writer.append(chunk, _converted(vectors, writer.dtype, file, first + writer.lines))
-                    progress.update(len(chunk))
                     if stop.signal:
                         raise KeyboardInterrupt
             writer.finish()
