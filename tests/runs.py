@@ -129,7 +129,8 @@ class TwoTerms(Criterion):
         distance = (source - target).square().sum()
         if self.config.poisoned in TwoTerms.seen[-1]:
             distance = distance * torch.nan
-        tokens = (source_tokens - 1).square().sum() + (target_tokens + 1).square().sum()
+        read = [vectors[side.mask] for vectors, side in ((source_tokens, batch.source), (target_tokens, batch.target))]
+        tokens = (read[0] - 1).square().sum() + (read[1] + 1).square().sum()
         terms = {"pairs": Term(distance), "tokens": Term(tokens, weight=0.25)}
         return Loss(terms)
 

@@ -51,7 +51,7 @@ def test_a_log_file_has_a_line_now_and_then(clock: list[float], at_once: bool) -
 def test_a_counter_says_how_fast_and_how_long(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", screen := Screen(False))
     with Counter("lines", "encoding", done=1000, total=5000) as counter, Counter("pairs") as other:
-        clock[0] += progress.SECONDS_BETWEEN_LINES + 5
+        clock[0] += progress.SECONDS_BETWEEN_LINES + 10
         counter.update(2000)
         other.update(4000)
     with Counter("lines", shown=False) as counter:

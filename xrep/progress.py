@@ -6,7 +6,7 @@ import sys
 import time
 from typing import IO
 
-SECONDS_BETWEEN_LINES = 15.0
+SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_UPDATES = 0.2
 
 

@@ -224,6 +224,7 @@ def test_all_measures_what_it_finds_and_names_what_fails(
     (root / "a" / "notes.txt").write_text("no data\n")
     _write_sts(root / "sts" / "STSBenchmark")
     options = ["all", "--path", str(shared), "--data", str(root), "--drop-overlap", "--json", str(output)]
+    options += ["--langs", "all"]
     assert main(options) == 0
     printed = capsys.readouterr()
     values = json.loads(output.read_text(encoding="utf-8"))
@@ -254,7 +255,7 @@ def test_a_bug_in_one_test_costs_only_that_test(
     shutil.copytree(data, tmp_path / "tatoeba")
     _write_sts(tmp_path / "STSBenchmark")
     monkeypatch.setattr("xrep.evaluation.sts.similarities", lambda *a, **b: {}["a bug"])
-    assert main(["all", "--path", str(shared), "--data", str(tmp_path)]) == 2
+    assert main(["all", "--path", str(shared), "--data", str(tmp_path), "--langs", "all"]) == 2
     printed = capsys.readouterr()
     assert "mean of 2" in printed.out and "sts: not measured: KeyError: 'a bug'" in printed.out
     assert "Traceback" in printed.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_sentences_are_encoded_once(folder: Path, monkeypatch: pytest.MonkeyPatc
     write_encoder(folder / "run")
     count, encode = 0, SentenceEncoder.encode
 
-    def counting(self: SentenceEncoder, sentences: list[str], *given: object, **options: object) -> np.ndarray:
+    def counting(self: SentenceEncoder, sentences: list[str], *given: Any, **options: Any) -> Any:
         nonlocal count
         count += len(sentences)
         return encode(self, sentences, *given, **options)

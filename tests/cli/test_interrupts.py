@@ -183,9 +183,11 @@ def test_preprocessing_stops_while_sentencepiece_trains(
     corpus = write_corpus(tmp_path / "corpus", train=50)
     monkeypatch.setattr(tokenizer, "_TRAIN", "import time; time.sleep(600)")
 
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    before = set(children.read_text().split())  # of other tests
+
     def press_when_it_trains() -> None:
-        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-        while not children.read_text():
+        while set(children.read_text().split()) <= before:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -114,7 +114,7 @@ def test_listed_sentences_encoded_elsewhere_give_the_same_vectors(tmp_path: Path
 class Counting:
     """An encoder that counts the sentences it encodes."""
 
-    training_hashes = None
+    training_hashes, languages = None, []
 
     def __init__(self, path: Path) -> None:
         self.encoder, self.encoded = SentenceEncoder.load(path), 0

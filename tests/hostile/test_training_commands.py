@@ -57,7 +57,12 @@ def test_save_directories(data_directory: Path, tmp_path: Path, capsys: pytest.C
         check_refused(Case("train", command(data_directory, place), message), tmp_path, capsys)
 
 
-@pytest.mark.parametrize("name", [".lock", "config.yaml", "metrics.jsonl", "summary.json", "training_hashes.npy"])
+RUN_FILES = [
+    ".lock", "config.yaml", "metrics.jsonl", "summary.json", "training_hashes.npy", "log.txt", "launches.jsonl",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_a_file_of_the_run_is_something_else(
     data_directory: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, make: Any

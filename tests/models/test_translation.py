@@ -253,4 +253,4 @@ def test_what_does_not_fit(text) -> None:
         make_model(text, max_positions=40)
     problems = Translation.Config(decoder_layers=0, hidden_size=30, dropout=1.0).problems()
     assert len(problems) == 2 and "decoder_layers must be at least 1" in problems[0]
-    assert Translation.Config(hidden_size=30).problems() == ["hidden_size 30 is not divisible by heads 8"]
+    assert Translation.Config(hidden_size=30).problems() == ["hidden_size 30 is not divisible by heads 12"]

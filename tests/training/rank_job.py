@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated": {"criterion": "two_terms", "optimizer": "sgd", "lr": 0.01, "max_epochs": 302.5 / 630, "rows": 20},
     "frozen": {"criterion": "dual_moco", "optimizer": "adamw", "max_steps": 6, "freeze": "encoders.*.layers@3"},
     "pooled below": {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_steps": 4, "pooled_layer": 0},
+    "lora": {"criterion": "translation_ranking", "optimizer": "sgd", "lr": 0.1, "max_steps": 10, "lora_rank": 2},
     "checkpointed": {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_steps": 4,
                      "activation_checkpointing": None},
 }  # fmt: skip

@@ -19,7 +19,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
-from xrep.evaluation.reading import existing_folder, folders_with
+from xrep.evaluation.reading import NothingThere, existing_folder, folders_with
 from xrep.metrics.bootstrap import interval, resampled_means
 from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.retrieval.candidates import Candidates, choose
@@ -151,7 +151,8 @@ def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
     """Find the gold files in a folder and its direct subfolders: language pair -> split -> file.
 
     Args:
-        pairs: ``all``, or language pairs such as ``de-en,zh-en``.
+        pairs: ``all``, or language pairs such as ``de-en,zh-en``, or languages with question marks (``de?,en?``),
+            which stand for all pairs of two of them that are there.
     """
     folder, known = existing_folder(folder, "name the folder of the BUCC files"), dict[str, dict[str, Path]]()
     for file in sorted([*folder.glob("*.gold"), *folder.glob("*/*.gold")]):
@@ -162,6 +163,11 @@ def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
     if not known:
         raise UserError("no file {xx}-{yy}.{split}.gold in it", path=folder, cure=_LAYOUT)
     named = [name.strip() for name in pairs.split(",") if name.strip()]
+    some = {canonical(name.removesuffix("?")) for name in named if name.endswith("?")}
+    if some and len(some) == len(named):
+        named = [pair for pair in known if {*map(canonical, pair.split("-"))} <= some]
+        if not named:
+            raise NothingThere(f"no BUCC files of two of {' '.join(sorted(some))}", path=folder)
     wanted = list(dict.fromkeys(known if named == ["all"] else named))
     missing = [name for name in wanted if name not in known]
     if missing or not wanted:

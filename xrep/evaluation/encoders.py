@@ -33,6 +33,8 @@ class Encoder(Protocol):
     """Path from which the encoder was loaded."""
     training_hashes: Path | None
     """File with the hashes of its training sentences, see ``xrep.evaluation.overlap``; None if there is none."""
+    languages: list[str]
+    """Canonical codes of the languages that it was trained on; empty if they are not known."""
 
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
@@ -103,6 +105,7 @@ class Loaded:
 
     def __post_init__(self) -> None:
         self.training_hashes: Path | None = self.encoder.training_hashes
+        self.languages = self.encoder.languages
         self.fingerprint = functools.cache(self.encoder.fingerprint)
 
     @property
@@ -147,6 +150,10 @@ class Shortened:
     @property
     def training_hashes(self) -> Path | None:
         return self.encoder.training_hashes
+
+    @property
+    def languages(self) -> list[str]:
+        return self.encoder.languages
 
     def fingerprint(self) -> str:
         return f"{self.encoder.fingerprint()}:{self.width}"
@@ -201,6 +208,7 @@ class Precomputed:
         self.path = str(path)
         hashes = folder / "training_hashes.npy"
         self.training_hashes = hashes if hashes.is_file() else None
+        self.languages: list[str] = []
         self._vectors = open_vectors(folder / VECTORS, _LAYOUT)
         self.width = self._vectors.shape[1]
         self._rows: dict[tuple[str, str], int] = {}
@@ -247,6 +255,7 @@ class SentenceList:
     training_hashes: Path | None = None
 
     def __init__(self) -> None:
+        self.languages: list[str] = []
         self._noted: dict[tuple[str, str], None] = {}
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.evaluation import tatoeba
-from xrep.evaluation.reading import check_parallel, choose_languages, read_sentences
+from xrep.evaluation.reading import NothingThere, check_parallel, choose_languages, read_sentences
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
@@ -104,7 +104,8 @@ def _chosen(options: TextOptions, known: Collection[str]) -> list[str]:
         chosen |= {"en"}
     if len(chosen) < 2:
         cure = f"name files of several languages, with {_PLACE} in their place"
-        raise UserError("sentences of fewer than 2 languages", path=options.data, cure=cure)
+        kind = NothingThere if "?" in wanted else UserError
+        raise kind("sentences of fewer than 2 languages", path=options.data, cure=cure)
     return sorted(chosen)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -225,6 +227,23 @@ def set_activation_checkpointing(module: nn.Module, on: bool) -> None:
     for part in module.modules():
         if isinstance(part, Encoder):
             part.set_activation_checkpointing(on)
+
+
+@contextmanager
+def counting_sentences(module: nn.Module, count: Callable[[int], object]) -> Iterator[None]:
+    """Context manager that calls ``count`` with the number of sentences of each batch that an encoder in a module has
+    read."""
+    encoders = [part for part in module.modules() if isinstance(part, Encoder)]
+
+    def hook(_: nn.Module, inputs: tuple[Any, ...], __: Any) -> None:
+        count(len(inputs[0]))
+
+    hooks = [part.register_forward_hook(hook) for part in encoders]
+    try:
+        yield
+    finally:
+        for handle in hooks:
+            handle.remove()
 
 
 def _behind(prefix: Tensor, x: Tensor, batch: TokenBatch, layout: Layout) -> tuple[Tensor, Layout]:

@@ -27,7 +27,7 @@ MAY_CHANGE = {
     "task.batch_size",
     "task.max_tokens",
     *(f"trainer.max_{bound}" for bound in ("steps", "epochs", "minutes")),
-    *(f"trainer.{name}" for name in ("update_freq", "micro_batch", "validate_every", "device", "kernels")),
+    *(f"trainer.{name}" for name in ("update_freq", "micro_batch", "validate_every", "patience", "device", "kernels")),
     *(f"trainer.{name}" for name in ("precision", "compile", "activation_checkpointing", "data_workers")),
     *(f"checkpoint.{name}" for name in ("save_dir", "save_every", "keep_last")),
     "distributed",

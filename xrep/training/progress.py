@@ -6,21 +6,24 @@ import importlib.util
 import json
 import resource
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import torch
+from torch import nn
 
 from xrep.config.ranges import out_of_range
 from xrep.files import naming, write_aside
+from xrep.nn.queue import Queue
 from xrep.progress import ProgressLine
 from xrep.training.boards import boards_of
+from xrep.training.launches import now
 
-SECONDS_BETWEEN_LINES = 10.0
-METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+METRICS, TENSORBOARD, LOG = "metrics.jsonl", "tensorboard", "log.txt"
 """Names in the directory of a run."""
 
 
@@ -28,6 +31,7 @@ class Progress:
     """Writes the averages of every ``log_every`` steps to ``metrics.jsonl`` and the boards, and a line to stderr.
 
     On a terminal the line is rewritten in place; elsewhere (a log file) a new line is printed every ten seconds.
+    ``log.txt`` gets these lines and all other text with the time of each.
     """
 
     @dataclass(kw_only=True)
@@ -54,14 +58,26 @@ class Progress:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
-        self._line = ProgressLine(stream, seconds=SECONDS_BETWEEN_LINES, at_once=True)
-        self.say = self._line.say
+        self._line = ProgressLine(stream, at_once=True)
         self._path = directory / METRICS
         with naming(directory):
             _drop_records_after(self._path, resumed_step)
             self._file = open(self._path, "a", encoding="utf-8")
+            self._log_file = open(directory / LOG, "a", encoding="utf-8", errors="backslashreplace")
             events = directory / TENSORBOARD if config.tensorboard else None
             self._boards = boards_of(events, config.logger, directory, resumed_step, options or {})
+
+        self._log_line = ProgressLine(self._log_file, at_once=True)
+
+    def say(self, text: str) -> None:
+        """Print a line on stderr and in the log."""
+        self._line.say(text)
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        """Write a line to the log only."""
+        with suppress(OSError):  # training goes on without a log, for example until a full disk has room again
+            self._log_line.say(f"{now()} {text}")
 
     def record(self, step: int, values: dict[str, Any], kind: str) -> None:
         """Append one record; ``kind`` is train or valid."""
@@ -75,8 +91,12 @@ class Progress:
     def line(self, text: str) -> None:
         """Show the state of training, but not more often than a person can read it."""
         self._line.show(text)
+        with suppress(OSError):
+            self._log_line.show(f"{now()} {text}")
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._log_file.close()
         with naming(self._path):
             self._file.close()
         for board in self._boards:
@@ -89,7 +109,7 @@ class Quiet:
     def record(self, *arguments: Any) -> None:
         pass
 
-    line = say = close = record
+    line = say = log = close = record
 
 
 def _drop_records_after(path: Path, step: int) -> None:
@@ -105,6 +125,40 @@ def _drop_records_after(path: Path, step: int) -> None:
             continue  # the line was cut short when the run was killed, or is not a record
     with write_aside(path) as aside:
         aside.write_bytes(b"".join(kept))
+
+
+class Recent:
+    """Means over the last steps for the line of progress, since single steps differ too much to be read.
+
+    Args:
+        criterion: The objective, whose queues may have to be filled first.
+    """
+
+    def __init__(self, criterion: nn.Module) -> None:
+        self._steps = deque[dict[str, float]](maxlen=20)
+        self._queues = [part for part in criterion.modules() if isinstance(part, Queue)]
+
+    def add(self, values: dict[str, float]) -> None:
+        """Add the numbers of a step: its loss, and ``pairs``, ``tokens`` and ``busy`` seconds, for example."""
+        self._steps.append(values)
+
+    def quality(self) -> list[str]:
+        """Return loss and accuracy as text, or how full the queue is: both become worse with every negative that joins,
+        which says nothing about the model."""
+        filling = min(self._queues, key=lambda queue: queue.filled / len(queue.vectors), default=None)
+        if filling is not None and filling.filled < len(filling.vectors):
+            return [f"queue {filling.filled:,} of {len(filling.vectors):,} filled"]
+        means = {name: self._mean(name) for name in ("loss", "accuracy")}
+        return [f"{name} {mean:.4g}" for name, mean in means.items() if mean is not None]
+
+    def speeds(self) -> list[str]:
+        """Return the numbers of pairs and tokens per second as text."""
+        busy, means = self._mean("busy"), {unit: self._mean(unit) for unit in ("pairs", "tokens")}
+        return [f"{mean / busy:,.0f} {unit}/s" for unit, mean in means.items() if mean is not None and busy]
+
+    def _mean(self, name: str) -> float | None:
+        known = [step[name] for step in self._steps if name in step]
+        return sum(known) / len(known) if known else None
 
 
 class Meters:

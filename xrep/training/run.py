@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
 from xrep.training.distributed import World, alone, check_equal, missing_each_other, pick_device
 from xrep.training.introduction import introduction, say_origin
-from xrep.training.progress import METRICS, TENSORBOARD, Progress, Quiet
+from xrep.training.launches import LAUNCHES, recorded
+from xrep.training.progress import LOG, METRICS, TENSORBOARD, Progress, Quiet
 from xrep.training.state import TrainingState, reading_state, state_of
 from xrep.training.trainer import Trainer
 
@@ -122,8 +122,8 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
                 if any(path.name != LOCK for path in directory.iterdir()):
                     cure = "repeat the command to go on with it, or choose another `save_dir`"
                     raise UserError("another run has begun here meanwhile", path=directory, cure=cure)
-            _prepare_directory(directory, run, task)
             step = latest.step if latest else 0
+            _prepare_directory(directory, run, task, step)
             progress = Progress(run.configs["logging"], directory, step, options=run.values)
     stack.callback(progress.close)
     trainer.progress, checkpoints.say = progress, progress.say
@@ -132,18 +132,31 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
             checkpoints.point(latest.step, trainer.state.best_step)
         notes = [f"going on from {latest.path} (step {latest.step})"]
         if trainer.finished:
-            cure = "raise `max_steps`, `max_epochs` or `max_minutes` to go on"
+            cure = "raise `max_steps`, `max_epochs`, `max_minutes` or `patience` to go on"
             notes = [f"this run is finished: {latest.path}; {cure}"]
     elif world.size > 1:
         torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # every rank draws its own dropout
-    for note in [*introduction(run, task, trainer), *notes, *_warnings(criterion, task, trainer)]:
-        progress.say(note)
-    with use_path(trainer.config.kernels), checkpoints:
-        progress.say(f"kernels: {describe(world.device)}")
-        state = trainer.train()
-    if world.is_main:
-        _finish(directory, state, trainer)
+    with _recorded(directory, run, trainer) as end:
+        for note in [*introduction(run, task, trainer), *notes, *_warnings(criterion, task, trainer)]:
+            progress.say(note)
+        with use_path(trainer.config.kernels), checkpoints:
+            progress.say(f"kernels: {describe(world.device)}")
+            state = trainer.train()
+        end["how"] = _finish(directory, state, trainer)
     return Summary(directory, state, trainer.finished, trainer.stop.signal)
+
+
+def _recorded(directory: Path, run: RunConfig, trainer: Trainer) -> AbstractContextManager[dict[str, Any]]:
+    world = trainer.world
+    if not world.is_main:
+        return nullcontext({})
+    facts = {
+        "ranks": world.size,
+        "threads": torch.get_num_threads(),
+        "device": str(world.device),
+        "options": run.values,
+    }
+    return recorded(directory, trainer.state, trainer.progress.log, **facts)
 
 
 def _build(run: RunConfig, task: Task, latest: Checkpoint | None) -> tuple[Model, Criterion, list[str]]:
@@ -176,7 +189,7 @@ def _check_directory(directory: Path, run: RunConfig) -> None:
         raise UserError("cannot be written to", path=existing, cure="choose another `save_dir`")
     if not directory.exists() or not any(path.name != LOCK for path in directory.iterdir()):
         return
-    names = (LOCK, CONFIG, SUMMARY, DATA_STATISTICS, METRICS, TRAINING_HASHES_FILE)
+    names = (LOCK, CONFIG, SUMMARY, DATA_STATISTICS, METRICS, LOG, LAUNCHES, TRAINING_HASHES_FILE)
     files = {name: Path.is_file for name in names}
     for name, is_right in {**files, TENSORBOARD: Path.is_dir, "last": Path.is_symlink, "best": Path.is_symlink}.items():
         if os.path.lexists(directory / name) and not is_right(directory / name):
@@ -225,12 +238,17 @@ def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple
     return new, f"init: {total - len(new)} of {total} {kind} tensors from {initial.path}{listed}"
 
 
-def _prepare_directory(directory: Path, run: RunConfig, task: Task) -> None:
+def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for partial in directory.glob(f".{PREFIX}*"):  # left by a run that was killed while it saved
         if partial.is_dir():
             shutil.rmtree(partial)
-    with write_aside(directory / CONFIG) as aside:
+    config, before = directory / CONFIG, directory / f"config-until-{step:08d}.yaml"
+    # The options with which the steps so far were made stay beside the new ones.
+    if step and not before.exists() and config.exists() and config.read_text(encoding="utf-8") != run.to_yaml():
+        with write_aside(before) as aside:
+            shutil.copyfile(config, aside)
+    with write_aside(config) as aside:
         aside.write_text(run.to_yaml(), encoding="utf-8")
     write_json(directory / DATA_STATISTICS, {name: part.statistics() for name, part in task.parts.items()})
     with write_aside(directory / TRAINING_HASHES_FILE) as aside:
@@ -243,12 +261,15 @@ def _warnings(criterion: Criterion, task: Task, trainer: Trainer) -> list[str]:
     return [f"warning: {warning}" for warning in [*criterion.warnings(task), *trainer.budget.warnings, *slow]]
 
 
-def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
+def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> str:
+    """Write the summary of a finished run, say how it ended, and return that in a few words."""
     if not trainer.finished:
         why = {None: "a signal to another rank", "SIGINT": "Ctrl-C"}.get(trainer.stop.signal, trainer.stop.signal)
-        print(f"stopped by {why} after step {state.step}; the same command goes on from {directory / 'last'}",
-              file=sys.stderr)  # fmt: skip
-        return
+        stopped = f"stopped by {why} after step {state.step}"
+        trainer.progress.say(f"{stopped}; the same command goes on from {directory / 'last'}")
+        return stopped
+    if not trainer.world.is_main:
+        return "finished"
     summary = {
         "steps": state.step,
         "examples": state.examples,
@@ -256,9 +277,11 @@ def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> None:
         "best": {
             "metric": trainer.validate.metric if trainer.validate else None,
             "value": state.best,
+            "step": state.best_step,
             "maximize": trainer.validate.maximize if trainer.validate else None,
         },
     }
     write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"
-    print(f"{state.step} steps in {duration(state.seconds)}; {model}", file=sys.stderr)
+    trainer.progress.say(f"{state.step} steps in {duration(state.seconds)}; {model}")
+    return "finished"

@@ -23,6 +23,7 @@ from xrep.precision import Precision, type_of
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.gradient_cache import GradientCache
+from xrep.training.lora import LowRank
 
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
     name
@@ -98,6 +99,7 @@ class Engine:
     Args:
         precision: bfloat16 and float16 compute products in half precision; weights stay float32.
         clip_norm: largest norm of the gradient; 0 disables clipping.
+        lora: low-rank changes of weights, which the optimizer trains in place of the weights; None: there are none.
 
     Attributes:
         precision: name of the type in which the steps compute (``type_on``).
@@ -111,7 +113,9 @@ class Engine:
         world: World,
         precision: Precision,
         clip_norm: float,
+        lora: LowRank | None = None,
     ) -> None:
+        self.lora = lora
         self.module, self.optimizer, self.freezing, self.world = module, optimizer, freezing, world
         self.limit, chosen = clip_norm or math.inf, type_on(world.device, precision)
         self.precision, self._half = str(chosen).removeprefix("torch."), None if chosen == torch.float32 else chosen
@@ -131,7 +135,7 @@ class Engine:
     def _wrap(self) -> nn.Module:
         options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
         options["device_ids"] = [self.world.device] if self.world.device.type == "cuda" else None
-        idle = self.module.criterion.idle_parameters or self.module.model.idle_parameters
+        idle = self.module.criterion.idle_parameters or self.module.model.idle_parameters or self.lora is not None
         return DistributedDataParallel(self.module, find_unused_parameters=idle, **options)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -155,6 +159,8 @@ class Engine:
         step = self._whole if self.module.criterion.micro_batch is None else self._in_pieces
         for number, batch in enumerate(batches):
             step(batch, tally, number + 1 == len(batches))
+        if self.lora is not None:
+            self.lora.collect()
         self.scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -164,7 +170,10 @@ class Engine:
         outcome = tally.outcome(norm, self.scaler)
         if outcome.finite:
             update()
+            before = self.lora.factors() if self.lora is not None else []
             self.scaler.step(self.optimizer)
+            if self.lora is not None:
+                self.lora.change(before)
             self.scaler.update()
             self.module.criterion.after_step(self.module.model)
         return outcome

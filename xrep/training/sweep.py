@@ -108,7 +108,7 @@ def run_trials(
         say(f"{len(trials) - len(waiting)} of {len(trials)} runs are finished already")
     threads = str(max(1, (os.cpu_count() or 1) // parallel))
     environment = {"OMP_NUM_THREADS": threads, **os.environ} if parallel > 1 else dict(os.environ)
-    running: dict[Trial, subprocess.Popen[bytes]] = {}
+    running: dict[Trial, subprocess.Popen[Any]] = {}
     failed: dict[Trial, str] = {}
     total, told = len(waiting), False
     with StopRequest(signal.SIGTERM).watching() as stop:

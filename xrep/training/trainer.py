@@ -8,7 +8,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from xrep.interrupts import NOTICE, StopRequest
 from xrep.kernels.paths import triton_problem
 from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
-from xrep.nn.encoder import set_activation_checkpointing
+from xrep.nn.encoder import counting_sentences, set_activation_checkpointing
 from xrep.nn.weights import load_weights
 from xrep.precision import Precision
 from xrep.progress import duration
@@ -34,9 +34,10 @@ from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.gradient_cache import random_state, restore_random_state
+from xrep.training.lora import LowRank
 from xrep.training.parameter_groups import parameter_groups
 from xrep.training.planned import PlannedBatches
-from xrep.training.progress import Meters, Progress, Quiet, memory_megabytes
+from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
 from xrep.training.state import (
     TrainingState,
     check_cursor,
@@ -82,6 +83,12 @@ class Trainer:
         freeze: list[str] = field(default_factory=list)
         """Parts that are not trained, as patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
+        lora_rank: int = 0
+        """Rank of low-rank adaptation (LoRA), such as 8, for pretrained encoders: their linear layers change by the
+        products of two matrices of this rank. Of the encoders, these alone are trained. The saved model has the changed
+        weights. Learning rates are some ten times those of training all weights. 0: train all weights."""
+        lora_alpha: float = 16.0
+        """Factor of the changes of LoRA, which are multiplied by lora_alpha / lora_rank. It must be above 0."""
         precision: Precision = "float32"
         """Data type of matrix products; weights and optimizer stay float32. bf16 (bfloat16): CPUs without such products
         train in float32, which is faster there. fp16 (float16): for GPUs without bfloat16; the loss is scaled."""
@@ -109,7 +116,7 @@ class Trainer:
             budget = {"max_steps": "(0, inf)", "max_epochs": "(0, 1e9]", "max_minutes": "(0, inf)"}
             problems += out_of_range(self, **budget, update_freq="[1, inf)", micro_batch="(0, inf)")
             problems += out_of_range(self, clip_norm="[0, inf)", validate_every="[0, inf)", patience="[1, inf)")
-            problems += out_of_range(self, data_workers="[0, 1024]")
+            problems += out_of_range(self, data_workers="[0, 1024]", lora_rank="[0, 2147483647]", lora_alpha="(0, 1e9]")
             if self.patience is not None and not self.validate_every:
                 problems.append("patience needs validations; set `validate_every`")
             if self.device == "cuda" and not torch.cuda.is_available():
@@ -142,18 +149,26 @@ class Trainer:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
 
             compile_layers(self.module)
-        freezing, options = Freezing([*self.config.freeze, *criterion.frozen]), run.configs["optimizer"]
+        frozen, options, self.lora = [*self.config.freeze, *criterion.frozen], run.configs["optimizer"], None
+        if self.config.lora_rank:
+            known = {name.removeprefix("model.") for name, _ in Freezing(frozen).ever_trained(self.module)}
+            self.lora = LowRank(model, known, self.config.lora_rank, self.config.lora_alpha)
+            criterion.add_module("lora", self.lora)  # it is saved with the criterion, as it is not kept
+            frozen += [f"model.{name}" for name in self.lora.others]
+        freezing = Freezing(frozen)
         names = [name for name, _ in self.module.named_parameters()]
-        groups = parameter_groups(options, freezing.ever_trained(self.module), names)
-        optimizer = run.classes["optimizer"].build(options, groups)
-        self.engine = Engine(self.module, optimizer, freezing, world, self.config.precision, self.config.clip_norm)
+        adapted = {f"model.{name}" for name in self.lora.targets} if self.lora is not None else set()
+        trained = [(name, p) for name, p in freezing.ever_trained(self.module) if name not in adapted]
+        optimizer = run.classes["optimizer"].build(options, parameter_groups(options, trained, names))
+        rules = self.config.precision, self.config.clip_norm
+        self.engine = Engine(self.module, optimizer, freezing, world, *rules, self.lora)
         schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         step = self.config.update_freq * next(iter(task.plan(None, world.rank, world.size))).examples
         self.budget = Budget(self.config, task.examples, step, schedule)
         self.state = TrainingState()
         self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
         self._meters = Meters()
-        self._recent: dict[str, float] = {}
+        self._rate, self._recent, self._validation = 0.0, Recent(criterion), ""
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -166,7 +181,7 @@ class Trainer:
         self._started, world = time.monotonic() - self.state.seconds, self.world
         self.engine.train_mode()
         groups = self._groups()
-        finished = self.finished or self._is_out_of_patience()
+        finished = self.finished
         with self.stop.watching():
             while not finished:
                 before = time.monotonic()
@@ -180,8 +195,10 @@ class Trainer:
                 if world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
                     self.state.seconds = world.sums([self._seconds()])[0]
                 finished = self.finished
+                self._record_if_short(finished)
                 best = self._validate() if finished or self._due(self.config.validate_every) else False
-                finished = finished or self._is_out_of_patience()
+                self._record_if_short(self.finished and not finished)  # it is out of patience
+                finished = self.finished
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
                 if finished or best or self._due(self.checkpoints.config.save_every):
                     self._save(best, final=finished)
@@ -230,15 +247,17 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether the budget is spent."""
-        return self.budget.spent(self.state) >= 1.0
+        """Whether the budget is spent, or the validations have not become better for long enough."""
+        return self.budget.spent(self.state) >= 1.0 or self._is_out_of_patience()
 
     def _step(self, group: Group, sizes: dict[str, float], tokens: int, began: float) -> None:
         batches, plan = [batch for batch, _ in group], group[-1][1]
-        rate = self.run.configs["optimizer"].lr * self.budget.rate(self.state, plan.examples)
+        self._rate = rate = self.run.configs["optimizer"].lr * self.budget.rate(self.state, plan.examples)
         try:
             self.engine.prepare(self.state.step)
-            outcome = self.engine.run(batches, sizes, lambda: self._set_learning_rate(rate))
+            is_long = len(batches) > 1 or self.config.micro_batch is not None
+            with self._telling("step in progress") if is_long else nullcontext():
+                outcome = self.engine.run(batches, sizes, lambda: self._set_learning_rate(rate))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -250,14 +269,16 @@ class Trainer:
             self.world.stop_all(self._failed(where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
         pairs = plan.examples - self.state.examples
         self.state.step, self.state.examples, self.state.cursor = self.state.step + 1, plan.examples, plan.cursor
-        self._meters.count(pairs=pairs, tokens=tokens, busy=time.monotonic() - began, skipped=outcome.skipped)
+        speed = {"pairs": pairs, "tokens": tokens, "busy": time.monotonic() - began}
+        self._meters.count(**speed, skipped=outcome.skipped)
         norm = {} if outcome.skipped else {"gradient_norm": outcome.norm}
         self._meters.add({"loss": outcome.loss, **outcome.values, **norm})
+        self._recent.add({"loss": outcome.loss, **outcome.values, **speed})
         if self._due(self.run.configs["distributed"].check_every):
             check_in_step(self.world, self.module)
         if self._due(self.run.configs["logging"].log_every):
-            self._record(rate)
-        self.progress.line(self._line(rate))
+            self._record()
+        self.progress.line(self._line())
 
     def _set_learning_rate(self, rate: float) -> None:
         for group in self.engine.optimizer.param_groups:
@@ -269,12 +290,12 @@ class Trainer:
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
-    def _record(self, rate: float) -> None:
+    def _record(self) -> None:
         """Log the means since the last record; speeds count the time of training without validation and saving."""
         totals = self._meters.totals
         busy = totals["busy"]
         values = self._meters.means() | {
-            "learning_rate": rate,
+            "learning_rate": self._rate,
             "epoch": self.state.examples / self.task.examples,
             "pairs_per_second": totals["pairs"] / busy,
             "tokens_per_second": totals["tokens"] / busy,
@@ -286,19 +307,31 @@ class Trainer:
         if self.engine.scaler.is_enabled():
             values |= {"loss_scale": self.engine.scaler.get_scale(), "skipped_steps": totals["skipped"]}
         self.progress.record(self.state.step, values, "train")
-        self._recent = values
         self._meters.clear()
 
-    def _line(self, rate: float) -> str:
-        recent = self._recent or self._meters.means()
+    def _record_if_short(self, finished: bool) -> None:
+        """Log the means of a run that has ended before its first record was due."""
+        if finished and self.state.step < self.run.configs["logging"].log_every:
+            self._record()
+
+    def _line(self, doing: str = "") -> str:
+        """Return the line of progress; ``doing`` says what a long step or validation is at."""
         spent = self.budget.spent(self.state)
         left = self.state.seconds * (1 / spent - 1) if spent else 0.0
-        parts = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
-        parts += [f"{name} {recent[name]:.4g}" for name in ("loss", "accuracy") if name in recent]
-        parts.append(f"lr {rate:.2e}")
-        speeds = {unit: recent.get(f"{unit}_per_second") for unit in ("pairs", "tokens")}
-        parts += [f"{speed:,.0f} {unit}/s" for unit, speed in speeds.items() if speed is not None]
-        return " | ".join([*parts, f"{duration(left)} left"])
+        place = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
+        how_good = [*self._recent.quality(), self._validation, f"lr {self._rate:.2e}"]
+        return " | ".join(filter(None, [*place, *how_good, *self._recent.speeds(), f"{duration(left)} left", doing]))
+
+    def _telling(self, doing: str) -> AbstractContextManager[None]:
+        """Return a context in which the line of progress counts the sentences that the model encodes."""
+        done = 0
+
+        def tell(sentences: int) -> None:
+            nonlocal done
+            done += sentences
+            self.progress.line(self._line(f"{doing}: {done:,} sentences encoded"))
+
+        return counting_sentences(self.module.model, tell)
 
     # -- validation and checkpoints -----------------------------------------------------------------------------------
 
@@ -308,13 +341,13 @@ class Trainer:
             return True
         metrics: dict[str, float] = {}
         if self.world.is_main:
-            with self.engine.autocast():
+            with self.engine.autocast(), self._telling("validating"):
                 metrics = self.validate(self.module.model, self.module.criterion)
             self.engine.train_mode()
         metrics = self.world.from_main(metrics)
         self.progress.record(self.state.step, metrics, "valid")
         value, maximize = metrics[self.validate.metric], self.validate.maximize
-        best = self.state.best
+        self._validation, best = f"validation {self.validate.metric} {value:.4g}", self.state.best
         # Of equal values the later one counts as better, because its learning rate has decayed further.
         better = best is None or math.isnan(best) or (value >= best if maximize else value <= best)
         if better:

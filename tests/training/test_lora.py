@@ -1,0 +1,158 @@
+"""Low-rank adaptation: the changes of weights are those of LoRA, and runs go on and save as all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.corpus import sentence_pairs
+from tests.encoders import write_encoder
+from tests.fixtures import data_directory as data_directory
+from tests.fixtures import make_batch as make_batch
+from tests.fixtures import text as text
+from tests.fixtures import tokenizer as tokenizer
+from tests.planning import loss_of
+from tests.runs import compose_run, contents, options
+from xrep.criteria.translation_ranking import TranslationRanking
+from xrep.errors import UserError
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.models.directory import open_checkpoint
+from xrep.models.dual_encoder import DualEncoder
+from xrep.training.lora import LowRank
+from xrep.training.run import train
+from xrep_cli.train import main
+
+RUN: dict[str, Any] = {
+    "criterion": "translation_ranking", "lora_rank": 3, "lora_alpha": 6, "warmup_steps": 0, "lr_scheduler": "constant",
+}  # fmt: skip
+
+
+def make_model(text, **options: Any) -> DualEncoder:
+    torch.manual_seed(0)
+    sizes = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 24, "max_positions": 48}
+    return DualEncoder(DualEncoder.Config(**sizes, dropout=0.0, attention_dropout=0.0, **options), text)
+
+
+class Pairs(nn.Module):
+    """The loss of translation ranking by a plain formula."""
+
+    def __init__(self, model: DualEncoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Any) -> Tensor:
+        x, y = self.model.encode_pair(batch.source, batch.target)
+        scores, places = x @ y.t() / 0.05, torch.arange(len(x))
+        return sum(F.cross_entropy(side, places, reduction="sum") for side in (scores, scores.t()))  # type: ignore[return-value]
+
+
+def test_steps_are_those_of_factors_inside_of_the_model(text, make_batch) -> None:
+    """Three steps of SGD in float64, against automatic differentiation of W + s B A."""
+    model = make_model(text, towers="shared", projection_size=8).double()
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    lora = LowRank(model, set(start), 3, 6.0).double()
+    assert {name.split(".")[-2] for name in lora.targets} == {"qkv", "output", "feedforward_in", "feedforward_out"}
+    assert len(lora.targets) == 8 and start.keys() - {*lora.targets, *lora.others} == {
+        "projections.shared.weight", "projections.shared.bias",
+    }  # fmt: skip
+    before = lora.factors()
+    for b in lora.b:
+        nn.init.normal_(b, std=0.1)
+    lora.change(before)
+    factors, plain = lora.factors(), Pairs(make_model(text, towers="shared", projection_size=8).double())
+    criterion = TranslationRanking(TranslationRanking.Config(), model, text)
+    for step in range(3):
+        batch = make_batch(sentence_pairs(20)[6 * step : 6 * step + 6])
+        loss_of(criterion, model, batch).terms["translation_ranking"].sum.backward()
+        lora.collect()
+        before = lora.factors()
+        with torch.no_grad():
+            for factor in (*lora.a, *lora.b):
+                assert factor.grad is not None
+                factor -= 0.05 * factor.grad
+        lora.change(before)
+        model.zero_grad()
+        own = [(a.requires_grad_(), b.requires_grad_()) for a, b in factors]
+        weights = {n: start[n] + 2.0 * b @ a for n, (a, b) in zip(lora.targets, own, strict=True)}
+        loss = torch.func.functional_call(plain, {f"model.{n}": w for n, w in {**start, **weights}.items()}, (batch,))
+        gradients = iter(torch.autograd.grad(loss, [factor for pair in own for factor in pair]))
+        factors = [(a.detach() - 0.05 * next(gradients), b.detach() - 0.05 * next(gradients)) for a, b in own]
+    found = dict(model.named_parameters())
+    for name, (a, b) in zip(lora.targets, factors, strict=True):
+        assert (found[name] - start[name]).abs().max() > 0.01
+        torch.testing.assert_close(found[name].detach(), start[name] + 2.0 * b @ a)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("pretrained") / "encoder", size=32)
+
+
+def raw(folder: Path) -> Path:
+    folder.mkdir()
+    for split, pairs in (("train", sentence_pairs(80)), ("valid", sentence_pairs(20, seed=1))):
+        rows = "".join(f"{german}\t{english}\n" for german, english in pairs)
+        (folder / f"{split}.de-en.tsv").write_text(rows, encoding="utf-8")
+    return folder
+
+
+def test_the_saved_model_has_the_merged_weights(pretrained: Path, tmp_path: Path, monkeypatch) -> None:
+    """Of the encoder, the linear layers alone change, each by a matrix of the rank; the run is used like any other."""
+    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
+    given = ["--task", "bitext", "--criterion", "translation_ranking", "--towers", "shared", "--encoder"]
+    given += [str(pretrained), "--max-length", "32", "--batch-size", "20", "--max-steps", "5", "--lr", "0.01"]
+    given += ["--lora-rank", "3", "--warmup-steps", "0", "--device", "cpu", "--save-dir", str(tmp_path / "run")]
+    assert main([str(raw(tmp_path / "raw")), *given]) == 0
+    before, after = (open_checkpoint(path).tensors() for path in (pretrained, tmp_path / "run" / "last"))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert len(changed) == 4 and all(".layers." in name and name.endswith(".weight") for name in changed)
+    for name in changed:
+        assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-4) == 3
+    vectors = SentenceEncoder.load(tmp_path / "run" / "last", device="cpu").encode(["das Haus"], "de")
+    assert vectors.shape == (1, 32)
+    state = open_checkpoint(tmp_path / "run" / "last").training_state()["optimizer"]["state"]
+    assert {tuple(own["exp_avg"].shape) for own in state.values()} <= {(3, n) for n in (16, 32)} | {
+        (n, 3) for n in (16, 32, 96)
+    }
+
+
+def test_a_run_goes_on_bit_for_bit(data_directory: Path, tmp_path: Path) -> None:
+    given = {**RUN, "criterion": "dual_moco", "save_every": 5, "validate_every": 4}
+    once = train(compose_run(data_directory, tmp_path / "once", max_steps=12, **given))
+    train(compose_run(data_directory, tmp_path / "twice", max_steps=7, **given))
+    twice = train(compose_run(data_directory, tmp_path / "twice", max_steps=12, **given))
+    one, other = (contents(each.directory / "checkpoint-00000012") for each in (once, twice))
+    assert one["model.safetensors"] == other["model.safetensors"]
+    assert one["criterion.safetensors"] == other["criterion.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"lora_rank": 32}, "--lora-rank is 32, and the encoder has a linear layer of width 32; choose a smaller rank"),
+        ({"lora_rank": -1}, "lora_rank must lie in [0, 2147483647], not -1"),
+        ({"lora_rank": 10**12}, "lora_rank must lie in [0, 2147483647]"),
+        ({"lora_alpha": 0}, "lora_alpha must lie in (0, 1e9], not 0.0"),
+        ({"freeze": "encoders"}, "--lora-rank: no linear layer of an encoder trains; set --lora-rank to 0"),
+    ],
+)
+def test_what_cannot_be(
+    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture, given: dict[str, Any], problem: str
+) -> None:
+    line = options(**{**RUN, **given}, save_dir=tmp_path / "run", max_steps=1, projection_size=8)
+    assert main([str(data_directory), *line]) == 2
+    assert problem in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_frozen_towers_keep_their_weights(text) -> None:
+    model = make_model(text, towers="separate")
+    trained = {name for name, _ in model.named_parameters() if name.startswith("encoders.target")}
+    assert {name.split(".")[1] for name in LowRank(model, trained, 2, 1.0).targets} == {"target"}
+    with pytest.raises(UserError, match="no linear layer of an encoder trains"):
+        LowRank(model, set(), 2, 1.0)
