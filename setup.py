@@ -14,11 +14,13 @@ HF = ["transformers>=5"]  # encoders of any architecture
 HUB = ["huggingface_hub>=0.24"]
 WANDB = ["wandb>=0.17"]
 DOCS = ["mkdocs-material>=9.5"]
+PARQUET = ["pyarrow>=15"]
+ZSTD = ["zstandard>=0.22"]
 TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
 BENCH = ["sentence-transformers>=5"]  # the peers, which the tests of what goes in and out need too
 PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
 PYTEST = ["hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
-TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *BENCH, *HF]
+TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *BENCH, *HF, *PARQUET, *ZSTD]
 
 setup(
     name="xrep",
@@ -67,6 +69,8 @@ setup(
         "senteval": SENTEVAL,
         "hf": HF,
         "hub": HUB,
+        "parquet": PARQUET,
+        "zstd": ZSTD,
         "wandb": WANDB,
         "docs": DOCS,
         "test": TEST,

@@ -10,11 +10,13 @@ import functools
 import io
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from xrep import __version__
 from xrep.config.fields import FieldSpec, choices, convert, members
@@ -257,6 +259,32 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, str | 
             if same_file(file, its_file):
                 raise UserError(f"{option} is the same file as {other}", path=file, cure="choose another name")
         taken.append((option, file))
+
+
+TEXT_HELP = (
+    "text with one sentence per line, or .jsonl, .csv, .parquet, .tmx, .xlf (FILE:FIELD names the field), or a .zip of "
+    "these; also .gz, .bz2, .xz and .zst; - reads standard input"
+)
+"""Help of options that name a text."""
+
+
+def message_stream(output: str) -> IO[str]:
+    """Return where to print what is not the output: stderr if the output goes to standard output."""
+    return sys.stderr if output == "-" else sys.stdout
+
+
+@contextmanager
+def output_file(named: str) -> Iterator[Path]:
+    """Context manager that yields the path to write to: the file itself or, for ``-``, a temporary one that is copied
+    to standard output if the block succeeds."""
+    if named != "-":
+        yield Path(named)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "output"
+        sys.stdout.flush()
+        with open(Path(folder) / "output", "rb") as content:
+            shutil.copyfileobj(content, sys.stdout.buffer)
 
 
 def write_summary(values: Any, file: str | None) -> None:

@@ -11,13 +11,16 @@ from pathlib import Path
 from xrep.errors import UserError
 from xrep.files import is_stream
 from xrep_cli.common import (
+    TEXT_HELP,
     add_shared_options,
     check_outputs,
     choose_device,
     command_parser,
     command_script,
     limit_kept_products,
+    message_stream,
     number_from_environment,
+    output_file,
     say_if_slow,
 )
 
@@ -37,9 +40,9 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--path", required=True, metavar="ENCODER", help="a checkpoint, a directory of Hugging Face or "
         "sentence-transformers, or a name in the local Hugging Face cache")  # fmt: skip
-    add("--input", required=True, metavar="FILE", help="UTF-8 text (also .gz and .xz), one sentence per line; - reads "
-        "standard input")  # fmt: skip
-    add("--output", required=True, metavar="FILE.npy", help="the file to write the vectors to, [lines, size]")
+    add("--input", required=True, metavar="FILE", help=TEXT_HELP)
+    add("--output", required=True, metavar="FILE.npy", help="the file to write the vectors to, [lines, size]; - is "
+        "standard output")  # fmt: skip
     add("--lang", metavar="CODE", help="language of the lines; needed if the encoder has a tower for each side")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the vectors in the file")
     add("--no-normalize", action="store_true", help="write the vectors as the model gives them, not scaled to length 1")
@@ -54,34 +57,39 @@ def _main(options: argparse.Namespace) -> None:
 
     from xrep.inference.encoding import encode_file
     from xrep.inference.sentence_encoder import SentenceEncoder
-    from xrep.text.readers import read_lines
+    from xrep.text.readers import read_text
 
     if options.batch_tokens < 1:
         raise UserError(f"`batch_tokens` {options.batch_tokens}", cure="give at least 1")
-    if output.suffix != ".npy":
+    if output.suffix != ".npy" and options.output != "-":
         raise UserError("the output is a .npy file", path=output, cure="give a name that ends in .npy")
-    if is_stream(output):
+    if options.output == "-" and options.json:
+        raise UserError("`json` and the vectors both go to standard output", cure="name an `output` file")
+    if options.output != "-" and is_stream(output):
         raise UserError("is a device or a pipe, but encoding may have to continue", path=output, cure="name a file")
     check_outputs({"`output`": options.output}, {"`input`": options.input})
     source = Path(options.input)
     if options.input != "-" and (source.is_file() or not source.exists()):
-        next(read_lines(source))  # to report errors in the file before the encoder is loaded
+        next(read_text(source, options.lang))  # to report errors in the file before the encoder is loaded
     rank, world_size = number_from_environment("RANK", 0), number_from_environment("WORLD_SIZE", 1)
     device = choose_device(options.device)
     encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
     if rank == 0:
         say_if_slow("xrep-encode", options.precision, device)
-    done = encode_file(
-        encoder,
-        options.input,
-        output,
-        lang=options.lang,
-        dtype=options.dtype,
-        batch_tokens=options.batch_tokens,
-        normalize=not options.no_normalize,
-        rank=rank,
-        world_size=world_size,
-    )
+    if world_size > 1 and options.output == "-":
+        raise UserError("several processes cannot share standard output", cure="name an `output` file")
+    with output_file(options.output) as path:
+        done = encode_file(
+            encoder,
+            options.input,
+            path,
+            lang=options.lang,
+            dtype=options.dtype,
+            batch_tokens=options.batch_tokens,
+            normalize=not options.no_normalize,
+            rank=rank,
+            world_size=world_size,
+        )
     if options.json:
         # One write with the line end: without a buffer, print makes two, and several processes share the stream.
         sys.stdout.write(json.dumps({**asdict(done), "path": str(done.path)}) + "\n")
@@ -90,7 +98,8 @@ def _main(options: argparse.Namespace) -> None:
     empty = f"; {done.empty_lines:,} lines were empty" if done.empty_lines else ""
     speed = (done.lines - done.resumed) / max(done.seconds, 1e-9)
     shape = f"[{done.lines}, {done.size}] {options.dtype}"
-    print(f"{done.lines:,} lines{resumed}, {speed:,.0f} a second, {shape}{empty}: {done.path}")
+    said = f"{done.lines:,} lines{resumed}, {speed:,.0f} a second, {shape}{empty}"
+    print(said if options.output == "-" else f"{said}: {done.path}", file=message_stream(options.output))
 
 
 main = command_script(build_parser, _main)

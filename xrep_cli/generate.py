@@ -18,6 +18,7 @@ from xrep.files import is_stream, naming, write_aside
 from xrep.inference.generation.options import SearchOptions
 from xrep.progress import ProgressLine
 from xrep_cli.common import (
+    TEXT_HELP,
     add_field,
     add_shared_options,
     check_outputs,
@@ -64,8 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-generate", DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("--path", required=True, metavar="CHECKPOINT", help="a translation model: RUN/best")
-    add("--input", default="-", metavar="FILE", help="UTF-8 text (also .gz and .xz), one sentence per line; - reads "
-        "standard input")  # fmt: skip
+    add("--input", default="-", metavar="FILE", help=TEXT_HELP)
     add("--output", default="-", metavar="FILE", help="file to write the translations to; - is standard output")
     add("--source-lang", metavar="CODE", help="language of the lines; it need not be given")
     add("--target-lang", metavar="CODE", help="language to translate into, if the model has several")
@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise UserError if an option or a file is invalid, before the model is loaded."""
-    from xrep.text.readers import read_lines
+    from xrep.text.readers import read_text
 
     for name, value in {"max_tokens": options.max_tokens, "buffer_lines": options.buffer_lines}.items():
         if value < 1:
@@ -97,10 +97,14 @@ def _check(options: argparse.Namespace) -> None:
     check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
     source = Path(options.input)
     if options.input != "-" and (source.is_file() or source.is_dir() or not source.exists()):
-        next(read_lines(options.input, allow_empty=True, most_words=None), None)
-    counts = [sum(1 for _ in read_lines(file)) for file in options.reference or []]
+        next(read_text(options.input, options.source_lang, allow_empty=True, most_words=None), None)
+    counts = [sum(1 for _ in read_text(file, options.target_lang)) for file in options.reference or []]
     if counts and os.path.isfile(options.input):
-        _compare(options, sum(1 for _ in read_lines(options.input, allow_empty=True, most_words=None)), counts)
+        _compare(
+            options,
+            sum(1 for _ in read_text(options.input, options.source_lang, allow_empty=True, most_words=None)),
+            counts,
+        )
 
 
 def _compare(options: argparse.Namespace, lines: int, counts: Sequence[int]) -> None:
@@ -168,9 +172,9 @@ def _state(summary: Summary, lines: int, empty: str = "", seconds: str = "") -> 
 def _score(options: argparse.Namespace, best: list[str]) -> dict[str, Any]:
     """Compute and print BLEU, chrF and the line of multi-bleu.perl."""
     from xrep.metrics.translation import bleu, chrf, multi_bleu
-    from xrep.text.readers import read_lines
+    from xrep.text.readers import read_text
 
-    references = [[line for _, line in read_lines(file)] for file in options.reference]
+    references = [[line for _, line in read_text(file, options.target_lang)] for file in options.reference]
     _compare(options, len(best), [len(lines) for lines in references])
     scores, moses = (bleu(best, references), chrf(best, references)), multi_bleu(best, references)
     for line in (*(score.text for score in scores), f"{moses} (multi-bleu.perl)"):
@@ -201,6 +205,7 @@ def _main(options: argparse.Namespace) -> None:
             translator,
             _named(options.input),
             write,
+            source_language=options.source_lang,
             target_language=options.target_lang,
             options=search,
             max_tokens=options.max_tokens,

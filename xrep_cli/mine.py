@@ -12,12 +12,15 @@ from xrep.config.fields import read_fields
 from xrep.errors import UserError
 from xrep.files import is_stream
 from xrep_cli.common import (
+    TEXT_HELP,
     add_field,
     add_shared_options,
     check_outputs,
     choose_device,
     command_parser,
     command_script,
+    message_stream,
+    output_file,
     values_of,
     write_summary,
 )
@@ -42,11 +45,11 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--path", metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or sentence-transformers")
     for side in ("source", "target"):
-        add(f"--{side}", metavar="FILE", help=f"the {side} text: UTF-8 (also .gz and .xz), one sentence per line")
+        add(f"--{side}", metavar="FILE", help=f"the {side}: {TEXT_HELP}")
         add(f"--{side}-lang", metavar="CODE", help=f"language of the {side}; needed if the encoder has two towers")
         add(f"--{side}-vectors", metavar="FILE.npy", help=f"the vectors of the {side}, [lines, size], to use instead "
             "of an encoder")  # fmt: skip
-    add("--output", required=True, metavar="FILE.tsv", help="the file to write the pairs to")
+    add("--output", required=True, metavar="FILE.tsv", help="the file to write the pairs to; - is standard output")
     for spec in read_fields("", "xrep.inference.mining:MiningOptions"):
         if spec.name not in ("batch_tokens", "device"):
             add_field(parser, spec)
@@ -85,7 +88,11 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError("each shard would encode the texts anew", cure=cure)
     if options.shard and options.merge:
         raise UserError("`shard` and `merge`", cure="merge when all shards are there")
-    if options.output == "-" or is_stream(options.output):
+    if options.output == "-" and (options.shard or options.merge or options.json == "-"):
+        raise UserError("`output` - with `shard`, `merge` or `json` -", cure="name a file")
+    if values["source"] == values["target"] == "-":
+        raise UserError("both texts are standard input", cure="name a file for one of them")
+    if options.output != "-" and is_stream(options.output):
         raise UserError("is no file, but mining may have to continue", path=options.output, cure="name a file")
     sides = ("source", "target", "source_vectors", "target_vectors")
     inputs = {f"`{name}`": values[name] for name in sides}
@@ -109,14 +116,16 @@ def _main(options: argparse.Namespace) -> None:
     needed = any(side.vectors is None for side in sides)
     encoder = SentenceEncoder.load(options.path, device=device) if needed else None
     mining = MiningOptions(**{**values_of(options, MiningOptions), "device": device})
-    output = Path(options.output)
     source, target = sides
-    mined = mine(source, target, output, mining, encoder=encoder, shard=shard, merged=options.merge, show_progress=True)
+    more = {"encoder": encoder, "shard": shard, "merged": options.merge}
+    with output_file(options.output) as output:
+        mined = mine(source, target, output, mining, **more, show_progress=True)
     write_summary(asdict(mined), options.json)
     if options.json != "-":
         result = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"
         left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
-        print(f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}: {mined.path}")
+        said = f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}"
+        print(said if options.output == "-" else f"{said}: {mined.path}", file=message_stream(options.output))
 
 
 main = command_script(build_parser, _main)

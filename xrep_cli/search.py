@@ -14,6 +14,7 @@ from xrep.config.fields import read_fields
 from xrep.errors import UserError
 from xrep.files import is_stream, same_file
 from xrep_cli.common import (
+    TEXT_HELP,
     HelpFormatter,
     add_field,
     add_shared_options,
@@ -81,8 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
             add("--probes", type=int, default=32, metavar="N", help="number of inverted files that are searched for "
                 "each query; more find more and take longer")  # fmt: skip
         else:
-            add("--input", required=True, metavar="FILE", help="UTF-8 text (also .gz and .xz), one sentence per line; "
-                "- reads standard input")  # fmt: skip
+            add("--input", required=True, metavar="FILE", help=TEXT_HELP)
         if name == "build":
             add("--output", required=True, metavar="DIR", help="a new directory for the index")
             for spec in read_fields("", "xrep.inference.index_files:IndexOptions"):
@@ -109,10 +109,10 @@ def _main(options: argparse.Namespace) -> None:
         raise UserError("`output` is the same file as `input`", path=directory, cure="choose another name")
 
     from xrep.inference.search_index import SearchIndex
-    from xrep.text.readers import read_lines
+    from xrep.text.readers import read_text
 
     if options.input != "-" and not is_stream(options.input):
-        next(read_lines(options.input))  # to report errors in the file before the encoder is loaded
+        next(read_text(options.input, options.lang))  # to report errors in the file before the encoder is loaded
     device = choose_device(options.device)
     how: dict[str, Any] = {"lang": options.lang, "batch_tokens": options.batch_tokens, "show_progress": True}
     if options.command == "build":

@@ -53,7 +53,7 @@ CASES = [
     *(Case("encode", f"{ENCODE} --input {file}", message) for file, message in LINES.items()),
     Case("encode", f"{ENCODE} --input empty.txt", "empty.txt: the file is empty"),
     Case("encode", f"{ENCODE} --output absent/v.npy", "absent: no such folder"),
-    Case("encode", f"{ENCODE} --output -", "-: the output is a .npy file; give a name that ends in .npy"),
+    Case("encode", f"{ENCODE} --output - --json", "--json and the vectors both go to standard output; name"),
     Case("encode", f"{ENCODE} --output {'a' * 300}.npy", "File name too long"),
     *(
         Case("encode", f"{ENCODE} --output {name}.npy", f"{name}.npy.partial: not the unfinished output")
@@ -76,7 +76,7 @@ CASES = [
     Case("mine", f"{MINE} --shard 1/1000", "a part without sentences; cut the source into fewer parts with --shard"),
     Case("mine", f"{MINE} --merge 0", "--merge 0; give at least 1"),
     Case("mine", f"{MINE} --merge 1{'0' * 12}", "no such shard; search that part first, with --shard"),
-    Case("mine", f"{MINE} --output -", "-: is no file, but mining may have to continue; name a file"),
+    Case("mine", f"{MINE} --output - --json -", "--output - with --shard, --merge or --json -; name a file"),
     Case("mine", f"{MINE} --output /dev/null", "/dev/null: is no file, but mining may have to continue"),
     Case("mine", f"{MINE} --output mine.tsv", "mine.tsv.work: not the folder of an unfinished command; rename"),
     Case("mine", f"{MINE} --output x.npy", "x.npy: --output is the same file as --source-vectors"),
@@ -175,7 +175,8 @@ def test_estimates_of_memory_come_before_the_work(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("xrep.memory.machine_memory", lambda device="cpu": 1000)
-    monkeypatch.setattr("xrep.models.start.check_memory", lambda *sizes, **more: None)  # the models alone need more
+    for check in ("xrep.models.start.check_memory", "xrep.inference.sentence_encoder.check_move"):
+        monkeypatch.setattr(check, lambda *sizes, **more: None)  # the models alone need more
     for case in (
         Case("encode", ENCODE, "14 subwords needs 5,376 bytes of memory, and this machine has 1,000 bytes; lower"),
         Case("mine", MINE, "4 neighbours of each of 90 sentences needs 4,320 bytes of memory"),

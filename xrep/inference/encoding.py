@@ -25,7 +25,7 @@ from xrep.nn.encoder import counting_sentences
 from xrep.progress import Counter
 from xrep.retrieval.vectors import HEADER_BYTES, npy_header
 from xrep.text.languages import canonical
-from xrep.text.readers import read_lines
+from xrep.text.readers import read_text
 
 CHUNK_LINES = 4096
 """Number of lines that are read, sorted by length, encoded and written at a time. Chunks begin at the same lines in
@@ -72,7 +72,7 @@ def encode_file(
     with the same arguments continues after the last chunk in the journal, if the lines up to there are the same.
 
     Args:
-        path: The input file, plain or compressed with gzip or xz; ``-`` is standard input.
+        path: The input file, as ``read_text`` reads it; ``-`` is standard input.
         dtype: Type of the numbers in the file.
         lang, batch_tokens, normalize: As in ``SentenceEncoder.encode``.
         rank, world_size: Number of this process, from 0, and number of processes. Each process encodes a range of
@@ -96,7 +96,7 @@ def encode_file(
     if world_size > 1:
         if not Path(file).is_file() or path == "-":
             raise UserError("several processes cannot share what can be read once only", path=path, cure="name a file")
-        total = sum(1 for _ in read_lines(file))
+        total = sum(1 for _ in read_text(file, lang))
         first, last = total * rank // world_size, total * (rank + 1) // world_size
         count = last - first
     facts = {
@@ -108,7 +108,7 @@ def encode_file(
         "size": encoder.output_size,
         "first_line": first,
     }
-    lines = itertools.islice((text for _, text in read_lines(file)), first, last)
+    lines = itertools.islice((text for _, text in read_text(file, lang)), first, last)
     with _Writer(target, facts, np.dtype(dtype)) as writer:
         writer.resume(lines)
         resumed = writer.lines

@@ -42,7 +42,7 @@ from xrep.retrieval.faiss_files import Quantize, Shape, open_index, shape_for, w
 from xrep.retrieval.faiss_search import Recall, recall_of
 from xrep.retrieval.vectors import HEADER_BYTES, VectorFile, open_array, raw_blocks, write_npy
 from xrep.text.languages import canonical
-from xrep.text.readers import read_lines
+from xrep.text.readers import read_text
 
 SCHEMA = 1
 MANIFEST, INDEX, IDS, LINES, OFFSETS, VECTORS = (
@@ -227,7 +227,7 @@ def _copy(lines: Lines, lang: str | None, work: Path) -> tuple[str, Source]:
     """Write the lines that are not empty, and their numbers, and return a digest of them."""
     digest, count, numbers = hashlib.sha256(), 0, list[int]()
     if isinstance(lines, str | Path):
-        numbered, name = read_lines("/dev/stdin" if lines == "-" else lines), str(lines)
+        numbered, name = read_text(lines, lang), str(lines)
     else:
         numbered, name = enumerate(lines, 1), None
     with open(work / "added.txt", "wb") as text, open(work / "added.ids", "wb") as ids:

@@ -28,7 +28,7 @@ from xrep.retrieval.margins import Margin, check_neighbours
 from xrep.retrieval.neighbours import Neighbours
 from xrep.retrieval.search import SearchState, Side, load_neighbours, merge, search_flat
 from xrep.retrieval.vectors import VectorFile
-from xrep.text.readers import read_lines
+from xrep.text.readers import read_text
 
 Index = Literal["flat", "ivf", "ivf-pq"]
 _OWN_FILE = re.compile(
@@ -100,26 +100,26 @@ class Mined:
 class _Lines:
     """Random access to the lines of a text, which are copied to a file. It needs 16 bytes of memory per line."""
 
-    def __init__(self, text: Path, copy: Path) -> None:
+    def __init__(self, text: Path, lang: str | None, copy: Path) -> None:
         self._starts, keys, digest = array("q", [0]), array("Q"), hashlib.sha256()
         with copy.open("wb") as file:
-            for _, line in read_lines(text):
-                data = line.strip().encode()
-                digest.update(data + b"\n")
+            for _, line in read_text(text, lang):
+                data = line.strip().encode() + b"\n"
+                digest.update(data)
                 file.write(data)
                 self._starts.append(self._starts[-1] + len(data))
-                keys.append(hash_bytes(data))
+                keys.append(hash_bytes(data[:-1]))
         self.keys, self.sha256, self._copy = np.frombuffer(keys, dtype=np.uint64), digest.hexdigest(), copy
 
     def filled(self) -> np.ndarray:
         """Return the numbers of the lines that are not empty."""
-        return np.flatnonzero(np.diff(np.frombuffer(self._starts, dtype=np.int64)))
+        return np.flatnonzero(np.diff(np.frombuffer(self._starts, dtype=np.int64)) > 1)
 
     def fields(self, rows: list[int]) -> Iterator[str]:
         """Yield some lines as fields of a TSV file, so without tabs."""
         with self._copy.open("rb") as file:
             for row in rows:
-                start, stop = self._starts[row], self._starts[row + 1]
+                start, stop = self._starts[row], self._starts[row + 1] - 1
                 yield os.pread(file.fileno(), stop - start, start).decode().replace("\t", " ")
 
 
@@ -205,7 +205,8 @@ def _part(side: Side, part: int, parts: int) -> Side:
 
 def _open(text: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> _Opened:
     """Read the text, read or compute the vectors, and leave out empty and repeated lines."""
-    lines = _Lines(text.text, work / f"{text.name}.txt") if text.text else None
+    copy = work / f"{text.name}.txt"
+    lines = _Lines(text.text, text.lang, copy) if text.text else None
     vectors = text.vectors
     if vectors is None:
         if encoder is None or text.text is None or lines is None:
@@ -215,7 +216,7 @@ def _open(text: Text, work: Path, encoder: SentenceEncoder | None, options: Mini
         vectors = work / f"{text.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npy"
         if not vectors.exists():
             size = options.batch_tokens
-            encode_file(encoder, text.text, vectors, lang=text.lang, dtype="float16", batch_tokens=size)
+            encode_file(encoder, copy, vectors, lang=text.lang, dtype="float16", batch_tokens=size)
     file = VectorFile(vectors)
     sha256, keys, zeros = file.survey()
     facts, rows = {"vectors": sha256}, np.arange(len(file))

@@ -6,43 +6,47 @@ first.
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import lzma
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from io import BufferedReader
 from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.files import is_stream
 from xrep.text.languages import canonical, count_english_words
+from xrep.text.lines import MAXIMUM_WORDS, read_lines
+from xrep.text.records import (
+    field_of,
+    format_of,
+    members_of,
+    plain_name,
+    read_field,
+    read_records,
+    split_field,
+)
 
-MAXIMUM_WORDS = 10_000
-MAXIMUM_CHARACTERS = 1_000_000
-_MAXIMUM_BYTES = 4 * MAXIMUM_CHARACTERS
 LANGUAGE_CODE = r"[A-Za-z]{2,3}(?:[-_][A-Z][a-z]{3})?"
 """Pattern of a language code in file names: de, deu, zh-Hans."""
 _PAIR = re.compile(rf"({LANGUAGE_CODE})-({LANGUAGE_CODE})")
 _SPEC = re.compile(rf"{_PAIR.pattern}=(.+?)(?:@([0-9]{{1,15}}))?")
 _COLUMNS = re.compile(r"(.+):([0-9]{1,6}),([0-9]{1,6})")
+_FIELDS = re.compile(r"(.+):([^,:/]+),([^,:/]+)")
 _SPEC_CURE = "write de-en=FILE.tsv, de-en=FILE.tsv:2,1 (columns of de and en) or de-en=FILE.de,FILE.en"
 SPLITS = {"train": "train", **dict.fromkeys(("valid", "val", "dev", "validation"), "valid"), "test": "test"}
 """The words in file names that mean a split."""
 _NO_LANGUAGE = frozenset(
-    "bak bin bpe bz2 csv gz idx log md npy out png py sgm sh spm src tgt tmp tsv txt xml xz zip".split()
+    "bak bin bpe bz2 csv gz idx log md npy out png py sgm sh spm src tgt tmp tmx tsv txt xlf xml xz zip zst".split()
 )
 _TEXT_SPEC = re.compile(rf"({LANGUAGE_CODE})=(.+)")
 _TEXT_LAYOUTS = (
-    "expected news.de, train.de or de.txt (each also .gz or .xz; valid.* likewise), or de=FILE,en=FILE instead"
+    "expected news.de, train.de or de.txt (each also .gz, .bz2, .xz or .zst; valid.* likewise), or de=FILE,en=FILE "
+    "instead"
 )
 _LAYOUTS = (
     "expected train.de-en.de + train.de-en.en, or train.de + train.en, or train.de-en.tsv, or deu-eng.tsv "
-    "(each also .gz or .xz; valid.* and test.* likewise)"
+    "(also .jsonl, .csv, .parquet, .tmx, .xlf and .zip; each also .gz, .bz2, .xz or .zst; valid.* and test.* likewise)"
 )
-_Stream = BufferedReader | gzip.GzipFile | lzma.LZMAFile
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,10 @@ class Bitext:
     Attributes:
         languages: (source, target) as canonical codes.
         paths: Source file and target file, or one TSV file.
-        columns: TSV columns of source and target, counted from 0; None for two files.
+        columns: TSV columns of source and target, counted from 0; None for two files, records and archives.
         columns_given: Whether the user named the columns, so that ``orient`` does not change them.
         sample: Largest number of pairs to keep; None leaves it to the cleaning options.
+        fields: Names of source and target in records; None: their languages.
     """
 
     languages: tuple[str, str]
@@ -62,6 +67,7 @@ class Bitext:
     columns: tuple[int, int] | None = None
     columns_given: bool = False
     sample: int | None = None
+    fields: tuple[str, str] | None = None
 
     @property
     def name(self) -> str:
@@ -69,89 +75,37 @@ class Bitext:
         return "-".join(self.languages)
 
 
-def read_lines(
-    path: str | Path, *, allow_empty: bool = False, most_words: int | None = MAXIMUM_WORDS
+def read_text(
+    path: str | Path, lang: str | None = None, *, allow_empty: bool = False, most_words: int | None = MAXIMUM_WORDS
 ) -> Iterator[tuple[int, str]]:
-    r"""Yield the number (from 1) and the text of each line of a UTF-8 file, without its line ending.
-
-    Gzip and xz are recognised by their content, and a byte order mark is dropped. Only ``\n`` and ``\r\n`` end a line.
-    Memory does not grow with the size of the file.
+    """Yield the number and the text of each sentence of a file of lines, of records or of an archive with such a file.
 
     Args:
-        allow_empty: Accept a file without lines.
-        most_words: Largest number of words in a line; None for readers that shorten lines themselves.
+        path: The file; of records also ``FILE:FIELD``; ``-`` is standard input, which has lines.
+        lang: Language of the text, by which translation memories, fields and files of archives are chosen.
+        allow_empty, most_words: As in ``read_lines``.
 
     Raises:
-        UserError: If the file is missing, a folder, empty (unless ``allow_empty``), damaged or invalid UTF-8, or a line
-            has more than ``most_words`` words or 1,000,000 characters. The message names file and line.
+        UserError: As ``read_lines``, ``read_field`` and ``members_of``.
     """
-    number = 0
-    with _open(path) as file:
-        stream = _unpacked(file)
-        while line := _next_line(stream, path, number + 1):
-            number += 1
-            yield number, _decode(line, path, number, most_words)
-    if number == 0 and not allow_empty:
-        raise UserError("the file is empty", path=path, cure="give a file with text")
-
-
-def _open(path: str | Path) -> BufferedReader:
-    try:
-        return open(path, "rb")
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError("no such file", path=path, cure="check the name") from None
-    except IsADirectoryError:
-        raise UserError("a folder, not a file", path=path, cure="name a file in it") from None
-
-
-def _unpacked(file: BufferedReader) -> _Stream:
-    """Return a stream of the decompressed content of ``file``; closing a decompressing stream leaves ``file`` open."""
-    magic = file.peek(6)[:6]
-    if magic.startswith(b"\x1f\x8b"):
-        return gzip.GzipFile(fileobj=file)
-    return lzma.LZMAFile(file) if magic == b"\xfd7zXZ\x00" else file
-
-
-def _next_line(stream: _Stream, path: str | Path, number: int) -> bytes:
-    try:
-        line = stream.readline(_MAXIMUM_BYTES + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError):
-        kind = "gzip" if isinstance(stream, gzip.GzipFile) else "xz"
-        raise UserError(f"damaged or truncated {kind} file", path=path, line=number, cure="fetch it again") from None
-    if len(line) > _MAXIMUM_BYTES:
-        raise _too_long(f"more than {MAXIMUM_CHARACTERS:,} characters", path, number)
-    return line
-
-
-def _decode(line: bytes, path: str | Path, number: int, most_words: int | None) -> str:
-    try:
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        problem = f"invalid UTF-8 (byte {error.start + 1} of the line)"
-        cure = "convert the file, for example: iconv -f latin1 -t utf-8"
-        raise UserError(problem, path=path, line=number, cure=cure) from None
-    text = text.removesuffix("\n").removesuffix("\r")
-    if len(text) > MAXIMUM_CHARACTERS:
-        raise _too_long(f"{len(text):,} characters", path, number)
-    if most_words is not None and len(text) > 2 * most_words and (words := len(text.split())) > most_words:
-        raise _too_long(f"{words:,} words", path, number)
-    return text
-
-
-def _too_long(size: str, path: str | Path, number: int) -> UserError:
-    cure = "put one sentence on a line, or remove the line"
-    return UserError(f"a line of {size}, too long for a sentence", path=path, line=number, cure=cure)
+    path, field = split_field("/dev/stdin" if str(path) == "-" else path)
+    if str(path).endswith(".zip") and Path(path).is_file():
+        path = members_of(path, [lang and canonical(lang)])[0]
+    if format_of(path) is None:
+        return read_lines(path, allow_empty=allow_empty, most_words=most_words)
+    return read_field(path, field, lang)
 
 
 def parse_bitext(spec: str) -> Bitext:
     """Parse the command line's notation for parallel text. No file is opened.
 
-    The forms are ``de-en=deu-eng.tsv``, ``de-en=x.tsv:2,1`` (columns of de and en, counted from 1) and
+    The forms are ``de-en=FILE`` for records and archives, with ``:FIELD,FIELD`` if the fields have other names than the
+    languages, ``de-en=deu-eng.tsv``, ``de-en=x.tsv:2,1`` (columns of de and en, counted from 1) and
     ``fr-en=train.fr,train.en``; ``@N`` after the files samples N of their pairs. If English is named first, the sides
     are swapped. Raises UserError if the text has another form, or names the same language twice.
 
     >>> parse_bitext("en-de=x.tsv:1,2")
-    Bitext(languages=('de', 'en'), paths=('x.tsv',), columns=(1, 0), columns_given=True, sample=None)
+    Bitext(languages=('de', 'en'), paths=('x.tsv',), columns=(1, 0), columns_given=True, sample=None, fields=None)
     """
     match = _SPEC.fullmatch(spec)
     if not match:
@@ -167,16 +121,28 @@ def parse_bitext(spec: str) -> Bitext:
         if first == second or min(first, second) < 0:
             raise UserError(f"{spec!r} needs two different columns, counted from 1", cure=_SPEC_CURE)
         return _english_last(Bitext(languages, (columns[1],), (first, second), columns_given=True, sample=sample))
+    fields = _FIELDS.fullmatch(match[3])
+    if fields and format_of(fields[1]):
+        named = (fields[2], fields[3])
+        return _english_last(Bitext(languages, (fields[1],), fields=named, sample=sample))
     paths = tuple(match[3].split(","))
     if len(paths) > 2 or not all(paths):
         raise UserError(f"{spec!r} names {len(paths)} files", cure=_SPEC_CURE)
-    return _english_last(Bitext(languages, paths, (0, 1) if len(paths) == 1 else None, sample=sample))
+    columns = (0, 1) if len(paths) == 1 and not _has_records(paths[0]) else None
+    return _english_last(Bitext(languages, paths, columns, sample=sample))
+
+
+def _has_records(path: str | Path) -> bool:
+    """Return whether a file has records, or is an archive, so that its pairs are found by language."""
+    return format_of(path) is not None or str(path).endswith(".zip")
 
 
 def _english_last(bitext: Bitext) -> Bitext:
     if bitext.languages[0] != "en":
         return bitext
-    return _swap_columns(replace(bitext, languages=bitext.languages[::-1], paths=bitext.paths[::-1]))
+    fields = bitext.fields and (bitext.fields[1], bitext.fields[0])
+    turned = replace(bitext, languages=bitext.languages[::-1], paths=bitext.paths[::-1], fields=fields)
+    return _swap_columns(turned)
 
 
 def _swap_columns(bitext: Bitext) -> Bitext:
@@ -217,8 +183,22 @@ def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
     Raises:
         UserError: As ``read_lines``, and if a TSV row has too few columns or two files have unequal line counts.
     """
+    if len(bitext.paths) == 1 and bitext.paths[0].endswith(".zip"):
+        members = tuple(members_of(bitext.paths[0], bitext.languages))
+        columns = None if len(members) == 2 or _has_records(members[0]) else (0, 1)
+        bitext = replace(bitext, paths=members, columns=columns)
+        bitext = bitext if columns is None else orient(bitext)[0]
+    if bitext.columns is None and len(bitext.paths) == 1:
+        path = bitext.paths[0]
+        memory = format_of(path) in ("tmx", "xlf", "xliff")
+        for number, record in read_records(path):
+            source, target = (
+                field_of(record, name, memory, path, number) for name in bitext.fields or bitext.languages
+            )
+            yield number, source, target
+        return
     if bitext.columns is None:
-        for number, (source, target) in read_parallel(bitext.paths):
+        for number, (source, target) in read_parallel(bitext.paths, bitext.languages):
             yield number, source, target
         return
     path, columns = bitext.paths[0], bitext.columns
@@ -236,13 +216,17 @@ def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
             yield number, row[columns[0]], row[columns[1]]
 
 
-def read_parallel(paths: Sequence[str | Path]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield the number and the texts of each line of files whose lines belong together.
+def read_parallel(
+    paths: Sequence[str | Path], languages: Sequence[str] | None = None
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the number and the texts of each line of files whose lines belong together; with ``languages`` the files
+    may be any that ``read_text`` reads.
 
     Raises:
         UserError: As ``read_lines``, and if the files have unequal line counts.
     """
-    rows = itertools.zip_longest(*map(read_lines, paths))
+    sides = map(read_lines, paths) if languages is None else map(read_text, paths, languages)
+    rows = itertools.zip_longest(*sides)
     for count, row in enumerate(rows):
         if None in row:
             shorter, longer = row.index(None), next(place for place, line in enumerate(row) if line is not None)
@@ -257,13 +241,14 @@ def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
     """Find the parallel text in a folder by file names and return ``{"train": [...], "valid": [...], "test": [...]}``.
 
     Splits without text are left out. ``val``, ``dev`` and ``validation`` mean valid. These names are recognised, each
-    also with ``.gz`` or ``.xz``:
+    also with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``:
 
     - ``{split}.{xx}-{yy}.{xx}`` beside ``{split}.{xx}-{yy}.{yy}``;
     - ``{split}.{xx}`` beside ``{split}.en``: every language is paired with English (without English there must be
       exactly two languages);
     - ``{split}.{xx}-{yy}.tsv``;
-    - any other ``*{xx}-{yy}*.tsv``, which is training text unless a word in its name is a split.
+    - any other ``*{xx}-{yy}*.tsv``, which is training text unless a word in its name is a split; and the same with
+      ``.jsonl``, ``.csv``, ``.parquet``, ``.tmx``, ``.xlf``, ``.xliff`` or ``.zip``, where languages tell the sides.
 
     Raises:
         UserError: If there is no training text (the message names the layouts), or a side is missing or there twice.
@@ -278,8 +263,9 @@ def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
         if file.name.startswith(".") or not file.is_file() or len(parts) < 2:
             continue
         languages = _pair_of(parts[:-1])
-        if parts[-1] == "tsv" and languages:
-            splits[split_in(file.name) or "train"].append(_english_last(Bitext(languages, (str(file),), (0, 1))))
+        if languages and (parts[-1] == "tsv" or _has_records(plain_name(file))):
+            columns = (0, 1) if parts[-1] == "tsv" else None
+            splits[split_in(file.name) or "train"].append(_english_last(Bitext(languages, (str(file),), columns)))
         elif parts[0] in SPLITS and len(parts) == (3 if languages else 2) and _is_language(parts[-1]):
             files = sides.setdefault((SPLITS[parts[0]], languages), {})
             language = canonical(parts[-1])
@@ -310,11 +296,6 @@ def _is_language(code: str) -> bool:
 def split_in(name: str) -> str | None:
     """Return the split that a file name contains (``news_test2016.de-en.tsv``: test), or None."""
     return next((SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS), None)
-
-
-def plain_name(path: Path) -> str:
-    """Return the name of a file without the ending of a compressed one."""
-    return path.name.removesuffix(".gz").removesuffix(".xz")
 
 
 def _pair_sides(directory: Path, split: str, languages: tuple[str, str] | None, files: dict[str, str]) -> list[Bitext]:
@@ -360,7 +341,8 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
         raise UserError("no such folder", path=folder, cure=f"check the name; {_TEXT_LAYOUTS}")
     splits: dict[str, list[TextFile]] = {"train": [], "valid": [], "test": []}
     for path in sorted(folder.iterdir()):
-        name = plain_name(path).removesuffix(".txt")
+        name = plain_name(path)
+        name = name.rpartition(".")[0] if format_of(path) or name.endswith((".txt", ".zip")) else name
         language = name.rpartition(".")[2]
         if path.is_file() and not name.startswith(".") and _is_language(language):
             splits[split_in(name) or "train"].append(TextFile(canonical(language), path))
@@ -372,7 +354,7 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
 def read_sentences(file: TextFile) -> Iterator[tuple[str, bool]]:
     """Yield each sentence, with single spaces, and whether it is the first of a document; raises as ``read_lines``."""
     first = True
-    for _, line in read_lines(file.path):
+    for _, line in read_text(file.path, file.language):
         if sentence := " ".join(line.split()):
             yield sentence, first
         first = not sentence

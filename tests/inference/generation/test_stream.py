@@ -18,7 +18,7 @@ from xrep.inference.generation import stream
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.stream import Chunks, Summary, translate_stream
 from xrep.inference.generation.translator import Translator
-from xrep.text.readers import read_lines
+from xrep.text.readers import read_text
 
 GERMAN = [source for source, _ in sentence_pairs(40)]
 OPTIONS = SearchOptions(beam=2, max_length_b=6)
@@ -47,11 +47,11 @@ def test_a_file_comes_in_full_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(Chunks(written(tmp_path, []))) == []
 
     def slow(*arguments: object, **options: object) -> Iterator[tuple[int, str]]:
-        for line in read_lines(*arguments, **options):
+        for line in read_text(*arguments, **options):
             time.sleep(0.002)
             yield line
 
-    monkeypatch.setattr(stream, "read_lines", slow)
+    monkeypatch.setattr(stream, "read_text", slow)
     assert [len(chunk) for chunk in Chunks(written(tmp_path, ["x"] * 20), 8)] == [8, 8, 4]
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep.inference.generation.translator import Translation, Translator
-from xrep.text.readers import read_lines
+from xrep.text.readers import read_text
 
 CHUNK_LINES = 4096
 """Number of lines that are read, sorted by length and translated at a time."""
@@ -31,11 +31,12 @@ class Chunks:
     A thread reads ahead by at most one chunk.
 
     Args:
-        path: a UTF-8 file, which may be compressed by gzip or xz; for example ``/dev/stdin``.
+        path: a file as ``read_text`` reads it; for example ``/dev/stdin``.
+        lang: the language of the text, if it is known.
     """
 
-    def __init__(self, path: str | Path, most_lines: int = CHUNK_LINES) -> None:
-        self._path, self._most = path, most_lines
+    def __init__(self, path: str | Path, most_lines: int = CHUNK_LINES, lang: str | None = None) -> None:
+        self._path, self._most, self._lang = path, most_lines, lang
         self._waits = os.path.isfile(path)
         self._lines: list[str] = []
         self._characters = 0
@@ -47,7 +48,7 @@ class Chunks:
         """Yield the chunks. If reading fails, the lines before the error are yielded first.
 
         Raises:
-            UserError: see ``read_lines``.
+            UserError: see ``read_text``.
         """
         threading.Thread(target=self._read, daemon=True).start()
         while True:
@@ -69,7 +70,7 @@ class Chunks:
 
     def _read(self) -> None:
         try:
-            for _, line in read_lines(self._path, allow_empty=True, most_words=None):
+            for _, line in read_text(self._path, self._lang, allow_empty=True, most_words=None):
                 with self._changed:
                     self._changed.wait_for(lambda: not self._full)
                     self._lines.append(line)
@@ -107,6 +108,7 @@ def translate_stream(
     path: str | Path,
     write: Callable[[str], object],
     *,
+    source_language: str | None = None,
     target_language: str | None = None,
     options: SearchOptions = DEFAULTS,
     max_tokens: int = 4096,
@@ -119,6 +121,7 @@ def translate_stream(
     """Translate each line of a file.
 
     Args:
+        source_language: language of the text, by which ``read_text`` chooses texts of records.
         write: called with the text of a chunk of at most ``most_lines`` lines as soon as they are translated.
         form: plain: one line for each line; nbest: lines ``number<TAB>score<TAB>text``, one for each translation;
             jsonl: one object for each line.
@@ -127,7 +130,7 @@ def translate_stream(
         progress: called after each batch.
 
     Raises:
-        UserError: see ``read_lines`` and ``Translator.translate``.
+        UserError: see ``read_text`` and ``Translator.translate``.
     """
     summary, started = Summary(), time.monotonic()
     options.check()
@@ -139,7 +142,7 @@ def translate_stream(
         summary.seconds = time.monotonic() - started
         progress(summary)
 
-    for lines in Chunks(path, most_lines):
+    for lines in Chunks(path, most_lines, source_language):
         source = translator.read(lines)
         for row in source.cut[: max(0, NAMED - summary.cut)]:
             most = translator.text.max_length - 2
