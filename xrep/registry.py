@@ -138,6 +138,21 @@ def import_plugin(module: str) -> None:
         raise UserError(f"the plugin {module!r} cannot be imported: {described(error)}", cure=cure) from error
 
 
+def check_returned(part: object, method: str, value: Any, kind: type, contract: type) -> Any:
+    """Return what a method of a part returned.
+
+    Raises:
+        UserError: It is not of the type that the contract of the part says.
+    """
+    if not isinstance(value, kind):
+        name = f"{type(part).__module__}.{type(part).__qualname__}.{method}"
+        problem = f"{name} returned a value of the type {type(value).__name__}, not {kind.__name__}"
+        raise UserError(
+            problem, cure=f"the docstring of {contract.__module__}.{contract.__qualname__} has the contract"
+        )
+    return value
+
+
 def described(error: BaseException) -> str:
     """Return an error of a part's code on one line, with the place where it was raised if that is in another file."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]

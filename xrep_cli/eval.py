@@ -15,7 +15,7 @@ from xrep.config.fields import read_fields
 from xrep.config.source import docstring
 from xrep.errors import UserError
 from xrep.files import check_output, is_stream
-from xrep.registry import EVALUATIONS, import_plugin
+from xrep.registry import EVALUATIONS, check_returned, import_plugin
 from xrep_cli.common import (
     HelpFormatter,
     Parser,
@@ -143,13 +143,13 @@ def _measure(
     name: str, evaluation: Evaluation, paths: list[str], json_file: str | None, options: dict[str, Any]
 ) -> None:
     from xrep.evaluation.encoders import SentenceList, shortened
-    from xrep.evaluation.evaluation import comparison
+    from xrep.evaluation.evaluation import Evaluation, Figures, comparison
     from xrep.evaluation.plots import Picture
 
     evaluation.read()
     if list_file := options.get("list_sentences"):
         sentences = SentenceList()
-        failed = evaluation.measure(sentences).failed
+        failed = check_returned(evaluation, "measure", evaluation.measure(sentences), Figures, Evaluation).failed
         sentences.write(list_file)
         print(f"{len(sentences)} sentences: {list_file}")
     else:
@@ -163,7 +163,7 @@ def _measure(
             opened = [evaluation.open(path) for path in paths or [""]]
             models = [each for model in opened for each in shortened(model, dimensions)]
             for model in models:
-                figures = evaluation.measure(model)
+                figures = check_returned(evaluation, "measure", evaluation.measure(model), Figures, Evaluation)
                 draw = figures.plot if options.get("plot") and model is models[0] else None
                 notes = draw(Picture(options["plot"], str(model.path))) if draw else ()
                 records[str(model.path)] = figures.record(name, model)

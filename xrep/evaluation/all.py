@@ -12,7 +12,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
 from xrep.evaluation.reading import NothingThere
-from xrep.registry import EVALUATIONS
+from xrep.registry import EVALUATIONS, check_returned
 
 
 class All(Evaluation):
@@ -113,7 +113,7 @@ class All(Evaluation):
         config = replace(config, **{option: value for option, value in shared.items() if option in own})
         evaluation = EVALUATIONS.load(name)(config)
         evaluation.read()
-        return evaluation.measure(encoder)
+        return check_returned(evaluation, "measure", evaluation.measure(encoder), Figures, Evaluation)
 
 
 def find_tests(root: Path) -> dict[str, tuple[str, Any]]:
