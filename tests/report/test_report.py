@@ -91,9 +91,16 @@ def test_curves_hold_the_recorded_values(page: Page, two_runs: tuple[Path, Path]
 
 def test_data_and_summary_are_shown(page: Page, two_runs: tuple[Path, Path]) -> None:
     assert ["train de-en", "600"] in [row[:2] for row in page.rows]
-    (row,) = [row for row in page.rows if row and row[0].startswith("moco") and "finished" in row]
+    (row,) = [row for row in page.rows if row and row[0].startswith("moco") and "180" in row]
     assert row[1:4] == ["dual_moco", "6", "180"]
     assert "Cleaning, all files together: 7" in page.text and f"{two_runs[0]}" in page.text
+
+
+def test_launches_and_versions_are_shown(page: Page, two_runs: tuple[Path, Path]) -> None:
+    (launch,) = [row for row in page.rows if row[:2] == ["moco", "0 to 6"]]
+    record = json.loads((two_runs[0] / "launches.jsonl").read_text().splitlines()[0])
+    assert launch[2:5] == [record["time"], record["host"], "cpu"] and launch[6] == record["command"]
+    assert ["torch", *[record["versions"]["torch"]] * 2] in page.rows
 
 
 def test_one_run_shows_what_is_not_a_default(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -171,6 +178,8 @@ def test_texts_of_files_are_escaped(two_runs: tuple[Path, Path], tmp_path: Path)
         json.dumps({EVIL: {"splits": {EVIL: [{"rows": 1, "tokens": {EVIL: 2}}]}, "cleaning": {"a": {EVIL: 3}}}})
     )
     (run / "summary.json").write_text(json.dumps({"best": {"metric": EVIL, "value": 1.0}}))
+    launch = {"event": "start", "host": EVIL, "command": EVIL, "versions": {EVIL: EVIL}}
+    (run / "launches.jsonl").write_text(json.dumps(launch))
     lines = [{"step": step, "kind": "train", EVIL: 1.5} for step in (1, 2)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = (run / "config.yaml").read_text()
@@ -210,6 +219,10 @@ def test_odd_records_do_no_harm(two_runs: tuple[Path, Path], tmp_path: Path) -> 
     (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 1, "kind": "train", "loss": 5e-324}', "{", "[]"]))
     (run / "data.json").write_text(json.dumps({f"{i}": {"splits": {"a": [value]}} for i, value in enumerate(odd)}))
     (run / "summary.json").write_text(json.dumps({"best": {"value": 1.0}, "steps": "x"}))
+    launches = [
+        {"event": event, "step": value, "versions": value} for value in odd for event in ("end", "start", value)
+    ]
+    (run / "launches.jsonl").write_text("\n".join(map(json.dumps, launches)))
     report(tmp_path / "report.html", run)
 
 

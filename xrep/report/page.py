@@ -46,6 +46,7 @@ def render(runs: Sequence[Run], results: Results, failed: Sequence[str] = ()) ->
         "Pictures": pictures(results, numbers),
         "Data": _data(runs),
         "Overlap with the training text": _overlap(results, models),
+        "Launches": _launches(runs),
         "Versions": _versions(runs, results),
     }
     body = "".join(f"<section><h2>{name}</h2>{text}</section>" for name, text in sections.items() if text)
@@ -98,10 +99,14 @@ def _runs(runs: Sequence[Run]) -> str:
             str(summary["steps"]) if is_number(summary.get("steps")) else f"{max(steps, default=0):.0f}",
             f"{examples:,}" if is_number(examples) else "",
             escape(duration(seconds)) if is_number(seconds) else "",
-            f"{_text(best.get('metric'))} {shown(best['value'])}" if best else "",
+            f"{_text(best.get('metric'))} {shown(best['value'])}{_at_step(best)}" if best else "",
             "finished" if summary else "not finished",
         ])  # fmt: skip
     return table(["run", "objective", "steps", "examples", "time", "best validation", "state"], rows)
+
+
+def _at_step(best: Mapping[str, Any]) -> str:
+    return f"<small>step {best['step']}</small>" if is_number(best.get("step")) else ""
 
 
 def _options(runs: Sequence[Run]) -> str:
@@ -258,8 +263,28 @@ def _overlap_cell(overlap: Mapping[str, Any]) -> str:
     return counted + ("<small>left out</small>" if overlap.get("dropped") else "")
 
 
+def _launches(runs: Sequence[Run]) -> str:
+    rows = []
+    for run in runs:
+        for launch in run.launches:
+            steps = f"{_known(launch, 'step')} to {_known(launch, 'until')}"
+            facts = [_known(launch, key) for key in ("time", "host", "device", "how", "command")]
+            rows.append([escape(run.name), steps, *map(_breakable, facts)])
+    header = ["run", "steps", "began", "host", "device", "end", "command"]
+    return table(header, rows, numeric=False) if rows else ""
+
+
+def _known(values: Mapping[str, Any], key: str) -> str:
+    return _text(values[key]) if values.get(key) is not None else "?"
+
+
 def _versions(runs: Sequence[Run], results: Results) -> str:
-    rows = [["this page", f"xrep {__version__}"]]
-    for test, records in results.items():
-        rows += [[escape(f"{test}, {name}"), f"xrep {_text(own.get('version', ''))}"] for name, own in records.items()]
-    return table(["", "version"], rows, numeric=False)
+    """Return the versions at the last launch of each run, and those of the evaluations."""
+    last = {run.name: run.launches[-1].get("versions") for run in runs if run.launches}
+    found = {name: versions for name, versions in last.items() if isinstance(versions, dict)}
+    packages = list(dict.fromkeys(package for versions in found.values() for package in versions))
+    rows = [[escape(package), *(_text(own.get(package, "")) for own in found.values())] for package in packages]
+    text = table(["", *map(escape, found)], rows, numeric=False) if rows else ""
+    measured = {_text(own.get("version", "?")) for records in results.values() for own in records.values()}
+    by = f" The evaluations are of xrep {', '.join(sorted(measured))}." if measured else ""
+    return f'{text}<p class="faint">This page is of xrep {__version__}.{by}</p>'

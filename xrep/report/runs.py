@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -17,6 +18,7 @@ from xrep.config import compose
 from xrep.config.yaml_files import flat
 from xrep.errors import UserError
 from xrep.models.directory import CONFIG, read_saved_config
+from xrep.training.launches import LAUNCHES
 from xrep.training.progress import METRICS
 from xrep.training.run import DATA_STATISTICS, SUMMARY
 
@@ -43,6 +45,8 @@ class Run:
     summary: dict[str, Any]
     data: dict[str, Any]
     """Statistics of the training data, by part."""
+    launches: list[dict[str, Any]]
+    """What is recorded of each launch: at its beginning, with ``how`` it ended and ``until`` which step."""
     curves: dict[str, dict[str, Curve]] = field(default_factory=dict)
     """Records by kind (train, valid) and name of the value: (step, value) each."""
 
@@ -74,6 +78,7 @@ def _read_run(name: str, path: Path) -> Run:
         changed={key: value for key, value in options.items() if defaults.get(key, options) != value},
         summary=_mapping(read_json(path / SUMMARY)),
         data=_mapping(read_json(path / DATA_STATISTICS)),
+        launches=_launches(path / LAUNCHES),
         curves=_curves(path / METRICS),
     )
 
@@ -104,15 +109,28 @@ def read_json(path: Path) -> Any:
         raise UserError("not JSON", path=path, cure="remove it, or write it again") from None
 
 
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the mappings in the lines of a file; a run that was killed may leave half a line."""
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        return
+    for line in path.read_bytes().split(b"\n"):
+        with suppress(ValueError, RecursionError):
+            yield _mapping(json.loads(line)) if line else {}
+
+
+def _launches(path: Path) -> list[dict[str, Any]]:
+    launches: list[dict[str, Any]] = []
+    for record in _records(path):
+        if record.get("event") == "start":
+            launches.append(record)
+        elif record.get("event") == "end" and launches:
+            launches[-1] |= {"how": record.get("how"), "until": record.get("step")}
+    return launches
+
+
 def _curves(path: Path) -> dict[str, dict[str, Curve]]:
     curves: dict[str, dict[str, Curve]] = {}
-    if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        return curves
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            record = _mapping(json.loads(line)) if line else {}
-        except (ValueError, RecursionError):
-            continue  # a run that was killed may leave half a line
+    for record in _records(path):
         step, kind = record.pop("step", None), record.pop("kind", None)
         if is_number(step) and kind in ("train", "valid"):
             for name, value in record.items():
