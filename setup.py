@@ -79,6 +79,7 @@ setup(
     },
     entry_points={
         "console_scripts": [
+            "xrep=xrep_cli.xrep:main",
             "xrep-train=xrep_cli.train:main",
             "xrep-eval=xrep_cli.eval:main",
             "xrep-preprocess=xrep_cli.preprocess:main",

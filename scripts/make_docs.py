@@ -24,11 +24,8 @@ from unittest import mock
 
 from xrep.files import write_aside
 from xrep.registry import REGISTRIES
+from xrep_cli.xrep import COMMANDS, help_text
 
-COMMANDS = (
-    "train", "sweep", "eval", "report", "preprocess", "encode", "mine", "search", "generate", "predict", "export",
-    "data",
-)  # fmt: skip
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py. Change the options in the code, not this page. -->\n"
 WRITTEN = {"guides": "Guides", "papers": "The papers"}
@@ -75,7 +72,9 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its path in docs/."""
-    texts = {f"xrep-{name}.md": NOTE + "\n" + (train_page() if name == "train" else page(name)) for name in COMMANDS}
+    usage, _, text = help_text().partition("\n\n")
+    texts = {"xrep.md": f"{NOTE}\n# xrep\n\n```text\n{text}\n{usage}\n```\n"}
+    texts |= {f"xrep-{name}.md": NOTE + "\n" + (train_page() if name == "train" else page(name)) for name in COMMANDS}
     commands = "".join(f"- [{name.removesuffix('.md')}]({name}): {summary_of(text)}\n" for name, text in texts.items())
     reference = {f"reference/{name}.md": f"{NOTE}\n{reference_page(*given)}" for name, given in REFERENCE.items()}
     listed = "".join(f"- [{given[0]}](reference/{name}.md): {given[1]}\n" for name, given in REFERENCE.items())

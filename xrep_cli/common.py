@@ -40,7 +40,7 @@ def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
         _prepare_streams()
-        program = f"xrep-{function.__module__.rpartition('.')[2]}" if argv is not None else _program()
+        program = _command(function.__module__.rpartition(".")[2]) if argv is not None else _program()
         message, code = "", 0
         try:
             os.getcwd()  # torch ends the process if the current folder was deleted
@@ -350,7 +350,12 @@ def command_parser(program: str, description: str, epilog: str | None = None) ->
 def _program() -> str:
     """Return the name of the command as it was typed; ``python -m xrep_cli.train`` is xrep-train."""
     path = Path(sys.argv[0])
-    return f"xrep-{path.stem}" if path.suffix == ".py" else path.name
+    return _command(path.stem) if path.suffix == ".py" else path.name
+
+
+def _command(module: str) -> str:
+    """Return the name of the command of a module of ``xrep_cli``; ``python -m xrep`` is xrep."""
+    return "xrep" if module in ("xrep", "__main__") else f"xrep-{module}"
 
 
 def _describe(error: OSError) -> str:

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 import xrep
 
 COMMANDS = (
-    "xrep-train", "xrep-eval", "xrep-encode", "xrep-mine", "xrep-generate", "xrep-predict", "xrep-export",
+    "xrep", "xrep-train", "xrep-eval", "xrep-encode", "xrep-mine", "xrep-generate", "xrep-predict", "xrep-export",
     "xrep-preprocess", "xrep-report", "xrep-search", "xrep-sweep", "xrep-data",
 )  # fmt: skip
 ANSWERS = {"--help": "usage: {command}", "--version": f"xrep {xrep.__version__}\n"}

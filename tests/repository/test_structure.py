@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 FLOORS = {
+    "xrep.__main__": 9,
     "xrep_cli": 8,
     "xrep.evaluation": 7,
     "xrep.report": 7,
