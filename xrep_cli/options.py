@@ -289,7 +289,7 @@ Train a cross-lingual sentence encoder, or a translator.
   xrep-train ... --print-config                                       prints the resolved configuration and stops
 
 DATA is a directory made by xrep-preprocess, or a directory of raw text with the files train.de-en.de and
-train.de-en.en, or train.de-en.tsv (they may end in .gz or .xz). The same command with the same --save-dir resumes a
+train.de-en.en, or train.de-en.tsv (also .tmx, .jsonl and so on). The same command with the same --save-dir resumes a
 run that was stopped.
 Every option can be given in three ways: --queue-size 1024, criterion.queue_size=1024, or criterion: {queue_size: 1024}
 in the file given by --config. The command line overrides the file.

@@ -32,7 +32,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-predict", DESCRIPTION)
     add = parser.add_argument
     add("--path", required=True, metavar="CHECKPOINT", help="a classifier: RUN/best")
-    add("--input", default="-", metavar="FILE", help="UTF-8 text (also .gz and .xz); - reads standard input")
+    add(
+        "--input", default="-", metavar="FILE", help="UTF-8 text (also .gz, .bz2, .xz and .zst); - reads standard input"
+    )
     add("--output", default="-", metavar="FILE", help="file to write to; - is standard output")
     add("--jsonl", action="store_true", help="write an object of JSON per line")
     add_shared_options(parser, "--batch-tokens", "--device", "--plugin")

@@ -36,8 +36,12 @@ Parallel text is written PAIR=FILES:
   de-en=x.tsv          one file with columns separated by tabs; the English column is recognised by its words
   de-en=x.tsv:2,1      the same, with the numbers of the columns of de and en, counted from 1
   de-en=x.de,x.en      two files that translate each other line by line
+  de-en=x.tmx          a translation memory (TMX, XLIFF), or .jsonl, .csv or .parquet with the fields de and en
+  de-en=x.jsonl:q,a    the same, with the names of the fields of de and en
+  de-en=x.zip          an archive with one of these, or with two files as OPUS and WMT have them (x.de and x.en)
   de-en=x.tsv@5000     at most 5000 of its pairs, drawn at random (only training text)
-Every file is UTF-8, optionally compressed with gzip or xz. Codes may have two or three letters (deu-eng is de-en).
+Every file is UTF-8, optionally compressed with gzip, bzip2, xz or zstd. Codes may have two or three letters (deu-eng is
+de-en).
 """
 EPILOG = "At the end, a table says how many pairs each cleaning rule dropped. Nothing is written if a step fails."
 
