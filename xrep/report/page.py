@@ -271,7 +271,7 @@ def _launches(runs: Sequence[Run]) -> str:
             facts = [_known(launch, key) for key in ("time", "host", "device", "how", "command")]
             rows.append([escape(run.name), steps, *map(_breakable, facts)])
     header = ["run", "steps", "began", "host", "device", "end", "command"]
-    return table(header, rows, numeric=False) if rows else ""
+    return table(header, rows, kind="launches", numeric=False) if rows else ""
 
 
 def _known(values: Mapping[str, Any], key: str) -> str:
