@@ -54,7 +54,8 @@ def nearest(
     for start in range(0, len(x_QD), step):
         some = x_QD[start : start + step]
         proposed_BP = propose(index, shape, some, wanted, probes)
-        refine(best.slice(start, start + len(some)), some, vectors, np.maximum(proposed_BP, 0), proposed_BP)
+        with np.errstate(invalid="ignore"):  # a vector that is not finite is refused below
+            refine(best.slice(start, start + len(some)), some, vectors, np.maximum(proposed_BP, 0), proposed_BP)
     if torch.isnan(best.similarity).any():
         raise UserError("a vector is not finite", path=vectors.path, cure="build it again")
     return best.similarity.numpy(), best.index.numpy()
