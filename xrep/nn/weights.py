@@ -104,8 +104,9 @@ def _open(path: Path) -> dict[str, Callable[[], Tensor]]:
 
 def _is_dense(value: object) -> bool:
     """Return whether a value is a tensor of the usual kind: not sparse, quantised, nested or without values."""
-    plain = isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
-    return plain and not value.is_quantized and not value.is_nested
+    if not isinstance(value, Tensor) or value.is_quantized or value.is_nested:
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu"
 
 
 def read_torch(path: Path, problem: str, cure: str, *, mmap: bool = False) -> Any:

@@ -82,15 +82,18 @@ def check_cursor(cursor: Any, sample: Any, top: bool = True) -> None:
         _check(not isinstance(sample, int) or _is_count(cursor), "`cursor` is not a count")
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, saved: Any, sample: dict[str, Any]) -> None:
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, saved: Any, build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+) -> None:
     """Load the state of an optimizer, whose groups stay as they are.
 
     Args:
-        sample: the state of one parameter, a vector, of such an optimizer after a step.
+        build: makes such an optimizer of other groups.
 
     Raises:
         ValueError: it is the state of another optimizer, or of other parameters.
     """
+    sample = _state_of_a_vector(optimizer, build)
     own = optimizer.state_dict()["param_groups"]
     _check(isinstance(saved, dict) and saved.keys() == {"state", "param_groups"}, "`optimizer` has other fields")
     _check([group["params"] for group in saved["param_groups"]] == [group["params"] for group in own],
@@ -153,3 +156,15 @@ def _is_count(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _state_of_a_vector(
+    optimizer: torch.optim.Optimizer, build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+) -> dict[str, Any]:
+    """Return what such an optimizer keeps of a vector after a step."""
+    group = optimizer.param_groups[0]
+    vector = torch.zeros(2, device=group["params"][0].device, requires_grad=True)
+    vector.grad = torch.zeros_like(vector)
+    other = build([{**group, "params": [vector]}])
+    other.step()
+    return other.state[vector]

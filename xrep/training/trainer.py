@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Generator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -149,26 +150,25 @@ class Trainer:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
 
             compile_layers(self.module)
-        frozen, options, self.lora = [*self.config.freeze, *criterion.frozen], run.configs["optimizer"], None
+        frozen, options, lora = [*self.config.freeze, *criterion.frozen], run.configs["optimizer"], None
         if self.config.lora_rank:
-            known = {name.removeprefix("model.") for name, _ in Freezing(frozen).ever_trained(self.module)}
-            self.lora = LowRank(model, known, self.config.lora_rank, self.config.lora_alpha)
-            criterion.add_module("lora", self.lora)  # it is saved with the criterion, as it is not kept
-            frozen += [f"model.{name}" for name in self.lora.others]
-        freezing = Freezing(frozen)
-        names = [name for name, _ in self.module.named_parameters()]
-        adapted = {f"model.{name}" for name in self.lora.targets} if self.lora is not None else set()
+            known = (name.removeprefix("model.") for name, _ in Freezing(frozen).ever_trained(self.module))
+            lora = LowRank(model, set(known), self.config.lora_rank, self.config.lora_alpha)
+            criterion.add_module("lora", lora)  # it is saved with the criterion, as it is not kept
+            frozen += [f"model.{name}" for name in lora.others]
+        freezing, names = Freezing(frozen), [name for name, _ in self.module.named_parameters()]
+        adapted = {f"model.{name}" for name in lora.targets} if lora is not None else set()
         trained = [(name, p) for name, p in freezing.ever_trained(self.module) if name not in adapted]
-        optimizer = run.classes["optimizer"].build(options, parameter_groups(options, trained, names))
+        self._make_optimizer = partial(run.classes["optimizer"].build, options)
+        optimizer = self._make_optimizer(parameter_groups(options, trained, names))
         rules = self.config.precision, self.config.clip_norm
-        self.engine = Engine(self.module, optimizer, freezing, world, *rules, self.lora)
+        self.engine = Engine(self.module, optimizer, freezing, world, *rules, lora)
         schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         step = self.config.update_freq * next(iter(task.plan(None, world.rank, world.size))).examples
         self.budget = Budget(self.config, task.examples, step, schedule)
         self.state = TrainingState()
         self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
-        self._meters = Meters()
-        self._rate, self._recent, self._validation = 0.0, Recent(criterion), ""
+        self._meters, self._recent, self._rate, self._validation = Meters(), Recent(criterion), 0.0, ""
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -262,8 +262,7 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             rank = f"rank {self.world.rank}, " if self.world.size > 1 else ""
-            problem = f"{rank}{self.world.device}: {out_of_memory(batches)}"
-            raise self._failed(problem) from None
+            raise self._failed(f"{rank}{self.world.device}: {out_of_memory(batches)}") from None
         if not outcome.finite:  # the run ends on every rank, and names the module and the batch that went wrong
             where = not_finite(self.engine, outcome, batches, self.task.describe)
             self.world.stop_all(self._failed(where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
@@ -292,8 +291,7 @@ class Trainer:
 
     def _record(self) -> None:
         """Log the means since the last record; speeds count the time of training without validation and saving."""
-        totals = self._meters.totals
-        busy = totals["busy"]
+        totals, busy = self._meters.totals, self._meters.totals["busy"]
         values = self._meters.means() | {
             "learning_rate": self._rate,
             "epoch": self.state.examples / self.task.examples,
@@ -393,19 +391,10 @@ class Trainer:
         with reading_state(checkpoint.path / STATE):
             self.state = state_of(saved, checkpoint.step)
             check_cursor(self.state.cursor, next(iter(self.task.plan())).cursor)
-            load_optimizer(self.engine.optimizer, saved["optimizer"], self._state_of_a_vector())
+            load_optimizer(self.engine.optimizer, saved["optimizer"], self._make_optimizer)
             load_scaler(self.engine.scaler, saved["scaler"])
             check_random(saved["random"])
         if len(saved["random"]) == self.world.size:
             restore_random_state(saved["random"][self.world.rank], self.world.device)
         else:
             torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
-
-    def _state_of_a_vector(self) -> dict[str, Any]:
-        """Return what the optimizer keeps of a vector after a step."""
-        vector = torch.zeros(2, device=self.world.device, requires_grad=True)
-        vector.grad = torch.zeros_like(vector)
-        group = {**self.engine.optimizer.param_groups[0], "params": [vector]}
-        optimizer = self.run.classes["optimizer"].build(self.run.configs["optimizer"], [group])
-        optimizer.step()
-        return optimizer.state[vector]
