@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from xrep.config import compose_course, course_to_yaml
-from xrep.config.sizes import is_small
 from xrep.errors import UserError
 from xrep_cli.common import VERSION, console_script, naming_options
 from xrep_cli.options import help_text, parse
@@ -37,12 +36,9 @@ def main(argv: Sequence[str]) -> None:
     from xrep.training.run import train
     from xrep.training.stages import train_course
 
-    by_itself = not any("size" in values for _, values in line.layers)
     with naming_options(line.option_names()):
         with _one_report_per_host():
             world = start(runs[0].configs["distributed"], runs[0].configs["trainer"].device)
-        if world.is_main and by_itself and is_small(runs[0].values):
-            print("a small model for CPUs; --size base for BERT's", file=sys.stderr)
         try:
             summary = train_course(runs, functools.partial(train, world=world), world.is_main)
         finally:

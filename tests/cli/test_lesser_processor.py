@@ -43,12 +43,12 @@ def test_commands_in_float32_and_bfloat16(data_directory: Path, tmp_path: Path) 
     source.write_text("".join(f"{line}\n" for line in GERMAN), encoding="utf-8")
     steps = options(max_steps=3)
     lines: list[tuple[str, list[object]]] = []
-    for precision in ("float32", "bf16"):
+    for precision in ("float32", "bfloat16"):
         given = ["--input", source, "--device", "cpu", "--precision", precision]
         lines.append(("encode", ["--path", encoder, *given, "--output", tmp_path / f"{precision}.npy"]))
         searched = ["--beam", 1, "--max-length-b", 1, "--jsonl", "--output", tmp_path / f"{precision}.jsonl"]
         lines.append(("generate", ["--path", translator, *given, *searched]))
-        half = ["--precision", "bfloat16"] if precision == "bf16" else []
+        half = ["--precision", "bf16"] if precision == "bfloat16" else []  # another name of the same
         lines.append(("train", [data_directory, *steps, *half, "--save-dir", tmp_path / f"trained_{precision}"]))
     script = json.dumps([(name, [str(part) for part in line]) for name, line in lines])
     finished = subprocess.run(

@@ -206,7 +206,7 @@ def test_help_shows_each_part_under_its_own_title(tmp_path):
         "parts.rank.criterion translation_ranking", "parts.dual_moco", "parts.rank",
     ]  # fmt: skip
     title = next(number for number, line in enumerate(lines) if line.startswith("parts.rank.criterion"))
-    assert any(line.startswith("  parts.rank.criterion.temperature= FLOAT") for line in lines[title : title + 9])
+    assert any(line.startswith("  parts.rank.criterion.temperature= FLOAT") for line in lines[title : title + 20])
     assert any(line.startswith("  --queue-size INT") for line in lines)
     assert any(line.startswith("  --mixing {weight,proportion}") for line in lines)
     assert max(map(len, lines)) <= 120

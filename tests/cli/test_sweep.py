@@ -122,9 +122,14 @@ def test_ctrl_c_stops_all_runs_and_starts_no_other(tmp_path: Path, monkeypatch: 
             threading.Event().wait(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
+    # A shell that starts the tests in the background lets them ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(Interrupted, match="the same command goes on from there"):
-        run_trials(trials, [None] * 3, 2, lambda text: None)  # type: ignore[list-item]
+    try:
+        with pytest.raises(Interrupted, match="the same command goes on from there"):
+            run_trials(trials, [None] * 3, 2, lambda text: None)  # type: ignore[list-item]
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [trial.log.exists() for trial in trials] == [True, True, False]
     assert all(trial.log.read_text() == "ready\nsaved\n" for trial in trials[:2])
 

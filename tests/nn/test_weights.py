@@ -111,7 +111,7 @@ def test_damaged_torch_files(tmp_path: Path) -> None:
         refuse(tmp_path, path)
     for content in ([torch.ones(1)], {"state_dict": {"a": torch.ones(1)}}, torch.ones(1)):
         torch.save(content, path)
-        refuse(tmp_path, path, "not a table of names and tensors")
+        refuse(tmp_path, path, "not a table of names and dense tensors")
 
 
 def test_files_that_others_may_read(tmp_path: Path) -> None:

@@ -77,9 +77,11 @@ def word_infonce(
     if not len(embedding):
         raise ValueError("embedding must have at least one row")
     for name, ids in (("words", words), ("special", special)):
-        # On a GPU, the values would have to be waited for.
-        if ids.device.type == "cpu" and ids.numel() and not 0 <= ids.min() <= ids.max() < len(embedding):
-            raise ValueError(f"{name} must lie in [0, {len(embedding)}), not {int(ids.min())} to {int(ids.max())}")
+        if ids.device.type != "cpu" or not ids.numel():
+            continue  # on a GPU, the values would have to be waited for
+        values = ids.numpy()
+        if not 0 <= values.min() <= values.max() < len(embedding):
+            raise ValueError(f"{name} must lie in [0, {len(embedding)}), not {values.min()} to {values.max()}")
     accumulate = accumulation_dtype(query, embedding)
     with torch.autocast(query.device.type, enabled=False):
         unit = F.normalize(query.to(accumulate), dim=1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from xrep.config import RunConfig
+from xrep.config.sizes import is_small
 from xrep.data.batching import TextSpec
 from xrep.models.model import Model, Origin
 from xrep.nn.decoder import TransformerDecoder
@@ -27,6 +28,7 @@ def introduction(run: RunConfig, task: Task, trainer: Trainer) -> list[str]:
         f"{run.label}: {task.examples:,} training examples of {', '.join(data)}",
         f"{run.values['model']['name']}: {_millions(sum(p.numel() for p in model.parameters()))} on {world.device}, "
         f"{ranks}{torch.get_num_threads()} threads, {trainer.engine.precision}",
+        *(["a small model for CPUs; size base is that of BERT"] if is_small(run.values) else []),
         *(_encoder_line(name, model, task.text, trainer) for name in _encoders(model)),
     ]
 
