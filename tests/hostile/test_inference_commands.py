@@ -99,6 +99,9 @@ CASES = [
     Case("generate", f"{GENERATE} --max-tokens 0", "--max-tokens 0; give at least 1"),
     Case("generate", f"{GENERATE} --buffer-lines 0", "--buffer-lines 0; give at least 1"),
     Case("generate", f"{GENERATE} --path enc", "enc: not a translation model: it encodes sentences"),
+    Case(
+        "encode", f"{ENCODE} --lang de-en", "--lang de-en: a pair, where each language is named alone; give de, or de,"
+    ),
     Case("export", f"{EXPORT} --output mine.tsv.work", "mine.tsv.work: exists and is not empty"),
     Case("export", f"{EXPORT} --output de.txt", "de.txt: exists and is not empty"),
     Case("export", f"{EXPORT} --output fifo", "fifo: exists and is not empty"),

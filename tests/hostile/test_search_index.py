@@ -162,7 +162,7 @@ def test_the_other_files(fuzz: Fuzz, make: Callable[..., Path], name: str) -> No
         forge(path)
         search(path)
 
-    fuzz(f"{name} of an index", name, files_like((path / name).read_bytes()), read, inputs=250)
+    fuzz(f"{name} of an index", name, files_like((path / name).read_bytes()), read)
 
 
 @pytest.mark.slow

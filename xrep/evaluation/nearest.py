@@ -15,8 +15,9 @@ from tqdm import tqdm
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures
-from xrep.evaluation.reading import check_language, read_sentences
+from xrep.evaluation.reading import read_sentences
 from xrep.inference.encoding import CHUNK_CHARACTERS, CHUNK_LINES
+from xrep.text.languages import check_language
 from xrep.text.readers import read_lines
 
 _QUERIES = 1024

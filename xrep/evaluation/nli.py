@@ -19,11 +19,11 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Loaded, check_languages, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
-from xrep.evaluation.reading import check_language, choose_languages
+from xrep.evaluation.reading import choose_languages
 from xrep.metrics.bootstrap import accuracy_interval
 from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
 from xrep.registry import CRITERIA
-from xrep.text.languages import canonical, name
+from xrep.text.languages import canonical, check_language, name
 from xrep.text.nli_readers import Example, NliFile, discover_nli_test, read_nli
 
 CHUNK = 4096

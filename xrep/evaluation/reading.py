@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from xrep.errors import UserError
-from xrep.text.languages import canonical
+from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_lines
 
 DEPTH = 4
@@ -43,7 +43,7 @@ def choose_languages(
     left_out: list[str] = []
     for name in filter(None, (part.strip() for part in languages.split(","))):
         code = name.removesuffix("?")
-        _refuse_pair(code, "langs", known)
+        refuse_pair(code, "langs", known)
         meant = known if code == "all" else (groups or {}).get(code, (canonical(code),))
         wanted += [language for language in meant if code == name or language in known]
         left_out += [language for language in meant if code != name and language not in known]
@@ -54,21 +54,6 @@ def choose_languages(
         problem = f"no {data} {' '.join(missing)}" if missing else "no language named"
         raise UserError(problem, path=path, cure=f"the data has {','.join(known)}")
     return list(dict.fromkeys(wanted))
-
-
-def _refuse_pair(name: str, option: str, known: Collection[str] = ()) -> None:
-    """Refuse ``de-en``, which would be read as German in a region EN; ``pt-BR`` and ``zh-TW`` are regions."""
-    first, _, second = name.replace("_", "-").partition("-")
-    if second.islower() and canonical(second) in {"en", *known} and len(first) in (2, 3):
-        problem = f"`{option}` {name}: a pair, where each language is named alone"
-        raise UserError(problem, cure=f"give {first}, or {first},{second} for both; write a region in capitals")
-
-
-def check_language(code: str | None, option: str) -> None:
-    """Raise a UserError if an option names something that cannot be the code of a language."""
-    _refuse_pair(code or "", option)
-    if code is not None and not re.fullmatch(r"[a-z]{2,3}", canonical(code)):
-        raise UserError(f"`{option}` {code[:40]!r} is no language code", cure="give one such as de, deu or zh-Hans")
 
 
 def check_seed(seed: int) -> None:

@@ -24,7 +24,7 @@ from xrep.interrupts import Interrupted, StopRequest
 from xrep.nn.encoder import counting_sentences
 from xrep.progress import Counter
 from xrep.retrieval.vectors import HEADER_BYTES, npy_header
-from xrep.text.languages import canonical
+from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
 
 CHUNK_LINES = 4096
@@ -87,6 +87,7 @@ def encode_file(
     if not 0 <= rank < world_size:
         cure = "the environment variable RANK must count from 0 and be below WORLD_SIZE"
         raise UserError(f"this is process {rank} of {world_size}", cure=cure)
+    refuse_pair(lang or "", "lang")
     lang = lang and canonical(lang)
     encoder.model.tower(lang)
     target, file = shard_path(output, rank, world_size), "/dev/stdin" if path == "-" else path

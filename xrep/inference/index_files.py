@@ -41,7 +41,7 @@ from xrep.precision import Precision
 from xrep.retrieval.faiss_files import Quantize, Shape, open_index, shape_for, write_index
 from xrep.retrieval.faiss_search import Recall, recall_of
 from xrep.retrieval.vectors import HEADER_BYTES, VectorFile, open_array, raw_blocks, write_npy
-from xrep.text.languages import canonical
+from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
 
 SCHEMA = 1
@@ -188,6 +188,7 @@ def build(
     """
     path = Path(os.path.realpath(output))
     work = path.with_name(f"{path.name}.work")
+    refuse_pair(lang or "", "lang")
     lang = lang and canonical(lang)
     check_output(path, folder=True)
     if base is None and not (work / "result.json").exists():

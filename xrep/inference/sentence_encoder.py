@@ -27,7 +27,7 @@ from xrep.nn.bert import CONFIG
 from xrep.nn.shape import UNLIMITED
 from xrep.precision import Precision, type_of
 from xrep.registry import one_line
-from xrep.text.languages import canonical
+from xrep.text.languages import canonical, refuse_pair
 from xrep.text.pretrained_tokenizer import maximum_length
 from xrep.text.sides import SHARED, SIDES, Tokenizers, open_tokenizers, tokenizer_of
 from xrep.text.tokenizer import Tokenizer
@@ -173,6 +173,7 @@ class SentenceEncoder:
         """
         if batch_size is not None and batch_size < 1:
             raise UserError(f"`batch_size` must be at least 1, not {batch_size}")
+        refuse_pair(lang or "", "lang")
         tower = self.model.tower(lang and canonical(lang))
         begin, several = self._prompt(prompt, prompt_name), [sentences] if isinstance(sentences, str) else sentences
         prompted = [begin + sentence for sentence in several] if begin else several

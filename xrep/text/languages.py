@@ -11,8 +11,10 @@ those of the macrolanguage or of its main member (zho, cmn), and withdrawn codes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
+
+from xrep.errors import UserError
 
 _CODE = re.compile(r"([a-z]{2,3})([-_][a-z]{4})?([-_]([a-z]{2}|[0-9]{3}))?")  # language, script, region (BCP 47)
 
@@ -44,6 +46,21 @@ def canonical(code: str) -> str:
     code = code.strip().lower()
     match = _CODE.fullmatch(code)
     return _CANONICAL.get(match.group(1), match.group(1)) if match else code
+
+
+def refuse_pair(name: str, option: str, known: Collection[str] = ()) -> None:
+    """Refuse ``de-en``, which would be read as German in a region EN; ``pt-BR`` and ``zh-TW`` are regions."""
+    first, _, second = name.replace("_", "-").partition("-")
+    if second.islower() and canonical(second) in {"en", *known} and len(first) in (2, 3):
+        problem = f"`{option}` {name}: a pair, where each language is named alone"
+        raise UserError(problem, cure=f"give {first}, or {first},{second} for both; write a region in capitals")
+
+
+def check_language(code: str | None, option: str) -> None:
+    """Raise a UserError if an option names something that cannot be the code of a language."""
+    refuse_pair(code or "", option)
+    if code is not None and not re.fullmatch(r"[a-z]{2,3}", canonical(code)):
+        raise UserError(f"`{option}` {code[:40]!r} is no language code", cure="give one such as de, deu or zh-Hans")
 
 
 def name(code: str) -> str:

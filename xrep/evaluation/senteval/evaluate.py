@@ -23,13 +23,13 @@ from xrep.evaluation.evaluation import (
     table,
 )
 from xrep.evaluation.overlap import Overlap, find_overlap, total
-from xrep.evaluation.reading import check_language, folders_with
+from xrep.evaluation.reading import folders_with
 from xrep.evaluation.senteval import protocols, readers
 from xrep.evaluation.senteval.folds import Classifier
 from xrep.evaluation.senteval.protocols import Examples
 from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier
 from xrep.evaluation.senteval.torch_classifier import TorchClassifier
-from xrep.text.languages import canonical
+from xrep.text.languages import canonical, check_language
 
 CLASSIFIERS: dict[str, type[Classifier]] = {"senteval": TorchClassifier, "sklearn": SklearnClassifier}
 SUPERVISED = {"SICK-R": "SICK-R (supervised)"}
