@@ -212,7 +212,7 @@ def stop_at_work(path: Path, **options: object) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "ivf"])
 def test_memory_does_not_grow_with_the_sentences(tmp_path: Path, kind: str) -> None:
-    """Compare peak memory after 20,000 sentences and after 80,000, whose vectors are 164 MB in 32 bits.
+    """Compare peak memory after 20,000 sentences and after 80,000, whose vectors are 164 MB in 32 bits, 123 MB more.
     The vectors come from a stand-in for the encoder, whose memory another test measures."""
     encoder = write_encoder(tmp_path / "best", size=512)
     script = (
@@ -240,4 +240,4 @@ def test_memory_does_not_grow_with_the_sentences(tmp_path: Path, kind: str) -> N
         finished = subprocess.run(line, env=given, cwd=tmp_path / quantize, capture_output=True, text=True)
         assert finished.returncode == 0, finished.stderr
         few, many = (int(line) for line in finished.stdout.splitlines())
-        assert many - few < 20_000, f"{quantize}: {few} KB after 20,000 sentences, {many} KB after 80,000"
+        assert many - few < 40_000, f"{quantize}: {few} KB after 20,000 sentences, {many} KB after 80,000"
