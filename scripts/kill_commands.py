@@ -29,6 +29,7 @@ import numpy as np
 from xrep.files import digests_of, sha256_of
 from xrep_cli.common import HelpFormatter, console_script
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the small models that are killed are those of tests/
 PATIENCE = 300.0
 """Seconds after which a process counts as hanging."""
 
@@ -166,7 +167,7 @@ def _preprocess(folder: Path) -> Job:
 
 
 def _encode(folder: Path) -> Job:
-    """Write an encoder and a text of three chunks."""
+    """Write an encoder and a text of ten chunks."""
     from tests.encoders import write_encoder
 
     write_encoder(folder / "encoder")
@@ -199,7 +200,7 @@ def _generate(folder: Path) -> Job:
 
 
 def _search_build(folder: Path) -> Job:
-    """Write an encoder and a text of two chunks."""
+    """Write an encoder and a text of five chunks."""
     from tests.encoders import write_encoder
 
     write_encoder(folder / "encoder")
@@ -209,7 +210,7 @@ def _search_build(folder: Path) -> Job:
 
 
 def _search_add(folder: Path) -> Job:
-    """Write an index and a text of two chunks."""
+    """Write an index and a text of five chunks."""
     from xrep.inference.search_index import SearchIndex
 
     _search_build(folder)

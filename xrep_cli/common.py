@@ -21,7 +21,7 @@ from typing import IO, Any, NoReturn
 from xrep import __version__
 from xrep.config.fields import FieldSpec, choices, convert, members
 from xrep.errors import TrainingError, UserError
-from xrep.files import check_output, is_stream, json_text, same_file, write_json
+from xrep.files import check_output, is_stream, json_text, same_file, write_aside, write_json
 from xrep.registry import import_plugin
 from xrep_cli.suggestions import suggestion
 
@@ -268,17 +268,26 @@ TEXT_HELP = (
 """Help of options that name a text."""
 
 
+def is_streamed(output: str) -> bool:
+    """Return whether an output goes to standard output, a device or a pipe, so that no later command can resume it."""
+    return output == "-" or is_stream(output)
+
+
 def message_stream(output: str) -> IO[str]:
-    """Return where to print what is not the output: stderr if the output goes to standard output."""
-    return sys.stderr if output == "-" else sys.stdout
+    """Return where to print what is not the output: stderr if the output may go to standard output."""
+    return sys.stderr if is_streamed(output) else sys.stdout
 
 
 @contextmanager
 def output_file(named: str) -> Iterator[Path]:
-    """Context manager that yields the path to write to: the file itself or, for ``-``, a temporary one that is copied
-    to standard output if the block succeeds."""
-    if named != "-":
+    """Context manager that yields the path to write to: the file itself or, for ``-``, a device or a pipe, a temporary
+    one that is copied there if the block succeeds."""
+    if not is_streamed(named):
         yield Path(named)
+        return
+    if named != "-":
+        with write_aside(named) as aside:
+            yield aside
         return
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder) / "output"

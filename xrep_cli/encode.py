@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from xrep.errors import UserError
-from xrep.files import is_stream
 from xrep_cli.common import (
     TEXT_HELP,
     add_shared_options,
@@ -17,6 +16,7 @@ from xrep_cli.common import (
     choose_device,
     command_parser,
     command_script,
+    is_streamed,
     limit_kept_products,
     message_stream,
     number_from_environment,
@@ -61,12 +61,11 @@ def _main(options: argparse.Namespace) -> None:
 
     if options.batch_tokens < 1:
         raise UserError(f"`batch_tokens` {options.batch_tokens}", cure="give at least 1")
-    if output.suffix != ".npy" and options.output != "-":
+    streamed = is_streamed(options.output)
+    if output.suffix != ".npy" and not streamed:
         raise UserError("the output is a .npy file", path=output, cure="give a name that ends in .npy")
     if options.output == "-" and options.json:
         raise UserError("`json` and the vectors both go to standard output", cure="name an `output` file")
-    if options.output != "-" and is_stream(output):
-        raise UserError("is a device or a pipe, but encoding may have to continue", path=output, cure="name a file")
     check_outputs({"`output`": options.output}, {"`input`": options.input})
     source = Path(options.input)
     if options.input != "-" and (source.is_file() or not source.exists()):
@@ -76,8 +75,8 @@ def _main(options: argparse.Namespace) -> None:
     encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
     if rank == 0:
         say_if_slow("xrep-encode", options.precision, device)
-    if world_size > 1 and options.output == "-":
-        raise UserError("several processes cannot share standard output", cure="name an `output` file")
+    if world_size > 1 and streamed:
+        raise UserError("several processes cannot share a stream", path=output, cure="name an `output` file")
     with output_file(options.output) as path:
         done = encode_file(
             encoder,
@@ -92,14 +91,14 @@ def _main(options: argparse.Namespace) -> None:
         )
     if options.json:
         # One write with the line end: without a buffer, print makes two, and several processes share the stream.
-        sys.stdout.write(json.dumps({**asdict(done), "path": str(done.path)}) + "\n")
+        sys.stdout.write(json.dumps({**asdict(done), "path": options.output if streamed else str(done.path)}) + "\n")
         return
     resumed = f", {done.resumed:,} of them before" if done.resumed else ""
     empty = f"; {done.empty_lines:,} lines were empty" if done.empty_lines else ""
     speed = (done.lines - done.resumed) / max(done.seconds, 1e-9)
     shape = f"[{done.lines}, {done.size}] {options.dtype}"
     said = f"{done.lines:,} lines{resumed}, {speed:,.0f} a second, {shape}{empty}"
-    print(said if options.output == "-" else f"{said}: {done.path}", file=message_stream(options.output))
+    print(said if streamed else f"{said}: {done.path}", file=message_stream(options.output))
 
 
 main = command_script(build_parser, _main)

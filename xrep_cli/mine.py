@@ -10,7 +10,6 @@ from pathlib import Path
 
 from xrep.config.fields import read_fields
 from xrep.errors import UserError
-from xrep.files import is_stream
 from xrep_cli.common import (
     TEXT_HELP,
     add_field,
@@ -19,6 +18,7 @@ from xrep_cli.common import (
     choose_device,
     command_parser,
     command_script,
+    is_streamed,
     message_stream,
     output_file,
     values_of,
@@ -88,12 +88,12 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError("each shard would encode the texts anew", cure=cure)
     if options.shard and options.merge:
         raise UserError("`shard` and `merge`", cure="merge when all shards are there")
-    if options.output == "-" and (options.shard or options.merge or options.json == "-"):
-        raise UserError("`output` - with `shard`, `merge` or `json` -", cure="name a file")
+    if is_streamed(options.output) and (options.shard or options.merge):
+        raise UserError(f"`output` {options.output} with `shard` or `merge`", cure="name a file")
+    if options.output == options.json == "-":
+        raise UserError("the pairs and `json` both go to standard output", cure="name a file for one of them")
     if values["source"] == values["target"] == "-":
         raise UserError("both texts are standard input", cure="name a file for one of them")
-    if options.output != "-" and is_stream(options.output):
-        raise UserError("is no file, but mining may have to continue", path=options.output, cure="name a file")
     sides = ("source", "target", "source_vectors", "target_vectors")
     inputs = {f"`{name}`": values[name] for name in sides}
     check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
@@ -120,12 +120,13 @@ def _main(options: argparse.Namespace) -> None:
     more = {"encoder": encoder, "shard": shard, "merged": options.merge}
     with output_file(options.output) as output:
         mined = mine(source, target, output, mining, **more, show_progress=True)
-    write_summary(asdict(mined), options.json)
+    streamed = is_streamed(options.output)
+    write_summary({**asdict(mined), "path": options.output if streamed else mined.path}, options.json)
     if options.json != "-":
         result = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"
         left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
         said = f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}"
-        print(said if options.output == "-" else f"{said}: {mined.path}", file=message_stream(options.output))
+        print(said if streamed else f"{said}: {mined.path}", file=message_stream(options.output))
 
 
 main = command_script(build_parser, _main)

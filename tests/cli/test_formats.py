@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +81,23 @@ def test_vectors_and_pairs_on_standard_output(
     files = [*options, "--source", "de", "--source-lang", "de", "--target", "en", "--target-lang", "en"]
     assert mine.main([*files, "--output", "m.tsv"]) == 0
     assert Path("m.tsv").read_bytes() == printed.out
+
+
+def test_a_pipe_is_written_to_and_not_replaced(here: Path) -> None:
+    texts = ["--source", "de", "--source-lang", "de", "--target", "en", "--target-lang", "en"]
+    commands = {
+        "encode": (encode.main, ["--input", "de", "--lang", "de"], "v.npy"),
+        "mine": (mine.main, texts, "m.tsv"),
+    }
+    for name, (main, given, output) in commands.items():
+        line = ["--path", "encoder", "--device", "cpu", *given, "--output"]
+        assert main([*line, output]) == 0
+        os.mkfifo(name)
+        with subprocess.Popen(["cat", name], stdout=subprocess.PIPE) as reader:
+            assert main([*line, name]) == 0
+            assert reader.communicate()[0] == Path(output).read_bytes()
+        assert Path(name).is_fifo() and not list(here.glob(f"{name}*.work"))
+        assert main([*line, os.devnull]) == 0 and Path(os.devnull).is_char_device()
 
 
 def test_preprocessing_and_exclusion(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
