@@ -88,7 +88,7 @@ class SentenceEncoder:
         *,
         device: str | None = None,
         dtype: Precision = "float32",
-        random_weights: bool = False,
+        random_weights: int | None = None,
     ) -> SentenceEncoder:
         """Load a checkpoint directory such as ``run1/best``, or a pretrained encoder.
 
@@ -100,19 +100,20 @@ class SentenceEncoder:
             dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4. It is
                 faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs compute products
                 in float32 and round their results, which is not faster than float32.
-            random_weights: Initialise the architecture randomly instead of loading the trained weights, as the baseline
-                of an evaluation.
+            random_weights: Seed by which the architecture is initialised randomly, instead of loading the trained
+                weights, as the baseline of an evaluation.
 
         Raises:
             UserError: If there is no encoder that xrep can read, or it is damaged.
         """
-        with torch.random.fork_rng(devices=[], enabled=random_weights):
-            if random_weights:
-                torch.manual_seed(0)
+        is_random = random_weights is not None
+        with torch.random.fork_rng(devices=[], enabled=is_random):
+            if random_weights is not None:
+                torch.manual_seed(random_weights)
             directory = Path(path)
             may_be_a_name = not directory.exists() and not directory.is_absolute()
             load = _load_pretrained if may_be_a_name or has_foreign_encoder(directory) else _load_run
-            encoder = load(path, random_weights)
+            encoder = load(path, is_random)
         place(encoder.model, device, dtype)
         return encoder
 
