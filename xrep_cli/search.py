@@ -16,6 +16,7 @@ from xrep.files import is_stream, same_file
 from xrep_cli.common import (
     TEXT_HELP,
     HelpFormatter,
+    Parser,
     add_field,
     add_shared_options,
     choose_device,
@@ -62,9 +63,21 @@ MOST_QUERIES = 1024
 """Number of queries that are answered at once."""
 
 
+class _CommandParser(Parser):
+    """Parser of one command, which takes queries also behind options: argparse gives all to the first run of words."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+        found, rest = super().parse_known_args(args, namespace)
+        if "queries" not in found:
+            return found, rest
+        end = rest.index("--") if "--" in rest else len(rest)
+        found.queries = [*found.queries, *(word for word in rest[:end] if word[:1] != "-"), *rest[end + 1 :]]
+        return found, [word for word in rest[:end] if word[:1] == "-"]
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-search", DESCRIPTION)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
     for name, text in (("build", BUILD), ("add", ADD), ("query", QUERY)):
         summary = text.partition("\n")[0].rstrip(".")
         command = commands.add_parser(

@@ -46,6 +46,15 @@ def test_a_query_prints_the_nearest_lines(capsys: pytest.CaptureFixture[str]) ->
     assert set(answer["hits"][0]) == {"score", "row", "file", "line", "text"}
 
 
+@pytest.mark.parametrize(
+    "line", ["index -k 1 A B", "-k 1 index A B", "index A -k 1 B", "index A B -k 1", "index -k 1 -- A B"]
+)
+def test_queries_stand_before_or_behind_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [{"A": PAIRS[3][1], "B": PAIRS[7][1]}.get(word, word) for word in line.split()]
+    assert main(["query", "--lang", "en", "--device", "cpu", *words]) == 0
+    assert [row.split("\t")[3] for row in capsys.readouterr().out.splitlines()] == [PAIRS[3][1], PAIRS[7][1]]
+
+
 def test_queries_from_standard_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "queries.txt").write_text(f"{PAIRS[3][1]}\n\n{PAIRS[5][1]}\n", encoding="utf-8")
     script = (
@@ -99,6 +108,7 @@ REFUSED = {
     "query lines.en x --lang en": "lines.en: not an index (no valid manifest.json)",
     "query index x --lang en --path other": "index: its vectors were made by another encoder; give --path, or build",
     "query index x --lang en --path absent": "absent: no such",
+    "query index -k 1 --bogus x --lang en": "unrecognized arguments: --bogus",
     "": "the following arguments are required: COMMAND",
 }
 
