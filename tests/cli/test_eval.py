@@ -154,6 +154,21 @@ def test_random_weights_of_several_seeds_stand_beside_the_model(
     assert dropped["random_weights"]["values"][0]["pairs"] == dropped["values"]["pairs"] == 9
 
 
+def test_resampled_figures_of_two_models_are_paired(
+    shared: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert _eval("--path", shared, "--data", data, "--json", "-", "--resamples", tmp_path / "drawn.json") == 0
+    drawn = np.array(json.loads((tmp_path / "drawn.json").read_text())["mean of 2"])
+    low, high = json.loads(capsys.readouterr().out)["intervals"]["mean of 2"]
+    assert drawn.shape == (1000,) and np.percentile(drawn, [2.5, 97.5]) == pytest.approx([low, high])
+    assert _eval("--path", shared, "--data", data, "--resamples", data / "tatoeba.deu-eng.deu") == 2
+    assert "--resamples is the same file as --data" in capsys.readouterr().err
+    lines = ["--data", str(data / "tatoeba.deu-eng.deu"), "--query", "a", "--lang", "de"]
+    given = ["neighbours", "--path", str(shared), *lines, "--resamples", str(tmp_path / "none.json")]
+    assert main(given) == 2 and "resamples no figure; leave --resamples out" in capsys.readouterr().err
+    assert not (tmp_path / "none.json").exists()
+
+
 def test_json_on_stdout_stands_alone(shared: Path, data: Path, capsys: pytest.CaptureFixture) -> None:
     assert _eval("--path", shared, "--data", data, "--langs", "deu", "--drop-overlap", "--json", "-") == 0
     values = json.loads(capsys.readouterr().out)

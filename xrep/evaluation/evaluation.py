@@ -16,6 +16,7 @@ from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
+from xrep.metrics.bootstrap import interval
 
 Item = TypeVar("Item")
 
@@ -139,7 +140,11 @@ class Figures:
     headline: Mapping[str, float] = field(default_factory=dict)
     """The few figures (name -> number) by which the test is usually quoted; ``xrep-eval all`` prints them."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """95% bootstrap confidence intervals of figures in ``headline``, over the examples (``xrep.metrics.bootstrap``)."""
+    """95% bootstrap confidence intervals of figures in ``headline``, over the examples (``xrep.metrics.bootstrap``).
+    Those of ``resamples`` are added."""
+    resamples: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Figures in ``headline`` on examples drawn with replacement, float64 [R]. The draws are the same for all systems
+    that are measured on the same examples, so differences between systems are paired."""
     settings: Mapping[str, Any]
     """Everything else that the values depend on, such as split, languages, neighbours and seeds."""
     files: Sequence[str | Path] = ()
@@ -150,6 +155,9 @@ class Figures:
     """Of several tests, those that could not be measured, and the reasons."""
     plot: Callable[[Picture], Sequence[str] | None] | None = None
     """Function that draws the figures into a file. It may return lines to print below the text."""
+
+    def __post_init__(self) -> None:
+        self.intervals = {**self.intervals, **{name: interval(values) for name, values in self.resamples.items()}}
 
     def printed(self) -> str:
         """Return the text that ``xrep-eval`` prints."""

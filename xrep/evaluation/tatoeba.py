@@ -36,7 +36,7 @@ from xrep.evaluation.reading import (
     read_sentences,
 )
 from xrep.files import check_output, write_aside
-from xrep.metrics.bootstrap import interval, resampled_means
+from xrep.metrics.bootstrap import resampled_means
 from xrep.metrics.retrieval import Accuracy, accuracy_of, right_answers
 from xrep.retrieval.margins import margin_scores
 from xrep.retrieval.neighbours import normalize_rows
@@ -154,7 +154,7 @@ class Tatoeba(Evaluation):
                 "averages": averaged,
             },
             headline=headline,
-            intervals=_intervals(
+            resamples=_resamples(
                 right, {f"mean of {len(pools)}": right, **{f"average of {g}": GROUPS[g] for g in groups}}
             ),
             settings={
@@ -274,15 +274,12 @@ def _answers(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> np.ndarray
     return np.stack([scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0)])
 
 
-def _intervals(right: Mapping[str, np.ndarray], groups: Mapping[str, Iterable[str]]) -> dict[str, tuple[float, float]]:
-    """Return the interval of the average over each group of languages. The sentences of each language are resampled."""
+def _resamples(right: Mapping[str, np.ndarray], groups: Mapping[str, Iterable[str]]) -> dict[str, np.ndarray]:
+    """Return resampled averages over each group of languages. The sentences of each language are resampled."""
     means = {
         language: 100 * resampled_means(own.T, seed).mean(axis=1) for seed, (language, own) in enumerate(right.items())
     }
-    return {
-        label: interval(np.mean([means[language] for language in languages], axis=0))
-        for label, languages in groups.items()
-    }
+    return {label: np.mean([means[language] for language in languages], axis=0) for label, languages in groups.items()}
 
 
 def average(accuracies: Iterable[Accuracy]) -> Accuracy:
