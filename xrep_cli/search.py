@@ -66,7 +66,9 @@ MOST_QUERIES = 1024
 class _CommandParser(Parser):
     """Parser of one command, which takes queries also behind options: argparse gives all to the first run of words."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (it is overloaded by the namespace)
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         found, rest = super().parse_known_args(args, namespace)
         if "queries" not in found:
             return found, rest
