@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from tests.programs import run_program
 from tests.runs import contents, environment
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep_cli.search import main
 
 PAIRS = sentence_pairs(60)
@@ -81,6 +83,31 @@ def test_lines_are_added_and_the_summary_says_so(capsys: pytest.CaptureFixture[s
     assert [source["name"] for source in told["sources"]] == ["lines.en", "lines.de"]
     assert main(["query", output, PAIRS[9][0], "-k", "1", "--lang", "de", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == f"1\t1.0000\tlines.de:10\t{PAIRS[9][0]}\n"
+
+
+def test_prompts_of_lines_and_queries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = SentenceEncoder.load(write_encoder(tmp_path / "run" / "best"), device="cpu")
+    encoder.prompts = {"query": "der Hund ", "passage": "das rote Haus ", "title": "ein "}
+    encoder.save(tmp_path / "prompted")
+    lines, queries = [pair[1] for pair in PAIRS], [PAIRS[4][0], PAIRS[8][0]]
+    for name, text, document, asked in (
+        (None, "das rote Haus ", "usual", "der Hund "),
+        ("title", "ein ", "own", "ein "),
+    ):
+        named = ["--prompt-name", name] if name else []
+        where, more = str(tmp_path / document), ["--device", "cpu"]
+        given = ["--path", str(tmp_path / "prompted"), "--input", "lines.en", "--output", where]
+        assert main(["build", *given, *named, *more]) == 0
+        assert main(["add", where, "--input", "lines.en", *more]) == 0
+        vectors = encoder.encode(lines, prompt=text)
+        np.testing.assert_allclose(np.load(f"{where}/vectors.npy"), np.concatenate((vectors, vectors)), atol=1e-3)
+        capsys.readouterr()
+        assert main(["query", where, *queries, "--json", "-k", "1", *named, *more]) == 0
+        for query, answer in zip(queries, map(json.loads, capsys.readouterr().out.splitlines()), strict=True):
+            cosines = vectors @ encoder.encode(query, prompt=asked)
+            assert answer["hits"][0]["score"] == pytest.approx(cosines.max(), abs=1e-3)
+    assert main(["query", where, "x", "--prompt-name", "absent", *more]) == 2
+    assert "there is no prompt 'absent'; known: query, passage, title\n" in capsys.readouterr().err
 
 
 REFUSED = {

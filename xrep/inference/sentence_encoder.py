@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar, overload
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 TOKENIZE_CHUNK = 4096
 M = TypeVar("M", bound=torch.nn.Module)
+QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
+"""Usual names of the prompts of queries and of what they find, which sentence-transformers knows, too."""
 
 
 class _Options(TypedDict, total=False):
@@ -286,6 +288,11 @@ class SentenceEncoder:
             card=card,
             fingerprint=self.fingerprint,
         )
+
+    def find_prompt(self, name: str | None, usual: Iterable[str]) -> str:
+        """Return the text of the prompt ``name`` or, if it is None, of the first of the usual names that there is, or
+        else of the default; a UserError if there is no such prompt."""
+        return self._prompt(None, name or next((known for known in usual if known in self.prompts), None))
 
     def _prompt(self, text: str | None, name: str | None) -> str:
         """Return the text to put in front of sentences."""
