@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import xrep
@@ -17,7 +18,7 @@ def _result(encoder, file: Path) -> dict:
         text="a table",
         values={"mean": 1.5},
         headline={"mean": 1.5},
-        intervals={"mean": (1.0, 2.25)},
+        resamples={"mean": np.repeat([1.0, 2.25], 500)},
         files=[file],
         settings={"k": 4},
         overlap=Overlap(1, 9),
