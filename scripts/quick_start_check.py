@@ -1,6 +1,6 @@
 """Compare the exported encoder of scripts/quick_start with the trained one, and print the run's two figures.
 
-  python scripts/quick_start_check.py RUN LANGUAGE TEXT
+python scripts/quick_start_check.py RUN LANGUAGE TEXT
 """
 
 import json
