@@ -209,7 +209,8 @@ def random_record(seeds: Sequence[Figures]) -> dict[str, Any]:
     headline = {}
     for figure in seeds[0].headline:
         own = [figures.headline[figure] for figures in seeds]
-        headline[figure] = {"mean": float(np.mean(own)), "spread": float(np.std(own, ddof=1)) if own[1:] else None}
+        spread = float(np.std(own, ddof=1)) if own[1:] else None
+        headline[figure] = {"mean": float(np.mean(own)), "spread": spread, "by_seed": own}
     return {"seeds": len(seeds), "headline": headline, "values": [dict(figures.values) for figures in seeds]}
 
 

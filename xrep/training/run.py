@@ -20,6 +20,7 @@ from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import digests_of, write_aside, write_json
 from xrep.kernels.paths import describe, use_path
+from xrep.kernels.precision import float32_products
 from xrep.kernels.processor import SLOW_BFLOAT16
 from xrep.models.directory import (
     CONFIG,
@@ -150,7 +151,7 @@ def _train(
     with _recorded(directory, run, trainer) as end:
         for note in [*introduction(run, task, trainer), *notes, *_warnings(criterion, task, trainer)]:
             progress.say(note)
-        with use_path(trainer.config.kernels), checkpoints:
+        with use_path(trainer.config.kernels), float32_products(world.device), checkpoints:
             progress.say(f"kernels: {describe(world.device)}")
             state = trainer.train()
         end["how"] = _finish(directory, state, trainer)
