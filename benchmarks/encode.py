@@ -21,7 +21,7 @@ from harness import make_parser, progress, take_turns, write_json
 
 from xrep.data.batching import batches_of, collate
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.kernels.precision import default_float32_products, medium_precision
+from xrep.kernels.precision import default_float32_products, float32_precision
 from xrep.nn.pooling import pool
 from xrep.text.readers import read_lines
 
@@ -46,7 +46,7 @@ def peers(path: str) -> dict[str, Encode]:
     options = {"batch_size": 32, "normalize_embeddings": True, "show_progress_bar": False}
 
     def tuned(sentences: list[str]) -> np.ndarray:
-        with medium_precision():
+        with float32_precision("medium"):
             return plain.encode(sentences, **options)
 
     return {

@@ -30,7 +30,7 @@ from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, collate
 from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.options import SearchOptions
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
-from xrep.kernels.precision import fast_products, medium_precision
+from xrep.kernels.precision import fast_products, float32_precision
 from xrep.models.translation import Translation
 
 PAD, UNK, BOS, EOS, MASK = range(5)
@@ -143,7 +143,10 @@ def ours(model: Translation, options: argparse.Namespace) -> Translate:
 
 def transformers(theirs: nn.Module, options: argparse.Namespace, fast: bool) -> Translate:
     def run(batch: TokenBatch) -> list[list[list[int]]]:
-        with torch.inference_mode(), medium_precision() if fast else fast_products(torch.zeros(0, dtype=torch.int8)):
+        with (
+            torch.inference_mode(),
+            float32_precision("medium") if fast else fast_products(torch.zeros(0, dtype=torch.int8)),
+        ):
             found = theirs.generate(
                 input_ids=batch.tokens,
                 attention_mask=batch.mask.long(),
@@ -199,7 +202,7 @@ def products_alone(model: Translation, options: argparse.Namespace) -> Translate
 
     def run(batch: TokenBatch) -> list[list[list[int]]]:
         rows = {size: torch.randn(len(batch) * options.beam, size) for size in {w.size(1) for w in weights}}
-        with torch.inference_mode(), medium_precision():
+        with torch.inference_mode(), float32_precision("medium"):
             for _ in range(options.tokens):
                 for weight in weights:
                     nn.functional.linear(rows[weight.size(1)], weight)

@@ -33,7 +33,7 @@ from harness import make_parser, take_turns, write_json
 
 from xrep.config import RunConfig, compose
 from xrep.data.stream import stream
-from xrep.kernels.precision import default_float32_products, medium_precision
+from xrep.kernels.precision import default_float32_products, float32_precision
 from xrep.tasks.bitext import BitextTask
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import alone, pick_device
@@ -188,7 +188,7 @@ def sentence_transformers_loop(path: str, texts: list[tuple[list[str], list[str]
     endless = itertools.cycle(texts)
 
     def turn(steps: int) -> None:
-        with medium_precision() if fast else nullcontext():
+        with float32_precision("medium") if fast else nullcontext():
             for sides in itertools.islice(endless, steps):
                 features = [model.preprocess(side) for side in sides]
                 features = [{k: v.to(device) for k, v in f.items() if torch.is_tensor(v)} for f in features]

@@ -10,6 +10,8 @@ from xrep.errors import UserError
 
 Precision = Literal["float32", "bf16", "bfloat16", "fp16", "float16"]
 """bf16 is short for bfloat16, fp16 for float16."""
+TrainingPrecision = Literal["auto", Precision]
+"""auto: bfloat16 on GPUs that multiply it, else float32."""
 _LONG = {"bf16": "bfloat16", "fp16": "float16"}
 
 

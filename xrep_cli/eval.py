@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import itertools
+import math
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from xrep.config.fields import read_fields
 from xrep.config.source import docstring
 from xrep.errors import UserError
-from xrep.files import check_output, is_stream
+from xrep.files import check_output, is_stream, write_json
 from xrep.registry import EVALUATIONS, check_returned, import_plugin
 from xrep_cli.common import (
     HelpFormatter,
@@ -29,7 +30,7 @@ from xrep_cli.common import (
 )
 
 if TYPE_CHECKING:
-    from xrep.evaluation.evaluation import Evaluation
+    from xrep.evaluation.evaluation import Evaluation, Figures
 
 DESCRIPTION = """\
 Measure a sentence encoder, or a translation model, on published test sets.
@@ -46,9 +47,17 @@ list, sentences.tsv."""
 PATH = (
     "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
     "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
-    "models."
+    "models: the table then has the difference of each from the first, with its 95%% interval by a paired bootstrap."
 )
-WRITTEN_ONCE = ("plot", "save_embeddings", "save_translations")
+RANDOM = (
+    "Measure the architecture of the model with random weights, too, drawn by each of this number of seeds (3 if none "
+    "is named), and print their mean and standard deviation. A classifier that was trained stays as it is."
+)
+RESAMPLES = (
+    "Write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for "
+    "every model, so the differences between the files of two models are those of a paired bootstrap test."
+)
+WRITTEN_ONCE = ("plot", "resamples", "save_embeddings", "save_translations")
 """Options of evaluations that name what is written for one model."""
 READ = ("data", "query_file")
 """Options of evaluations that name files to read."""
@@ -70,9 +79,13 @@ def build_parser(chosen: str | None = None) -> Parser:
             specs = read_fields("", f"{target}.Config")
             for spec in sorted(specs, key=lambda spec: spec.default is not dataclasses.MISSING):
                 add_field(command, spec)
+            if any(spec.name == "cache" for spec in specs):  # of EncoderOptions
+                seeds: dict[str, Any] = {"nargs": "?", "type": int, "const": 3, "default": 0, "metavar": "SEEDS"}
+                command.add_argument("--random-baseline", help=RANDOM, **seeds)
             command.add_argument(
                 "--json", metavar="FILE", help="Write the results as JSON; - prints JSON alone on stdout."
             )
+            command.add_argument("--resamples", metavar="FILE", help=RESAMPLES)
             add_shared_options(command, "--plugin")
     return parser
 
@@ -90,7 +103,8 @@ def main(argv: Sequence[str]) -> None:
     evaluation = EVALUATIONS.load(name)
     with naming_options({field: "--" + field.replace("_", "-") for field in ("path", *options)}):
         _check(paths, json_file, options)
-        _measure(name, evaluation(evaluation.Config(**options)), paths, json_file, options)
+        own = {key: value for key, value in options.items() if key not in ("random_baseline", "resamples")}
+        _measure(name, evaluation(evaluation.Config(**own)), paths, json_file, options)
 
 
 def _check(paths: list[str], json_file: str | None, options: dict[str, Any]) -> None:
@@ -101,12 +115,14 @@ def _check(paths: list[str], json_file: str | None, options: dict[str, Any]) -> 
     """
     if options.get("batch_tokens", 1) < 1:
         raise UserError(f"--batch-tokens {options['batch_tokens']}", cure="give at least 1")
+    if options.get("random_baseline", 0) < 0:
+        raise UserError(f"--random-baseline {options['random_baseline']}", cure="give a number of seeds, such as 3")
     if len(set(paths)) < len(paths):
         raise UserError("a --path is given twice", cure="name each model once")
     for option in WRITTEN_ONCE if len(paths) > 1 else ():
         if options.get(option) is not None:
             raise UserError(f"`{option}` with {len(paths)} models", cure="measure one at a time for it")
-    results = {"--json": json_file, "--plot": options.get("plot")}
+    results = {"--json": json_file, "--plot": options.get("plot"), "--resamples": options["resamples"]}
     for option, file in results.items():
         if file is not None and options.get("list_sentences") is not None:
             problem = f"{option} with --list-sentences, which measures nothing"
@@ -140,44 +156,74 @@ def _files(named: str | list[str] | None) -> Iterator[str]:
 
 
 def _measure(
-    name: str, evaluation: Evaluation, paths: list[str], json_file: str | None, options: dict[str, Any]
+    name: str,
+    evaluation: Evaluation,
+    paths: list[str],
+    json_file: str | None,
+    options: dict[str, Any],
 ) -> None:
-    from xrep.evaluation.encoders import SentenceList, shortened
-    from xrep.evaluation.evaluation import Evaluation, Figures, comparison
+    from xrep.evaluation.encoders import SentenceList, shortened, with_random_weights
+    from xrep.evaluation.evaluation import Evaluation, Figures, comparison, differences, random_record
     from xrep.evaluation.plots import Picture
 
+    def measured(model: Any) -> Figures:
+        return check_returned(evaluation, "measure", evaluation.measure(model), Figures, Evaluation)
+
     evaluation.read()
+    seeds = options.get("random_baseline", 0)
     if list_file := options.get("list_sentences"):
         sentences = SentenceList()
-        failed = check_returned(evaluation, "measure", evaluation.measure(sentences), Figures, Evaluation).failed
+        failed = measured(sentences).failed
         sentences.write(list_file)
         print(f"{len(sentences)} sentences: {list_file}")
     else:
         with tempfile.TemporaryDirectory() as folder:
             if not paths and evaluation.takes_path:
                 raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
-            records, failed = {}, {}
+            records, failed, differing, first = {}, {}, {}, None
             dimensions = options.get("dimensions")
             if dimensions is not None and options["cache"] is None:  # the vectors of all widths are computed once
                 evaluation.config.cache = folder
             opened = [evaluation.open(path) for path in paths or [""]]
             models = [each for model in opened for each in shortened(model, dimensions)]
             for model in models:
-                figures = check_returned(evaluation, "measure", evaluation.measure(model), Figures, Evaluation)
+                # Random weights come first: what a measurement writes, such as embeddings, is then that of the model.
+                random = [measured(with_random_weights(model, seed)) for seed in range(seeds)]
+                figures = measured(model)
+                first = first or figures
                 draw = figures.plot if options.get("plot") and model is models[0] else None
                 notes = draw(Picture(options["plot"], str(model.path))) if draw else ()
                 records[str(model.path)] = figures.record(name, model)
+                if options["resamples"] is not None and model is models[0]:
+                    write_json(options["resamples"], _drawn(figures))
+                records[str(model.path)] |= {"random_weights": random_record(random)} if random else {}
+                differing |= {} if figures is first else {str(model.path): differences(first, figures)}
                 failed |= figures.failed
                 if json_file != "-":
                     heading = [f"{model.path}:"] if len(models) > 1 else []
                     print("\n".join([*heading, figures.printed(), *(notes or ()), *([""] if heading else [])]))
-            if len(models) > 1 and json_file != "-":
-                print(comparison(records))
+            if (len(models) > 1 or seeds) and json_file != "-":
+                print(comparison(records, differing))
             (record, *others) = records.values()
-            write_summary({"test": name, "models": records} if others else record, json_file)
+            several = {"test": name, "models": records, "differences": differing}
+            write_summary(several if others else record, json_file)
     if failed:
         problem = f"{', '.join(failed)} could not be measured"
         raise UserError(problem, cure="; ".join(failed.values()))
+
+
+def _drawn(figures: Figures) -> dict[str, list[float | None]]:
+    """Return the resampled figures for JSON, in which a figure that cannot be computed is null.
+
+    Raises:
+        UserError: The evaluation has none.
+    """
+    if not figures.resamples:
+        raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
+    return {
+        name: [None if math.isnan(value) else value for value in map(float, values)]
+        for name, values in figures.resamples.items()
+    }
 
 
 if __name__ == "__main__":

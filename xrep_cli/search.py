@@ -16,6 +16,7 @@ from xrep.files import is_stream, same_file
 from xrep_cli.common import (
     TEXT_HELP,
     HelpFormatter,
+    Parser,
     add_field,
     add_shared_options,
     choose_device,
@@ -62,9 +63,23 @@ MOST_QUERIES = 1024
 """Number of queries that are answered at once."""
 
 
+class _CommandParser(Parser):
+    """Parser of one command, which takes queries also behind options: argparse gives all to the first run of words."""
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (it is overloaded by the namespace)
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        found, rest = super().parse_known_args(args, namespace)
+        if "queries" not in found:
+            return found, rest
+        end = rest.index("--") if "--" in rest else len(rest)
+        found.queries = [*found.queries, *(word for word in rest[:end] if word[:1] != "-"), *rest[end + 1 :]]
+        return found, [word for word in rest[:end] if word[:1] == "-"]
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-search", DESCRIPTION)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
     for name, text in (("build", BUILD), ("add", ADD), ("query", QUERY)):
         summary = text.partition("\n")[0].rstrip(".")
         command = commands.add_parser(
@@ -88,6 +103,10 @@ def build_parser() -> argparse.ArgumentParser:
             for spec in read_fields("", "xrep.inference.index_files:IndexOptions"):
                 add_field(command, spec)
         whose = "queries" if name == "query" else "lines"
+        if name != "add":
+            usual = "query" if name == "query" else "the first of document, passage and corpus"
+            add("--prompt-name", metavar="NAME", help=f"the encoder's prompt that is put in front of the {whose} "
+                f"(default: {usual} that there is, or else the encoder's default)")  # fmt: skip
         add("--lang", metavar="CODE", help=f"language of the {whose}; needed if the encoder has a tower for each side")
         add("--json", action="store_true", help="print JSON" if name == "query" else "print a summary as JSON")
         shared = {"build": ("--batch-tokens", "--precision"), "add": ("--batch-tokens",), "query": ()}[name]
@@ -117,7 +136,13 @@ def _main(options: argparse.Namespace) -> None:
     how: dict[str, Any] = {"lang": options.lang, "batch_tokens": options.batch_tokens, "show_progress": True}
     if options.command == "build":
         say_if_slow("xrep-search", options.precision, device)
-        how |= {"index": options.index, "quantize": options.quantize, "precision": options.precision, "device": device}
+        how |= {
+            "prompt_name": options.prompt_name,
+            "index": options.index,
+            "quantize": options.quantize,
+            "precision": options.precision,
+            "device": device,
+        }
         index = SearchIndex.build(options.path, options.input, directory, **how)
     else:
         index = SearchIndex(directory, options.path, device=device)
@@ -156,7 +181,7 @@ def _query(options: argparse.Namespace) -> None:
     chunks: Iterator[list[str]] = iter([options.queries] if options.queries else Chunks("/dev/stdin", MOST_QUERIES))
     before = 0
     for queries in chunks:
-        found = index.search(queries, options.k, options.lang, probes=options.probes)
+        found = index.search(queries, options.k, options.lang, probes=options.probes, prompt_name=options.prompt_name)
         for number, (query, hits) in enumerate(zip(queries, found, strict=True), before + 1):
             if options.json:
                 print(json.dumps({"query": query, "hits": [asdict(hit) for hit in hits]}, ensure_ascii=False))

@@ -82,11 +82,11 @@ def test_everything_at_once(shared: Path, data: Path, tmp_path: Path, capsys: py
     pytest.importorskip("matplotlib")
     files = {"--json": tmp_path / "out.json", "--plot": tmp_path / "out.png", "--save-embeddings": tmp_path / "vectors"}
     options = [part for pair in files.items() for part in pair]
-    assert _eval("--path", shared, "--data", data, "--random-baseline", *options) == 0
+    assert _eval("--path", shared, "--data", data, *options) == 0
     printed = capsys.readouterr()
     values = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert printed.err == ""
-    assert "German (de)" in printed.out and "random" in printed.out
+    assert "German (de)" in printed.out and "random" not in printed.out
     assert "overlap: 3 of 12 " in printed.out  # "Tom loves music" occurs with both languages
     assert values["overlap"]["found"] == 3 and values["model"]["path"] == str(shared)
     assert values["settings"]["margin"] == "absolute" and len(values["data"]) == 4
@@ -100,7 +100,6 @@ def test_everything_at_once(shared: Path, data: Path, tmp_path: Path, capsys: py
         measured = values["languages"][language]
         assert measured["xx-en"] == 100 * np.mean(similarity.argmax(axis=1) == lines)
         assert measured["en-xx"] == 100 * np.mean(similarity.argmax(axis=0) == lines)
-    assert 0 <= values["random_mean"] <= 100
 
 
 def test_two_encoders_are_measured_and_compared(
@@ -113,10 +112,16 @@ def test_two_encoders_are_measured_and_compared(
         alone.append(json.loads(capsys.readouterr().out))
     both = ["--path", shared, "--path", other, "--data", data]
     assert _eval(*both, "--json", tmp_path / "out.json") == 0
-    assert json.loads((tmp_path / "out.json").read_text())["models"] == {r["model"]["path"]: r for r in alone}
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["models"] == {r["model"]["path"]: r for r in alone}
     printed = capsys.readouterr().out
     header, _, row = printed.splitlines()[-3:]
-    assert header.split() == ["figure", str(shared), str(other)] and row.startswith("mean of 2")
+    assert header.split() == ["figure", str(shared), str(other), "difference"] and row.startswith("mean of 2")
+    difference, low, high = written["differences"][str(other)]["mean of 2"]
+    assert difference == alone[1]["headline"]["mean of 2"] - alone[0]["headline"]["mean of 2"]
+    assert low <= difference <= high and row.endswith(f"  {difference:+.2f} [{low:+.2f}, {high:+.2f}]")
+    spans = [np.diff(record["intervals"]["mean of 2"])[0] for record in alone]
+    assert high - low < np.hypot(*spans)  # the models are right on many of the same examples
     for record in alone:
         value, (low, high) = record["headline"]["mean of 2"], record["intervals"]["mean of 2"]
         assert low <= value <= high and f"{value:.2f} [{low:.2f}, {high:.2f}]" in row
@@ -133,7 +138,7 @@ def test_json_on_stdout_stands_alone(shared: Path, data: Path, capsys: pytest.Ca
     assert values["overlap"] == {"found": 2, "total": 6, "dropped": True}
     assert list(values["values"]["languages"]) == ["de"]
     assert values["values"]["pairs"] == values["values"]["languages"]["de"]["pairs"] == 4
-    assert "random_mean" not in values["values"]
+    assert "random_weights" not in values
 
 
 def test_margin_and_components_reach_the_measurement(

@@ -58,6 +58,12 @@ def measured(capsys: pytest.CaptureFixture, *arguments: object) -> dict[str, Any
     return json.loads(capsys.readouterr().out)
 
 
+def test_random_weights_below_the_trained_classifier(data: Path, run: Path, capsys: pytest.CaptureFixture) -> None:
+    given = ["--path", run / "best", "--data", data / "xnli", "--langs", "en", "--random-baseline"]
+    found = measured(capsys, *given)
+    assert found["random_weights"]["headline"]["mean of 1"]["mean"] < found["headline"]["mean of 1"]
+
+
 def test_it_is_what_training_found_on_the_dev_split(data: Path, run: Path, capsys: pytest.CaptureFixture) -> None:
     summary = json.loads((run / "summary.json").read_text())
     found = measured(capsys, "--path", run / "best", "--data", data / "xnli", "--langs", "en", "--split", "dev")

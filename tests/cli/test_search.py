@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from tests.programs import run_program
 from tests.runs import contents, environment
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep_cli.search import main
 
 PAIRS = sentence_pairs(60)
@@ -46,6 +48,15 @@ def test_a_query_prints_the_nearest_lines(capsys: pytest.CaptureFixture[str]) ->
     assert set(answer["hits"][0]) == {"score", "row", "file", "line", "text"}
 
 
+@pytest.mark.parametrize(
+    "line", ["index -k 1 A B", "-k 1 index A B", "index A -k 1 B", "index A B -k 1", "index -k 1 -- A B"]
+)
+def test_queries_stand_before_or_behind_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [{"A": PAIRS[3][1], "B": PAIRS[7][1]}.get(word, word) for word in line.split()]
+    assert main(["query", "--lang", "en", "--device", "cpu", *words]) == 0
+    assert [row.split("\t")[3] for row in capsys.readouterr().out.splitlines()] == [PAIRS[3][1], PAIRS[7][1]]
+
+
 def test_queries_from_standard_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "queries.txt").write_text(f"{PAIRS[3][1]}\n\n{PAIRS[5][1]}\n", encoding="utf-8")
     script = (
@@ -74,6 +85,31 @@ def test_lines_are_added_and_the_summary_says_so(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == f"1\t1.0000\tlines.de:10\t{PAIRS[9][0]}\n"
 
 
+def test_prompts_of_lines_and_queries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = SentenceEncoder.load(write_encoder(tmp_path / "run" / "best"), device="cpu")
+    encoder.prompts = {"query": "der Hund ", "passage": "das rote Haus ", "title": "ein "}
+    encoder.save(tmp_path / "prompted")
+    lines, queries = [pair[1] for pair in PAIRS], [PAIRS[4][0], PAIRS[8][0]]
+    for name, text, document, asked in (
+        (None, "das rote Haus ", "usual", "der Hund "),
+        ("title", "ein ", "own", "ein "),
+    ):
+        named = ["--prompt-name", name] if name else []
+        where, more = str(tmp_path / document), ["--device", "cpu"]
+        given = ["--path", str(tmp_path / "prompted"), "--input", "lines.en", "--output", where]
+        assert main(["build", *given, *named, *more]) == 0
+        assert main(["add", where, "--input", "lines.en", *more]) == 0
+        vectors = encoder.encode(lines, prompt=text)
+        np.testing.assert_allclose(np.load(f"{where}/vectors.npy"), np.concatenate((vectors, vectors)), atol=1e-3)
+        capsys.readouterr()
+        assert main(["query", where, *queries, "--json", "-k", "1", *named, *more]) == 0
+        for query, answer in zip(queries, map(json.loads, capsys.readouterr().out.splitlines()), strict=True):
+            cosines = vectors @ encoder.encode(query, prompt=asked)
+            assert answer["hits"][0]["score"] == pytest.approx(cosines.max(), abs=1e-3)
+    assert main(["query", where, "x", "--prompt-name", "absent", *more]) == 2
+    assert "there is no prompt 'absent'; known: query, passage, title\n" in capsys.readouterr().err
+
+
 REFUSED = {
     "build --path best --input lines.en --output index": "index: exists and is not empty; remove it, or choose another",
     "build --path best --input lines.en --output new": "a tower for each side and no language was named; known: de, en",
@@ -99,6 +135,7 @@ REFUSED = {
     "query lines.en x --lang en": "lines.en: not an index (no valid manifest.json)",
     "query index x --lang en --path other": "index: its vectors were made by another encoder; give --path, or build",
     "query index x --lang en --path absent": "absent: no such",
+    "query index -k 1 --bogus x --lang en": "unrecognized arguments: --bogus",
     "": "the following arguments are required: COMMAND",
 }
 

@@ -99,14 +99,14 @@ def test_the_threshold_of_one_split_is_applied_to_the_other(
 ) -> None:
     tuning, test = (bucc.read_split(write_split(name, seed)) for seed, name in enumerate(("training", "test")))
     options = Bucc.Config(data="", margin=margin, retrieval=retrieval, neighbours=3)
-    result = bucc.measure(Trigrams(), test, tuning, options)
+    result, _ = bucc.measure(Trigrams(), test, tuning, options)
     threshold, _ = plain_margins.best_f1(*plain_result(tuning, options))
     assert result["threshold_from"] == "training" and result["threshold"] == pytest.approx(threshold, abs=2e-6)
     found, gold = plain_result(test, options)
     assert result["f1"] == pytest.approx(plain_margins.f1_at(found, gold, threshold))
-    oracle = bucc.measure(Trigrams(), test, None, replace(options, oracle=True))
+    oracle, _ = bucc.measure(Trigrams(), test, None, replace(options, oracle=True))
     assert oracle["threshold_from"] == "oracle" and oracle["f1"] >= result["f1"]
-    given = bucc.measure(Trigrams(), test, None, replace(options, threshold=result["threshold"]))
+    given, _ = bucc.measure(Trigrams(), test, None, replace(options, threshold=result["threshold"]))
     assert given == {**result, "threshold_from": "given"}
 
 
@@ -252,7 +252,7 @@ def test_the_sample_of_the_shared_task() -> None:
     assert (len(split.source.rows), len(split.target.rows), len(split.gold)) == (8624, 13589, 257)
     split = smaller(split, 2500)
     encoder, options = Planted(split), Bucc.Config(data="", margin="ratio", oracle=True)
-    result = bucc.measure(encoder, split, None, options)
+    result, _ = bucc.measure(encoder, split, None, options)
     threshold, f1 = plain_margins.best_f1(*plain_result(split, options, encoder))
     assert (
         40 < f1 < 95 and result["f1"] == pytest.approx(f1) and result["threshold"] == pytest.approx(threshold, abs=2e-6)
@@ -270,7 +270,7 @@ def test_two_thousand_sentences_of_news(margin: str) -> None:
     gold = np.stack([np.arange(2000)] * 2, axis=1)
     split = bucc.Split("de-en", "test", *sides, gold, ())
     options = Bucc.Config(data="", margin=margin, oracle=True)
-    result = bucc.measure(Trigrams(), split, None, options)
+    result, _ = bucc.measure(Trigrams(), split, None, options)
     threshold, f1 = plain_margins.best_f1(*plain_result(split, options))
     assert f1 > 10 and result["f1"] == pytest.approx(f1)
     assert result["threshold"] == pytest.approx(threshold, abs=2e-6)

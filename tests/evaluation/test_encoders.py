@@ -88,11 +88,6 @@ def test_vectors_that_are_not_finite_are_counted(vectors: Path) -> None:
     encoder.encode(["We drink water."], "en")
 
 
-def test_vectors_have_no_random_baseline(vectors: Path) -> None:
-    with pytest.raises(UserError, match="without `random_baseline`"):
-        open_encoder(vectors).random_baseline()
-
-
 def test_listed_sentences_encoded_elsewhere_give_the_same_vectors(tmp_path: Path) -> None:
     path = write_encoder(tmp_path / "run" / "best")
     direct, listed = open_encoder(path), SentenceList()

@@ -116,27 +116,21 @@ def test_an_average_is_given_only_when_all_its_languages_were_measured() -> None
 def test_json_and_table_say_what_was_measured(
     tatoeba_folder: Path, ngram_encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Compared(ngram_encoder):
-        def random_baseline(self) -> np.ndarray:
-            return ngram_encoder()
-
     monkeypatch.setattr(tatoeba, "GROUPS", {"2": ("de", "zh"), "3": ("de", "zh", "fr")})
-    figures = measured(Tatoeba, Compared(), data=str(tatoeba_folder), random_baseline=True)
+    figures = measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder))
     values, keys = figures.values, {"xx-en", "en-xx", "mean"}
-    assert set(values) == {"mean", "random_mean", "languages", "averages", "pairs"} and values["pairs"] == 13
-    assert set(values["languages"]["de"]) == {*keys, "pairs", "random_mean"}
+    assert set(values) == {"mean", "languages", "averages", "pairs"} and values["pairs"] == 13
+    assert set(values["languages"]["de"]) == {*keys, "pairs"}
     assert set(values["averages"]) == {"mean", "2"} and set(values["averages"]["2"]) == keys
-    assert values["random_mean"] == values["mean"] == figures.headline["mean of 3"]
+    assert values["mean"] == figures.headline["mean of 3"]
     assert figures.headline["average of 2"] == np.mean([values["languages"][code]["mean"] for code in ("de", "zh")])
     lines = [line.split() for line in figures.printed().splitlines()]
-    assert lines[0] == ["language", "pairs", "xx-en", "en-xx", "mean", "random"]
+    assert lines[0] == ["language", "pairs", "xx-en", "en-xx", "mean"]
     chinese = values["languages"]["zh"]
-    numbers = [f"{chinese[key]:.2f}" for key in ("xx-en", "en-xx", "mean", "random_mean")]
+    numbers = [f"{chinese[key]:.2f}" for key in ("xx-en", "en-xx", "mean")]
     assert lines[2] == ["Chinese", "(zh)", "4", *numbers]
     assert lines[6][:4] == ["mean", "of", "3", "13"] and lines[7][:3] == ["average", "of", "2"]
     assert "no average over 3 (1 missing)" in figures.text and lines[-1][0] == "overlap:"
-    alone = measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder), langs="de")
-    assert "random" not in alone.text and set(alone.values) == {"mean", "languages", "averages", "pairs"}
 
 
 def test_saved_embeddings_replace_older_ones(tatoeba_folder: Path, ngram_encoder) -> None:

@@ -95,7 +95,8 @@ CASES = [
         )
     ),
     eval_case("scatter --data mt.{lang} --plot o.png", "vectors of 1 number have no two components", "narrow"),
-    eval_case("tatoeba --data tat --random-baseline", "vectors have no random baseline", "narrow"),
+    eval_case("tatoeba --data tat --random-baseline", "weights can be drawn at random; measure without", "narrow"),
+    eval_case("tatoeba --data tat --random-baseline -1", "--random-baseline -1; give a number of seeds"),
     eval_case("tatoeba --data blank", "blank/tatoeba.deu-eng.deu:2: a blank line"),
     eval_case("translation --data mt.{lang} --langs de", "run/best: not a translation model"),
     eval_case("nli --data sts", "sts/sts-test.csv: holds triplets without labels"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -143,6 +145,24 @@ def test_without_the_libraries_the_cure_is_named(monkeypatch: pytest.MonkeyPatch
     model = MtebEncoder(shared)
     with pytest.raises(UserError, match="mteb is not installed; pip install 'mteb>=2'"):
         model.mteb_model_meta  # noqa: B018
+
+
+def test_prompts_are_those_that_mteb_would_choose(shared: Path) -> None:
+    class PromptType(str, enum.Enum):
+        query, document = "query", "document"
+
+    model = MtebEncoder(shared)
+    model.encoder.prompts = {"passage": "Haus ", "STS": "rot ", "query": "der ", "NQ-query": "die ", "NQ": "x "}
+    chosen = {
+        ("A", "Retrieval", PromptType.query): "der ", ("A", "Retrieval", PromptType.document): "Haus ",
+        ("A", "STS", None): "rot ", ("A", "STS", PromptType.query): "rot ", ("A", "BitextMining", None): "",
+        ("NQ", "STS", PromptType.query): "die ", ("NQ", "STS", PromptType.document): "x ",
+    }  # fmt: skip
+    for (name, kind, prompt_type), prompt in chosen.items():
+        metadata = SimpleNamespace(name=name, type=kind, hf_subsets_to_langscripts={"default": ["deu-Latn"]})
+        given = {"task_metadata": metadata, "hf_split": "test", "hf_subset": "default", "prompt_type": prompt_type}
+        expected = model.encoder.encode(GERMAN, "de", normalize=False, prompt=prompt)
+        np.testing.assert_array_equal(model.encode([{"text": GERMAN}], **given), expected)
 
 
 class TestMtebEncoder:

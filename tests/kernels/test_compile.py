@@ -48,9 +48,9 @@ def test_operators_of_queue_infonce_keep_the_rules(layout: str, dtype: torch.dty
     query, positive, queue = make.matrix(4, 6), make.matrix(4, 6), make.matrix(9, 6, learnable=False)
     tau, filled = torch.tensor(0.2, requires_grad=True), torch.tensor(7)
     for ids in ((None, None), (make.ids(4), make.ids(9))):
-        opcheck(torch.ops.xrep.queue_infonce, (query, positive, queue, tau, filled, *ids, 0.1, True))
+        opcheck(torch.ops.xrep.queue_infonce, (query, positive, queue, tau, filled, *ids, 0.1, torch.float32, True))
     without = [tensor.detach() for tensor in (query, positive, queue, tau)]
-    opcheck(torch.ops.xrep.queue_infonce, (*without, filled, None, None, 0.0, False))
+    opcheck(torch.ops.xrep.queue_infonce, (*without, filled, None, None, 0.0, torch.float32, False))
     mixture, rows = Maker(dtype=torch.float32).matrix(4, 6, learnable=False), [make.vector(4) for _ in range(3)]
     inputs = (rows[0], *without[:2], without[3], mixture, *rows[1:])
     opcheck(torch.ops.xrep.queue_infonce_backward, inputs)
@@ -85,12 +85,12 @@ def test_operators_of_negatives_keep_the_rules(layout: str, kind: str) -> None:
     column_shift = make.vector(5) if kind == "rows and columns" else None
     excluded = torch.tensor([[0, 1], [1, 2], [4, 4], [2, 0]])
     for ids, keep in (([], False), ([make.ids(4), make.ids(5)], True)):
-        inputs = (rows, columns, tau, make.vector(4), column_shift, excluded, ids, hard, keep)
+        inputs = (rows, columns, tau, make.vector(4), column_shift, excluded, ids, hard, torch.float32, keep)
         opcheck(torch.ops.xrep.negatives, inputs)
         statistics = [tensor.detach() for tensor in torch.ops.xrep.negatives(*inputs)[5:]]
         gradients = (make.vector(4), make.vector(0 if column_shift is None else 5))
         detached = [tensor.detach() for tensor in (rows, columns, tau)]
-        rest = (excluded, ids, [tensor.detach() for tensor in hard])
+        rest = (excluded, ids, [tensor.detach() for tensor in hard], torch.float32)
         opcheck(torch.ops.xrep.negatives_backward, (*gradients, statistics, *detached, *rest))
 
 

@@ -140,6 +140,11 @@ def test_sums_are_kept_in_float32_at_least(dtype: torch.dtype) -> None:
     assert precision.accumulation_dtype(single, given) == precision.accumulation_dtype(given, single) == expected
 
 
+def test_cpus_read_float32_under_autocast_too() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert precision.operand_dtype(torch.ones(1)) == torch.float32
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_products_with_and_without_a_place_to_put_them(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)

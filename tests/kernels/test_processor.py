@@ -20,6 +20,7 @@ from xrep.kernels.linear import fused_linear, linear
 from xrep.nn.layers import Linear, feedforward
 from xrep.precision import Precision, type_of
 from xrep.training.step import type_on
+from xrep.training.trainer import Trainer
 
 BFLOAT16 = 2.0**-8
 """The largest relative error of a number that is rounded to bfloat16."""
@@ -193,6 +194,23 @@ def test_training_where_bfloat16_is_emulated(monkeypatch: pytest.MonkeyPatch) ->
             assert type_on(cpu, name) == expected and type_on(gpu, name) == torch.bfloat16
         assert type_on(gpu, "fp16") == type_on(gpu, "float16") == torch.float16
         assert type_on(cpu, "float32") == torch.float32
+
+
+def test_the_default_precision_is_bfloat16_on_gpus_that_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
+        assert type_on(torch.device("cuda"), Trainer.Config().precision) == expected
+        assert type_on(torch.device("cpu"), Trainer.Config().precision) == torch.float32
+
+
+def test_tf32_is_for_a_while() -> None:
+    before = torch.get_float32_matmul_precision()
+    with precision.float32_products(torch.device("cpu")):
+        assert torch.get_float32_matmul_precision() == before
+    with pytest.raises(RuntimeError, match="inside"), precision.float32_products(torch.device("cuda")):
+        assert torch.backends.cuda.matmul.allow_tf32
+        raise RuntimeError("inside")
+    assert torch.get_float32_matmul_precision() == before
 
 
 @pytest.mark.parametrize("name", ["fp16", "float16"])

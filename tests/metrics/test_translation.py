@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies
 from sacrebleu.metrics import BLEU, CHRF
 
 from tests.corpus import sentence_pairs
-from xrep.metrics.translation import bleu, chrf, multi_bleu
+from xrep.metrics.bootstrap import resampled
+from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
 
 ENGLISH = [english for _, english in sentence_pairs(300)]
 OTHERS = [english for _, english in sentence_pairs(300, seed=1)]
@@ -126,3 +128,14 @@ def test_empty_translations_are_scored_and_nothing_is_refused() -> None:
         for metric in (bleu, chrf, multi_bleu):
             with pytest.raises(ValueError, match=f"{len(hypotheses)} hypotheses and"):
                 metric(hypotheses, references)
+
+
+def test_resampled_bleu_is_that_of_the_drawn_sentences() -> None:
+    references = ENGLISH[:30]
+    hypotheses = noisy(references, seed=1, rate=0.3)
+    found = resampled_bleu(hypotheses, references, resamples=20)
+
+    def score(rows: np.ndarray) -> float:
+        return bleu([hypotheses[row] for row in rows], [references[row] for row in rows]).value
+
+    np.testing.assert_allclose(found, resampled(score, 30, resamples=20))

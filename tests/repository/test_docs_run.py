@@ -72,13 +72,17 @@ def test_quick_start(follow: Follow, repository: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_mining(follow: Follow, tmp_path: Path) -> None:
+def test_mining(follow: Follow, repository: Path, tmp_path: Path) -> None:
     rows, folder = list(sentences()), tmp_path / "own"
     random.Random(0).shuffle(rows)
     for name, some in {"seed": rows[:400], "valid": rows[400:440], "test": rows[440:460]}.items():
         write_sides(folder, name, some)
     write_lines(folder / "mono.de", [german for _, german, _ in rows[460:700]])
     write_lines(folder / "mono.en", [english for english, _, _ in reversed(rows[500:740])])
+    for year, some in {"newstest2011": rows[:150], "newstest2012": rows[150:300]}.items():
+        write_sides(folder, year, some)
+    for name in ("scripts", "benchmarks"):
+        (folder / name).symlink_to(repository / name)
     follow("mining", folder, {})
     assert len((folder / "mined.hyp.en").read_text(encoding="utf-8").splitlines()) == 20
     assert "label_smoothed_cross_entropy" in (folder / "report.html").read_text(encoding="utf-8")

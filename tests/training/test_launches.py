@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.corpus import write_corpus
 from tests.runs import compose_run
 from xrep.config.yaml_files import load_yaml
 from xrep.errors import TrainingError
@@ -69,6 +70,16 @@ def test_the_log_has_all_that_was_said(data_directory: Path, tmp_path: Path, cap
     assert lines[0].startswith("launch in ") and lines[-1] == "end of the launch: finished"
     assert len(said) > 6 and lines[1:-1] == said[-len(lines) + 2 :]
     assert times == sorted(times)
+
+
+def test_the_log_begins_with_the_preprocessing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is printed before the run has a directory."""
+    corpus = write_corpus(tmp_path / "corpus", train=60)
+    train(compose_run(corpus, tmp_path / "run", vocab_size=100, max_steps=1, **STEADY))
+    said = [line for line in capfd.readouterr().out.splitlines() if line]
+    lines = [line.split(" ", 1)[1] for line in (tmp_path / "run" / "log.txt").read_text(encoding="utf-8").splitlines()]
+    assert said[0].startswith(f"preprocessing {corpus} (once; kept in ") and said[-1].startswith("total ")
+    assert lines[: len(said)] == said and lines[len(said)].startswith("launch in ")
 
 
 def test_a_short_run_has_a_record_and_the_step_of_its_best(data_directory: Path, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from xrep.criteria.contrastive import first_numbers
+from xrep.criteria.contrastive import Nested, first_numbers
 from xrep.kernels.gather import current_group, gathered
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
 from xrep.memory import check_memory
@@ -35,12 +38,22 @@ def among_batch(
     return queue_infonce(query, positive, keys, temperature, query_ids=own, queue_ids=rows), keys, key_ids
 
 
-def new_queue(size: int, width: int, dtype: torch.dtype = torch.float32, count: int = 1) -> Queue | None:
+@dataclass(kw_only=True)
+class Queued(Nested):
+    """Options of objectives whose negatives are in a queue."""
+
+    queue_size: int
+    queue_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the queued vectors; bfloat16 halves their memory, and on GPUs the time of reading them."""
+
+
+def new_queue(config: Queued, width: int, count: int = 1) -> Queue | None:
     """Return a queue of vectors, one of ``count`` that are made; None if the size is 0.
 
     Raises:
         UserError: the machine cannot hold all of them.
     """
+    size, dtype = config.queue_size, torch.bfloat16 if config.queue_dtype == "bfloat16" else torch.float32
     what = f"{count if count > 1 else 'a'} {'queues' if count > 1 else 'queue'} of {size:,} vectors of {width} numbers"
     check_memory(count * size * (width * dtype.itemsize + 16), what, cure="lower `queue_size`")  # 16: two ids
     return Queue(size, width, dtype) if size else None

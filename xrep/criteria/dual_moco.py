@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from xrep.config.ranges import out_of_range
-from xrep.criteria.batch_keys import MEET_THEMSELVES, among_batch, in_queue, long_queue, new_queue
-from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Nested, negative_vectors, with_own_negatives
+from xrep.criteria.batch_keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
+from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, negative_vectors, with_own_negatives
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import TextSpec
 from xrep.kernels.gather import current_group, gathered
@@ -40,7 +39,7 @@ class DualMoco(ContrastiveCriterion):
     term = "infonce"
 
     @dataclass(kw_only=True)
-    class Config(Nested):
+    class Config(Queued):
         queue_size: int = 409600
         """K: vectors kept of each side, which are the negatives. It need not be a multiple of the batch size. 0: no
         queue; the negatives are the keys of the batch, from all ranks."""
@@ -48,8 +47,6 @@ class DualMoco(ContrastiveCriterion):
         """tau: similarities are divided by this value. It must lie in [0.0001, 10000]."""
         momentum: float = 0.999
         """m: share of their weights that momentum encoders keep per step. 0 is the paper's 'without momentum'."""
-        queue_dtype: Literal["float32", "bfloat16"] = "float32"
-        """Data type of the queued vectors; bfloat16 halves their memory."""
         mask_equal_sentences: bool = False
         """Do not use a queued sentence as a negative if it equals the query's positive or is a translation of the
         query's own sentence. Off in the paper; turn it on if sentences repeat."""
@@ -64,9 +61,8 @@ class DualMoco(ContrastiveCriterion):
         super().__init__(config, model)
         self._text = text
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
-        dtype = torch.bfloat16 if config.queue_dtype == "bfloat16" else torch.float32
-        self.source_queue = new_queue(config.queue_size, model.output_size, dtype, count=2)
-        self.target_queue = new_queue(config.queue_size, model.output_size, dtype, count=2)
+        self.source_queue = new_queue(config, model.output_size, count=2)
+        self.target_queue = new_queue(config, model.output_size, count=2)
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Keys of each batch since the last step, both sides concatenated [B, 2 D], and their ids."""
 

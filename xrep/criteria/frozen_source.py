@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.config.ranges import out_of_range
-from xrep.criteria.batch_keys import MEET_THEMSELVES, among_batch, in_queue, long_queue, new_queue
-from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded, Nested, with_own_negatives
+from xrep.criteria.batch_keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
+from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded, with_own_negatives
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.teacher_vectors import TeacherVectors
@@ -86,7 +86,7 @@ class FrozenSource(ContrastiveCriterion):
     term = "frozen_source"
 
     @dataclass(kw_only=True)
-    class Config(Nested):
+    class Config(Queued):
         source: Literal["frozen", "trained"] = "frozen"
         """frozen: the source tower stays unchanged. trained: it is trained as well, which is what the paper compares
         with (table 5)."""
@@ -108,7 +108,8 @@ class FrozenSource(ContrastiveCriterion):
         if sentences repeat."""
         cache_source: str | None = None
         """Directory in which the frozen tower's vectors are stored, in float32, so that each distinct sentence is
-        encoded once, in this run or in another one with the same tower. All ranks may use the same directory."""
+        encoded once, in this run or in another one with the same tower and precision. All ranks may use the same
+        directory."""
         teacher_vectors: str | None = None
         """Vectors of any other system, used in place of those of a source tower: a .npy file of floats [N, D] with one
         row for each line of teacher_text. The model is then only the student: set towers shared and projection_size D.
@@ -160,7 +161,7 @@ class FrozenSource(ContrastiveCriterion):
         self._projects_at_random = bool(self.frozen) and self._source in model.new_projections
         learnable = config.loss == "contrastive" and config.learnable_temperature
         self.temperature = LearnableTemperature(config.temperature) if learnable else None
-        self.queue = new_queue(config.queue_size, model.output_size)
+        self.queue = new_queue(config, model.output_size)
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Source vectors and ids of each batch since the last step, from all ranks."""
 
@@ -258,8 +259,7 @@ class FrozenSource(ContrastiveCriterion):
         if len(missing):
             rows = missing[np.unique(keys[missing], return_index=True)[1]]
             some = batch.select(rows)
-            with torch.autocast(device.type, enabled=False):  # vectors have the same precision in all runs
-                self._cache.add(keys[rows], model.encode(self._source, some)[0].float().numpy(force=True))
+            self._cache.add(keys[rows], model.encode(self._source, some)[0].float().numpy(force=True))
             places = self._cache.find(keys)
         return torch.from_numpy(self._cache.read(places)).to(device)
 
@@ -289,11 +289,14 @@ def _teacher(config: FrozenSource.Config, model: DualEncoder, is_shared: bool) -
 
 
 def _fingerprint(model: DualEncoder, tower: str, frozen: Sequence[str]) -> str:
-    """Return a hash of the weights and settings by which the frozen tower makes a vector of token ids. (The tokenizer
-    is left out, as it only makes the ids.)"""
+    """Return a hash of the weights and settings (autocast too) by which the frozen tower makes a vector of token
+    ids. (The tokenizer is left out, as it only makes the ids.)"""
     config, architecture = model.config, model.architecture()
     of_tower = {section: values.get(tower) for section, values in architecture.items()}
     digest = hashlib.sha256(json.dumps([of_tower, config.pooled_layer, config.normalize], sort_keys=True).encode())
+    kind = next(model.parameters()).device.type
+    if torch.is_autocast_enabled(kind):
+        digest.update(str(torch.get_autocast_dtype(kind)).encode())
     for name, tensor in model.state_dict().items():
         if any(name.startswith(f"{part}.") for part in frozen):
             digest.update(f"{name} {list(tensor.shape)}".encode())

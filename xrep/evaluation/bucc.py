@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import NothingThere, existing_folder, folders_with
-from xrep.metrics.bootstrap import interval, resampled_means
+from xrep.metrics.bootstrap import resampled_shares
 from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.retrieval.candidates import Candidates, choose
 from xrep.retrieval.margins import check_neighbours
@@ -109,10 +109,11 @@ class Bucc(Evaluation):
             self.tests.append((read_split(gold[split]), read_split(gold[tuning]) if tuning else None))
 
     def measure(self, encoder: Encoder) -> Figures:
-        config, values, overlaps = self.config, {}, []
+        config, values, overlaps, outcomes = self.config, {}, [], []
         for whole, tuning in self.tests:
             test, overlap = leave_out_overlap(whole, encoder.training_hashes, config.drop_overlap)
-            values[test.pair] = measure(encoder, test, tuning, config)
+            values[test.pair], counts = measure(encoder, test, tuning, config)
+            outcomes.append(np.stack((2 * counts[:, 0], counts[:, 1] + counts[:, 2]), axis=1))
             overlaps.append(overlap)
         mean = float(np.mean([own["f1"] for own in values.values()]))
         label = f"mean F1{' (oracle)' if config.oracle else ''}"
@@ -127,24 +128,13 @@ class Bucc(Evaluation):
             text=f"{table(header, rows)}\n{label}: {mean:.2f}",
             values=values,
             headline={label: mean},
-            intervals={label: _interval(values.values())},
+            resamples={label: resampled_shares(outcomes)},
             settings={name: getattr(config, name) for name in settings},
             files=[
                 file for splits in zip(*self.tests, strict=True) for split in splits if split for file in split.files
             ],
             overlap=total(overlaps),
         )
-
-
-def _interval(results: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return the interval of the mean F1 of several language pairs, whose extracted and gold pairs are resampled."""
-    resampled = []
-    for seed, own in enumerate(results):
-        correct, extracted, gold = (own[key] for key in ("correct", "extracted", "gold"))
-        kinds = np.repeat(np.array([[1, 1], [0, 1], [0, 1]]), [correct, extracted - correct, gold - correct], axis=0)
-        both, either = resampled_means(kinds, seed).T
-        resampled.append(200 * both / (either + both))
-    return interval(np.mean(resampled, axis=0))
 
 
 def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
@@ -275,7 +265,9 @@ def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidate
     return pairs, np.array(correct, dtype=bool)
 
 
-def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Bucc.Config) -> dict[str, Any]:
+def measure(
+    encoder: Encoder, measured: Split, tuning: Split | None, config: Bucc.Config
+) -> tuple[dict[str, Any], np.ndarray]:
     """Measure precision, recall and F1 of one split.
 
     The threshold is the one that is given, or the best one of ``tuning`` or, without it, of the measured split itself
@@ -283,7 +275,8 @@ def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Buc
 
     Returns:
         ``split``, the fields of ``MiningScores``, ``threshold``, and its origin ``threshold_from``: the name of a
-        split, ``given``, or ``oracle``.
+        split, ``given``, or ``oracle``. Also the numbers of correct, extracted and gold pairs of each source sentence,
+        int64 [N, 3].
     """
     pairs, correct = mine(encoder, measured, config)
     threshold, origin = config.threshold, "given"
@@ -296,4 +289,7 @@ def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Buc
         origin = tuning.name if tuning else "oracle"
     taken = pairs.score.astype(np.float64) >= threshold
     scores = mining_scores(int(correct[taken].sum()), int(taken.sum()), len(measured.gold))
-    return {"split": measured.name, **vars(scores), "threshold": threshold, "threshold_from": origin}
+    size, sources = len(measured.source.sentences), np.asarray(pairs.source)
+    rows = sources[taken & correct], sources[taken], measured.gold[:, 0]
+    counts = np.stack([np.bincount(own, minlength=size) for own in rows], axis=1)
+    return {"split": measured.name, **vars(scores), "threshold": threshold, "threshold_from": origin}, counts

@@ -46,10 +46,6 @@ class Encoder(Protocol):
         """Return a digest that changes when the vectors that the encoder computes change."""
         ...
 
-    def random_baseline(self) -> Encoder:
-        """Return an encoder of the same architecture with random weights."""
-        ...
-
 
 def open_encoder(path: str | Path, *, batch_tokens: int = 4096, cache: str | Path | None = None) -> Encoder:
     """Open the encoder at ``path``.
@@ -112,10 +108,6 @@ class Loaded:
     def width(self) -> int:
         return self.encoder.output_size
 
-    def random_baseline(self) -> Loaded:
-        encoder = type(self.encoder).load(self.path, random_weights=True)
-        return replace(self, encoder=encoder)
-
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
@@ -158,9 +150,6 @@ class Shortened:
     def fingerprint(self) -> str:
         return f"{self.encoder.fingerprint()}:{self.width}"
 
-    def random_baseline(self) -> Shortened:
-        return Shortened(self.encoder.random_baseline(), self.width)
-
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
@@ -182,6 +171,22 @@ def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
         problem = f"`dimensions` {too_wide[0]} of vectors of {encoder.width} numbers"
         raise UserError(problem, path=encoder.path, cure="name smaller ones")
     return [encoder, *(Shortened(encoder, int(width)) for width in dict.fromkeys(widths))]
+
+
+def with_random_weights(encoder: Any, seed: int) -> Any:
+    """Return an encoder of the same architecture whose weights are drawn by ``seed``.
+
+    Raises:
+        UserError: The encoder is not one that xrep loaded, such as the vectors of another system.
+    """
+    if isinstance(encoder, Shortened):
+        return replace(encoder, encoder=with_random_weights(encoder.encoder, seed))
+    if not isinstance(encoder, Loaded):
+        cure = "measure without `random_baseline`"
+        raise UserError("no encoder whose weights can be drawn at random", path=encoder.path, cure=cure)
+    drawn = replace(encoder, encoder=SentenceEncoder.load(encoder.path, random_weights=seed))
+    drawn.training_hashes = encoder.training_hashes  # so that both are measured on the same examples
+    return drawn
 
 
 def _read_kept(path: Path, shape: tuple[int, int]) -> np.ndarray:
@@ -230,9 +235,6 @@ class Precomputed:
         digests = (bytes.fromhex(sha256_of(Path(self.path) / name)) for name in (VECTORS, SENTENCES))
         return hashlib.sha256(b"".join(digests)).hexdigest()
 
-    def random_baseline(self) -> Encoder:
-        raise UserError("vectors have no random baseline", path=self.path, cure="measure without `random_baseline`")
-
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
@@ -272,9 +274,6 @@ class SentenceList:
 
     def fingerprint(self) -> str:
         return ""
-
-    def random_baseline(self) -> SentenceList:
-        return self
 
     def write(self, path: str | Path) -> None:
         """Write each recorded sentence once, as lines ``language<TAB>sentence``."""

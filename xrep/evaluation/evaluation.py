@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from tqdm import tqdm
 
 import xrep
@@ -15,6 +16,7 @@ from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
+from xrep.metrics.bootstrap import interval, shown_difference
 
 Item = TypeVar("Item")
 
@@ -138,7 +140,11 @@ class Figures:
     headline: Mapping[str, float] = field(default_factory=dict)
     """The few figures (name -> number) by which the test is usually quoted; ``xrep-eval all`` prints them."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """95% bootstrap confidence intervals of figures in ``headline``, over the examples (``xrep.metrics.bootstrap``)."""
+    """95% bootstrap confidence intervals of figures in ``headline``, over the examples (``xrep.metrics.bootstrap``).
+    Those of ``resamples`` are added."""
+    resamples: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Figures in ``headline`` on examples drawn with replacement, float64 [R]. The draws are the same for all systems
+    that are measured on the same examples, so differences between systems are paired."""
     settings: Mapping[str, Any]
     """Everything else that the values depend on, such as split, languages, neighbours and seeds."""
     files: Sequence[str | Path] = ()
@@ -149,6 +155,14 @@ class Figures:
     """Of several tests, those that could not be measured, and the reasons."""
     plot: Callable[[Picture], Sequence[str] | None] | None = None
     """Function that draws the figures into a file. It may return lines to print below the text."""
+
+    def __post_init__(self) -> None:
+        self.intervals = {**self.intervals, **{name: interval(values) for name, values in self.resamples.items()}}
+
+    @property
+    def has_all_examples(self) -> bool:
+        """Whether no example was left out because it was in the training text."""
+        return not (self.overlap and self.overlap.dropped and self.overlap.found)
 
     def printed(self) -> str:
         """Return the text that ``xrep-eval`` prints."""
@@ -189,11 +203,52 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a table of the headlines of several models, by name, with their intervals; empty if there are none."""
+def random_record(seeds: Sequence[Figures]) -> dict[str, Any]:
+    """Return what is written as JSON about random weights, one ``Figures`` for each seed: the mean and the spread (the
+    sample standard deviation; null for one seed) of each headline, and all values."""
+    headline = {}
+    for figure in seeds[0].headline:
+        own = [figures.headline[figure] for figures in seeds]
+        spread = float(np.std(own, ddof=1)) if own[1:] else None
+        headline[figure] = {"mean": float(np.mean(own)), "spread": spread, "by_seed": own}
+    return {"seeds": len(seeds), "headline": headline, "values": [dict(figures.values) for figures in seeds]}
+
+
+def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float, float]]:
+    """Return the difference of each figure of another model from that of the first one, and the bounds of its 95%
+    interval by a paired bootstrap: both are computed on the same draws of examples. There are none if each model was
+    measured without examples of its own training text."""
+    if not (first.has_all_examples and other.has_all_examples):
+        return {}
+    return {
+        name: (other.headline[name] - value, *interval(other.resamples[name] - first.resamples[name]))
+        for name, value in first.headline.items()
+        if name in first.resamples and name in other.resamples
+    }
+
+
+def comparison(
+    records: Mapping[str, Mapping[str, Any]], differing: Mapping[str, Mapping[str, Sequence[float]]] | None = None
+) -> str:
+    """Return a table of the headlines of several models, by name, with their intervals, and of their random weights;
+    empty if there are no headlines.
+
+    Args:
+        differing: The ``differences`` of models from the first one.
+    """
     figures = list(dict.fromkeys(figure for record in records.values() for figure in record["headline"]))
-    rows = [[figure, *(_quoted(record, figure) for record in records.values())] for figure in figures]
-    return table(["figure", *records], rows) if rows else ""
+    columns = {}
+    for name, record in records.items():
+        columns[name] = [_quoted(record, figure) for figure in figures]
+        if random := record.get("random_weights"):
+            heading = f"{name}, random weights" if len(records) > 1 else "random weights"
+            columns[heading] = [_random(random["headline"].get(figure)) for figure in figures]
+    for name, own in (differing or {}).items():
+        if own:
+            heading = "difference" if len(records) == 2 else f"{name}, difference"
+            columns[heading] = [shown_difference(own[figure]) if figure in own else "" for figure in figures]
+    rows = zip(figures, *columns.values(), strict=True)
+    return table(["figure", *columns], list(rows)) if figures else ""
 
 
 def _quoted(record: Mapping[str, Any], figure: str) -> str:
@@ -201,3 +256,9 @@ def _quoted(record: Mapping[str, Any], figure: str) -> str:
         return ""
     span = record["intervals"].get(figure)
     return f"{record['headline'][figure]:.2f}" + (f" [{span[0]:.2f}, {span[1]:.2f}]" if span else "")
+
+
+def _random(own: Mapping[str, float | None] | None) -> str:
+    if own is None:
+        return ""
+    return f"{own['mean']:.2f}" + ("" if own["spread"] is None else f" ± {own['spread']:.2f}")

@@ -86,15 +86,12 @@ def _picture(picture: Picture, width: float, height: float) -> Iterator[Figure]:
         figure.savefig(temporary, format=kind[1:], metadata=KINDS[kind])
 
 
-def plot_tatoeba(
-    accuracies: Mapping[str, Accuracy], random: Mapping[str, Accuracy], averages: Mapping[str, float], picture: Picture
-) -> None:
+def plot_tatoeba(accuracies: Mapping[str, Accuracy], averages: Mapping[str, float], picture: Picture) -> None:
     """Draw a bar for each direction of each language, best mean first.
 
     Up to 30 languages are drawn in one column, more in several columns of the same height.
 
     Args:
-        random: The accuracies with random weights, drawn as black lines; empty if they were not measured.
         averages: Averages, written below the bars.
     """
     languages = sorted(accuracies, key=lambda language: (-accuracies[language].mean, name(language)))
@@ -103,25 +100,20 @@ def plot_tatoeba(
     with _picture(picture, max(6.5, 3.6 * columns), 1.5 + 0.29 * rows) as figure:
         panels = figure.subplots(1, columns, squeeze=False)[0]
         for axes, start in zip(panels, range(0, len(languages), rows), strict=True):
-            _draw_accuracies(axes, accuracies, random, languages[start : start + rows])
+            _draw_accuracies(axes, accuracies, languages[start : start + rows])
             axes.set_ylim(rows - 0.4, -0.6)
         figure.suptitle("Tatoeba: nearest neighbour is the translation (%)")
-        handles = [*panels[-1].containers, *panels[-1].collections]
+        handles = panels[-1].containers
         title = "    ".join(f"{average}: {value:.2f}" for average, value in averages.items())
         style = {"title_fontsize": 8.5, "ncols": len(handles), "loc": "outside lower center"}
         figure.legend(handles, [str(handle.get_label()) for handle in handles], title=title, **style)
 
 
-def _draw_accuracies(
-    axes: Axes, accuracies: Mapping[str, Accuracy], random: Mapping[str, Accuracy], languages: list[str]
-) -> None:
+def _draw_accuracies(axes: Axes, accuracies: Mapping[str, Accuracy], languages: list[str]) -> None:
     places = np.arange(len(languages))
     forward, backward = zip(*(accuracies[language] for language in languages), strict=True)
     axes.barh(places - 0.2, forward, height=0.4, color=_COLOURS[0], label="xx → en")
     axes.barh(places + 0.2, backward, height=0.4, color=_COLOURS[1], label="en → xx")
-    if random:
-        means = [random[language].mean for language in languages]
-        axes.vlines(means, places - 0.4, places + 0.4, color="black", linewidth=1.2, label="random weights, mean")
     axes.text(102, -0.75, "mean", fontsize=7, clip_on=False)
     for place, language in enumerate(languages):
         axes.text(102, place, f"{accuracies[language].mean:.1f}", va="center", fontsize=7, clip_on=False)

@@ -30,7 +30,7 @@ from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import choose_languages, folders_with
 from xrep.evaluation.sts_sets import Subset, TestSet, find_sets
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.metrics.bootstrap import interval, resampled
+from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
 from xrep.retrieval.neighbours import normalize_rows
 
@@ -94,12 +94,12 @@ class Sts(Evaluation):
 
     def measure(self, encoder: Encoder) -> Figures:
         check_languages(encoder, {test.language: test.subsets[0].first[0] for test in self.tests})
-        values, intervals, overlaps, kept = {}, {}, [], []
+        values, resamples, overlaps, kept = {}, {}, [], []
         for whole in progress(self.tests, "tests"):
             test, overlap = _without_overlap(whole, encoder, self.config.drop_overlap)
             scores = similarities(encoder, test)
             correlations = correlations_of(test, scores)
-            intervals[_label(test.name, test.split)] = _interval(test, scores["cosine"])
+            resamples[_label(test.name, test.split)] = _resampled(test, scores["cosine"])
             values[test.name] = {
                 "split": test.split,
                 "language": test.language,
@@ -116,7 +116,7 @@ class Sts(Evaluation):
             text=_text(kept, values),
             values=values,
             headline={_label(name, own["split"]): own["cosine"]["spearman"]["all"] for name, own in values.items()},
-            intervals=intervals,
+            resamples=resamples,
             settings={"split": self.config.split, "languages": self.config.langs},
             files=[file for test in self.tests for file in test.files],
             overlap=total(overlaps),
@@ -167,10 +167,10 @@ def correlations_of(test: TestSet, scores: Mapping[str, Sequence[np.ndarray]]) -
     }
 
 
-def _interval(test: TestSet, scores: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the interval of Spearman's correlation over the pairs of all subsets together."""
+def _resampled(test: TestSet, scores: Sequence[np.ndarray]) -> np.ndarray:
+    """Return Spearman's correlation on resampled pairs of all subsets together, float64 [R]."""
     together, gold = np.concatenate(list(scores)), np.concatenate([subset.gold for subset in test.subsets])
-    return interval(100 * resampled(lambda rows: spearman(together[rows], gold[rows]), len(gold)))
+    return 100 * resampled(lambda rows: spearman(together[rows], gold[rows]), len(gold))
 
 
 def average(

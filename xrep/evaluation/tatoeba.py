@@ -36,7 +36,7 @@ from xrep.evaluation.reading import (
     read_sentences,
 )
 from xrep.files import check_output, write_aside
-from xrep.metrics.bootstrap import interval, resampled_means
+from xrep.metrics.bootstrap import resampled_means
 from xrep.metrics.retrieval import Accuracy, accuracy_of, right_answers
 from xrep.retrieval.margins import margin_scores
 from xrep.retrieval.neighbours import normalize_rows
@@ -108,8 +108,6 @@ class Tatoeba(Evaluation):
         save_embeddings: str | None = None
         """Folder to which the compared vectors are written as {xxx}.{xxx}.npy and {xxx}.eng.npy: float32 [N, D],
         L2-normalised, in line order."""
-        random_baseline: bool = False
-        """Measure the same architecture with random weights, too."""
 
     config: Config
 
@@ -130,7 +128,6 @@ class Tatoeba(Evaluation):
 
     def measure(self, encoder: Encoder) -> Figures:
         config, pools, overlaps = self.config, [], []
-        baseline = encoder.random_baseline() if config.random_baseline else None
         firsts = {pool.language: pool.sentences[0] for pool in self.pools}
         check_languages(encoder, {"en": self.pools[0].english[0], **firsts})
         for pool in self.pools:
@@ -141,28 +138,23 @@ class Tatoeba(Evaluation):
         _check_numbers(config, pools)
         right = answers(encoder, pools, config, self._save if config.save_embeddings else None)
         measured = {language: accuracy_of(own) for language, own in right.items()}
-        random = accuracies(baseline, pools, config) if baseline else {}
         groups, missing = averages(measured)
         averaged = {"mean": _directions(average(measured.values()))}
         averaged |= {group: _directions(accuracy) for group, accuracy in groups.items()}
         mean = {**averaged["mean"], "pairs": sum(map(len, pools))}
         languages = {pool.language: {**_directions(measured[pool.language]), "pairs": len(pool)} for pool in pools}
-        if random:
-            mean["random_mean"] = average(random.values()).mean
-            for language, accuracy in random.items():
-                languages[language]["random_mean"] = accuracy.mean
         quoted = {f"mean of {len(pools)}": mean} | {f"average of {group}": averaged[group] for group in groups}
         headline = {label: own["mean"] for label, own in quoted.items()}
         neighbours = {} if config.margin == "absolute" else {"neighbours": config.neighbours}
         return Figures(
             text=_text(languages, quoted, missing),
             values={
-                **{key: mean[key] for key in ("mean", "random_mean", "pairs") if key in mean},
+                **{key: mean[key] for key in ("mean", "pairs")},
                 "languages": languages,
                 "averages": averaged,
             },
             headline=headline,
-            intervals=_intervals(
+            resamples=_resamples(
                 right, {f"mean of {len(pools)}": right, **{f"average of {g}": GROUPS[g] for g in groups}}
             ),
             settings={
@@ -174,7 +166,7 @@ class Tatoeba(Evaluation):
             },
             files=self.files,
             overlap=total(overlaps),
-            plot=lambda picture: plot_tatoeba(measured, random, headline, picture),
+            plot=lambda picture: plot_tatoeba(measured, headline, picture),
         )
 
     def _save(self, pool: Pool, vectors: np.ndarray, english: np.ndarray) -> None:
@@ -282,15 +274,12 @@ def _answers(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> np.ndarray
     return np.stack([scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0)])
 
 
-def _intervals(right: Mapping[str, np.ndarray], groups: Mapping[str, Iterable[str]]) -> dict[str, tuple[float, float]]:
-    """Return the interval of the average over each group of languages. The sentences of each language are resampled."""
+def _resamples(right: Mapping[str, np.ndarray], groups: Mapping[str, Iterable[str]]) -> dict[str, np.ndarray]:
+    """Return resampled averages over each group of languages. The sentences of each language are resampled."""
     means = {
         language: 100 * resampled_means(own.T, seed).mean(axis=1) for seed, (language, own) in enumerate(right.items())
     }
-    return {
-        label: interval(np.mean([means[language] for language in languages], axis=0))
-        for label, languages in groups.items()
-    }
+    return {label: np.mean([means[language] for language in languages], axis=0) for label, languages in groups.items()}
 
 
 def average(accuracies: Iterable[Accuracy]) -> Accuracy:
@@ -319,13 +308,11 @@ def _text(
     missing: Mapping[str, Sequence[str]],
 ) -> str:
     """Return a table of the languages by name and of the averages, and the averages that are missing."""
-    columns = [
-        key for key in ("pairs", "xx-en", "en-xx", "mean", "random_mean") if key in next(iter(averaged.values()))
-    ]
+    columns = ("pairs", "xx-en", "en-xx", "mean")
     lines = {f"{name(language)} ({language})": languages[language] for language in sorted(languages, key=name)}
     rows = [[label, *(own.get(key, "") for key in columns)] for label, own in [*lines.items(), *averaged.items()]]
     rows.insert(len(lines), [])
-    text = table(["language", *(column.removesuffix("_mean") for column in columns)], rows)
+    text = table(["language", *columns], rows)
     if not missing:
         return text
     groups = ", ".join(f"{group} ({len(absent)} missing)" for group, absent in missing.items())

@@ -22,7 +22,7 @@ from xrep.evaluation.reading import check_parallel, choose_languages, read_sente
 from xrep.files import check_output, write_aside
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator
-from xrep.metrics.translation import bleu, chrf, multi_bleu
+from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
 from xrep.models.directory import fingerprint, open_checkpoint
 from xrep.text.languages import name
 
@@ -113,20 +113,25 @@ class TranslationQuality(Evaluation):
 
     def measure(self, encoder: System) -> Figures:
         target = encoder.target(self.config.target_lang)
-        sources, values, overlaps = self._read_sides(target), {}, []
+        sources, values, overlaps, resamples = self._read_sides(target), {}, [], {}
         references = sources.pop(target)
         for language in progress(list(sources), "languages"):
-            values[language], overlap = self._translate(encoder, (language, target), sources[language], references)
+            sides = sources[language], references
+            values[language], overlap, drawn = self._translate(encoder, (language, target), *sides)
             overlaps.append(overlap)
+            resamples[f"BLEU {language}-{target}"] = drawn
         names = [f"{language}-{target}" for language in sources]
         means = {score: float(np.mean([own[score] for own in values.values()])) for score in ("bleu", "chrf")}
         each = {f"BLEU {name}": own["bleu"] for name, own in zip(names, values.values(), strict=True)}
         mean = {f"BLEU, mean of {len(names)}": means["bleu"]}
+        headline = mean if len(names) > 4 else each if len(names) == 1 else each | mean
+        resamples |= dict.fromkeys(mean, np.mean(list(resamples.values()), axis=0))
         options = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
         return Figures(
             text=_text(values, means, target, is_tokenized=self.config.tokenize == "none"),
             values={"mean": means, "languages": values},
-            headline=mean if len(names) > 4 else each if len(names) == 1 else each | mean,
+            headline=headline,
+            resamples={label: resamples[label] for label in headline},
             settings={"languages": names, **{option: getattr(self.config, option) for option in options}},
             files=[self.files[language] for language in sorted((*sources, target))],
             overlap=total(overlaps),
@@ -150,8 +155,8 @@ class TranslationQuality(Evaluation):
 
     def _translate(
         self, system: System, languages: tuple[str, str], sources: Sequence[str], references: Sequence[str]
-    ) -> tuple[dict[str, Any], Overlap]:
-        """Translate a test and return the values for JSON.
+    ) -> tuple[dict[str, Any], Overlap, np.ndarray]:
+        """Translate a test and return the values for JSON, the overlap and resampled BLEU.
 
         ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing. ``zero_shot`` says whether the model
         was never trained to translate from this language, and ``cut`` how many sentences exceeded its maximum length.
@@ -169,16 +174,20 @@ class TranslationQuality(Evaluation):
                 aside.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
         scores = bleu(hypotheses, references, config.tokenize), chrf(hypotheses, references)
         multi = multi_bleu(hypotheses, references, config.tokenize)
-        return {
-            "bleu": scores[0].value,
-            "chrf": scores[1].value,
-            "signatures": {score.name: score.signature for score in scores},
-            "multi_bleu": {**asdict(multi), "text": str(multi)},
-            "sentences": len(hypotheses),
-            "zero_shot": languages[0] not in system.translator.text.source_languages,
-            "cut": len(read.cut),
-            "overlap": asdict(overlap),
-        }, overlap
+        return (
+            {
+                "bleu": scores[0].value,
+                "chrf": scores[1].value,
+                "signatures": {score.name: score.signature for score in scores},
+                "multi_bleu": {**asdict(multi), "text": str(multi)},
+                "sentences": len(hypotheses),
+                "zero_shot": languages[0] not in system.translator.text.source_languages,
+                "cut": len(read.cut),
+                "overlap": asdict(overlap),
+            },
+            overlap,
+            resampled_bleu(hypotheses, references, config.tokenize),
+        )
 
 
 def _text(values: Mapping[str, dict[str, Any]], means: Mapping[str, float], target: str, is_tokenized: bool) -> str:

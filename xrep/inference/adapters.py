@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 
 from xrep.errors import UserError
-from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.lazy import lazy_names
 from xrep.text.languages import canonical, count_english_words
 
@@ -52,7 +52,10 @@ class MtebEncoder:
     languages (``deu-eng``) mteb encodes each side separately but does not say which one it is. If one of the two
     languages is English, it is recognised by its most frequent words; for other pairs, ``lang`` must be a function.
 
-    Prompts and ``batch_size`` of mteb are ignored. The arguments raise what ``SentenceEncoder.load`` raises.
+    A prompt of the encoder is put in front of texts if its name is one of these, of which the first counts: the task's
+    name and ``-query`` or ``-document``, the task's name, its type and these, its type, and the usual names of the
+    prompts of queries or documents. Otherwise texts get the encoder's default. ``batch_size`` is ignored.
+    The arguments raise what ``SentenceEncoder.load`` raises.
 
     Args:
         encoder: The encoder, or what ``SentenceEncoder.load`` accepts.
@@ -95,7 +98,12 @@ class MtebEncoder:
         # A subset that the task does not list is itself a language (deu_Latn).
         codes = task_metadata.hf_subsets_to_langscripts.get(hf_subset, [hf_subset])
         lang = self._language(texts, list(dict.fromkeys(map(canonical, codes))), f"{task_metadata.name} {hf_subset}")
-        options = {"batch_tokens": self.batch_tokens, "normalize": self.normalize}
+        kind = prompt_type.value if prompt_type else None
+        tasks = task_metadata.name, task_metadata.type
+        names = [name for task in tasks for name in ([f"{task}-{kind}", task] if kind else [task])]
+        names += {None: (), "query": QUERY_PROMPTS}.get(kind, DOCUMENT_PROMPTS)
+        prompt = self.encoder.find_prompt(None, names)
+        options = {"batch_tokens": self.batch_tokens, "normalize": self.normalize, "prompt": prompt}
         return self.encoder.encode(texts, lang, **options, show_progress=bool(kwargs.get("show_progress_bar")))
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
@@ -116,7 +124,9 @@ class MtebEncoder:
 
         # The revision differs for other weights and options, so that mteb does not reuse their results for this model.
         lang = getattr(self.lang, "__qualname__", self.lang)
-        revision = hashlib.sha256(f"{self.encoder.fingerprint()} {lang} {self.normalize}".encode()).hexdigest()
+        revision = hashlib.sha256(
+            f"{self.encoder.fingerprint()} {lang} {self.normalize} {self.encoder.prompts}".encode()
+        ).hexdigest()
         unknown = ("loader", "release_date", "languages", "memory_usage_mb", "license", "open_weights")
         unknown = (*unknown, "public_training_code", "public_training_data", "training_datasets")
         return ModelMeta(
@@ -128,7 +138,7 @@ class MtebEncoder:
             embed_dim=self.encoder.output_size,
             framework=["PyTorch"],
             similarity_fn_name="cosine",
-            use_instructions=False,
+            use_instructions=bool(self.encoder.prompts),
         )
 
     def _language(self, texts: list[str], languages: list[str], subset: str) -> str | None:

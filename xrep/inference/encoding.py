@@ -62,6 +62,7 @@ def encode_file(
     dtype: Literal["float32", "float16"] = "float32",
     batch_tokens: int = 4096,
     normalize: bool = True,
+    prompt: str | None = None,
     rank: int = 0,
     world_size: int = 1,
     show_progress: bool = True,
@@ -74,7 +75,7 @@ def encode_file(
     Args:
         path: The input file, as ``read_text`` reads it; ``-`` is standard input.
         dtype: Type of the numbers in the file.
-        lang, batch_tokens, normalize: As in ``SentenceEncoder.encode``.
+        lang, batch_tokens, normalize, prompt: As in ``SentenceEncoder.encode``.
         rank, world_size: Number of this process, from 0, and number of processes. Each process encodes a range of
             consecutive lines into its own shard, ``shard_path(output, rank, world_size)``.
 
@@ -108,7 +109,9 @@ def encode_file(
         "normalize": normalize,
         "size": encoder.output_size,
         "first_line": first,
+        "prompt": prompt,
     }
+    options: dict[str, Any] = {"batch_tokens": batch_tokens, "normalize": normalize, "prompt": prompt}
     lines = itertools.islice((text for _, text in read_text(file, lang)), first, last)
     with _Writer(target, facts, np.dtype(dtype)) as writer:
         writer.resume(lines)
@@ -117,7 +120,7 @@ def encode_file(
             with Counter("lines", done=resumed, total=count, shown=show_progress) as progress:
                 for chunk in _chunks(lines):
                     with StopRequest().watching() as stop, counting_sentences(encoder.model, progress.update):
-                        vectors = encoder.encode(chunk, lang, batch_tokens=batch_tokens, normalize=normalize)
+                        vectors = encoder.encode(chunk, lang, **options)
                         writer.append(chunk, _converted(vectors, writer.dtype, file, first + writer.lines))
                     if stop.signal:
                         raise KeyboardInterrupt

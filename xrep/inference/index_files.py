@@ -89,6 +89,7 @@ class Manifest:
     encoder: str
     fingerprint: str
     precision: Precision
+    prompt: str
     options: IndexOptions
     rows: int
     size: int
@@ -197,10 +198,11 @@ def build(
     with work_folder(work, _OWN_FILE, "writing this index", "*.np*"):
         digest, source = _copy(lines, lang, work)
         if not _is_done(path, work, digest):
-            made_of = f"{facts['fingerprint']} {lang} {digest}"
+            made_of = f"{facts['fingerprint']} {lang} {digest} {facts['prompt']}"
             vectors = work / f"vectors-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npy"
             if not vectors.exists():
                 options = {"dtype": "float16", "batch_tokens": batch_tokens, "show_progress": show_progress}
+                options |= {"prompt": facts["prompt"]}
                 encode_file(encoder, work / "added.txt", vectors, lang=lang, **options)
             shutil.rmtree(work / "new", ignore_errors=True)
             (work / "new").mkdir()

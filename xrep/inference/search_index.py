@@ -12,7 +12,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.inference.index_files import LINES, IndexOptions, Lines, Manifest, build, open_files
-from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.memory import check_memory
 from xrep.precision import Precision
 from xrep.retrieval.faiss_files import PROBES, Quantize
@@ -73,6 +73,7 @@ class SearchIndex:
         index: Literal["auto", "flat", "ivf"] = "auto",
         quantize: Quantize = "none",
         precision: Precision = "float32",
+        prompt_name: str | None = None,
         batch_tokens: int = 4096,
         device: str | None = None,
         show_progress: bool = False,
@@ -88,10 +89,12 @@ class SearchIndex:
                 out, and each run of white space becomes one space.
             lang, batch_tokens: As in ``SentenceEncoder.encode``.
             index, quantize: As in ``IndexOptions``.
+            prompt_name: Name of the encoder's prompt that is put in front of each sentence; the default is the first
+                of document, passage and corpus that there is, or else the encoder's default.
             precision, device: Type and device in which an encoder that is loaded computes.
 
         Raises:
-            UserError: Something is at ``path``, or the sentences cannot be read or encoded.
+            UserError: Something is at ``path``, there is no such prompt, or the sentences cannot be read or encoded.
         """
         if not isinstance(encoder, SentenceEncoder):
             encoder = SentenceEncoder.load(encoder, device=device, dtype=precision)
@@ -102,6 +105,7 @@ class SearchIndex:
             "encoder": named,
             "fingerprint": encoder.fingerprint(),
             "precision": str(next(encoder.model.parameters()).dtype).removeprefix("torch."),
+            "prompt": encoder.find_prompt(prompt_name, DOCUMENT_PROMPTS),
             "options": IndexOptions(index=index, quantize=quantize),
         }
         build(path, encoder, facts, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
@@ -110,10 +114,10 @@ class SearchIndex:
     def add(
         self, lines: Lines, *, lang: str | None = None, batch_tokens: int = 4096, show_progress: bool = False
     ) -> None:
-        """Encode further sentences and add them; arguments and errors are those of ``build``. Only they are encoded.
-        The directory is replaced at once by one with them."""
+        """Encode further sentences and add them; arguments and errors are those of ``build``. Only they are encoded,
+        with the prompt of the index. The directory is replaced at once by one with them."""
         held = self.manifest
-        facts = {name: vars(held)[name] for name in ("encoder", "fingerprint", "precision", "options")}
+        facts = {name: vars(held)[name] for name in ("encoder", "fingerprint", "precision", "prompt", "options")}
         more = {"batch_tokens": batch_tokens, "show_progress": show_progress}
         build(self.path, self.encoder, facts, lines, lang, base=self._files, **more)
         self._files = open_files(self.path)
@@ -147,16 +151,34 @@ class SearchIndex:
 
     @overload
     def search(  # pyright: ignore[reportOverlappingOverload] (a string is also a sequence of strings)
-        self, queries: str, k: int = 10, lang: str | None = None, *, probes: int = PROBES
+        self,
+        queries: str,
+        k: int = 10,
+        lang: str | None = None,
+        *,
+        probes: int = PROBES,
+        prompt_name: str | None = None,
     ) -> list[Hit]: ...
 
     @overload
     def search(
-        self, queries: Sequence[str], k: int = 10, lang: str | None = None, *, probes: int = PROBES
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        lang: str | None = None,
+        *,
+        probes: int = PROBES,
+        prompt_name: str | None = None,
     ) -> list[list[Hit]]: ...
 
     def search(
-        self, queries: str | Sequence[str], k: int = 10, lang: str | None = None, *, probes: int = PROBES
+        self,
+        queries: str | Sequence[str],
+        k: int = 10,
+        lang: str | None = None,
+        *,
+        probes: int = PROBES,
+        prompt_name: str | None = None,
     ) -> Any:
         """Return the k sentences nearest to a query, nearest first, or a list of them for each of several queries.
 
@@ -165,13 +187,17 @@ class SearchIndex:
         Args:
             lang: Language of the queries; needed if the encoder has a tower for each side.
             probes: Number of inverted files that are searched; more find more and take longer.
+            prompt_name: Name of the encoder's prompt that is put in front of each query; the default is query if there
+                is one, or else the encoder's default.
 
         Raises:
-            UserError: k or probes is below 1, the encoder has no tower for the language, or the index is damaged.
+            UserError: k or probes is below 1, the encoder has no tower for the language or no such prompt, or the index
+                is damaged.
         """
         several = [queries] if isinstance(queries, str) else list(queries)
         full = [number for number, query in enumerate(several) if query.strip()]
-        vectors = self.encoder.encode([several[number] for number in full], lang)
+        prompt = self.encoder.find_prompt(prompt_name, QUERY_PROMPTS)
+        vectors = self.encoder.encode([several[number] for number in full], lang, prompt=prompt)
         found: list[list[Hit]] = [[] for _ in several]
         scores_QK, rows_QK = self.search_vectors(vectors, k, probes=probes)
         for number, scores, rows in zip(full, scores_QK.tolist(), rows_QK.tolist(), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar, overload
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 TOKENIZE_CHUNK = 4096
 M = TypeVar("M", bound=torch.nn.Module)
+QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
+"""Usual names of the prompts of queries and of what they find, which sentence-transformers knows, too."""
 
 
 class _Options(TypedDict, total=False):
@@ -88,7 +90,7 @@ class SentenceEncoder:
         *,
         device: str | None = None,
         dtype: Precision = "float32",
-        random_weights: bool = False,
+        random_weights: int | None = None,
     ) -> SentenceEncoder:
         """Load a checkpoint directory such as ``run1/best``, or a pretrained encoder.
 
@@ -100,19 +102,20 @@ class SentenceEncoder:
             dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4. It is
                 faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs compute products
                 in float32 and round their results, which is not faster than float32.
-            random_weights: Initialise the architecture randomly instead of loading the trained weights, as the baseline
-                of an evaluation.
+            random_weights: Seed by which the architecture is initialised randomly, instead of loading the trained
+                weights, as the baseline of an evaluation.
 
         Raises:
             UserError: If there is no encoder that xrep can read, or it is damaged.
         """
-        with torch.random.fork_rng(devices=[], enabled=random_weights):
-            if random_weights:
-                torch.manual_seed(0)
+        is_random = random_weights is not None
+        with torch.random.fork_rng(devices=[], enabled=is_random):
+            if random_weights is not None:
+                torch.manual_seed(random_weights)
             directory = Path(path)
             may_be_a_name = not directory.exists() and not directory.is_absolute()
             load = _load_pretrained if may_be_a_name or has_foreign_encoder(directory) else _load_run
-            encoder = load(path, random_weights)
+            encoder = load(path, is_random)
         place(encoder.model, device, dtype)
         return encoder
 
@@ -285,6 +288,11 @@ class SentenceEncoder:
             card=card,
             fingerprint=self.fingerprint,
         )
+
+    def find_prompt(self, name: str | None, usual: Iterable[str]) -> str:
+        """Return the text of the prompt ``name`` or, if it is None, of the first of the usual names that there is, or
+        else of the default; a UserError if there is no such prompt."""
+        return self._prompt(None, name or next((known for known in usual if known in self.prompts), None))
 
     def _prompt(self, text: str | None, name: str | None) -> str:
         """Return the text to put in front of sentences."""

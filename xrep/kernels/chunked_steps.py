@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, Pairs, PairStatistics, QueueSoftmax
-from xrep.kernels.precision import accumulation_dtype
 
 NOTHING = float("-inf")
 """The logit of a pair that is not compared."""
@@ -27,11 +26,6 @@ KEPT_PAIRS = 2**26
 
 VOCABULARY_LOGITS = 2**25
 """Number of logits in one block of the vocabulary loss. A block consists of whole rows."""
-
-
-operand_dtype = accumulation_dtype
-"""The type in which products read a tensor. It is float32 at least, because CPUs round a product to the type of its
-operands."""
 
 
 def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -56,7 +50,7 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
     if state.mixture is not None:
         state.mixture *= shrink.unsqueeze(1)
     state.maximum.copy_(raised)
-    return weights
+    return weights.to(state.operand)
 
 
 def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> None:
@@ -114,11 +108,14 @@ def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, 
             _differentiate_hard(logits, part, offset, weight, of_squares, of_scale, of_strip.columns[0], out[strip])
             continue
         offset, weight = of_strip.rows
-        weights = torch.sub(logits, offset.unsqueeze(1), out=out[strip]).exp_().mul_(weight.unsqueeze(1))
+        room = out[strip] if out.dtype == logits.dtype else None
+        weights = torch.sub(logits, offset.unsqueeze(1), out=room).exp_().mul_(weight.unsqueeze(1))
         if of_strip.columns:
             offset, weight = of_strip.columns
             weights.addcmul_((logits - offset).exp_(), weight)
         _mask(weights, part, 0.0)
+        if room is None:
+            out[strip] = weights
 
 
 def _differentiate_hard(
@@ -173,6 +170,7 @@ def vocabulary_softmax(
         if smoothing:
             weights -= counted * (smoothing / logits.size(1))
         weights.scatter_add_(1, index, counted * (smoothing - 1))
+        weights = weights.to(operand)
     return loss.masked_fill_(ignored, 0), nll.masked_fill_(ignored, 0), correct, weights
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from xrep.kernels import reference
 from xrep.kernels.arguments import check_tensors
 from xrep.kernels.paths import path_for, steps_for
-from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, takes_fast_product
+from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype, takes_fast_product
 
 
 class CrossEntropy(NamedTuple):
@@ -114,7 +114,7 @@ def _sweep(
     with torch.autocast(hidden.device.type, enabled=False):
         steps = steps_for(hidden.device)
         differentiable = of_hidden or of_weight or of_bias
-        accumulate, operand = accumulation_dtype(hidden), steps.operand_dtype(hidden)
+        accumulate, operand = accumulation_dtype(hidden), operand_dtype(hidden)
         count = max(128, steps.VOCABULARY_LOGITS // max(1, len(weight)) // 128 * 128)
         rows, columns = hidden.to(operand), weight.to(operand)
         if extra := _filling(rows, count):

@@ -17,7 +17,7 @@ from torch import Tensor
 from xrep.kernels import reference
 from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, Pairs, PairStatistics
 from xrep.kernels.paths import path_for, steps_for
-from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
+from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
 
 ROUNDINGS = 64
 """Logits that differ by fewer units in the last place may be equal, since they come from different products."""
@@ -74,7 +74,9 @@ def negatives(
         hard = _hardness(rows, columns, *hard)
     differentiable = torch.is_grad_enabled() and (rows.requires_grad or columns.requires_grad or tau.requires_grad)
     keep = differentiable and len(rows) * len(columns) <= steps_for(rows.device).KEPT_PAIRS
-    return Negatives(*_sweep(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, keep)[:5])
+    # If the two sides have different types, both are converted to the wider type in which sums are kept.
+    operand = operand_dtype(rows) if rows.dtype == columns.dtype else tau.dtype
+    return Negatives(*_sweep(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, operand, keep)[:5])
 
 
 def loss_of(negatives: Tensor, shift: Tensor, positive: Tensor) -> Tensor:
@@ -132,11 +134,15 @@ def _mean(total: Tensor, count: Tensor) -> Tensor:
 
 
 def _pairs(
-    rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor, ids: Sequence[Tensor], hard: Sequence[Tensor]
+    rows: Tensor,
+    columns: Tensor,
+    tau: Tensor,
+    excluded: Tensor,
+    ids: Sequence[Tensor],
+    hard: Sequence[Tensor],
+    operand: torch.dtype,
 ) -> tuple[Pairs, Tensor, Tensor]:
     """Return what the steps need to know, and the operands of the product."""
-    # If the two sides have different types, both are converted to the wider type in which sums are kept.
-    operand = steps_for(rows.device).operand_dtype(rows) if rows.dtype == columns.dtype else tau.dtype
     # Scaled rows save a pass over the similarities, but would be rounded once more in half precision.
     folded = operand == tau.dtype and not hard
     left = (rows.to(tau.dtype) / tau if folded else rows).to(operand)
@@ -169,12 +175,13 @@ def _sweep(
     excluded: Tensor,
     ids: Sequence[Tensor],
     hard: Sequence[Tensor],
+    operand: torch.dtype,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the fields of ``Negatives``, maxima and totals of rows and columns, and the similarities if ``keep``."""
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
-        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard)
+        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand)
         row = [*_nothing_seen(row_shift), *((*_nothing_seen(row_shift), torch.zeros_like(row_shift)) if hard else ())]
         column = [] if column_shift is None else _nothing_seen(column_shift)
         statistics = PairStatistics(row, column)
@@ -201,7 +208,7 @@ def _nothing_seen(shift: Tensor) -> list[Tensor]:
 
 
 @_sweep.register_fake
-def _(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, keep):
+def _(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, operand, keep):
     row = [torch.empty_like(row_shift) for _ in range(4)]
     column = [tau.new_empty(0 if column_shift is None else columns.size(0)) for _ in range(4)]
     interpolation = tau.new_empty(rows.size(0) if hard else 0)
@@ -220,11 +227,12 @@ def _gradients(
     excluded: Tensor,
     ids: Sequence[Tensor],
     hard: Sequence[Tensor],
+    operand: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients towards rows, columns, temperature and squared norms (empty without hard negatives)."""
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
-        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard)
+        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand)
         gradient, unit = _gradient_of(of_rows, of_columns, statistics, hard)
         kept = statistics[-1]
         for_rows = torch.zeros(rows.shape, dtype=tau.dtype, device=rows.device)
@@ -271,13 +279,13 @@ def _gradient_of(
 
 
 @_gradients.register_fake
-def _(of_rows, of_columns, statistics, rows, columns, tau, excluded, ids, hard):
+def _(of_rows, of_columns, statistics, rows, columns, tau, excluded, ids, hard, operand):
     squares = (torch.empty_like(tensor) for tensor in (hard[:2] or (tau.new_empty(0), tau.new_empty(0))))
     return rows.new_empty(rows.shape), columns.new_empty(columns.shape), torch.empty_like(tau), *squares
 
 
 def _keep(ctx, inputs, output) -> None:
-    rows, columns, tau, _, _, excluded, ids, hard, _ = inputs
+    rows, columns, tau, _, _, excluded, ids, hard, ctx.operand, _ = inputs
     ctx.counts, ctx.path = (len(ids), len(hard)), path_for(rows.device)
     ctx.save_for_backward(*output[5:], rows, columns, tau, excluded, *ids, *hard)
     ctx.mark_non_differentiable(*output[2:])
@@ -293,10 +301,10 @@ def _backward(ctx, of_rows, of_columns, *_):
         kept = kept.new_empty(0)
     ids, hard = ctx.saved_tensors[9 : 9 + ctx.counts[0]], ctx.saved_tensors[9 + ctx.counts[0] :]
     *three, of_row_squares, of_column_squares = _gradients(
-        of_rows, of_columns, [*statistics, kept], rows, columns, tau, excluded, list(ids), list(hard)
+        of_rows, of_columns, [*statistics, kept], rows, columns, tau, excluded, list(ids), list(hard), ctx.operand
     )
     for_hard = [of_row_squares, of_column_squares, None, None] if hard else []
-    return *three, None, None, None, [None] * len(ids), for_hard, None
+    return *three, None, None, None, [None] * len(ids), for_hard, None, None
 
 
 _sweep.register_autograd(_backward, setup_context=_keep)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from xrep.kernels.processor import fast_float32_is_exact, medium_precision, multiplies_bfloat16
+from xrep.kernels.processor import fast_float32_is_exact, float32_precision, multiplies_bfloat16
 
 _fast_allowed = True
 
@@ -36,7 +36,12 @@ def takes_fast_product(tensor: Tensor) -> bool:
 
 def fast_products(tensor: Tensor):
     """Return a context manager that makes products of tensors like ``tensor`` fast if they are float32 CPU tensors."""
-    return medium_precision() if takes_fast_product(tensor) else nullcontext()
+    return float32_precision("medium") if takes_fast_product(tensor) else nullcontext()
+
+
+def float32_products(device: torch.device):
+    """Return a context manager in which float32 products on a GPU read TF32: float32 with 10 bits of fraction."""
+    return float32_precision("high") if device.type == "cuda" else nullcontext()
 
 
 def layer_dtype(tensor: Tensor) -> torch.dtype:
@@ -57,10 +62,13 @@ def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
 def operand_dtype(tensor: Tensor) -> torch.dtype:
     """Return the type in which a product reads such a tensor.
 
-    CUDA multiplies half-precision operands into a float32 result. CPUs would round the result as well, so there the
-    operands are converted first.
+    CUDA multiplies half-precision operands into a float32 result, and under autocast it reads float32 in autocast's
+    type. CPUs would round the result as well, so there the operands are converted first.
     """
-    return tensor.dtype if tensor.is_cuda else accumulation_dtype(tensor)
+    if not tensor.is_cuda:
+        return accumulation_dtype(tensor)
+    halved = tensor.dtype == torch.float32 and torch.is_autocast_enabled("cuda")
+    return torch.get_autocast_dtype("cuda") if halved else tensor.dtype
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:

@@ -24,10 +24,10 @@ explains in float32, and a hundredth of the error of inputs rounded to bfloat16.
 
 
 @contextmanager
-def medium_precision() -> Iterator[None]:
-    """Context manager that applies ``set_float32_matmul_precision('medium')`` to everything that runs in it."""
+def float32_precision(name: str) -> Iterator[None]:
+    """Context manager that applies ``torch.set_float32_matmul_precision`` to everything that runs in it."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
+    torch.set_float32_matmul_precision(name)
     try:
         yield
     finally:
@@ -46,7 +46,7 @@ def fast_float32_is_exact() -> bool:
         x, weight = _random(0, torch.float32), _random(1, torch.float32)
         for a, b in ((x, weight.t()), (x, weight), (x.t(), weight)):  # the output, gradients of inputs and of weights
             exact = a.double() @ b.double()
-            with medium_precision():
+            with float32_precision("medium"):
                 found = a @ b
             if not _is_near(found, exact):
                 return False

@@ -17,7 +17,7 @@ from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.blocks import QueueSoftmax
 from xrep.kernels.pairwise import beaten
 from xrep.kernels.paths import path_for, steps_for
-from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add
+from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
 
 
 class InfoNCE(NamedTuple):
@@ -43,7 +43,8 @@ def queue_infonce(
 ) -> InfoNCE:
     """Compute -log softmax of the positive among itself and the queue (dual momentum contrast, eq. 2).
 
-    Sums are kept in float32 (float64 for float64 inputs) whatever the type of the inputs, under autocast too.
+    Sums are kept in float32 (float64 for float64 inputs) whatever the type of the inputs. On GPUs under autocast, the
+    products with the queue read autocast's type.
 
     Args:
         query: h_x [B, D].
@@ -79,7 +80,11 @@ def queue_infonce(
     if path_for(query.device) == "reference":
         return _reference(query, positive, queue, tau, filled, query_ids, queue_ids, margin)
     differentiable = torch.is_grad_enabled() and (query.requires_grad or positive.requires_grad or tau.requires_grad)
-    loss, correct, *_ = _sweep(query, positive, queue, tau, filled, query_ids, queue_ids, margin, differentiable)
+    operand = operand_dtype(queue)
+    if torch.float64 in (operand, tau.dtype):
+        operand = tau.dtype
+    inputs = query, positive, queue, tau, filled, query_ids, queue_ids
+    loss, correct, *_ = _sweep(*inputs, margin, operand, differentiable)
     return InfoNCE(loss, correct)
 
 
@@ -119,13 +124,12 @@ def _sweep(
     query_ids: Tensor | None,
     queue_ids: Tensor | None,
     margin: float,
+    operand: torch.dtype,
     differentiable: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, correctness, and for the gradient: Σ_j p_j k_j over the negatives, 1 - p⁺, the similarity."""
     with torch.autocast(query.device.type, enabled=False):
-        accumulate, operand = accumulation_dtype(query), steps_for(query.device).operand_dtype(queue)
-        if torch.float64 in (operand, accumulate):
-            operand = accumulate
+        accumulate = accumulation_dtype(query)
         similarity = (query.to(accumulate) * positive.to(accumulate)).sum(1) - margin
         scaled = similarity / tau
         # Scaled queries save a pass over the scores, but would be rounded once more in half precision.
@@ -164,7 +168,7 @@ def _sweep_blocks(rows: Tensor, queue: Tensor, query_ids, queue_ids, state: Queu
 
 
 @_sweep.register_fake
-def _(query, positive, queue, tau, filled, query_ids, queue_ids, margin, differentiable):
+def _(query, positive, queue, tau, filled, query_ids, queue_ids, margin, operand, differentiable):
     rows = tau.new_empty(query.size(0))
     mixture = tau.new_empty(query.shape) if differentiable else query.new_empty(0)
     return rows, torch.empty_like(rows, dtype=torch.bool), mixture, torch.empty_like(rows), torch.empty_like(rows)
@@ -200,9 +204,9 @@ def _keep(ctx, inputs, output) -> None:
 
 def _backward(ctx, gradient, *_):
     if gradient is None:
-        return (None,) * 9
+        return (None,) * 10
     query, positive, tau = _gradients(gradient, *ctx.saved_tensors)
-    return query, positive, None, tau, None, None, None, None, None
+    return query, positive, None, tau, None, None, None, None, None, None
 
 
 _sweep.register_autograd(_backward, setup_context=_keep)

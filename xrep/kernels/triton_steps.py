@@ -14,7 +14,6 @@ from torch import Tensor
 
 from xrep.kernels import triton_kernels
 from xrep.kernels.blocks import Pairs, PairStatistics, QueueSoftmax
-from xrep.kernels.precision import operand_dtype as operand_dtype
 
 _kernels: Any = triton_kernels  # a launch takes options that a kernel does not declare, such as num_warps
 

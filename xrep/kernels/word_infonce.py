@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from xrep.kernels.arguments import check_number, check_tensors
 from xrep.kernels.pairwise import beaten
-from xrep.kernels.precision import accumulation_dtype, multiply
+from xrep.kernels.precision import accumulation_dtype, multiply, operand_dtype
 
 CHUNK_LOGITS = 1 << 22
 """Number of similarities of queries and words that are held at a time."""
@@ -83,10 +83,11 @@ def word_infonce(
         if not 0 <= values.min() <= values.max() < len(embedding):
             raise ValueError(f"{name} must lie in [0, {len(embedding)}), not {values.min()} to {values.max()}")
     accumulate = accumulation_dtype(query, embedding)
+    operand = accumulate if accumulate == torch.float64 else operand_dtype(embedding)
     with torch.autocast(query.device.type, enabled=False):
         unit = F.normalize(query.to(accumulate), dim=1)
         barred = torch.cat([words, special.expand(len(words), -1)], dim=1)
-        positive, negative, sampled = _Cosines.apply(unit, embedding, words, barred, temperature, samples)
+        positive, negative, sampled = _Cosines.apply(unit, embedding, words, barred, temperature, samples, operand)
         logits = (negative / temperature).masked_fill(sampled < 0, torch.finfo(accumulate).min)
         positive = positive / temperature
         # The threshold of softplus, above which it is the identity, keeps float64 losses exact.
@@ -100,13 +101,13 @@ class _Cosines(torch.autograd.Function):
     """Cosines of unit vectors with their words [N, W] and with sampled words [N, m], and the sampled words."""
 
     @staticmethod
-    def forward(ctx, query, embedding, words, barred, temperature, samples):
+    def forward(ctx, query, embedding, words, barred, temperature, samples, operand):
         lengths = embedding.norm(dim=1, dtype=query.dtype).clamp(min=SHORTEST)
         positive = query.new_zeros(words.shape)
-        best = None
-        for start, vectors in _chunks(embedding, query):
+        best, rows = None, query.to(operand)
+        for start, vectors in _chunks(embedding, rows):
             count = len(vectors)
-            products = multiply(query, vectors.t())
+            products = multiply(rows, vectors.t())
             inside, places = _places(words, start, count)
             positive = torch.where(inside, products.gather(1, places.clamp(max=count - 1)), positive)
             barred_places = _places(barred, start, count)[1]
@@ -136,7 +137,7 @@ class _Cosines(torch.autograd.Function):
         vectors = embedding.to(query.dtype)
         for_query = F.embedding_bag(words, vectors, per_sample_weights=of_words, mode="sum")
         for_embedding = _by_word(words, of_words, query, len(embedding)).addcmul_(vectors, along.unsqueeze(1))
-        return for_query, for_embedding.to(embedding.dtype), None, None, None, None
+        return for_query, for_embedding.to(embedding.dtype), None, None, None, None, None
 
 
 def _by_word(words: Tensor, weights: Tensor, query: Tensor, count: int) -> Tensor:

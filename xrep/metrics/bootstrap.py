@@ -6,7 +6,7 @@ training, which need several runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -16,16 +16,18 @@ RESAMPLES, COVERED = 1000, 95.0
 def resampled_means(outcomes: np.ndarray, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
     """Return the means of each column of ``outcomes`` [N, C] over N rows drawn with replacement: float64 [R, C].
 
-    Equal rows are drawn together, so the outcomes of a test with right and wrong answers cost nothing.
+    The rows that are drawn depend on N and the seed alone. So the differences between the means of two systems, whose
+    outcomes on the same examples are in the same order, are those of a paired bootstrap. This holds for ``resampled``,
+    too.
 
     Raises:
         ValueError: There is no row.
     """
     if not len(outcomes):
         raise ValueError("nothing to draw from")
-    kinds, counts = np.unique(outcomes, axis=0, return_counts=True)
-    drawn = np.random.default_rng(seed).multinomial(len(outcomes), counts / len(outcomes), size=resamples)
-    return drawn @ kinds.astype(np.float64) / len(outcomes)
+    generator, size, values = np.random.default_rng(seed), len(outcomes), outcomes.astype(np.float64)
+    drawn = (np.bincount(generator.integers(0, size, size), minlength=size) for _ in range(resamples))
+    return np.stack([counts @ values for counts in drawn]) / size
 
 
 def resampled(
@@ -33,33 +35,40 @@ def resampled(
 ) -> np.ndarray:
     """Return a statistic of rows, int64 [size], that are drawn from ``size`` with replacement: float64 [R].
 
-    Draws on which the statistic raises ValueError, such as the correlation of equal scores, are left out.
+    It is NaN for draws on which the statistic raises ValueError, such as the correlation of equal scores.
     """
     generator, values = np.random.default_rng(seed), []
     for _ in range(resamples):
         try:
             values.append(statistic(generator.integers(0, size, size)))
         except ValueError:
-            continue
+            values.append(np.nan)
     return np.array(values, dtype=np.float64)
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the bounds of the middle 95% of resampled figures [R].
+    """Return the bounds of the middle 95% of resampled figures [R], of which those that are NaN are left out.
 
     Raises:
         ValueError: There is no figure.
     """
-    if not len(values):
+    if np.isnan(values).all():
         raise ValueError("no figure")
-    low, high = np.percentile(values, [(100 - COVERED) / 2, (100 + COVERED) / 2])
+    low, high = np.nanpercentile(values, [(100 - COVERED) / 2, (100 + COVERED) / 2])
     return float(low), float(high)
 
 
-def accuracy_interval(tests: Iterable[tuple[float, int]]) -> tuple[float, float]:
-    """Return the interval of the mean accuracy of several tests, each given by its accuracy in percent and its size."""
-    means = []
-    for seed, (accuracy, size) in enumerate(tests):
-        right = round(accuracy / 100 * size)
-        means.append(100 * resampled_means(np.repeat([[1], [0]], [right, size - right], axis=0), seed)[:, 0])
-    return interval(np.mean(means, axis=0))
+def shown_difference(difference: Sequence[float]) -> str:
+    """Return a difference and the bounds of its interval as text."""
+    value, low, high = difference
+    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def resampled_shares(tests: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the mean over several tests of the percentage that the sum of the first column of ``outcomes`` [N, 2] is
+    of the sum of the second one, over rows drawn with replacement: float64 [R].
+
+    A row (1 or 0, 1) for each example gives the accuracy, (twice the right, the extracted and the gold pairs) the F1.
+    """
+    drawn = (resampled_means(outcomes, seed).T for seed, outcomes in enumerate(tests))
+    return np.mean([100 * part / np.where(whole > 0, whole, 1) for part, whole in drawn], axis=0)

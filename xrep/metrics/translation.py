@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from xrep.metrics.bootstrap import RESAMPLES, resampled_means
+
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
 
@@ -73,6 +77,28 @@ def bleu(hypotheses: Sequence[str], references: References, tokenize: Tokenizer 
     from sacrebleu.metrics import BLEU
 
     return _score(BLEU(tokenize=tokenize, force=True), hypotheses, references)
+
+
+def resampled_bleu(
+    hypotheses: Sequence[str], references: References, tokenize: Tokenizer = "13a", resamples: int = RESAMPLES
+) -> np.ndarray:
+    """Return sacrebleu's BLEU of N hypotheses that are drawn with replacement, float64 [R] (Koehn, 2004).
+
+    Raises:
+        ValueError: There are no hypotheses, or the number of references differs.
+    """
+    from sacrebleu.metrics import BLEU
+
+    metric, streams = BLEU(tokenize=tokenize, force=True, effective_order=True), _streams(hypotheses, references)
+    each = [metric.sentence_score(line, list(own)) for line, *own in zip(hypotheses, *streams, strict=True)]
+    counts = np.array([[*own.counts, *own.totals, own.sys_len, own.ref_len] for own in each])
+
+    def score(sums: np.ndarray) -> float:
+        correct, total = sums[:4].tolist(), sums[4:8].tolist()
+        return BLEU.compute_bleu(correct, total, int(sums[8]), int(sums[9]), smooth_method="exp").score
+
+    drawn = np.rint(len(counts) * resampled_means(counts, resamples=resamples)).astype(np.int64)
+    return np.array([score(sums) for sums in drawn])
 
 
 def chrf(hypotheses: Sequence[str], references: References) -> Score:

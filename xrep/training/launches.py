@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -9,7 +10,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,6 +58,25 @@ def recorded(
     finally:
         log(f"end of the launch: {end.get('how')}")
     append("end", **end)
+
+
+@contextmanager
+def heard() -> Iterator[list[tuple[str, str]]]:
+    """Context manager that yields the lines that the block prints on standard output, each with its time, for the log
+    of a run that has no directory yet."""
+    lines, stdout = list[tuple[str, str]](), sys.stdout
+
+    class Listener(io.TextIOBase):
+        def write(self, text: str) -> int:
+            lines.extend((now(), line) for line in text.splitlines() if line)
+            return stdout.write(text) if stdout else len(text)  # there is none if the program was started without
+
+        def flush(self) -> None:
+            if stdout:
+                stdout.flush()
+
+    with redirect_stdout(Listener()):
+        yield lines
 
 
 def now() -> str:

@@ -74,10 +74,10 @@ class Progress:
         self._line.say(text)
         self.log(text)
 
-    def log(self, text: str) -> None:
-        """Write a line to the log only."""
+    def log(self, text: str, time: str | None = None) -> None:
+        """Write a line to the log only, with the time at which it was said; None: now."""
         with suppress(OSError):  # training goes on without a log, for example until a full disk has room again
-            self._log_line.say(f"{now()} {text}")
+            self._log_line.say(f"{time or now()} {text}")
 
     def record(self, step: int, values: dict[str, Any], kind: str) -> None:
         """Append one record; ``kind`` is train or valid."""

@@ -20,6 +20,7 @@ from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import digests_of, write_aside, write_json
 from xrep.kernels.paths import describe, use_path
+from xrep.kernels.precision import float32_products
 from xrep.kernels.processor import SLOW_BFLOAT16
 from xrep.models.directory import (
     CONFIG,
@@ -39,7 +40,7 @@ from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
 from xrep.training.distributed import World, alone, check_equal, missing_each_other, pick_device
 from xrep.training.introduction import introduction, say_origin
-from xrep.training.launches import LAUNCHES, recorded
+from xrep.training.launches import LAUNCHES, heard, recorded
 from xrep.training.progress import LOG, METRICS, TENSORBOARD, Progress, Quiet
 from xrep.training.state import TrainingState, reading_state, state_of
 from xrep.training.trainer import Trainer
@@ -79,11 +80,12 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
                 if not is_new:
                     stack.enter_context(lock(directory))
         torch.manual_seed(run.seed)
-        task = world.in_turn(lambda: _make_task(run))
+        with heard() as said:
+            task = world.in_turn(lambda: _make_task(run))
         with world.together():
             check_equal(world, {"configuration": run.values, "data": task.fingerprint(), "version": __version__})
             task.check_size(world.size)
-        return _train(run, task, directory, world, stack, is_new)
+        return _train(run, task, directory, world, stack, is_new, said)
 
 
 def _check_model(run: RunConfig) -> None:
@@ -104,7 +106,15 @@ def _make_task(run: RunConfig) -> Task:
     return run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
 
 
-def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: ExitStack, is_new: bool) -> Summary:
+def _train(
+    run: RunConfig,
+    task: Task,
+    directory: Path,
+    world: World,
+    stack: ExitStack,
+    is_new: bool,
+    said: list[tuple[str, str]],
+) -> Summary:
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
     latest = world.from_main(checkpoints.latest() if world.is_main else None)
     with world.together():
@@ -125,6 +135,8 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
             step = latest.step if latest else 0
             _prepare_directory(directory, run, task, step)
             progress = Progress(run.configs["logging"], directory, step, options=run.values)
+            for time, line in said:
+                progress.log(line, time)
     stack.callback(progress.close)
     trainer.progress, checkpoints.say = progress, progress.say
     if latest is not None:
@@ -139,7 +151,7 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
     with _recorded(directory, run, trainer) as end:
         for note in [*introduction(run, task, trainer), *notes, *_warnings(criterion, task, trainer)]:
             progress.say(note)
-        with use_path(trainer.config.kernels), checkpoints:
+        with use_path(trainer.config.kernels), float32_products(world.device), checkpoints:
             progress.say(f"kernels: {describe(world.device)}")
             state = trainer.train()
         end["how"] = _finish(directory, state, trainer)

@@ -20,7 +20,7 @@ from xrep.errors import UserError
 from xrep.kernels.processor import multiplies_bfloat16
 from xrep.memory import check_move
 from xrep.models.model import Model
-from xrep.precision import Precision, type_of
+from xrep.precision import TrainingPrecision, type_of
 from xrep.registry import check_returned
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
@@ -39,11 +39,15 @@ SMALLEST_SCALE = 2.0**-10
 R = TypeVar("R")
 
 
-def type_on(device: torch.device, precision: Precision) -> torch.dtype:
+def type_on(device: torch.device, precision: TrainingPrecision) -> torch.dtype:
     """Return the type in which a device trains if ``precision`` was asked for.
 
-    CPUs that would have to emulate bfloat16 products train in float32, which is many times faster there and more exact.
+    Devices that would have to emulate bfloat16 products do not train in it by themselves, and CPUs not even if asked
+    to: float32 is many times faster there and more exact.
     """
+    if precision == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bfloat16" if fast else "float32"
     wanted = type_of(precision, device.type)
     emulated = wanted == torch.bfloat16 and device.type == "cpu" and not multiplies_bfloat16()
     return torch.float32 if emulated else wanted
@@ -113,7 +117,7 @@ class Engine:
         optimizer: torch.optim.Optimizer,
         freezing: Freezing,
         world: World,
-        precision: Precision,
+        precision: TrainingPrecision,
         clip_norm: float,
         lora: LowRank | None = None,
     ) -> None:

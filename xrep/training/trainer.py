@@ -26,7 +26,7 @@ from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import counting_sentences, set_activation_checkpointing
 from xrep.nn.weights import load_weights
-from xrep.precision import Precision
+from xrep.precision import TrainingPrecision
 from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.budget import Budget
@@ -90,9 +90,9 @@ class Trainer:
         weights. Learning rates are some ten times those of training all weights. 0: train all weights."""
         lora_alpha: float = 16.0
         """Factor of the changes of LoRA, which are multiplied by lora_alpha / lora_rank. It must be above 0."""
-        precision: Precision = "float32"
-        """Data type of matrix products; weights and optimizer stay float32. bf16 (bfloat16): CPUs without such products
-        train in float32, which is faster there. fp16 (float16): for GPUs without bfloat16; the loss is scaled."""
+        precision: TrainingPrecision = "auto"
+        """Type that matrix products read; weights stay float32. auto: bf16 on GPUs that have it, else float32, which is
+        TF32 (10 bits of fraction) on GPUs. CPUs without bf16 use float32. fp16: for older GPUs; the loss is scaled."""
         compile: bool = False
         """Compile the encoder's layers with torch.compile. For GPUs; CPUs get slower. The first steps take long."""
         activation_checkpointing: bool = False
