@@ -91,7 +91,7 @@ DECIMAL = r"-?\b\d+\.\d+"
 
 
 def figures_missing(page: str) -> list[str]:
-    """Return the groups of figures in the tables of a paper's page that stand together in no paragraph or table of its README."""
+    """Return the groups of figures in the tables of a paper's page that no paragraph or table of its README has."""
     (folder,) = set(re.findall(r"`examples/(\w+)/", page))
     readme = (ROOT / "examples" / folder / "README.md").read_text(encoding="utf-8")
     blocks = [set(re.findall(DECIMAL, block)) for block in re.split(r"\n\s*\n", readme)]
