@@ -112,10 +112,16 @@ def test_two_encoders_are_measured_and_compared(
         alone.append(json.loads(capsys.readouterr().out))
     both = ["--path", shared, "--path", other, "--data", data]
     assert _eval(*both, "--json", tmp_path / "out.json") == 0
-    assert json.loads((tmp_path / "out.json").read_text())["models"] == {r["model"]["path"]: r for r in alone}
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["models"] == {r["model"]["path"]: r for r in alone}
     printed = capsys.readouterr().out
     header, _, row = printed.splitlines()[-3:]
-    assert header.split() == ["figure", str(shared), str(other)] and row.startswith("mean of 2")
+    assert header.split() == ["figure", str(shared), str(other), "difference"] and row.startswith("mean of 2")
+    difference, low, high = written["differences"][str(other)]["mean of 2"]
+    assert difference == alone[1]["headline"]["mean of 2"] - alone[0]["headline"]["mean of 2"]
+    assert low <= difference <= high and row.endswith(f"  {difference:+.2f} [{low:+.2f}, {high:+.2f}]")
+    spans = [np.diff(record["intervals"]["mean of 2"])[0] for record in alone]
+    assert high - low < np.hypot(*spans)  # the models are right on many of the same examples
     for record in alone:
         value, (low, high) = record["headline"]["mean of 2"], record["intervals"]["mean of 2"]
         assert low <= value <= high and f"{value:.2f} [{low:.2f}, {high:.2f}]" in row
