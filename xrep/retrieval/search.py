@@ -63,13 +63,16 @@ class SearchState:
     _saved: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def begin(cls, path: Path, sources: int, targets: int, k: int, device: str = "cpu") -> SearchState:
+    def begin(
+        cls, path: Path, sources: int, targets: int, k: int, device: str = "cpu", backward: int | None = None
+    ) -> SearchState:
         """Load what an earlier run left in ``path``, as ``load_neighbours`` does, or start without neighbours."""
-        what = f"{k:,} neighbours of each of {sources + targets:,} sentences"
-        check_memory(12 * k * (sources + targets), what, device=device, cure="lower `neighbours`")
+        of_y = k if backward is None else backward
+        what = f"{k:,} neighbours of each of {sources:,} sentences and {of_y:,} of each of {targets:,}"
+        check_memory(12 * (k * sources + of_y * targets), what, device=device, cure="lower `neighbours`")
         if not path.exists():
-            return cls(Best.none(sources, k, device=device), Best.none(targets, k, device=device), path)
-        stored, done = load_neighbours(path, sources, targets, k)
+            return cls(Best.none(sources, k, device=device), Best.none(targets, of_y, device=device), path)
+        stored, done = load_neighbours(path, sources, targets, k, of_y)
         tensors = {name: torch.from_numpy(array).to(device) for name, array in vars(stored).items()}
         xy, yx = (Best(tensors[f"{side}_similarity"], tensors[side]) for side in ("xy", "yx"))
         return cls(xy, yx, path, done)
@@ -109,8 +112,13 @@ class SearchState:
         self._saved = time.monotonic()
 
 
-def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Neighbours, int]:
+def load_neighbours(
+    path: Path, sources: int, targets: int, k: int, backward: int | None = None
+) -> tuple[Neighbours, int]:
     """Load the file that ``SearchState`` saves: the neighbours, and the number of finished units of work.
+
+    Args:
+        k, backward: Number of neighbours of each source and, if it is another one, of each target.
 
     Raises:
         UserError: The file is missing or damaged, or belongs to a search with other numbers of sentences or neighbours.
@@ -118,7 +126,8 @@ def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Nei
     if not path.is_file():
         raise UserError("no such file", path=path, cure="run that part of the search first")
     damaged = UserError("a damaged file of neighbours", path=path, cure="remove it to begin anew")
-    if path.stat().st_size > 12 * k * (sources + targets) + 10_000:
+    of_y = k if backward is None else backward
+    if path.stat().st_size > 12 * (k * sources + of_y * targets) + 10_000:
         raise damaged
     with open(path, "rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -128,11 +137,11 @@ def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Nei
             done = int(arrays["done"])
         except Exception:  # numpy and zipfile raise errors of many types
             raise damaged from None
-    for side, index, similarity, others in (
-        (sources, stored.xy, stored.xy_similarity, targets),
-        (targets, stored.yx, stored.yx_similarity, sources),
+    for shape, index, similarity, others in (
+        ((sources, k), stored.xy, stored.xy_similarity, targets),
+        ((targets, of_y), stored.yx, stored.yx_similarity, sources),
     ):
-        if index.shape != (side, k) or similarity.shape != index.shape:
+        if index.shape != shape or similarity.shape != index.shape:
             raise UserError("of another search", path=path, cure="remove it to begin anew")
         if (index.dtype, similarity.dtype) != (np.int64, np.float32) or np.isnan(similarity).any() or done < 0:
             raise damaged
