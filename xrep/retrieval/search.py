@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
@@ -77,18 +77,25 @@ class SearchState:
         xy, yx = (Best(tensors[f"{side}_similarity"], tensors[side]) for side in ("xy", "yx"))
         return cls(xy, yx, path, done)
 
-    def work(self, units: Sequence[_Unit], show_progress: bool) -> Iterator[_Unit]:
-        """Yield the units of work that are not finished, and save the results from time to time.
+    def work(
+        self, units: Sequence[_Unit], sizes: Sequence[int], what: str, show_progress: bool
+    ) -> Iterator[tuple[_Unit, Callable[[int], None]]]:
+        """Yield the units of work that are not finished, each with a function that counts what is done of it, and save
+        the results from time to time.
+
+        Args:
+            sizes: How much there is to do in each unit, which may take hours.
+            what: Name of what is counted, in the plural.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed, and the results up to the unit that was worked on are saved.
         """
-        counter = Counter("blocks", "search", done=self.done, total=len(units), shown=show_progress)
+        done, total = sum(sizes[: self.done]), sum(sizes)
+        counter = Counter(what, "search", done=done, total=total, shown=show_progress)
         with counter, StopRequest().watching() as stop:
             for unit in units[self.done :]:
-                yield unit
+                yield unit, counter.update
                 self.step(len(units))
-                counter.update(1)
                 if stop.signal:
                     self.save()
                     raise KeyboardInterrupt
@@ -153,11 +160,13 @@ def search_flat(x: Side, y: Side, state: SearchState, *, device: str = "cpu", sh
         list(side.blocks(max(1, size // (4 * x.vectors.size) // TILE) * TILE))
         for side, size in ((x, _UNIT_BYTES), (y, _PANEL_BYTES))
     )
-    for first, last in state.work(units, show_progress):
+    sizes = [(last - first) * len(y) for first, last in units]
+    for (first, last), advance in state.work(units, sizes, "comparisons", show_progress):
         x_BD = _operand(x, first, last, device)
         for start, stop in panels:
             y_CD = _operand(y, start, stop, device)
-            search_block(x_BD, y_CD, state.xy.slice(first, last), state.yx.slice(start, stop), first, start)
+            nearest = state.xy.slice(first, last), state.yx.slice(start, stop)
+            search_block(x_BD, y_CD, *nearest, first, start, advance)
 
 
 def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
