@@ -18,7 +18,8 @@ import torch
 
 from xrep.data.batching import HardNegatives, TextSpec, pad
 from xrep.data.building import build_cached, files_in
-from xrep.data.store import TOKENIZER_DIRECTORY, DataDirectory, DirectoryWriter, Kind, write_manifest
+from xrep.data.hash_runs import HashRuns
+from xrep.data.store import TOKENIZER_DIRECTORY, DataDirectory, DirectoryWriter, Kind, joined, write_manifest
 from xrep.errors import UserError
 from xrep.text.cleaning import NO_KEY, HashSet, load_exclusion, pair_hashes, sentence_hashes
 from xrep.text.lines import read_lines
@@ -92,9 +93,9 @@ def prepare_negatives(
     return NegativeStore(DataDirectory.open(path, NEGATIVES))
 
 
-def _write(folder: Path, files: Sequence[str], tokenizer: Tokenizer, excluded: HashSet) -> tuple[dict, HashSet]:
+def _write(folder: Path, files: Sequence[str], tokenizer: Tokenizer, excluded: HashSet) -> tuple[dict, HashRuns]:
     """Write the tokens and pairs; return the facts for the manifest, and the hashes of the negatives."""
-    seen, kept, rows = HashSet(), HashSet(), itertools.chain.from_iterable(map(_read, files))
+    seen, kept, rows = HashSet(), HashRuns(folder), itertools.chain.from_iterable(map(_read, files))
     with DirectoryWriter(folder, "train", ["negative"], ["pairs"], tokenizer.vocabulary_size) as writer:
         while chunk := list(itertools.islice(rows, _CHUNK)):
             sources, targets, negatives = zip(*chunk, strict=True)
@@ -107,7 +108,7 @@ def _write(folder: Path, files: Sequence[str], tokenizer: Tokenizer, excluded: H
             usable[usable] = seen.add(pair_hashes(np.stack([pairs, hashes], 1))[usable])
             kept.add(hashes[usable])
             texts = [negatives[i] for i in np.flatnonzero(usable)]
-            writer.append([tokenizer.encode(texts)], {"pairs": pairs[usable]})
+            writer.append([joined(tokenizer.encode(texts))], {"pairs": pairs[usable]})
     if not writer.rows:
         raise UserError("no negatives are left", path=files[0], cure="mine them again with other options")
     return {"columns": ["negative"], **writer.facts}, kept
