@@ -47,7 +47,12 @@ def test_lora_is_named_with_what_it_trains(
     data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(introduction, "_millions", str)
-    options = {"towers": "separate", "freeze": "encoders.source", "lora_rank": 2, "projection_size": 8}
+    options = {
+        "towers": "separate",
+        "freeze": "encoders.source,projections.source",
+        "lora_rank": 2,
+        "projection_size": 8,
+    }
     lines = said(data_directory, tmp_path / "run", capsys, **options)
     # Products for queries, keys and values, of attention, and two of the feed-forward layer; then the projection.
     factors = 2 * ((32 + 96) + (32 + 32) + (32 + 64) + (64 + 32))
