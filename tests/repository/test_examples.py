@@ -52,7 +52,7 @@ def test_the_paper_recipe_has_the_values_of_table_9():
     criterion, optimizer, trainer = (run.configs[name] for name in ("criterion", "optimizer", "trainer"))
     assert (criterion.queue_size, criterion.temperature, criterion.momentum) == (409600, 0.04, 0.999)
     assert (optimizer.lr, optimizer.weight_decay, run.configs["lr_scheduler"].warmup_steps) == (4e-5, 1e-4, 400)
-    assert (trainer.max_epochs, trainer.clip_norm, run.configs["task"].batch_size) == (15, 10, 1024)
+    assert (trainer.max_epochs, trainer.clip_norm, 4 * run.configs["task"].batch_size) == (15, 10, 1024)
     assert (run.configs["model"].dropout, run.configs["model"].pooling) == (0.1, "mean")
 
 
@@ -67,12 +67,16 @@ def test_the_recipe_with_nli_has_the_values_of_appendix_b():
     parts = {part["name"]: part for part in read_yaml(ROOT / "examples" / "moco_bert" / "nli.yaml")["parts"]}
     paper = read_yaml(ROOT / "examples" / "moco_bert" / "en-zh.yaml")
     assert all(parts["moco"][section] == paper[section] for section in ("task", "criterion"))
-    assert parts["nli"]["weight"] == 0.1 and parts["nli"]["task"]["batch_size"] == 128
-    assert holds(parts["nli"]["criterion"], {"head": "mlp", "head_size": 256, "head_dropout": 0.1})
+    assert parts["nli"]["weight"] == 0.1 and 4 * parts["nli"]["task"]["batch_size"] == 128
+    assert holds(parts["nli"]["criterion"], {"head": "mlp", "head_size": 256, "scale_vectors": False})
 
 
 def test_the_recipe_of_frozen_source_has_the_values_of_table_6():
-    a, nli, b = compose_course([("", read_yaml(ROOT / "examples" / "frozen_source" / "zh-en.yaml"))])
+    a, nli, b, english = compose_course([("", read_yaml(ROOT / "examples" / "frozen_source" / "zh-en.yaml"))])
+    alone = compose([("", read_yaml(ROOT / "examples" / "frozen_source" / "nli.yaml"))])
+    for run in (english, alone):  # section 4.2.3
+        facts = run.configs["optimizer"].lr, run.configs["criterion"].temperature, run.configs["task"].batch_size
+        assert facts == (1e-5, 0.05, 128)
     for run, batch_size, rate, queue_size in ((a, 200, 5e-5, 200_000), (b, 400, 2e-4, 10_000)):
         assert (run.configs["task"].batch_size, run.configs["optimizer"].lr) == (batch_size, rate)
         assert (run.configs["criterion"].queue_size, run.configs["criterion"].learnable_temperature) == (

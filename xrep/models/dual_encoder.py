@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import ConfigError, UserError
-from xrep.interop.pretrained import Pretrained
+from xrep.interop.pretrained import Pretrained, read_pooler
 from xrep.interop.sentence_modules import DenseActivation
 from xrep.models.model import Origin, SentenceModel
 from xrep.models.plain import from_plain
@@ -75,6 +75,9 @@ class DualEncoder(SentenceModel):
         SimCSE's '[CLS] with an MLP'; xrep-export can leave it out). spaces: the mean of the vectors that CMLM predicts
         from (see projection_spaces). auto: linear, but without projection_size only if the widths of the towers
         differ."""
+        pooler: Literal["none", "source", "target", "all"] = "none"
+        """Towers whose pretrained directory has a layer with tanh after [CLS] (pooler.*) that becomes their projection:
+        that of SimCSE was trained for sentence vectors, that of BERT for another task. It needs pooling cls."""
         projection_spaces: int = 15
         """Number N of vectors in the projection spaces: the pooled vector itself and the outputs of N - 1 perceptrons,
         which the criterion cmlm trains."""
@@ -98,6 +101,10 @@ class DualEncoder(SentenceModel):
                 problems.append(
                     "projection spaces are in all towers, as wide as they: no projection_size, projected_side"
                 )
+            if self.pooler != "none" and (self.pooling != "cls" or self.projection_size is not None):
+                problems.append(f"pooler {self.pooler} needs pooling cls and no projection_size")
+            if self.pooler in SIDES and self.towers == "shared":
+                problems.append(f"pooler {self.pooler} needs towers: separate; a shared tower has pooler all")
             return problems
 
         def pretrained(self) -> dict[str, str]:
@@ -116,6 +123,8 @@ class DualEncoder(SentenceModel):
         fresh = architecture is None
         paths = config.pretrained() if fresh else {}
         pretrained = {name: find_start(path, config.encoder_type) for name, path in paths.items()}
+        for name in [name for name in pretrained if config.pooler in (name, "all")]:
+            pretrained[name] = replace(pretrained[name], projection=read_pooler(pretrained[name]))
         if architecture is None:
             architecture = _architecture(config, text, pretrained)
         saved: Architecture = from_plain(Architecture, architecture, "the architecture")
