@@ -47,7 +47,7 @@ list, sentences.tsv."""
 PATH = (
     "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
     "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
-    "models: the table then has the difference of each from the first, with its 95% interval by a paired bootstrap."
+    "models: the table then has the difference of each from the first, with its 95%% interval by a paired bootstrap."
 )
 RANDOM = (
     "Measure the architecture of the model with random weights, too, drawn by each of this number of seeds (3 if none "
@@ -194,6 +194,8 @@ def _measure(
                 draw = figures.plot if options.get("plot") and model is models[0] else None
                 notes = draw(Picture(options["plot"], str(model.path))) if draw else ()
                 records[str(model.path)] = figures.record(name, model)
+                if options.get("layer") is not None:
+                    records[str(model.path)]["layer"] = options["layer"]
                 if options["resamples"] is not None and model is models[0]:
                     write_json(options["resamples"], _drawn(figures))
                 records[str(model.path)] |= {"random_weights": random_record(random)} if random else {}

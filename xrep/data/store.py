@@ -35,7 +35,7 @@ from xrep.text.sides import SIDES, Tokenizers, open_tokenizers, tokenizer_of
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 TRAINING_HASHES_FILE = "training_hashes.npy"
-_ARRAYS = {"hashes": "<u8", "languages": "u1", "labels": "<i8", "followed": "<i8"}
+_ARRAYS = {"hashes": "<u8", "languages": "u1", "labels": "<i8", "followed": "<i8", "pairs": "<u8"}
 """Types of the arrays. The first two have as many columns as there are of sentences."""
 _WIDE = ("hashes", "languages")
 
