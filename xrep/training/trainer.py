@@ -6,7 +6,6 @@ import itertools
 import math
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Generator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
@@ -17,8 +16,8 @@ import torch
 
 from xrep.config import RunConfig
 from xrep.config.ranges import out_of_range
-from xrep.criteria.criterion import Criterion, Planned, check_state
-from xrep.data.stream import Plan, stream
+from xrep.criteria.criterion import Criterion, check_state
+from xrep.data.stream import stream
 from xrep.errors import TrainingError
 from xrep.interrupts import NOTICE, StopRequest
 from xrep.kernels.paths import triton_problem
@@ -29,6 +28,7 @@ from xrep.nn.weights import load_weights
 from xrep.precision import TrainingPrecision
 from xrep.progress import duration
 from xrep.tasks.task import Task
+from xrep.training.agreement import Agreement, Group, agreed
 from xrep.training.budget import Budget
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
@@ -50,8 +50,6 @@ from xrep.training.state import (
 )
 from xrep.training.step import Engine, TrainingModule
 from xrep.training.validator import Validator
-
-Group = list[tuple[Planned, Plan]]
 
 
 class Trainer:
@@ -180,18 +178,20 @@ class Trainer:
         """
         self._started, world = time.monotonic() - self.state.seconds, self.world
         self.engine.train_mode()
-        groups = self._groups()
+        status = lambda: (self._seconds(), self.stop.signal is not None)  # noqa: E731
+        groups = agreed(self._groups(), world, self.module.criterion, status)
         finished = self.finished
         with self.stop.watching():
             while not finished:
                 before = time.monotonic()
-                group = next(groups)
+                group, wait = next(groups)
                 self._meters.count(waited=time.monotonic() - before)
-                sizes, tokens, stop = self._agree(group)
-                if stop:
+                agreement = wait()
+                self.state.seconds = agreement.seconds
+                if agreement.stop:
                     self._save(best=False, final=True)
                     break
-                self._step(group, sizes, tokens, before)
+                self._step(group, agreement, before)
                 if world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
                     self.state.seconds = world.sums([self._seconds()])[0]
                 finished = self.finished
@@ -230,18 +230,6 @@ class Trainer:
             while group := list(itertools.islice(pairs, self.config.update_freq)):
                 yield group
 
-    def _agree(self, group: Group) -> tuple[dict[str, float], int, bool]:
-        """Return the sizes of a step's terms over all ranks, its number of tokens, and whether a rank was told to stop;
-        the clock of rank 0 counts for all ranks."""
-        sizes = defaultdict[str, float](float)
-        for batch, _ in group:
-            for name, size in batch.sizes.items():
-                sizes[name] += size
-        tokens = sum(batch.token_count for batch, _ in group)
-        told = [self._seconds(), tokens, float(self.stop.signal is not None)]
-        self.state.seconds, tokens, stop, *summed = self.world.sums([*told, *sizes.values()])
-        return dict(zip(sizes, summed, strict=True)), int(tokens), stop > 0
-
     def _seconds(self) -> float:
         return time.monotonic() - self._started if self.world.is_main else 0.0
 
@@ -250,14 +238,14 @@ class Trainer:
         """Whether the budget is spent, or the validations have not become better for long enough."""
         return self.budget.spent(self.state) >= 1.0 or self._is_out_of_patience()
 
-    def _step(self, group: Group, sizes: dict[str, float], tokens: int, began: float) -> None:
+    def _step(self, group: Group, agreement: Agreement, began: float) -> None:
         batches, plan = [batch for batch, _ in group], group[-1][1]
         self._rate = rate = self.run.configs["optimizer"].lr * self.budget.rate(self.state, plan.examples)
         try:
             self.engine.prepare(self.state.step)
             is_long = len(batches) > 1 or self.config.micro_batch is not None
             with self._telling("step in progress") if is_long else nullcontext():
-                outcome = self.engine.run(batches, sizes, lambda: self._set_learning_rate(rate))
+                outcome = self.engine.run(batches, agreement.sizes, lambda: self._set_learning_rate(rate))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -268,7 +256,7 @@ class Trainer:
             self.world.stop_all(self._failed(where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
         pairs = plan.examples - self.state.examples
         self.state.step, self.state.examples, self.state.cursor = self.state.step + 1, plan.examples, plan.cursor
-        speed = {"pairs": pairs, "tokens": tokens, "busy": time.monotonic() - began}
+        speed = {"pairs": pairs, "tokens": agreement.tokens, "busy": time.monotonic() - began}
         self._meters.count(**speed, skipped=outcome.skipped)
         norm = {} if outcome.skipped else {"gradient_norm": outcome.norm}
         self._meters.add({"loss": outcome.loss, **outcome.values, **norm})
