@@ -1,10 +1,12 @@
 """Every shipped recipe is a valid configuration."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.repository.test_docs import check_command
 from xrep.config import compose, compose_course, read_yaml
 from xrep.config.sections import merge
 from xrep.training.run import run_directory
@@ -54,6 +56,17 @@ def test_the_paper_recipe_has_the_values_of_table_9():
     assert (optimizer.lr, optimizer.weight_decay, run.configs["lr_scheduler"].warmup_steps) == (4e-5, 1e-4, 400)
     assert (trainer.max_epochs, trainer.clip_norm, 4 * run.configs["task"].batch_size) == (15, 10, 1024)
     assert (run.configs["model"].dropout, run.configs["model"].pooling) == (0.1, "mean")
+
+
+@pytest.mark.parametrize(
+    "readme", sorted(ROOT.glob("examples/*/*.md")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_the_commands_of_a_readme_that_measure_parse(readme):
+    text = readme.read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^xrep-(?:eval|export|mine|report) .*", text, flags=re.MULTILINE)
+    assert commands
+    for command in commands:
+        check_command(shlex.split(command, comments=True))
 
 
 def test_recipes_do_not_share_a_directory():
