@@ -175,6 +175,20 @@ class DualEncoder(SentenceModel):
             problem = "this encoder has a tower for each side and no language was named"
         raise UserError(problem, cure="known: " + ", ".join(self.languages))
 
+    def pool_layer(self, layer: int) -> None:
+        """Pool the token vectors of this layer from now on.
+
+        Raises:
+            UserError: A tower has fewer layers, or a projection that was trained for another layer.
+        """
+        fewest = min(encoder.shape.layers for encoder in self.encoders.values())
+        if not 0 <= layer <= fewest:
+            raise UserError(f"`layer` {layer} of an encoder of {fewest} layers", cure=f"choose one of 0 to {fewest}")
+        if self.projections and layer != (fewest if self.config.pooled_layer is None else self.config.pooled_layer):
+            problem = f"`layer` {layer} of an encoder whose projection was trained for another layer"
+            raise UserError(problem, cure="export it with `no_projection` first")
+        self.config = replace(self.config, pooled_layer=layer)
+
     def encode(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         sentence, tokens = self.pooled(tower, batch)
         if tower in self.projections:
