@@ -14,8 +14,9 @@ from xrep.registry import CRITERIA
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(absence() is not None, reason=absence() or "")]
 REAL = os.path.exists("/dev/nvidiactl")
-CLOSE = 1e-2 if REAL else 2e-5
-"""How far weights and losses after five steps may be from those of the CPU."""
+CLOSE = {"float32": 1e-2 if REAL else 2e-5, "bf16": 0.03, "fp16": 0.03}
+"""How far losses and weights of five steps may be from those of the CPU in float32: losses as a share, weights as they
+are."""
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +34,7 @@ def test_steps(ranks: int, precision: str, data: Path, tmp_path: Path) -> None:
     problems = []
     for case, found in run_job(ranks, precision, data, tmp_path / "found.json").items():
         for what in ("losses apart", "weights apart"):
-            if found.get(what, 0.0) > CLOSE:
+            if not found.get(what, 0.0) <= CLOSE[precision]:
                 problems.append(f"{case}: {what} by {found[what]:.2g} from those of the CPU")
         known = table[case, str(ranks), precision]
         for column, value in totals(found).items():

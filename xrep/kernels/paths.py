@@ -18,8 +18,8 @@ with the reference there (``first_use``), else chunked."""
 
 _chosen = "auto"
 kernel_check: Callable[[torch.device], str | None] = lambda device: None  # noqa: E731
-"""Returns what is wrong with fused kernels on a GPU, or None. ``first_use`` sets it; it cannot be imported here, because
-it calls the kernels, which call this module."""
+"""Returns what is wrong with fused kernels on a GPU, or None. ``first_use`` sets it; it cannot be imported here: it
+calls the kernels, which call this module."""
 
 
 def set_path(path: str) -> None:
