@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 
 from tests.cuda.cases import CASES, write_data
 from tests.cuda.table import JOBS, absence, read_table, run_job, totals
+from tests.programs import PATIENCE
+from tests.runs import environment
 from xrep.registry import CRITERIA
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(absence() is not None, reason=absence() or "")]
@@ -44,3 +49,14 @@ def test_steps(ranks: int, precision: str, data: Path, tmp_path: Path) -> None:
                 problems += [f"    {count:g} x {place}" for place, count in found["syncs"].items() if column == "syncs"]
     cure = "\nIf this is meant: python -m tests.cuda.table"
     assert not problems, "\n".join(problems) + cure
+
+
+def test_a_step_that_is_not_finite_ends_the_run_and_changes_nothing(data: Path, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "tests.cuda.not_finite", str(data / "pairs"), str(tmp_path / "found.json")]
+    finished = subprocess.run(line, env=environment(threads=1), capture_output=True, text=True, timeout=PATIENCE)
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert found["loss"]["end"].startswith("step 3: the loss is nan; it begins in criterion (from finite inputs); ")
+    gradient = "the gradient of model.encoders.shared.token_embedding.weight"
+    assert found["gradient"]["end"].startswith(f"step 3: the norm of the gradient is nan; it begins in {gradient}; ")
+    assert found["loss"]["kept"] and found["gradient"]["kept"] and found["changes"]
