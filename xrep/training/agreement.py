@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from xrep.criteria.criterion import Criterion, Planned
-from xrep.data.stream import Plan
+from xrep.data.stream import Plan, stream
 from xrep.training.distributed import World
+from xrep.training.planned import PlannedBatches
 
 Group = list[tuple[Planned, Plan]]
 """The batches of a step, each with its plan."""
+
+
+def groups_of(
+    batches: PlannedBatches, world: World, *, cursor: Any, stop: int | None, workers: int, size: int
+) -> Generator[Group, None, None]:
+    """Yield the batches of each step of this rank, ``size`` at a time; the other arguments are those of ``stream``."""
+    options = {"workers": workers, "pin_memory": world.device.type == "cuda"}
+    with closing(stream(batches, cursor=cursor, rank=world.rank, world_size=world.size, stop=stop, **options)) as pairs:
+        while group := list(itertools.islice(pairs, size)):
+            yield group
 
 
 @dataclass(frozen=True)
