@@ -259,27 +259,6 @@ def test_gradients_are_those_of_finite_differences(options: dict, with_bias: boo
     assert torch.autograd.gradcheck(loss, leaves)
 
 
-@pytest.mark.parametrize("path", ["chunked", "reference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_multiply_the_loss_of_each_token(path: str, dtype: torch.dtype) -> None:
-    problem = Problem(Case(tokens=300, words=9000, size=16, groups=3, dtype=dtype, weight_dtype=dtype, ignored=0.0))
-    weights = torch.rand(300)
-
-    def kernel(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        options = {"groups": problem.groups, "label_smoothing": 0.1, "weights": weights}
-        with use_path(path):
-            return linear_cross_entropy(hidden, weight, problem.target, bias=bias, **options).loss
-
-    def plain(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        logits = hidden @ weight.t() + bias[problem.groups]
-        return F.cross_entropy(logits, problem.target, reduction="none", label_smoothing=0.1) @ weights.double()
-
-    found = differentiate(kernel, problem.inputs, problem.factor)
-    expected = differentiate(plain, in_type(problem.inputs, torch.float64), problem.factor)
-    for mine, theirs in zip(found.values(), expected.values(), strict=True):
-        torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=3e-5 * float(theirs.abs().max()))
-
-
 def test_a_weight_that_is_also_the_embedding_gets_both_gradients() -> None:
     generator = torch.Generator().manual_seed(0)
     embedding, mix = torch.randn(30, 8, generator=generator), torch.randn(8, 8, generator=generator)

@@ -199,7 +199,7 @@ def step(setting: Setting, text: TextSpec, batches: list[Any], world: World, ste
     torch.manual_seed(7 + world.rank)
     for _ in range(steps):
         planned = [plan(module.criterion, batch) for batch in batches]
-        outcome = engine.run(planned, total_sizes(module, batches), lambda: None).read()
+        outcome = engine.run(planned, total_sizes(module, batches), lambda: None).outcome
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     return Found(gradient_of(module), outcome, state, torch.get_rng_state(), counted.reductions)
 

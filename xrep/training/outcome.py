@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -74,8 +75,9 @@ class Results:
         self.unusable = (total - total != 0).float()  # 0 for finite numbers, else NaN, with fewer kernels than isfinite
         self._numbers, self._event = numbers.to("cpu", non_blocking=True), event_on(numbers.device)
 
-    def read(self) -> Outcome:
-        """Return the results, as soon as the device has them."""
+    @functools.cached_property
+    def outcome(self) -> Outcome:
+        """The results, as soon as the device has them."""
         if self._event is not None:
             self._event.synchronize()
         numbers = self._numbers.tolist()

@@ -170,10 +170,9 @@ class Engine:
         settle()
         skipped = False
         if not self.late:
-            outcome = results.read()
-            skipped = outcome.skipped
-            if not outcome.finite:
+            if not results.outcome.finite:
                 return results
+            skipped = results.outcome.skipped
         update()
         self._change_weights(results, skipped)
         self.module.criterion.after_step(self.module.model)

@@ -246,11 +246,11 @@ class Trainer:
             rank = f"rank {self.world.rank}, " if self.world.size > 1 else ""
             raise self._failed(self.state.step + 1, f"{rank}{self.world.device}: {out_of_memory(batches)}") from None
         pairs = plan.examples - self.state.examples
-        self.state.step, self.state.examples, self.state.cursor = self.state.step + 1, plan.examples, plan.cursor
         speed = {"pairs": pairs, "tokens": agreement.tokens, "busy": time.monotonic() - began}
-        self._unread = (results, self.state.step, batches, speed)
+        self._unread = (results, self.state.step + 1, batches, speed)
         if not self.engine.late:
             self._settle()
+        self.state.step, self.state.examples, self.state.cursor = self.state.step + 1, plan.examples, plan.cursor
         if self._due(self.run.configs["distributed"].check_every):
             self._settle()
             check_in_step(self.world, self.module)
@@ -263,7 +263,7 @@ class Trainer:
         if self._unread is None:
             return
         (results, step, batches, speed), self._unread = self._unread, None
-        outcome = results.read()
+        outcome = results.outcome
         if not outcome.finite:  # the run ends on every rank, and names the module and the batch that went wrong
             where = not_finite(self.engine, outcome, batches, self.task.describe)
             self.world.stop_all(self._failed(step, where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
