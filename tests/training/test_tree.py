@@ -24,6 +24,10 @@ def exchange(rank: int, size: int, fan_out: int) -> dict[str, dict[str, Tensor]]
     everyone, main = world.gather(f"rank {rank}"), world.gather_to_main(torch.tensor([rank]))
     assert told == {"from": 0, "text": "a" * 1000} and everyone == [f"rank {other}" for other in range(size)]
     assert torch.cat([torch.zeros(0, dtype=torch.int64), *main]).tolist() == (list(range(size)) if rank == 0 else [])
+    held = {"weights": {"a": torch.arange(6.0).view(2, 3).T, "b": torch.tensor(True), "none": torch.zeros(0, 3)},
+            "state": [{"step": 3, "half": torch.tensor(1.5, dtype=torch.bfloat16)}, "text", None]}  # fmt: skip
+    sent = world.tensors_from_main(lambda: held if rank == 0 else 1 // 0)  # only rank 0 reads
+    assert repr(sent) == repr(held) and sent["weights"]["a"].shape == (3, 2)
     return {"sums": {str(number): torch.tensor(wait()) for number, wait in enumerate(sums)}}
 
 
