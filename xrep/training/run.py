@@ -263,8 +263,9 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
     with write_aside(config) as aside:
         aside.write_text(run.to_yaml(), encoding="utf-8")
     write_json(directory / DATA_STATISTICS, {name: part.statistics() for name, part in task.parts.items()})
-    with write_aside(directory / TRAINING_HASHES_FILE) as aside:
-        task.write_training_hashes(aside)
+    if not step or not (directory / TRAINING_HASHES_FILE).exists():  # of billions of sentences, they take minutes
+        with write_aside(directory / TRAINING_HASHES_FILE) as aside:
+            task.write_training_hashes(aside)
 
 
 def _warnings(criterion: Criterion, task: Task, trainer: Trainer) -> list[str]:
