@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.kernels.ranks import run_ranks
-from xrep.training import tree
+from xrep.errors import UserError
+from xrep.training import tree, validator
 from xrep.training.distributed import World
 
 
@@ -28,7 +29,19 @@ def exchange(rank: int, size: int, fan_out: int) -> dict[str, dict[str, Tensor]]
             "state": [{"step": 3, "half": torch.tensor(1.5, dtype=torch.bfloat16)}, "text", None]}  # fmt: skip
     sent = world.tensors_from_main(lambda: held if rank == 0 else 1 // 0)  # only rank 0 reads
     assert repr(sent) == repr(held) and sent["weights"]["a"].shape == (3, 2)
+    computed = list[int]()
+    validator._world.set(world)
+    assert validator.shared(range(11), lambda n: computed.append(n) or n * n) == [n * n for n in range(11)]
+    assert computed == list(range(rank, 11, size))  # each rank did its part
+    with pytest.raises(UserError, match="x.txt: item 3"):
+        validator.shared(range(11), refuse)
     return {"sums": {str(number): torch.tensor(wait()) for number, wait in enumerate(sums)}}
+
+
+def refuse(number: int) -> int:
+    if number == 3:
+        raise UserError("item 3", path="x.txt")
+    return number
 
 
 @pytest.mark.slow
