@@ -23,6 +23,7 @@ TABLE = Path(__file__).with_name("steps.tsv")
 JOBS: dict[tuple[int, str], list[str]] = {
     (1, "float32"): [*CASES, *VARIANTS],
     (1, "bf16"): [*CASES],
+    (1, "fp16"): ["dual_moco"],
     (2, "float32"): [*CASES],
 }
 """The cases that are run by a number of ranks in a precision."""
