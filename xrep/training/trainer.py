@@ -352,7 +352,7 @@ class Trainer:
 
     def _save(self, best: bool, final: bool = False) -> None:
         self._settle()
-        everyone = self.world.gather(random_state(self.world.device))
+        everyone = self.world.gather_to_main(random_state(self.world.device))
         if not self.world.is_main:
             return
         self.checkpoints.save(
