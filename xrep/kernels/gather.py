@@ -96,9 +96,12 @@ def _sum_and_scatter(rows: Tensor, sizes: Sequence[int], group: dist.ProcessGrou
     """Return the sum over the ranks of those of the rows [Σ N, ...] that this rank gathered: [N, ...]."""
     rank, backend = dist.get_rank(group), dist.get_backend(group)
     if backend not in _without_reduce_scatter:
-        padded = rows.new_zeros(len(sizes), max(sizes), *rows.shape[1:])
-        for place, part in zip(padded, rows.split(list(sizes)), strict=True):
-            place[: len(part)] = part
+        if min(sizes) == max(sizes):
+            padded = rows.contiguous().view(len(sizes), sizes[0], *rows.shape[1:])
+        else:
+            padded = rows.new_zeros(len(sizes), max(sizes), *rows.shape[1:])
+            for place, part in zip(padded, rows.split(list(sizes)), strict=True):
+                place[: len(part)] = part
         try:
             dist.reduce_scatter(own := torch.empty_like(padded[0]), list(padded), group=group)
             return own[: sizes[rank]]
