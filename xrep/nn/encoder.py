@@ -19,6 +19,7 @@ from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
 from xrep.nn import bert
 from xrep.nn.containers import ModuleList
+from xrep.nn.half import in_half
 from xrep.nn.layers import EncoderLayer, Layout, Masking, Packing, layout_of
 from xrep.nn.shape import EncoderShape, EncoderSizes, Norm
 from xrep.registry import ENCODERS
@@ -158,8 +159,9 @@ class TransformerEncoder(Encoder):
         if prefix is not None:
             x, whole = _behind(prefix, x, batch, layout)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
-        for layer in islice(self.layers, count):
-            x = checkpoint(layer, x, whole, use_reentrant=False) if again else layer(x, whole)
+        with in_half(islice(self.layers, count), x) as (layers, x):
+            for layer in layers:
+                x = checkpoint(layer, x, whole, use_reentrant=False) if again else layer(x, whole)
         if prefix is not None:
             x = x[prefix.size(0) * prefix.size(1) :] if isinstance(layout, Packing) else x[:, prefix.size(1) :]
         x = self.norm(x) if self.norm_first and count == last else x
