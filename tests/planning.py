@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from xrep.criteria.criterion import Criterion, Loss, Planned
-from xrep.data.batching import TokenBatch
+from xrep.data.batching import HardNegatives, PairBatch, TokenBatch
 
 
 def token_batch(tokens: Tensor, lengths: Tensor) -> TokenBatch:
@@ -27,3 +29,10 @@ def sizes_of(criterion: Criterion, batch: Any) -> dict[str, float]:
 def loss_of(criterion: Criterion, model: Any, batch: Any, seed: int = 0) -> Loss:
     """The loss of a batch that is planned and moved to the device of the model."""
     return criterion(model, plan(criterion, batch, seed).to(next(model.parameters()).device))
+
+
+def with_negatives(batch: PairBatch, negatives: TokenBatch, rows: list[int]) -> PairBatch:
+    """Return a batch of pairs with hard negatives; ``rows`` are those of the sources that they belong to."""
+    return replace(
+        batch, negatives=HardNegatives(negatives, torch.tensor(rows, dtype=torch.int64), np.array(rows, np.int64))
+    )

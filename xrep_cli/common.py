@@ -139,10 +139,10 @@ def command_script(
 
 
 def _actions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[argparse.Action]:
-    """Yield the options of a parser and of the subcommand that was chosen."""
+    """Yield the options of a parser and of the subcommand that was chosen, if any."""
     for action in parser._actions:
         yield action
-        if isinstance(action, argparse._SubParsersAction):
+        if isinstance(action, argparse._SubParsersAction) and vars(options)[action.dest] is not None:
             yield from _actions(action.choices[vars(options)[action.dest]], options)
 
 

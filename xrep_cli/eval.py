@@ -47,7 +47,7 @@ list, sentences.tsv."""
 PATH = (
     "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
     "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
-    "models."
+    "models: the table then has the difference of each from the first, with its 95%% interval by a paired bootstrap."
 )
 RANDOM = (
     "Measure the architecture of the model with random weights, too, drawn by each of this number of seeds (3 if none "
@@ -163,7 +163,7 @@ def _measure(
     options: dict[str, Any],
 ) -> None:
     from xrep.evaluation.encoders import SentenceList, shortened, with_random_weights
-    from xrep.evaluation.evaluation import Evaluation, Figures, comparison, random_record
+    from xrep.evaluation.evaluation import Evaluation, Figures, comparison, differences, random_record
     from xrep.evaluation.plots import Picture
 
     def measured(model: Any) -> Figures:
@@ -180,7 +180,7 @@ def _measure(
         with tempfile.TemporaryDirectory() as folder:
             if not paths and evaluation.takes_path:
                 raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
-            records, failed = {}, {}
+            records, failed, differing, first = {}, {}, {}, None
             dimensions = options.get("dimensions")
             if dimensions is not None and options["cache"] is None:  # the vectors of all widths are computed once
                 evaluation.config.cache = folder
@@ -190,20 +190,23 @@ def _measure(
                 # Random weights come first: what a measurement writes, such as embeddings, is then that of the model.
                 random = [measured(with_random_weights(model, seed)) for seed in range(seeds)]
                 figures = measured(model)
+                first = first or figures
                 draw = figures.plot if options.get("plot") and model is models[0] else None
                 notes = draw(Picture(options["plot"], str(model.path))) if draw else ()
                 records[str(model.path)] = figures.record(name, model)
                 if options["resamples"] is not None and model is models[0]:
                     write_json(options["resamples"], _drawn(figures))
                 records[str(model.path)] |= {"random_weights": random_record(random)} if random else {}
+                differing |= {} if figures is first else {str(model.path): differences(first, figures)}
                 failed |= figures.failed
                 if json_file != "-":
                     heading = [f"{model.path}:"] if len(models) > 1 else []
                     print("\n".join([*heading, figures.printed(), *(notes or ()), *([""] if heading else [])]))
             if (len(models) > 1 or seeds) and json_file != "-":
-                print(comparison(records))
+                print(comparison(records, differing))
             (record, *others) = records.values()
-            write_summary({"test": name, "models": records} if others else record, json_file)
+            several = {"test": name, "models": records, "differences": differing}
+            write_summary(several if others else record, json_file)
     if failed:
         problem = f"{', '.join(failed)} could not be measured"
         raise UserError(problem, cure="; ".join(failed.values()))

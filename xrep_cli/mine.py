@@ -12,6 +12,7 @@ from xrep.config.fields import read_fields
 from xrep.errors import UserError
 from xrep_cli.common import (
     TEXT_HELP,
+    HelpFormatter,
     add_field,
     add_shared_options,
     check_outputs,
@@ -37,11 +38,29 @@ and repeated lines are left out. Without texts, the output has row numbers, coun
 interrupted, repeat it: it continues where it stopped.
 
 To use several machines, encode both texts once with xrep-encode, run the same command with --shard 1/8 to --shard 8/8,
-copy the folders mined.tsv.shard-i-of-8 to one machine, and run the command there with --merge 8."""
+copy the folders mined.tsv.shard-i-of-8 to one machine, and run the command there with --merge 8.
+
+xrep-mine negatives finds hard negatives of pairs, to train on."""
+NEGATIVES = """\
+Find hard negatives of sentence pairs: sentences near to the source that do not translate it. The output has lines
+source<TAB>target<TAB>negative<TAB>negative..., which xrep-train reads with --negatives.
+
+  xrep-mine negatives --path run1/best --bitext de-en=train.de-en.tsv --output negatives.tsv
+  xrep-mine negatives --path run1/best --bitext de-en=train.de,train.en --candidates more.en --num-negatives 1 \\
+      --range-min 5 --max-percentile 50 --output negatives.tsv
+  xrep-train corpus/ --task bitext --criterion translation_ranking --negatives negatives.tsv --save-dir run2
+
+The negatives of a source are searched among the targets of all pairs and the lines of --candidates, and are of the
+language of the targets. Known translations of the source are left out, and by --relative-margin whatever scores about
+as high as they do, because it may translate the source, too. Parallel text is written as for xrep-preprocess. If the
+command is interrupted, repeat it: it continues where it stopped."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-mine", DESCRIPTION)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    summary = "find hard negatives of sentence pairs, instead of translations"
+    _add_negatives(commands.add_parser("negatives", help=summary, description=NEGATIVES, formatter_class=HelpFormatter))
     add = parser.add_argument
     add("--path", metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or sentence-transformers")
     for side in ("source", "target"):
@@ -49,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         add(f"--{side}-lang", metavar="CODE", help=f"language of the {side}; needed if the encoder has two towers")
         add(f"--{side}-vectors", metavar="FILE.npy", help=f"the vectors of the {side}, [lines, size], to use instead "
             "of an encoder")  # fmt: skip
-    add("--output", required=True, metavar="FILE.tsv", help="the file to write the pairs to; - is standard output")
+    add("--output", metavar="FILE.tsv", help="the file to write the pairs to; - is standard output")
     for spec in read_fields("", "xrep.inference.mining:MiningOptions"):
         if spec.name not in ("batch_tokens", "device"):
             add_field(parser, spec)
@@ -58,6 +77,20 @@ def build_parser() -> argparse.ArgumentParser:
     add_shared_options(parser, "--batch-tokens", "--device", "--plugin")
     add("--json", metavar="FILE", help="write a summary as JSON; - prints it on standard output")
     return parser
+
+
+def _add_negatives(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--path", required=True, metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or "
+        "sentence-transformers")  # fmt: skip
+    add("--bitext", required=True, metavar="PAIR=FILES", help="the pairs")
+    add("--candidates", metavar="FILE", help=f"further sentences of the language of the targets: {TEXT_HELP}")
+    add("--output", required=True, metavar="FILE.tsv", help="the file to write to; - is standard output")
+    for spec in read_fields("", "xrep.inference.hard_negatives:NegativeOptions"):
+        if spec.name not in ("batch_tokens", "device"):
+            add_field(parser, spec)
+    add_shared_options(parser, "--batch-tokens", "--device", "--plugin")
+    add("--json", metavar="FILE", help="write a summary as JSON; - prints it on standard output")
 
 
 def _shard(text: str | None) -> tuple[int, int] | None:
@@ -73,6 +106,8 @@ def _shard(text: str | None) -> tuple[int, int] | None:
 def _check(options: argparse.Namespace) -> None:
     """Raise UserError if an option is invalid, before anything is read."""
     values = vars(options)
+    if options.output is None:
+        raise UserError("no `output`", cure="name the file to write the pairs to, or - for standard output")
     for name in ("neighbours", "probes", "batch_tokens", "merge"):
         if values[name] is not None and values[name] < 1:
             raise UserError(f"`{name}` {values[name]}", cure="give at least 1")
@@ -100,6 +135,9 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _main(options: argparse.Namespace) -> None:
+    if options.command == "negatives":
+        _mine_negatives(options)
+        return
     _check(options)
     shard = _shard(options.shard)
 
@@ -126,6 +164,42 @@ def _main(options: argparse.Namespace) -> None:
         result = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"
         left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
         said = f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}"
+        print(said if streamed else f"{said}: {mined.path}", file=message_stream(options.output))
+
+
+def _mine_negatives(options: argparse.Namespace) -> None:
+    from xrep.text.readers import orient, parse_bitext, read_text
+
+    bitext = parse_bitext(options.bitext)
+    if bitext.sample is not None:
+        raise UserError("pairs are not sampled here", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
+    if options.output == options.json == "-":
+        raise UserError("the pairs and `json` both go to standard output", cure="name a file for one of them")
+    inputs = {"`bitext`": bitext.paths, "`candidates`": options.candidates}
+    check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
+    bitext, note = orient(bitext)
+    if note:
+        print(note, file=sys.stderr)
+    if options.candidates is not None:
+        next(read_text(options.candidates, bitext.languages[1]))  # errors come before the encoder is loaded
+
+    from xrep.inference.hard_negatives import NegativeOptions, mine_negatives
+    from xrep.inference.sentence_encoder import SentenceEncoder
+
+    device = choose_device(options.device)
+    mining = NegativeOptions(**{**values_of(options, NegativeOptions), "device": device})
+    encoder = SentenceEncoder.load(options.path, device=device)
+    more = {"encoder": encoder, "candidates": options.candidates and Path(options.candidates)}
+    with output_file(options.output) as output:
+        mined = mine_negatives(bitext, output, mining, **more, show_progress=True)
+    streamed = is_streamed(options.output)
+    write_summary({**asdict(mined), "path": options.output if streamed else mined.path}, options.json)
+    if options.json != "-":
+        found = f"{mined.negatives:,} negatives of {mined.pairs_with_negatives:,} of {mined.pairs:,} pairs"
+        dropped = ", ".join(f"{count:,} by {rule}" for rule, count in mined.dropped.items() if count) or "none"
+        mean = {name: f"{scores['mean']:.3f}" for name, scores in mined.scores.items()}
+        said = f"{found}, from {mined.candidates:,} candidates; left out: {dropped}; mean cosine of translations "
+        said += f"{mean['translations']}, of negatives {mean['negatives']}"
         print(said if streamed else f"{said}: {mined.path}", file=message_stream(options.output))
 
 

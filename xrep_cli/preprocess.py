@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import sys
 from pathlib import Path
 
 from xrep.config.fields import fields_of_class
-from xrep.data.preprocess import PreprocessOptions, PreprocessReport, preprocess
+from xrep.data.preprocess import PreprocessOptions, PreprocessReport, default_workers, merge, preprocess
 from xrep.data.store import TOKENIZER_DIRECTORY
+from xrep.errors import UserError
 from xrep.interrupts import Interrupted
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
@@ -31,6 +33,8 @@ examples:
   xrep-preprocess --bitext de-en=deu-eng.tsv --bitext fr-en=train.fr,train.en \\
       --vocab-size 16000 --exclude tatoeba/ --destdir data-bin
   xrep-preprocess --bitext zh-en=un.zh.gz,un.en.gz --sample 1000000 --valid zh-en=dev.zh,dev.en --destdir data-bin
+  xrep-preprocess --bitext de-en=1.tsv --bitext de-en=2.tsv --shard 1/2 --destdir shard1  # the same with 2/2, then
+  xrep-preprocess --merge shard1 shard2 --destdir data-bin
 
 Parallel text is written PAIR=FILES:
   de-en=x.tsv          one file with columns separated by tabs; the English column is recognised by its words
@@ -60,12 +64,18 @@ def build_parser() -> Parser:
     parser = command_parser("xrep-preprocess", DESCRIPTION, EPILOG)
     add = parser.add_argument_group("files").add_argument
     pairs = {"action": "append", "default": [], "metavar": "PAIR=FILES"}
-    add("--bitext", **pairs, required=True, help="training text (repeatable)")
+    add("--bitext", **pairs, help="training text (repeatable)")
     add("--valid", **pairs, help="validation text (repeatable); without it, some training pairs are held out")
     add("--test", **pairs, help="test text (repeatable)")
     add("--exclude", action="append", default=[], metavar="PATH", help="file or folder of an evaluation set: training "
         "pairs with a sentence that occurs there, in any case and punctuation, are dropped (repeatable)")  # fmt: skip
     add("--destdir", required=True, metavar="DIR", help="the data directory to write")
+    add("--shard", metavar="K/N", help="write only part K of N, as --merge reads it: the cleaned text of every N-th "
+        "file of training text (on each of several machines, with otherwise the same command)")  # fmt: skip
+    add("--merge", nargs="+", default=[], metavar="DIR", help="make the data directory of all parts that --shard "
+        "wrote, with their options; it equals that of the whole text")  # fmt: skip
+    add("--workers", type=int, metavar="N", help="processes that clean and tokenise; the result does not depend on "
+        "their number (default: one for each processor, at most 16)")  # fmt: skip
     add("--json", metavar="FILE", help="also write the report to this file; - is standard output")
 
     group = parser.add_argument_group("vocabulary")
@@ -88,18 +98,44 @@ def build_parser() -> Parser:
 def _main(options: argparse.Namespace) -> None:
     named = {"train": options.bitext, "valid": options.valid, "test": options.test}
     splits = {split: [parse_bitext(spec) for spec in specs] for split, specs in named.items()}
+    shard, workers = _shard(options.shard), default_workers() if options.workers is None else options.workers
+    if options.merge:
+        _check_merge(options)
     inputs = [path for bitexts in splits.values() for bitext in bitexts for path in bitext.paths]
     texts = {"a training, validation or test text": inputs, "--destdir": options.destdir}
     check_outputs({"--json": options.json}, texts)
     log = functools.partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)
     try:
-        report = preprocess(splits, options.destdir, _options(options), log)
+        if options.merge:
+            report = merge(options.merge, options.destdir, log, workers=workers)
+        else:
+            report = preprocess(splits, options.destdir, _options(options), log, workers=workers, shard=shard)
     except KeyboardInterrupt:
         raise Interrupted(f"nothing is written to {options.destdir}; the same command begins again") from None
     log(f"\n{report.cleaning.table()}\n")
     log(_summary(report))
     write_summary(report.as_dict(), options.json)
-    log(f"next: xrep-train {options.destdir} --task bitext --criterion dual_moco --save-dir run1")
+    if shard:
+        log(f"next: xrep-preprocess --merge DIR... with the directories of all {shard[1]} parts")
+    else:
+        log(f"next: xrep-train {options.destdir} --task bitext --criterion dual_moco --save-dir run1")
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    match = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text or "")
+    if text is not None and not match:
+        raise UserError(f"cannot read the part {text!r}", cure="write --shard 3/64")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _check_merge(options: argparse.Namespace) -> None:
+    """Raise UserError if an option is given that the parts already have."""
+    own = ("merge", "destdir", "workers", "json")
+    unused = [action for action in build_parser()._actions if action.dest not in own and action.dest in options]
+    for action in unused:
+        if vars(options)[action.dest] != action.default:
+            cure = "leave it out, or make the parts with it"
+            raise UserError(f"{action.option_strings[0]} has no effect on --merge", cure=cure)
 
 
 def _options(options: argparse.Namespace) -> PreprocessOptions:
@@ -126,11 +162,11 @@ def _tokenizer_path(side: str, path: str) -> str:
 
 def _summary(report: PreprocessReport) -> str:
     lines = []
-    for split, rows in report.manifest["splits"].items():
+    for split, rows in report.manifest.get("splits", {}).items():
         counts = ", ".join(f"{'-'.join(row['languages'])} {row['rows']:,}" for row in rows)
         tokens = sum(sum(row["tokens"].values()) for row in rows)
         lines.append(f"{split}: {counts} pairs, {tokens:,} tokens")
-    for side, size in report.manifest["vocabularies"].items():
+    for side, size in report.manifest.get("vocabularies", {}).items():
         lines.append(f"vocabulary{'' if side == 'shared' else f' ({side})'}: {size:,} pieces")
     lines.append(f"written to {report.path}")
     return "\n".join(lines)

@@ -112,10 +112,16 @@ def test_two_encoders_are_measured_and_compared(
         alone.append(json.loads(capsys.readouterr().out))
     both = ["--path", shared, "--path", other, "--data", data]
     assert _eval(*both, "--json", tmp_path / "out.json") == 0
-    assert json.loads((tmp_path / "out.json").read_text())["models"] == {r["model"]["path"]: r for r in alone}
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["models"] == {r["model"]["path"]: r for r in alone}
     printed = capsys.readouterr().out
     header, _, row = printed.splitlines()[-3:]
-    assert header.split() == ["figure", str(shared), str(other)] and row.startswith("mean of 2")
+    assert header.split() == ["figure", str(shared), str(other), "difference"] and row.startswith("mean of 2")
+    difference, low, high = written["differences"][str(other)]["mean of 2"]
+    assert difference == alone[1]["headline"]["mean of 2"] - alone[0]["headline"]["mean of 2"]
+    assert low <= difference <= high and row.endswith(f"  {difference:+.2f} [{low:+.2f}, {high:+.2f}]")
+    spans = [np.diff(record["intervals"]["mean of 2"])[0] for record in alone]
+    assert high - low < np.hypot(*spans)  # the models are right on many of the same examples
     for record in alone:
         value, (low, high) = record["headline"]["mean of 2"], record["intervals"]["mean of 2"]
         assert low <= value <= high and f"{value:.2f} [{low:.2f}, {high:.2f}]" in row
@@ -124,49 +130,6 @@ def test_two_encoders_are_measured_and_compared(
     assert "--plot with 2 models; measure one at a time" in capsys.readouterr().err
     assert _eval(*both, "--path", other) == 2
     assert "a --path is given twice" in capsys.readouterr().err
-
-
-def test_random_weights_of_several_seeds_stand_beside_the_model(
-    shared: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    vectors = ["--save-embeddings", tmp_path / "vectors"]
-    assert _eval("--path", shared, "--data", data, "--json", "-") == 0
-    alone = json.loads(capsys.readouterr().out)
-    both = ["--path", shared, "--data", data, "--random-baseline"]
-    assert _eval(*both, *vectors, "--json", tmp_path / "out.json") == 0
-    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-    random = found.pop("random_weights")
-    assert found == alone and random["seeds"] == len(random["values"]) == 3
-    means = [values["mean"] for values in random["values"]]
-    assert len(set(means)) > 1
-    own = random["headline"]["mean of 2"]
-    assert own["mean"] == pytest.approx(np.mean(means)) and own["spread"] == pytest.approx(np.std(means, ddof=1))
-    header, _, row = capsys.readouterr().out.splitlines()[-3:]
-    assert header.split() == ["figure", str(shared), "random", "weights"]
-    assert row.endswith(f"{own['mean']:.2f} ± {own['spread']:.2f}")
-    kept = np.load(tmp_path / "vectors" / "deu.deu.npy")
-    np.testing.assert_allclose(kept, SentenceEncoder.load(shared).encode(GERMAN.splitlines(), "de"), atol=1e-6)
-    assert _eval(*both, "1", "--json", "-") == 0
-    once = json.loads(capsys.readouterr().out)["random_weights"]
-    assert once["values"] == random["values"][:1] and once["headline"]["mean of 2"]["spread"] is None
-    assert _eval(*both, "1", "--drop-overlap", "--json", "-") == 0
-    dropped = json.loads(capsys.readouterr().out)
-    assert dropped["random_weights"]["values"][0]["pairs"] == dropped["values"]["pairs"] == 9
-
-
-def test_resampled_figures_of_two_models_are_paired(
-    shared: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    assert _eval("--path", shared, "--data", data, "--json", "-", "--resamples", tmp_path / "drawn.json") == 0
-    drawn = np.array(json.loads((tmp_path / "drawn.json").read_text())["mean of 2"])
-    low, high = json.loads(capsys.readouterr().out)["intervals"]["mean of 2"]
-    assert drawn.shape == (1000,) and np.percentile(drawn, [2.5, 97.5]) == pytest.approx([low, high])
-    assert _eval("--path", shared, "--data", data, "--resamples", data / "tatoeba.deu-eng.deu") == 2
-    assert "--resamples is the same file as --data" in capsys.readouterr().err
-    lines = ["--data", str(data / "tatoeba.deu-eng.deu"), "--query", "a", "--lang", "de"]
-    given = ["neighbours", "--path", str(shared), *lines, "--resamples", str(tmp_path / "none.json")]
-    assert main(given) == 2 and "resamples no figure; leave --resamples out" in capsys.readouterr().err
-    assert not (tmp_path / "none.json").exists()
 
 
 def test_json_on_stdout_stands_alone(shared: Path, data: Path, capsys: pytest.CaptureFixture) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from xrep.data.store import DataDirectory
+from xrep_cli.preprocess import main
 
 ROOT = Path(__file__).parents[2]
 REAL = Path(os.environ.get("XREP_DATA") or ROOT.parent / "shared" / "data")
@@ -159,3 +160,29 @@ def test_the_vocabulary_of_a_run_or_of_other_data(text):
         text, *"--bitext de-en=deu-eng.tsv --source-tokenizer third --target-tokenizer first --destdir 4".split()
     )
     assert fourth.returncode == 0, fourth.stderr
+
+
+def test_parts_of_the_text_and_their_union(text, monkeypatch, capsys):
+    monkeypatch.chdir(text)
+    command = "--bitext de-en=deu-eng.tsv --bitext fr-en=train.fr,train.en --vocab-size 75".split()
+    assert main([*command, "--destdir", "whole"]) == 0
+    for part in ("1", "2"):
+        assert main([*command, "--destdir", part, "--shard", f"{part}/2", "--workers", "1"]) == 0
+        assert "next: xrep-preprocess --merge DIR... with the directories of all 2 parts" in capsys.readouterr().out
+    assert main("--merge 1 2 --destdir merged --json merged.json".split()) == 0
+    whole, merged = ({file.name: file.read_bytes() for file in (text / name).iterdir() if file.is_file()}
+                     for name in ("whole", "merged"))  # fmt: skip
+    assert whole == merged and json.loads((text / "merged.json").read_text())["languages"] == ["de", "en", "fr"]
+    capsys.readouterr()
+    for arguments, problem in (
+        (
+            "--merge 1 2 --vocab-size 60",
+            "--vocab-size has no effect on --merge; leave it out, or make the parts with it",
+        ),
+        ("--bitext de-en=deu-eng.tsv --shard 2", "cannot read the part '2'; write --shard 3/64"),
+        ("--bitext de-en=deu-eng.tsv --shard 1/2", "2 shards of a training text with 1 file; ask for fewer"),
+        ("--bitext de-en=deu-eng.tsv --workers 0", "0 workers; give at least 1"),
+        ("--vocab-size 60", "no training text; name some in --bitext"),
+    ):
+        assert main([*arguments.split(), "--destdir", "other"]) == 2
+        assert problem in capsys.readouterr().err and not (text / "other").exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,12 +42,14 @@ class Run:
         options: Options of the criterion.
         towers: Towers of the sentence encoder; "translation": the model is a translator.
         accumulate: Number of batches in each step.
+        negatives: Whether the batches have hard negatives.
     """
 
     criterion: type[Criterion]
     options: tuple[tuple[str, Any], ...]
     towers: str = "shared"
     accumulate: int = 1
+    negatives: bool = False
 
     def train(self, model: nn.Module, text: TextSpec, batches: list[PairBatch], sizes: list[int]) -> Results:
         """Return sums of the loss, gradients of every step, and every tensor at the end.
@@ -57,6 +59,7 @@ class Run:
             sizes: The number of pairs of each batch on all ranks.
         """
         model = copy.deepcopy(model)
+        batches = batches if self.negatives else [replace(batch, negatives=None) for batch in batches]
         criterion = self.criterion(self.criterion.Config(**dict(self.options)), model, text)
         if "queue_dtype" not in dict(self.options):  # buffers are converted to float64, too
             criterion.double()
@@ -124,6 +127,14 @@ RUNS = {
         criterion=TranslationRanking, options=(("margin", 0.3), ("directions", "forward"))
     ),
     "translation_ranking, masked": Run(criterion=TranslationRanking, options=(MASKED,), towers="separate"),
+    "translation_ranking, negatives": Run(
+        criterion=TranslationRanking, options=(("margin", 0.1),), towers="separate", accumulate=2, negatives=True
+    ),
+    "dual_moco, negatives": Run(criterion=DualMoco, options=MOCO, negatives=True),
+    "frozen_source, negatives": Run(
+        criterion=FrozenSource, options=(*FROZEN, ("source_side", "target")), towers="separate", negatives=True
+    ),
+    "hictl, negatives": Run(criterion=HiCTL, options=HICTL, negatives=True),
     "translation_ranking, alone": Run(criterion=TranslationRanking, options=(("cross_rank_negatives", False),)),
 }
 

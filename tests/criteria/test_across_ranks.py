@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 from tests.corpus import sentence_pairs
 from tests.criteria.ranks import PARTS, RUNS, check, train
 from tests.kernels.ranks import Found, Results, run_ranks
-from tests.planning import loss_of
+from tests.planning import loss_of, with_negatives
 from xrep.data.batching import PairBatch
 from xrep.kernels.gather import current_group
 from xrep.models.dual_encoder import DualEncoder
@@ -39,7 +41,10 @@ def batches(make_batch) -> list[PairBatch]:
     sizes, start, found = [sum(counts) for counts in PARTS[1]], 0, []
     for size in sizes:
         batch = make_batch(pairs[start : start + max(size, 1)])
-        found.append(batch.rows(0, size))
+        # Row i has i modulo 3 hard negatives.
+        rows = [row for row in range(size) for _ in range(row % 3)]
+        others = make_batch([pairs[(start + 5 * n + 3) % len(pairs)] for n in range(max(len(rows), 1))]).target
+        found.append(with_negatives(batch.rows(0, size), others.rows(0, len(rows)), rows))
         start += size
     return found
 
@@ -83,7 +88,8 @@ def test_negatives_of_the_own_rank_alone(
     start = 0
     first = PARTS[len(found)][0]
     for rank, size in enumerate(first):
-        (expected,) = loss_of(criterion, models["shared"], batches[0].rows(start, start + size)).terms.values()
+        batch = replace(batches[0].rows(start, start + size), negatives=None)
+        (expected,) = loss_of(criterion, models["shared"], batch).terms.values()
         assert found[rank][name]["loss"][0].item() == pytest.approx(expected.sum.item(), abs=1e-10)
         start += size
     together = torch.stack([part[name]["loss"] for part in found]).sum(0)

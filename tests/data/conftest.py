@@ -1,4 +1,3 @@
-from tests.fixtures import data_directory as data_directory
-from tests.fixtures import tokenizer as tokenizer
+from tests.fixtures import data_directory, text, tokenizer
 
-__all__ = ["data_directory"]
+__all__ = ["data_directory", "text", "tokenizer"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xrep.data import building, spool
+from xrep.data import building, choosing, spool
 from xrep.data.preprocess import PreprocessOptions, prepare, preprocess
 from xrep.data.store import DataDirectory
 from xrep.errors import UserError
@@ -143,15 +143,19 @@ def test_training_pairs_that_occur_in_valid_or_test_on_either_side_are_dropped(t
 
 
 def test_sampling_is_uniform_and_follows_the_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr(spool, "_CHUNK_ROWS", 50)
+    monkeypatch.setattr(spool, "_BLOCK_ROWS", 64)
     drawn = []
     for seed in (1, 1, 2):
-        bitext = tsv(tmp_path / "x.tsv", PAIRS * 5)
-        stem, report = tmp_path / f"{len(drawn)}", spool.CleaningReport()
-        corpus = spool.fill("x", bitext, stem, lambda *pair: None, [], report, lambda count: None)
-        assert spool.sample(corpus, 450, seed) == 450
-        drawn.append(np.flatnonzero(corpus.marks == spool.KEPT))
-        assert len(drawn[-1]) == 450 and sum(len(sources) for sources, _, _ in corpus.pairs(spool.KEPT)) == 450
+        folder = tmp_path / str(len(drawn))
+        folder.mkdir()
+        (corpus,) = spool.list_spools({"train": [tsv(tmp_path / "x.tsv", PAIRS * 5)]}, folder)
+        for chunk in spool.read_chunks(corpus.bitext):
+            cleaned = spool.clean(chunk, None)
+            corpus.append(cleaned.text, cleaned.hashes, cleaned.templates)
+        corpus.mark_all()
+        assert choosing.sample(corpus, 450, seed) == 450 == corpus.count(spool.KEPT)
+        drawn.append(np.concatenate([np.flatnonzero(corpus.marks(b) == spool.KEPT) + b.start for b in corpus.blocks()]))
+        assert len(drawn[-1]) == 450 == len(corpus.pairs(0, spool.KEPT)[0])
     assert np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[0], drawn[2])
     halves = [np.count_nonzero(rows < 450) for rows in drawn]
     assert all(180 < half < 270 for half in halves)  # five standard deviations about 225

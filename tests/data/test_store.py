@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.data.store import DataDirectory, DirectoryWriter, TokenColumn
+from xrep.data.store import DataDirectory, DirectoryWriter, TokenColumn, joined
 from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
 from xrep.text.readers import parse_bitext
@@ -59,8 +59,8 @@ def test_columns(tmp_path, vocabulary_size):
     sentences[0][0] = vocabulary_size - 1
     with DirectoryWriter(tmp_path, "train", ["c"], [], vocabulary_size) as writer:
         for start in range(0, 6, 2):
-            writer.append([sentences[start : start + 2]], {})
-        writer.append([[]], {})
+            writer.append([joined(sentences[start : start + 2])], {})
+        writer.append([joined([])], {})
     assert writer.facts == {"rows": 6, "tokens": {"c": 709}}
     dtype = "<u2" if vocabulary_size == 65536 else "<u4"
     stem = tmp_path / "train.c.c"

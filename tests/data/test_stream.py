@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 import torch
 
-from xrep.data.stream import PREFETCH, Plan, stream
+from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError, UserError
 from xrep.tasks.bitext import BitextTask
+from xrep.workers import PREFETCH
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,7 +140,7 @@ def test_a_killed_worker_is_named() -> None:
     next(batches)
     workers = worker_ids()
     for process in multiprocessing.active_children():
-        if process.name == "data 2 of 2":
+        if process.name == "worker 2 of 2":
             os.kill(process.pid or 0, signal.SIGKILL)
             pid = process.pid
     with pytest.raises(TrainingError, match=rf"data worker 2 of 2 \(process {pid}\) was killed by SIGKILL.*`data_w"):

@@ -52,7 +52,7 @@ def read(folder: Path, languages: str = "all", premises: str | None = None) -> l
 def test_every_language_is_measured(folder: Path, classifier: Nli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nli, "CHUNK", 7)
     encoder = NgramEncoder(known=["de", "en"])
-    results = nli.accuracies(encoder, classifier, read(folder))
+    results = nli.accuracies(encoder, classifier, read(folder))[0]
     expected = {
         "de": 100 * np.mean(by_hand(classifier, encoder, GERMAN, ("de", "de"))),
         "en": 100 * np.mean(by_hand(classifier, encoder, ENGLISH, ("en", "en"))),
@@ -63,6 +63,8 @@ def test_every_language_is_measured(folder: Path, classifier: Nli, monkeypatch: 
     figures = measured(nli.NliAccuracy, encoder, data=str(folder))
     assert figures.values["mean"] == pytest.approx(sum(expected.values()) / 2)
     assert figures.headline == {"mean of 2": figures.values["mean"]}
+    drawn = figures.resamples["mean of 2"]
+    assert drawn.mean() == pytest.approx(figures.values["mean"], abs=1) and drawn.std() > 1
     lines = figures.printed().splitlines()
     assert lines[2].split() == ["German", "(de)", "30", f"{expected['de']:.2f}"]
     assert lines[-3].split() == ["mean", "of", "2", "60", f"{figures.values['mean']:.2f}"]
@@ -72,7 +74,7 @@ def test_every_language_is_measured(folder: Path, classifier: Nli, monkeypatch: 
 
 def test_premises_of_another_language(folder: Path, classifier: Nli, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = NgramEncoder(known=["de", "en"])
-    results = nli.accuracies(encoder, classifier, read(folder, "all", "eng"))
+    results = nli.accuracies(encoder, classifier, read(folder, "all", "eng"))[0]
     crossed = [(one[0], *other[1:]) for one, other in zip(ENGLISH, GERMAN, strict=True)]
     assert list(results) == ["en-de", "en"]
     assert results["en-de"].accuracy == pytest.approx(
@@ -102,9 +104,9 @@ def test_what_was_trained_on_is_counted_and_left_out(folder: Path, classifier: N
     known = [row for row in GERMAN if row[0] == GERMAN[0][0]]
     np.save(folder / "hashes.npy", np.unique(sentence_hashes([GERMAN[0][0].upper(), ENGLISH[3][1]])))
     encoder = NgramEncoder(training_hashes=folder / "hashes.npy")
-    (german, english), kept = nli.accuracies(encoder, classifier, read(folder)).values(), read(folder)
+    (german, english), kept = nli.accuracies(encoder, classifier, read(folder))[0].values(), read(folder)
     assert german.overlap.found == len(known) == 3 and german.overlap.total == 30 and english.overlap.found >= 1
-    dropped = nli.accuracies(encoder, classifier, kept, drop_overlap=True)["de"]
+    dropped = nli.accuracies(encoder, classifier, kept, drop_overlap=True)[0]["de"]
     rest = [row for row in GERMAN if row not in known]
     assert dropped.pairs == 27
     assert dropped.accuracy == pytest.approx(100 * np.mean(by_hand(classifier, encoder, rest, ("de", "de"))))

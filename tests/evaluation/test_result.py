@@ -3,12 +3,13 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import xrep
-from xrep.evaluation.evaluation import Figures, table
+from xrep.evaluation.evaluation import Figures, comparison, differences, table
 from xrep.evaluation.overlap import Overlap
 from xrep.files import json_text
 
@@ -46,6 +47,29 @@ def test_two_results_are_told_apart_by_what_made_them(ngram_encoder, tmp_path: P
     file.write_text("b\n")
     assert _result(ngram_encoder(), file) != result
     assert _result(ngram_encoder(known=["de"]), file)["model"] != result["model"]
+
+
+def test_differences_are_those_of_the_same_draws() -> None:
+    noise = np.random.default_rng(0).normal(size=1000)
+    several = [
+        Figures(
+            text="",
+            values={},
+            settings={},
+            headline={"mean": 5.0 + by},
+            resamples={"mean": 5 + noise + by},
+            overlap=overlap,
+        )
+        for by, overlap in ((0, None), (0.25, Overlap(1, 9)), (1, Overlap(1, 9, dropped=True)))
+    ]
+    assert differences(*several[:2])["mean"] == pytest.approx((0.25, 0.25, 0.25))
+    assert differences(several[0], several[2]) == {}
+    records = {
+        name: figures.record("sts", SimpleNamespace(path=name, fingerprint=str))
+        for name, figures in zip("ab", several[:2], strict=True)
+    }
+    header, _, row = comparison(records, {"b": differences(*several[:2])}).splitlines()
+    assert header.split() == ["figure", "a", "b", "difference"] and row.endswith("  +0.25 [+0.25, +0.25]")
 
 
 def test_a_number_that_json_has_not_is_refused() -> None:

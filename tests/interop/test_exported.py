@@ -195,7 +195,7 @@ def test_the_vectors_of_sentence_transformers(
         tmp_path / "out", encoder, pooling=pooling, max_length=MAXIMUM, save_tokenizer=write_tokenizer, **options, **IDS
     )
     theirs = library.SentenceTransformer(str(tmp_path / "out"))
-    assert theirs.max_seq_length == MAXIMUM
+    assert theirs.max_seq_length == MAXIMUM and theirs[0].model.pooler is None
     expected = torch.from_numpy(theirs.encode(SENTENCES))
 
     pretrained, copy, _ = load(tmp_path / "out")

@@ -101,6 +101,7 @@ def test_the_semantic_bias_is_a_scaled_cosine(text, make_batch) -> None:
     """The logits are z + s cos([CLS], E); with s = 0 they are those of the plain model."""
     batch, languages = make_pairs(make_batch), torch.zeros(8, dtype=torch.int64)
     model = make_model(text, semantic_bias=True).double()
+    assert model.semantic_scale == 20 and make_model(text, semantic_bias=True, semantic_scale=1.0).semantic_scale == 1
     plain = make_model(text).double()
     model.load_state_dict(plain.state_dict(), strict=False)
     with torch.no_grad():

@@ -149,7 +149,10 @@ def test_results_beside_runs_and_of_other_models(
 @pytest.mark.slow
 def test_runs_are_measured_with_pictures(two_runs: tuple[Path, Path], tests_folder: Path, tmp_path: Path) -> None:
     page = report(tmp_path / "report.html", *two_runs, "--data", tests_folder)
-    assert ["figure", "moco", "ranking", ""] in page.rows and "mean of 1" in [row[0] for row in page.rows]
+    assert ["figure", "moco", "ranking", "ranking − moco", ""] in page.rows
+    (row,) = [row for row in page.rows if row[0] == "mean of 1"]
+    first, second, difference = (float(re.match(r"[+-]?[\d.]+", cell)[0]) for cell in row[1:4])
+    assert difference == pytest.approx(second - first, abs=0.011)
     labels = page.named("aria-label")
     assert any(label.startswith("moco: sentences and their translations") for label in labels)
     assert "alignment and uniformity on de-en (lower is better)" in labels

@@ -1,5 +1,6 @@
 """Every shipped recipe is a valid configuration."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from xrep.config.sections import merge
 from xrep.training.run import run_directory
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("xrep/recipes/*.yaml")])
+FILES = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("xrep/recipes/*.yaml")])
+RECIPES = [path for path in FILES if path.parent.name != "effects"]  # those are of scripts/replicate
 
 
 def test_there_are_recipes():
@@ -50,7 +52,7 @@ def test_the_paper_recipe_has_the_values_of_table_9():
     criterion, optimizer, trainer = (run.configs[name] for name in ("criterion", "optimizer", "trainer"))
     assert (criterion.queue_size, criterion.temperature, criterion.momentum) == (409600, 0.04, 0.999)
     assert (optimizer.lr, optimizer.weight_decay, run.configs["lr_scheduler"].warmup_steps) == (4e-5, 1e-4, 400)
-    assert (trainer.max_epochs, trainer.clip_norm, run.configs["task"].batch_size) == (15, 10, 1024)
+    assert (trainer.max_epochs, trainer.clip_norm, 4 * run.configs["task"].batch_size) == (15, 10, 1024)
     assert (run.configs["model"].dropout, run.configs["model"].pooling) == (0.1, "mean")
 
 
@@ -65,8 +67,8 @@ def test_the_recipe_with_nli_has_the_values_of_appendix_b():
     parts = {part["name"]: part for part in read_yaml(ROOT / "examples" / "moco_bert" / "nli.yaml")["parts"]}
     paper = read_yaml(ROOT / "examples" / "moco_bert" / "en-zh.yaml")
     assert all(parts["moco"][section] == paper[section] for section in ("task", "criterion"))
-    assert parts["nli"]["weight"] == 0.1 and parts["nli"]["task"]["batch_size"] == 128
-    assert holds(parts["nli"]["criterion"], {"head": "mlp", "head_size": 256, "head_dropout": 0.1})
+    assert parts["nli"]["weight"] == 0.1 and 4 * parts["nli"]["task"]["batch_size"] == 128
+    assert holds(parts["nli"]["criterion"], {"head": "mlp", "head_size": 256, "scale_vectors": False})
 
 
 def test_the_recipe_of_frozen_source_has_the_values_of_table_6():
@@ -80,3 +82,29 @@ def test_the_recipe_of_frozen_source_has_the_values_of_table_6():
     assert (nli.configs["criterion"].temperature, nli.configs["optimizer"].lr) == (0.05, 1e-5)
     assert b.init is None and nli.init == "runs/frozen_source/zh-en/A/best"
     assert b.configs["model"].source_encoder == "runs/frozen_source/zh-en/nli/best/source"
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+PAPERS = sorted((ROOT / "docs" / "papers").glob("*.md"))
+DECIMAL = r"-?\b\d+\.\d+"
+
+
+def figures_missing(page: str) -> list[str]:
+    """Return the groups of figures in the tables of a paper's page that no paragraph or table of its README has."""
+    (folder,) = set(re.findall(r"`examples/(\w+)/", page))
+    readme = (ROOT / "examples" / folder / "README.md").read_text(encoding="utf-8")
+    blocks = [set(re.findall(DECIMAL, block)) for block in re.split(r"\n\s*\n", readme)]
+    results = [table for table in re.findall(r"(?:^\|.*\n?)+", page, re.MULTILINE) if "published" in table]
+    groups = [group for table in results for group in re.split(r"[|;(]", table.split("| --- |")[-1])]
+    assert results and sum(len(re.findall(DECIMAL, group)) for group in groups) > 10
+    return [group for group in groups if not any(set(re.findall(DECIMAL, group)) <= block for block in blocks)]
+
+
+@pytest.mark.parametrize("page", PAPERS, ids=lambda page: page.stem)
+def test_the_page_of_a_paper_has_the_figures_of_its_readme(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert figures_missing(text) == []
+    place = list(re.finditer(r"\b\d\d\.\d", text[: text.rindex("|")]))[-1].start()  # in the last table
+    changed = text[:place] + str(9 - int(text[place])) + text[place + 1 :]
+    assert len(figures_missing(changed)) == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -111,7 +112,7 @@ def checkout(
     install_commands(commands, BUDGET)
     write_lines(commands / "activate", [f'PATH="{commands}:$PATH"'])
     state = subprocess.check_output("cat setup.py pyproject.toml constraints.txt | cksum", shell=True, cwd=root)
-    for extra in ("", "-test"):
+    for extra in ("", "-test", "-bench"):
         (root / ".venv" / f".xrep-installed{extra}").write_bytes(state)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
     environment.update(PYTHONPATH=str(repository), XREP_HOME=str(tmp_path / "home"))
@@ -145,6 +146,33 @@ def test_commands_of_the_readme(checkout: tuple[Path, dict[str, str]], repositor
     (python,) = readme_code(repository, "python")
     program = f"{python}\nassert vectors.shape[0] == 2 and abs(float((vectors[1] ** 2).sum()) - 1) < 1e-3\n"
     subprocess.run([sys.executable, "-c", program], cwd=root, env=environment, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_quick_start(checkout: tuple[Path, dict[str, str]]) -> None:
+    pytest.importorskip("sentence_transformers")
+    root, environment = checkout
+    rows = random.Random(0).sample(list(sentences()), 420)
+    texts = []
+    for name, some in {"train": rows[:300], "dev": rows[300:360], "test": rows[360:420]}.items():
+        for column, language in enumerate(("en", "de")):
+            texts.append(f"{name}.{language}")
+            write_lines(root / texts[-1], [row[column] for row in some])
+    for column, language in enumerate(("eng", "deu")):
+        write_lines(root / "tatoeba" / f"tatoeba.deu-eng.{language}", [row[column] for row in rows[360:420]])
+    command = ["bash", "scripts/quick_start", "de-en", *(texts[place] for place in (1, 0, 3, 2, 5, 4))]
+    result = subprocess.run([*command, "tatoeba"], cwd=root, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:] + result.stdout[-2000:]
+    assert "sentence-transformers gives the same vectors: smallest cosine 1.0000" in result.stdout
+    assert re.search(r"^Tatoeba: [\d.]+%    mining F1: [\d.]+%$", result.stdout, flags=re.MULTILINE)
+    assert re.search(r"^\d+ s: all$", result.stdout.splitlines()[-1])
+
+    for wrong, said in ((["tatoeba"], "runs/quick-start is there already"), (["nowhere"], "nowhere: no such folder")):
+        result = subprocess.run([*command, *wrong], cwd=root, env=environment, capture_output=True, text=True)
+        assert result.returncode == 2 and said in result.stderr and len(result.stderr.splitlines()) == 1
+    result = subprocess.run(command[:3], cwd=root, env=environment, capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.startswith("scripts/quick_start PAIR SOURCE TARGET")
 
 
 def test_readme_is_two_screens(repository: Path) -> None:

@@ -40,6 +40,7 @@ FLOORS = {
     "xrep.memory": 0,
     "xrep.precision": 0,
     "xrep.progress": 0,
+    "xrep.workers": 0,
 }
 # Rooms of the same floor do not import each other, with these exceptions, each in one direction.
 NEIGHBOURS = {

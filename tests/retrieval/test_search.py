@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.retrieval.test_neighbours import assert_same, plain, vectors
+from xrep import progress
 from xrep.errors import UserError
 from xrep.retrieval import ivf, neighbours, search
 from xrep.retrieval.ivf import search_ivf
@@ -205,3 +207,25 @@ def test_parts_are_sized_for_the_index_that_is_built(
     state = SearchState.begin(tmp_path / "state.npz", 900, 900, 2)
     units = list(ivf._units(*sides, state, True))
     assert [part for *_, part, _ in units] == 2 * [(0, 300), (300, 600), (600, 900)]
+
+
+@pytest.mark.parametrize("way", ["flat", "ivf"])
+def test_progress_moves_within_a_block(
+    make_side: Callable[..., Side], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """A single block of a very large search takes longer than a person waits."""
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)  # every line is printed
+    x, y = make_side(110, 1), make_side(90, 2)
+    state = SearchState.begin(tmp_path / "state.npz", len(x), len(y), 4)
+    if way == "flat":
+        search_flat(x, y, state, show_progress=True)
+        expected, total = "comparisons", 110 * 90
+    else:
+        search_ivf(x, y, state, probes=1000, show_progress=True)
+        expected, total = "queries", 90 * 2 + 110  # x is indexed in two parts
+    lines = [
+        re.match(rf"search: ([\d,]+) of {total:,} {expected}, ", line) for line in capsys.readouterr().err.splitlines()
+    ]
+    counts = [int(line[1].replace(",", "")) for line in lines]
+    assert counts == sorted(counts) and counts[-1] == total
+    assert len(set(counts)) > state.done  # which is the number of blocks

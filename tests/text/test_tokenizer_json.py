@@ -200,7 +200,7 @@ def test_two_pieces_of_one_name_are_refused(tmp_path) -> None:
 def test_another_kind_is_refused(made, tmp_path) -> None:
     class Words(Tokenizer):
         kind = "words"
-        open = encode = encode_spans = decode = begins_word = None
+        open = encode = use_one_thread = encode_spans = decode = begins_word = None
 
     with pytest.raises(UserError, match="a tokenizer of kind 'words' cannot become a tokenizer.json"):
         save_as_huggingface(Words(), tmp_path, 96)

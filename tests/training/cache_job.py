@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +87,8 @@ class Lengths(Criterion):
 
 KINDS: dict[str, Callable[[nn.Module, TextSpec], Criterion]] = {
     "translation_ranking": lambda model, text: TranslationRanking(TranslationRanking.Config(margin=0.1), model, text),
+    "negatives": lambda model, text: TranslationRanking(TranslationRanking.Config(margin=0.1), model, text),
+    "dual_moco, negatives": lambda model, text: DualMoco(DualMoco.Config(queue_size=20, temperature=0.1), model, text),
     "dual_moco": lambda model, text: DualMoco(DualMoco.Config(queue_size=20, temperature=0.1), model, text),
     "simcse": lambda model, text: SimCSE(SimCSE.Config(), model, text),
     "dap": lambda model, text: DAP(DAP.Config(rtl_direction="both"), model, text),
@@ -141,6 +143,7 @@ def make(setting: Setting, text: TextSpec) -> TrainingModule:
 
 def batches_of(kind: str, batches: list[Any]) -> list[Any]:
     """Return what a criterion of this kind reads: each batch, or a mixture of it with parts of the others."""
+    batches = batches if "negatives" in kind else [replace(batch, negatives=None) for batch in batches]
     if kind != "parts":
         return batches
     others = batches[1:] + batches[:1]

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.corpus import sentence_pairs
 from tests.kernels.ranks import run_ranks
-from tests.planning import plan
+from tests.planning import plan, with_negatives
 from tests.runs import compose_run, make_trainer
 from tests.training.cache_job import KINDS, Held, Setting, batches_of, expected, make, step, total_sizes, world_of
 from xrep.config import Part
@@ -28,9 +28,10 @@ and in float64 of the second step."""
 
 @pytest.fixture(scope="module")
 def batches(make_batch) -> list[Any]:
-    """Return batches of 8 and of 5 pairs of unequal lengths."""
+    """Return batches of 8 and of 5 pairs of unequal lengths, with hard negatives of some rows."""
     pairs = [(german * (1 + n % 3), english) for n, (german, english) in enumerate(sentence_pairs(13))]
-    return [make_batch(pairs[:8]), make_batch(pairs[8:])]
+    rows = [0, 0, 1, 3, 4, 4, 4]
+    return [with_negatives(make_batch(some), make_batch(pairs[3:10]).target, rows) for some in (pairs[:8], pairs[8:])]
 
 
 def assert_near(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> None:
@@ -126,7 +127,7 @@ def test_two_ranks(text, batches, tmp_path: Path) -> None:
                 assert_near(mine["dropped"], mine["graph"], torch.float64)
         assert torch.equal(found[0][kind]["state"], found[1][kind]["state"]), "the ranks went apart"
         if kind != "parts":  # ranks cut the rows of a mixture in another way
-            alone = step(Setting(kind), text, batches, world_of())
+            alone = step(Setting(kind), text, batches_of(kind, batches), world_of())
             assert_near(found[0][kind]["cached"], alone.gradient, torch.float64)
 
 
@@ -147,7 +148,7 @@ def test_keys_are_encoded_once_and_in_pieces(text, batches) -> None:
     rows: dict[str, list[int]] = {"queries": [], "keys": []}
     for name, model in (("queries", module.model), ("keys", module.criterion.momentum_encoder.model)):
         model.encoders["shared"].register_forward_hook(lambda _, given, __, name=name: rows[name].append(len(given[0])))
-    planned = plan(module.criterion, batches[0])
+    planned = plan(module.criterion, replace(batches[0], negatives=None))
     cache = GradientCache(module.criterion, module.model, planned.pieces, torch.device("cpu"), torch.enable_grad)
     loss = cache.contrast(planned)
     cache.differentiate(loss.terms["infonce"].sum)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
-from xrep.data.batching import TextSpec
+from xrep.data.batching import PairBatch, TextSpec
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
+from xrep.kernels.own_negatives import add_own_negatives
+from xrep.models.model import SentenceModel
 
 TEMPERATURES = "[0.0001, 10000]"
 """Range of temperatures: beyond it, logits or gradients may not be finite in float32."""
@@ -25,7 +27,8 @@ TEMPERATURES = "[0.0001, 10000]"
 class Encoded:
     """The vectors of the rows of a batch, each encoded on its own, and terms that need no other rows.
 
-    Each tensor has one row for each row of the batch; those that are trained have a gradient.
+    Each tensor has one row for each row of the batch, or for each of its hard negatives; those that are trained have a
+    gradient.
     """
 
     vectors: tuple[Tensor, ...]
@@ -113,7 +116,8 @@ class ContrastiveCriterion(Criterion):
         ``width`` is set; only the first call may change the state of the criterion.
 
         Args:
-            vectors: the vectors of ``encode``, then those of ``constants``.
+            vectors: the vectors of ``encode``, then those of ``constants``. Of a batch with hard negatives, those that
+                use them have the vectors of the negatives behind their own.
             planned: the whole batch. It has ``details`` only if it has no pieces.
         """
 
@@ -164,6 +168,39 @@ class ContrastiveCriterion(Criterion):
         vectors = joined(each.vectors for each in encoded) + joined(constants)
         losses = [self.compare(vectors, planned), *(each.loss for each in encoded)]
         return merged(losses, [len(planned), *map(len, pieces)])
+
+
+def negative_vectors(model: SentenceModel, batch: PairBatch, text: TextSpec) -> tuple[Tensor, ...]:
+    """Return the vectors of the hard negatives of a batch, [N, D], in a tuple, which is empty if the run has none."""
+    if batch.negatives is None:
+        return ()
+    return (model.encode(model.tower(text.target_languages[0]), batch.negatives.tokens)[0],)
+
+
+def with_own_negatives(
+    loss: Tensor,
+    correct: Tensor,
+    query: Tensor,
+    positive: Tensor,
+    negative: Sequence[Tensor],
+    batch: PairBatch,
+    temperature: float | Tensor,
+    *,
+    margin: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Add the hard negatives of a batch to InfoNCE whose queries are its sources: to the loss of a source its own ones
+    only (``add_own_negatives``).
+
+    sentence-transformers compares each source with the negatives of all rows. Here a negative was checked against the
+    translations of its own source alone, and it may be the translation of another one.
+
+    Args:
+        negative: the vectors of the negatives, or nothing if the batch has none: then the loss is returned unchanged.
+    """
+    if batch.negatives is None or not negative:
+        return loss, correct
+    rows = batch.negatives.rows
+    return add_own_negatives(loss, correct, query, positive, negative[0], rows, temperature, margin=margin)
 
 
 def first_numbers(vectors: Tensor, width: int | None) -> Tensor:

@@ -145,10 +145,12 @@ class Criterion(nn.Module, ABC):
         frozen: patterns, as for ``--freeze``, of the parameters that the objective itself keeps unchanged.
         reads: kinds of examples that it can read; empty: any kind.
         needs: kind of model that it trains; None: any kind.
+        uses_hard_negatives: whether the loss has the hard negatives of a batch of pairs (``PairBatch.negatives``).
         micro_batch: number of rows of a batch that are encoded at a time (``set_micro_batch``); None: all rows.
     """
 
     idle_parameters: bool = False
+    uses_hard_negatives: bool = False
     micro_batch: int | None = None
     frozen: Sequence[str] = ()
     reads: Sequence[Examples] = ()
@@ -159,11 +161,15 @@ class Criterion(nn.Module, ABC):
         self.config = config
 
     def check_task(self, task: Task) -> None:
-        """Raise UserError if this criterion cannot read the kind of examples that the task gives."""
+        """Raise UserError if this criterion cannot read the examples that the task gives."""
         if self.reads and task.gives not in self.reads:
             kinds, tasks = [kind.value for kind in self.reads], [TASKS[kind] for kind in self.reads]
             problem = f"the criterion reads {' or '.join(kinds)}, and the task gives {task.gives.value}"
             raise UserError(problem, cure=f"set {', or '.join(tasks)}")
+        if task.has_hard_negatives and not self.uses_hard_negatives:
+            cure = "leave it out, or choose a `criterion` that contrasts translations: translation_ranking, dap, "
+            cure += "dual_moco, hictl with sentence_contrast, frozen_source with source_side target"
+            raise UserError("`negatives`: this criterion, as it is set, has no use for them", cure=cure)
 
     def prepare(self, task: Task) -> None:
         """Read from the task what the criterion needs beyond ``TextSpec``.

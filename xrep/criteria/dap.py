@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from xrep.config.ranges import out_of_range
-from xrep.criteria.contrastive import Encoded
+from xrep.criteria.contrastive import Encoded, negative_vectors
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.reconstruction import (
     LANGUAGE,
@@ -131,7 +131,7 @@ class DAP(TranslationRanking):
             return super().problems() + out_of_range(self, rtl_layers="[1, inf)", reconstruction_ratio="(0, 1]")
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
-        super().__init__(config, model)
+        super().__init__(config, model, text)
         self._tower = only_tower("dap", model, text.languages)
         self._vocabulary = text.vocabulary(self._tower)
         if self._vocabulary.mask_id is None:
@@ -181,11 +181,13 @@ class DAP(TranslationRanking):
         encoder = require_transformer(model.encoders[self._tower], "dap")
         return Encoded(vectors, self._reconstruct(encoder, planned.details, states, tokens))
 
-    def _read(self, model: DualEncoder, batch: PairBatch) -> tuple[tuple[Tensor, Tensor], Tensor, TokenBatch]:
-        """Return sentence vectors of both sides, and token vectors [2 B, T, H] and tokens, sources before targets."""
+    def _read(self, model: DualEncoder, batch: PairBatch) -> tuple[tuple[Tensor, ...], Tensor, TokenBatch]:
+        """Return sentence vectors of both sides (and of hard negatives), and token vectors [2 B, T, H] and tokens of
+        both sides, sources before targets."""
         both = batch.source.followed_by(batch.target, self._vocabulary.pad_id)
         sentences, states = model.encode(self._tower, both)
-        return (sentences[: len(batch)], sentences[len(batch) :]), states, both
+        negative = negative_vectors(model, batch, self._text)
+        return (sentences[: len(batch)], sentences[len(batch) :], *negative), states, both
 
     def _reconstruct(
         self, encoder: TransformerEncoder, plan: Reconstruction, states: Tensor, tokens: TokenBatch

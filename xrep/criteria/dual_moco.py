@@ -9,7 +9,7 @@ from torch import Tensor
 
 from xrep.config.ranges import out_of_range
 from xrep.criteria.batch_keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
-from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion
+from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, negative_vectors, with_own_negatives
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import TextSpec
 from xrep.kernels.gather import current_group, gathered
@@ -29,9 +29,13 @@ class DualMoco(ContrastiveCriterion):
     equal the base encoders. Queues fill step by step, and unfilled rows never count, so the very first step has a loss
     of 0. Every rank enqueues the keys of all ranks, in the order in which one process with the whole batch would.
     Without queues (the smallest size in figure 2) the negatives are the other keys of the batch.
+
+    Hard negatives (option ``negatives`` of the task) are keys, too: the momentum encoder's vectors, each of which only
+    its own source is compared with. They do not join the queue.
     """
 
     reads = PAIRS
+    uses_hard_negatives = True
     term = "infonce"
 
     @dataclass(kw_only=True)
@@ -55,6 +59,7 @@ class DualMoco(ContrastiveCriterion):
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__(config, model)
+        self._text = text
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
         self.source_queue = new_queue(config, model.output_size, count=2)
         self.target_queue = new_queue(config, model.output_size, count=2)
@@ -62,18 +67,21 @@ class DualMoco(ContrastiveCriterion):
         """Keys of each batch since the last step, both sides concatenated [B, 2 D], and their ids."""
 
     def constants(self, model: SentenceModel, planned: Planned) -> tuple[Tensor, ...]:
-        return self.momentum_encoder.model.encode_pair(planned.batch.source, planned.batch.target)
+        encoder, batch = self.momentum_encoder.model, planned.batch
+        return encoder.encode_pair(batch.source, batch.target) + negative_vectors(encoder, batch, self._text)
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         ids = planned.batch.ids
-        source_query, target_query, source_key, target_key = vectors
+        source_query, target_query, source_key, target_key, *negative = vectors
         if self.training and self.source_queue is not None and self.width is None:
             keys = torch.cat([source_key, target_key], dim=1).to(self.source_queue.vectors.dtype)
             self._keys.append((keys, ids))
         to_target = self._infonce(source_query, target_key, self.target_queue, ids)
         to_source = self._infonce(target_query, source_key, self.source_queue, ids)
-        loss = (to_target.loss + to_source.loss).sum()
-        correct = torch.cat([to_target.correct, to_source.correct])
+        given = (to_target.loss, to_target.correct, source_query, target_key, negative, planned.batch)
+        forward, found = with_own_negatives(*given, self.config.temperature)
+        loss = (forward + to_source.loss).sum()
+        correct = torch.cat([found, to_source.correct])
         return Loss({self.term: Term(loss)}, {"accuracy": percentage(correct)})
 
     def _infonce(self, query: Tensor, key: Tensor, queue: Queue | None, ids: Tensor) -> InfoNCE:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from xrep.config.ranges import out_of_range
 from xrep.criteria.batch_keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
-from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded
+from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded, with_own_negatives
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
 from xrep.data.teacher_vectors import TeacherVectors
@@ -72,6 +72,9 @@ class FrozenSource(ContrastiveCriterion):
 
     ``source: trained`` gives the models that the paper compares with (table 5, queue 0): with ``towers: separate`` the
     dual encoder, with ``towers: shared`` the multilingual one.
+
+    Hard negatives (option ``negatives`` of the task) are sentences of the target side of the pairs, so they need
+    ``source_side: target``: a query is compared with the teacher's vectors of its own ones.
 
     Raises:
         UserError: the frozen tower is also the target's or starts from an encoder of other languages, files of
@@ -143,6 +146,8 @@ class FrozenSource(ContrastiveCriterion):
         self._source_side, self._target_side = SIDES if config.source_side == "source" else SIDES[::-1]
         self._source, self._target = towers[self._source_side], towers[self._target_side]
         self._teacher = _teacher(config, model, self._source == self._target)
+        has_keys = config.loss == "contrastive" and self._teacher is None
+        self.uses_hard_negatives = has_keys and self._source_side == "target"
         self._cache: VectorCache | None = None
         if config.cache_source is not None:
             check_cache(config.cache_source)
@@ -184,14 +189,19 @@ class FrozenSource(ContrastiveCriterion):
         batch = planned.batch
         if self.config.source == "trained":
             vectors = model.encode_pair(batch.source, batch.target)
-            return Encoded(vectors[::-1] if self._target_side == "target" else vectors)
+            negative = () if batch.negatives is None else (model.encode(self._source, batch.negatives.tokens)[0],)
+            return Encoded((vectors[::-1] if self._target_side == "target" else vectors) + negative)
         return Encoded((model.encode(self._target, getattr(batch, self._target_side))[0],))
 
     def constants(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
-        return () if self.config.source == "trained" else (self._taught(model, planned.batch),)
+        if self.config.source == "trained":
+            return ()
+        batch = planned.batch
+        negative = () if batch.negatives is None else (self._read(model, batch.negatives.tokens),)
+        return (self._taught(model, batch), *negative)
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        ids, (target, source) = planned.batch.ids, vectors
+        ids, (target, source, *negative) = planned.batch.ids, vectors
         if self.config.loss == "mse":
             return Loss({self.term: Term((target - source).square().sum())})
         tau = self.config.temperature if self.temperature is None else self.temperature()
@@ -200,6 +210,7 @@ class FrozenSource(ContrastiveCriterion):
             loss, _, correct, _ = inbatch_infonce(target, source, tau, ids=masked, group=current_group())
         else:
             loss, correct = self._against_frozen(source, target, ids, tau)
+        loss, correct = with_own_negatives(loss, correct, target, source, negative, planned.batch, tau)
         metrics = {"accuracy": percentage(correct)}
         if isinstance(tau, Tensor):
             metrics["temperature"] = tau.detach()
@@ -231,6 +242,10 @@ class FrozenSource(ContrastiveCriterion):
             hashes = batch.ids[:, SIDES.index(self._source_side)].numpy(force=True)
             vectors = torch.from_numpy(self._teacher.read(hashes)).to(batch.ids.device)
             return F.normalize(vectors, dim=1) if model.config.normalize else vectors
+        return self._read(model, tokens)
+
+    def _read(self, model: DualEncoder, tokens: TokenBatch) -> Tensor:
+        """Return the vectors of the source tower."""
         if self.config.cache_source is not None:
             return self._cached(model, tokens, self.config.cache_source)
         return model.encode(self._source, tokens)[0]

@@ -7,10 +7,18 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.config.ranges import out_of_range
-from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded, InBatch
+from xrep.criteria.contrastive import (
+    TEMPERATURES,
+    ContrastiveCriterion,
+    Encoded,
+    InBatch,
+    negative_vectors,
+    with_own_negatives,
+)
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.criteria.tlm import read_together
@@ -89,7 +97,8 @@ class HiCTL(ContrastiveCriterion):
     L_S (equations 2-4): each of the 2n sentences of n pairs must find its translation; its negatives are the 2n - 2
     sentences of the other pairs, of both sides. Similarity is the cosine of r = f(g(M(x))): g is the model's pooling
     ([CLS] in the paper) and f is its projection (``projection_size``), which export can leave out. Negatives are made
-    harder as the model gets better (equations 5 and 6).
+    harder as the model gets better (equations 5 and 6). Mined negatives (option ``negatives`` of the task) join those
+    of their own x where it is the query; they are hard already, so they are compared as they are.
 
     L_W (equations 7 and 8): the encoder reads x and y as one sequence. Its first vector must find, by cosine, the
     embedding of each subword of the pair among those of sampled subwords.
@@ -152,6 +161,7 @@ class HiCTL(ContrastiveCriterion):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config, model)
         only_tower("hictl", model)
+        self._text, self.uses_hard_negatives = text, config.sentence_contrast
         self._vocabulary = text.vocabulary(SHARED)
         shape = model.encoders[SHARED].shape
         self._limit = shape.max_positions
@@ -191,7 +201,9 @@ class HiCTL(ContrastiveCriterion):
         return Planned(batch, sizes, (masked, words))
 
     def vectors(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
-        return super().encode(model, planned).vectors if self.config.sentence_contrast else ()
+        if not self.config.sentence_contrast:
+            return ()
+        return super().encode(model, planned).vectors + negative_vectors(model, planned.batch, self._text)
 
     def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
         vectors = self.vectors(model, planned)
@@ -219,10 +231,14 @@ class HiCTL(ContrastiveCriterion):
             return Loss({})
         hardness, count, options = self.hardness, 2 * len(planned.batch), self.config.options(planned.batch.ids)
         exponent = 0.0 if hardness is None else hardness.exponent()
-        source, target = vectors
-        result = hard_infonce(source, target, self.config.temperature, exponent=exponent, **options)
-        loss = (result.forward + result.backward).sum()
-        metrics = {"sentence_accuracy": percentage(torch.cat([result.forward_correct, result.backward_correct]))}
+        (source, target, *negative), tau = vectors, self.config.temperature
+        result = hard_infonce(source, target, tau, exponent=exponent, **options)
+        forward, correct = result.forward, result.forward_correct
+        if negative:
+            x, y, *hard = [F.normalize(side, dim=1) for side in (source, target, *negative)]
+            forward, correct = with_own_negatives(forward, correct, x, y, hard, planned.batch, tau)
+        loss = (forward + result.backward).sum()
+        metrics = {"sentence_accuracy": percentage(torch.cat([correct, result.backward_correct]))}
         if hardness is not None:
             metrics["p_positive"] = hardness.p_positive()
             mixed = result.forward_interpolation.sum() + result.backward_interpolation.sum()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from xrep.config.ranges import out_of_range
-from xrep.criteria.contrastive import ContrastiveCriterion, InBatch
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, InBatch, negative_vectors, with_own_negatives
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.data.batching import TextSpec
 from xrep.kernels.inbatch_infonce import inbatch_infonce
+from xrep.models.model import SentenceModel
 from xrep.tasks.task import PAIRS
 
 
@@ -23,9 +25,12 @@ class TranslationRanking(ContrastiveCriterion):
     temperature; in the other direction the sum is over x'. It is the baseline of dual momentum contrast, the bitext
     retrieval loss of CMLM (section 4.2: the losses of both directions are added; 4.4: margin 0.3) and L_TR of DAP
     (equation 5: only from source to target).
+
+    Hard negatives (option ``negatives`` of the task) join the sum over y' of their own x, where the target is found.
     """
 
     reads = PAIRS
+    uses_hard_negatives = True
 
     term = "translation_ranking"
 
@@ -44,12 +49,22 @@ class TranslationRanking(ContrastiveCriterion):
         def problems(self) -> list[str]:
             return super().problems() + out_of_range(self, margin="[0, 1000000]")
 
+    def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
+        super().__init__(config, model)
+        self._text = text
+
+    def encode(self, model: Any, planned: Planned) -> Encoded:
+        batch = planned.batch
+        pair = model.encode_pair(batch.source, batch.target)
+        return Encoded(pair + negative_vectors(model, batch, self._text))
+
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        config, (source, target) = self.config, vectors
+        config, (source, target, *negative) = self.config, vectors
         margin = config.margin * (config.temperature if config.margin_scale == "logit" else 1.0)
         options = config.options(planned.batch.ids)
         result = inbatch_infonce(source, target, config.temperature, margin=margin, **options)
-        loss, correct = result.forward, result.forward_correct
+        given = (result.forward, result.forward_correct, source, target, negative, planned.batch)
+        loss, correct = with_own_negatives(*given, config.temperature, margin=margin)
         if config.directions == "both":
             loss, correct = loss + result.backward, torch.cat([correct, result.backward_correct])
         return Loss({self.term: Term(loss.sum())}, {"accuracy": percentage(correct)})

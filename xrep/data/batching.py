@@ -192,6 +192,27 @@ class TokenBatch(Movable):
 
 
 @dataclass
+class HardNegatives(Movable):
+    """Sentences of the target side that do not translate the sources of a batch, although they are near to them.
+
+    Attributes:
+        tokens: the N sentences.
+        rows: int64 [N], ascending: the row of the batch whose source each of them belongs to.
+        host_rows: the same numbers in host memory.
+    """
+
+    tokens: TokenBatch
+    rows: torch.Tensor
+    host_rows: np.ndarray
+
+    def of_rows(self, start: int, stop: int) -> HardNegatives:
+        """Return the negatives of rows ``start`` to ``stop`` of the batch, as those of a batch of these rows."""
+        first, last = np.searchsorted(self.host_rows, [start, stop]).tolist()
+        some = slice(first, last)
+        return HardNegatives(self.tokens.rows(first, last), self.rows[some] - start, self.host_rows[some] - start)
+
+
+@dataclass
 class PairBatch(Batch):
     """A batch of sentences and their translations: row i of ``source`` translates row i of ``target``.
 
@@ -200,6 +221,7 @@ class PairBatch(Batch):
         indices: int64 [B], the index of each example in its split (for messages and for restoring the order).
         languages: int64 [B, 2], the languages of both sides, as indices into ``TextSpec.languages``. Like ``indices``,
             they are not moved to the GPU, so that Python can read them.
+        negatives: hard negatives of the sources; None if the run has none.
     """
 
     source: TokenBatch
@@ -207,16 +229,19 @@ class PairBatch(Batch):
     ids: torch.Tensor
     indices: torch.Tensor
     languages: torch.Tensor
+    negatives: HardNegatives | None = None
 
     def rows(self, start: int, stop: int) -> PairBatch:
         """Return the pairs ``start`` to ``stop``."""
         some = slice(start, stop)
         sides = self.source.rows(start, stop), self.target.rows(start, stop)
-        return PairBatch(*sides, self.ids[some], self.indices[some], self.languages[some])
+        negatives = None if self.negatives is None else self.negatives.of_rows(start, stop)
+        return PairBatch(*sides, self.ids[some], self.indices[some], self.languages[some], negatives)
 
     @property
     def token_count(self) -> int:
-        return self.source.real_tokens + self.target.real_tokens
+        negatives = 0 if self.negatives is None else self.negatives.tokens.real_tokens
+        return self.source.real_tokens + self.target.real_tokens + negatives
 
     def __len__(self) -> int:
         return len(self.source)

@@ -20,17 +20,19 @@ from typing import Any
 import numpy as np
 
 from xrep.data.building import build_cached, train_vocabulary
+from xrep.data.hash_runs import HashRuns
 from xrep.data.store import (
     TOKENIZER_DIRECTORY,
     DataDirectory,
     DirectoryWriter,
     Kind,
+    joined,
     misfit,
     vocabulary_size,
     write_manifest,
 )
 from xrep.errors import UserError
-from xrep.text.cleaning import HashSet, sentence_hashes
+from xrep.text.cleaning import sentence_hashes
 from xrep.text.nli_readers import LABELS, Example, NliFile, discover_nli, read_nli
 from xrep.text.sides import SHARED, Tokenizers, save_tokenizers, tokenizer_of
 
@@ -104,7 +106,7 @@ class _Writer:
     ) -> None:
         self.output, self.files, self.options, self.log = output, files, options, log
         self._places: dict[str, int] = {}
-        self._training = HashSet()
+        self._training = HashRuns(output)
 
     def write(self, tokenizers: Tokenizers) -> None:
         tokenizers = tokenizers or self._train_tokenizer()
@@ -129,9 +131,9 @@ class _Writer:
         return {SHARED: train_vocabulary(sentences, size, place, self.log)}
 
     def _write_split(self, split: str, tokenizers: Tokenizers) -> dict[str, Any]:
-        counts, columns, size = Counter[str](), self.options.columns, vocabulary_size(tokenizers)
+        counts, names, size = Counter[str](), self.options.columns, vocabulary_size(tokenizers)
         examples = self._read(split, counts)
-        with DirectoryWriter(self.output, split, columns, NLI.arrays, size) as writer:
+        with DirectoryWriter(self.output, split, names, NLI.arrays, size) as writer:
             while chunk := list(itertools.islice(examples, _CHUNK)):
                 texts = list(zip(*(example.sentences for example in chunk), strict=True))
                 codes = list(zip(*(example.languages for example in chunk), strict=True))
@@ -140,7 +142,8 @@ class _Writer:
                     "languages": np.array([[self._place(code) for code in example.languages] for example in chunk]),
                     "labels": np.array([-1 if example.label is None else example.label for example in chunk]),
                 }
-                writer.append([self._encode(*column, tokenizers) for column in zip(texts, codes, strict=True)], arrays)
+                columns = [self._encode(*column, tokenizers) for column in zip(texts, codes, strict=True)]
+                writer.append(list(map(joined, columns)), arrays)
                 if split == "train":
                     self._training.add(arrays["hashes"].ravel())
         if not writer.rows:
@@ -148,7 +151,7 @@ class _Writer:
         unit = "triplets" if self.options.triplets else "pairs"
         left_out = "".join(f", {count:,} left out ({why})" for why, count in counts.items() if why != "read")
         self.log(f"{split}: {writer.rows:,} {unit} of {counts['read']:,} examples{left_out}")
-        return {"columns": list(columns), **writer.facts}
+        return {"columns": list(names), **writer.facts}
 
     def _place(self, language: str) -> int:
         return self._places.setdefault(language, len(self._places))

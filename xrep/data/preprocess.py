@@ -6,28 +6,33 @@ The steps are: clean, hold out validation pairs, train the tokenizer, tokenise, 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from xrep.data import spool, store
+from xrep.data import choosing, shards, store
 from xrep.data.building import build_cached, files_in, train_vocabulary
-from xrep.data.spool import HELD_OUT, KEPT, Spool
+from xrep.data.hash_runs import HashRuns
+from xrep.data.spool import HELD_OUT, KEPT, SPLIT_ORDER, Cleaned, Spool, clean, list_spools, read_chunks
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside
 from xrep.progress import Counter
-from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet, drop_reason, load_exclusion, pair_hashes
+from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet, load_exclusion
 from xrep.text.readers import Bitext, discover_bitext, orient
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, save_tokenizers, tokenizer_of
+from xrep.workers import in_workers, processors
 
 _HELD_OUT_SHARE = 0.05  # maximum share of a language pair, so that a small corpus keeps most pairs for training
 _RULES_VERSION = 2  # version of the preprocessing rules; cached data of another version is built again
 
+_MOST_WORKERS = 16  # one process reads and writes for all of them
+
+T = TypeVar("T")
 Log = Callable[[str], None]
 
 
@@ -63,7 +68,8 @@ class PreprocessOptions:
 
 @dataclass(frozen=True)
 class PreprocessReport:
-    """The result of preprocessing: the folder written, the counts of cleaning, the manifest, and notes for the user."""
+    """The result of preprocessing: the folder written, the counts of cleaning, the manifest of the data (or what part a
+    shard is), and notes for the user."""
 
     path: Path
     cleaning: CleaningReport
@@ -71,9 +77,15 @@ class PreprocessReport:
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        kept = ("languages", "splits", "vocabularies")
-        facts = {key: self.manifest[key] for key in kept}
+        facts = {
+            key: self.manifest[key] for key in ("shard", "languages", "splits", "vocabularies") if key in self.manifest
+        }
         return {"path": str(self.path), **facts, "cleaning": self.cleaning.as_dict(), "notes": self.notes}
+
+
+def default_workers() -> int:
+    """Return the number of worker processes that this machine has the processors for."""
+    return min(processors(), _MOST_WORKERS)
 
 
 def preprocess(
@@ -82,42 +94,83 @@ def preprocess(
     options: PreprocessOptions | None = None,
     log: Log = print,
     progress: bool = True,
+    *,
+    workers: int = 1,
+    shard: tuple[int, int] | None = None,
 ) -> PreprocessReport:
     """Write the data directory ``destination`` (layout: ``xrep.data.store``) from raw text.
 
     Training text is cleaned. From validation and test text only empty lines are removed, and training pairs that share
     a sentence with them on either side are dropped. Without validation text, some training pairs are held out (see
-    ``xrep.data.spool.hold_out``). Apart from the hashes (8-16 bytes per sentence), memory does not grow with the text.
-    The folder appears only when it is complete.
+    ``xrep.data.choosing.hold_out``). Memory does not grow with the training text. The folder appears only when it is
+    complete.
 
     Args:
         splits: ``{"train": [...], "valid": [...], "test": [...]}``; only train is required.
         log: Called with one line of text for each step.
         progress: Whether to show progress on stderr.
+        workers: Number of processes that clean and tokenise; 1 to do it in this one. The result does not depend on it.
+        shard: (k, n) to write only the k-th of n shards, counted from 1: the cleaned text of every n-th file, which
+            ``merge`` makes data directories of.
 
     Raises:
-        UserError: The text is invalid, the destination is not empty, no training pairs are left, or the vocabulary size
-            does not fit the text.
+        UserError: The text is invalid, the destination is not empty, no training pairs are left, the vocabulary size
+            does not fit the text, or there are more shards than files.
     """
     options = options or PreprocessOptions()
     destination = Path(destination)
     check_new_directory(destination)
     if not splits.get("train"):
         raise UserError("no training text", cure="name some in `bitext`, for example de-en=deu-eng.tsv")
+    if workers < 1:
+        raise UserError(f"{workers} workers", cure="give at least 1")
     for bitext in [*splits.get("valid", []), *splits.get("test", [])]:
         if bitext.sample is not None:
             raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
+    if shard:
+        shards.check_shard(shard, len(splits["train"]))
     with directory_aside(destination) as output:
-        run = _Run(options, output, log, progress)
-        manifest = run(splits)
+        run = _Run(options, output / "work", log, progress, workers)
+        spools = list_spools(splits, output / "work")
+        if shard:
+            run.read(shards.part_of(spools, shard))
+            manifest = shards.write_shard(spools, shard, options, run.report, run.notes, output)
+        else:
+            run.read(spools)
+            manifest = run.finish(spools, output)
+    return PreprocessReport(destination, run.report, manifest, run.notes)
+
+
+def merge(
+    directories: Sequence[str | Path],
+    destination: str | Path,
+    log: Log = print,
+    progress: bool = True,
+    *,
+    workers: int = 1,
+) -> PreprocessReport:
+    """Write a data directory from all shards that ``preprocess`` made of some text; it equals the one without shards.
+
+    Raises:
+        UserError: A shard is missing or damaged, they are not of the same text or have other options, or as
+            ``preprocess``.
+    """
+    destination = Path(destination)
+    check_new_directory(destination)
+    with directory_aside(destination) as output:
+        joined = shards.read_shards([Path(directory) for directory in directories], output / "work")
+        options = PreprocessOptions(**{**joined.options, "cleaning": CleaningOptions(**joined.options["cleaning"])})
+        run = _Run(options, output / "work", log, progress, workers)
+        run.report, run.notes = joined.report, joined.notes
+        manifest = run.finish(joined.spools, output)
     return PreprocessReport(destination, run.report, manifest, run.notes)
 
 
 def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log = print) -> Path:
     """Return the data directory for a path, which may be a data directory itself or a folder of raw text.
 
-    Raw text (layouts: ``discover_bitext``) is preprocessed once into ``$XREP_HOME/preprocessed/``; later calls with
-    the same files and options use the result again.
+    Raw text (layouts: ``discover_bitext``) is preprocessed once into ``$XREP_HOME/preprocessed/``, on all processors;
+    later calls with the same files and options use the result again.
 
     Raises:
         UserError: For the same reasons as ``preprocess`` and ``discover_bitext``.
@@ -129,7 +182,7 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
 
     def build(folder: Path, place: Path) -> None:
         log(f"preprocessing {path} (once; kept in {place})")
-        log(preprocess(splits, folder, options, log).cleaning.table())
+        log(preprocess(splits, folder, options, log, workers=default_workers()).cleaning.table())
 
     read = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
     read += files_in([*options.tokenizers.values(), *options.exclude])
@@ -138,90 +191,92 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
 
 
 class _Run:
-    """The steps of one preprocessing run, in the order in which ``preprocess`` calls them."""
+    """The steps of one preprocessing run, in the order in which they are taken."""
 
-    def __init__(self, options: PreprocessOptions, output: Path, log: Log, progress: bool) -> None:
-        self.options, self.output, self.work = options, output, output / "work"
-        self.log, self.progress = log, progress
+    def __init__(self, options: PreprocessOptions, work: Path, log: Log, progress: bool, workers: int) -> None:
+        self.options, self.work, self.log, self.progress, self.workers = options, work, log, progress, workers
         self.report, self.notes = CleaningReport(), list[str]()
+        work.mkdir()
 
-    def __call__(self, splits: dict[str, list[Bitext]]) -> dict[str, Any]:
-        """Take all steps and return the manifest."""
-        given = load_tokenizers(self.options.tokenizers, partial=True) if self.options.tokenizers else {}
-        self.work.mkdir()
-        spools = self.read(splits)
-        self.choose(spools)
-        tokenizers = self.make_tokenizers(spools["train"], given)
-        facts, training = self.write(spools, tokenizers)
-        shutil.rmtree(self.work)
-        return store.write_manifest(self.output, store.PAIRS, tokenizers, training, facts)
-
-    def read(self, splits: dict[str, list[Bitext]]) -> dict[str, list[Spool]]:
-        """Clean every corpus into a spool. Validation and test come first; training text is compared with them."""
-        cleaning, evaluation, seen = self.options.cleaning, HashSet(), dict[str, HashSet]()
-        spools: dict[str, list[Spool]] = {}
-        for split in ("valid", "test"):
-            corpora = splits.get(split, [])
-            spools[split] = [self._fill(split, b, lambda s, t, _: None if s and t else "empty", []) for b in corpora]
-            for corpus in spools[split]:
-                for block in corpus.blocks():
-                    evaluation.add(corpus.hashes[block].ravel())
-        excluded = load_exclusion(self.options.exclude)
+    def read(self, spools: list[Spool]) -> None:
+        """Clean corpora into spools. Validation and test come first; training text is compared with them."""
+        excluded, evaluation = load_exclusion(self.options.exclude), HashSet()
         if self.options.exclude:
             self.log(f"excluding {len(excluded):,} sentences of {', '.join(self.options.exclude)}")
-        spools["train"] = []
-        for bitext in splits["train"]:
-            steps: list[spool.Step]
-            steps = [("excluded", partial(_lacks, excluded)), ("in valid/test", partial(_lacks, evaluation))]
-            if cleaning.deduplicate:
-                known = seen.setdefault(bitext.name, HashSet())
-                steps.append(("duplicate", lambda hashes, known=known: known.add(pair_hashes(hashes))))
-            spools["train"].append(self._fill("train", bitext, partial(drop_reason, options=cleaning), steps))
-        return spools
+        make = partial(_clean, self.options.cleaning)
+        with Counter("pairs", "reading", shown=self.progress) as progress:
+            for cleaned, (spool, count) in self._in_workers(make, self._chunks(spools)):
+                progress.update(count)
+                for reason, dropped in {"read": count, **cleaned.dropped}.items():
+                    self.report.add(spool.name, reason, dropped)
+                if spool.split != "train":
+                    evaluation.add(cleaned.hashes.ravel())
+                for step, sentences in (("excluded", excluded), ("in valid/test", evaluation)):
+                    if spool.split == "train":
+                        known = sentences.contains(cleaned.hashes).any(axis=1)
+                        self.report.add(spool.name, step, np.count_nonzero(known))
+                        cleaned = cleaned.only(~known)
+                spool.append(cleaned.text, cleaned.hashes, cleaned.templates)
 
-    def _fill(self, split: str, bitext: Bitext, reason: spool.DropReason, steps: list[spool.Step]) -> Spool:
-        bitext, note = orient(bitext)
-        if note:
-            self.notes.append(note)
-            self.log(note)
-        name = f"{'' if split == 'train' else split + ' '}{bitext.name} {','.join(Path(p).name for p in bitext.paths)}"
-        if name in self.report.counts:
-            name += f" ({len(self.report.counts)})"
-        stem = self.work / str(len(self.report.counts))
-        with Counter("pairs", f"reading {name}", shown=self.progress) as progress:
-            return spool.fill(name, bitext, stem, reason, steps, self.report, progress.update)
+    def _chunks(self, spools: list[Spool]) -> Iterator[tuple[Any, tuple[Spool, int]]]:
+        for spool in spools:
+            self.report.add(spool.name, "read", 0)
+            spool.bitext, note = orient(spool.bitext)
+            if note:
+                self.notes.append(note)
+                self.log(note)
+            for chunk in read_chunks(spool.bitext):
+                yield (spool.split, chunk), (spool, len(chunk))
+
+    def _in_workers(
+        self, make: Callable[[Any], Any], items: Iterator[tuple[Any, T]], begin: Callable[[], object] = lambda: None
+    ) -> Iterator[tuple[Any, T]]:
+        """Return what ``in_workers`` returns, without workers if they are not worth their start."""
+        first = list(islice(items, 2))
+        count = self.workers if self.workers > 1 and len(first) > 1 else 0
+        return in_workers(make, chain(first, items), count, died=_died, begin=begin)
+
+    def finish(self, spools: list[Spool], output: Path) -> dict[str, Any]:
+        """Choose the pairs, tokenise them into the folder ``output``, and return the manifest."""
+        given = load_tokenizers(self.options.tokenizers, partial=True) if self.options.tokenizers else {}
+        for spool in spools:
+            spool.mark_all()
+        by_split = {split: [spool for spool in spools if spool.split == split] for split in SPLIT_ORDER}
+        self.choose(by_split)
+        tokenizers = self.make_tokenizers(by_split["train"], given, output / store.TOKENIZER_DIRECTORY)
+        facts, training = self.write(by_split, tokenizers, output)
+        shutil.rmtree(self.work)
+        return store.write_manifest(output, store.PAIRS, tokenizers, training, facts)
 
     def choose(self, spools: dict[str, list[Spool]]) -> None:
-        """Hold out validation pairs if none were given, then sample the training pairs, and count both."""
+        """Drop duplicates, hold out validation pairs if none were given, sample the training pairs, and count all."""
         options, train = self.options, spools["train"]
         sentences, templates = HashSet(), HashSet()
-        if not spools["valid"]:
-            for corpora in _by_pair(train).values():
-                wanted = min(options.valid_size, int(_HELD_OUT_SHARE * sum(map(len, corpora))))
-                if wanted:
-                    some = spool.hold_out(corpora, wanted, options.seed)
-                    sentences.add(some[0].to_array())
-                    templates.add(some[1].to_array())
-        for number, corpus in enumerate(train):
-            held_out = sum(int(np.count_nonzero(corpus.marks[block] == HELD_OUT)) for block in corpus.blocks())
-            near, sampled = spool.drop_held_out(corpus, sentences, templates), 0
-            maximum = options.cleaning.sample if corpus.bitext.sample is None else corpus.bitext.sample
+        for corpora in _by_pair(train).values():
+            if options.cleaning.deduplicate:
+                for spool, count in zip(corpora, choosing.drop_duplicates(corpora, self.work), strict=True):
+                    self.report.add(spool.name, "duplicate", count)
+            wanted = min(options.valid_size, int(_HELD_OUT_SHARE * sum(spool.count(KEPT) for spool in corpora)))
+            if wanted and not spools["valid"]:
+                some = choosing.hold_out(corpora, wanted, options.seed)
+                sentences.add(some[0].to_array())
+                templates.add(some[1].to_array())
+        for number, spool in enumerate(train):
+            self.report.add(spool.name, "held out", spool.count(HELD_OUT))
+            self.report.add(spool.name, "near held out", choosing.drop_held_out(spool, sentences, templates))
+            maximum = options.cleaning.sample if spool.bitext.sample is None else spool.bitext.sample
             if maximum is not None:
-                sampled = spool.sample(corpus, maximum, options.seed + number)
-            for step, count in (("held out", held_out), ("near held out", near), ("sampled away", sampled)):
-                self.report.add(corpus.name, step, count)
-            self.report.add(corpus.name, "kept", len(corpus) - held_out - near - sampled)
-        for corpus in spools["valid"] + spools["test"]:
-            self.report.add(corpus.name, "kept", len(corpus))
-        rows = [self.report.counts[corpus.name] for corpus in train]
+                self.report.add(spool.name, "sampled away", choosing.sample(spool, maximum, options.seed + number))
+        for spool in chain(*spools.values()):
+            self.report.add(spool.name, "kept", spool.count(KEPT))
+        rows = [self.report.counts[spool.name] for spool in train]
         if not any(row["kept"] for row in rows):
             counts = {step: sum(row[step] for row in rows) for step in rows[0]}
             listed = ", ".join(f"{count:,} {step}" for step, count in counts.items() if count)
             raise UserError(f"no training pair is left ({listed})", cure="check the text and the cleaning options")
 
-    def make_tokenizers(self, train: list[Spool], given: Tokenizers) -> Tokenizers:
+    def make_tokenizers(self, train: list[Spool], given: Tokenizers, directory: Path) -> Tokenizers:
         """Save the given tokenizers, and train missing ones on the kept training text (on a sample if it is large)."""
-        directory, options = self.output / store.TOKENIZER_DIRECTORY, self.options
         save_tokenizers(given, directory)
         lacking = [side for side in SIDES if side not in given and SHARED not in given]
         if not lacking:
@@ -229,61 +284,77 @@ class _Run:
         only = lacking[0] if len(lacking) == 1 else None
         tokenizer = train_vocabulary(
             lambda: _texts(train, [SIDES.index(side) for side in lacking]),
-            options.vocabulary_size,
+            self.options.vocabulary_size,
             directory / (only or ""),
             self.log,
-            exponent=options.sampling_exponent,
+            exponent=self.options.sampling_exponent,
             side=only,
         )
         return {**given, only or SHARED: tokenizer}
 
-    def write(self, spools: dict[str, list[Spool]], tokenizers: Tokenizers) -> tuple[dict[str, Any], HashSet]:
+    def write(
+        self, spools: dict[str, list[Spool]], tokenizers: Tokenizers, output: Path
+    ) -> tuple[dict[str, Any], HashRuns]:
         """Tokenise every split; return the facts for the manifest and the hashes of the training sentences."""
         sources = {split: (spools[split], KEPT) for split in ("train", "valid", "test")}
         if not spools["valid"]:
             sources["valid"] = (spools["train"], HELD_OUT)
-        training = HashSet()
+        corpora, training = list(chain(*spools.values())), HashRuns(output)
+        items = (
+            ((corpora.index(spool), chunk, mark), ((split, languages), count))
+            for split, (some, mark) in sources.items()
+            for languages, own in _by_pair(some).items()
+            for spool in own
+            for chunk, count in spool.chunks_with(mark)
+        )
+        made = self._in_workers(partial(_tokenise, corpora, tokenizers), items, partial(_use_one_thread, tokenizers))
         splits: dict[str, list[dict[str, Any]]] = {}
-        for split, (corpora, mark) in sources.items():
-            for languages, some in _by_pair(corpora).items():
-                row = self._write_pair(split, languages, some, mark, tokenizers, training)
-                if row["rows"]:
-                    splits.setdefault(split, []).append(row)
+        for (split, languages), rows in groupby(made, lambda each: each[1][0]):
+            with (
+                store.DirectoryWriter(
+                    output, split, languages, ["hashes"], store.vocabulary_size(tokenizers)
+                ) as writer,
+                Counter("pairs", f"tokenising {split} {'-'.join(languages)}", shown=self.progress) as progress,
+            ):
+                for (columns, hashes), (_, count) in rows:
+                    writer.append(columns, {"hashes": hashes})
+                    if split == "train":
+                        training.add(hashes.ravel())
+                    progress.update(count)
+            splits.setdefault(split, []).append({"languages": list(languages), **writer.facts})
         facts = {
             "languages": sorted({code for rows in splits.values() for row in rows for code in row["languages"]}),
             "splits": splits,
             "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
             "options": asdict(self.options),
-            "corpora": [{"split": split, **asdict(corpus.bitext)} for split in spools for corpus in spools[split]],
+            "corpora": [{"split": spool.split, **asdict(spool.bitext)} for spool in corpora],
             "cleaning": self.report.as_dict(),
         }
         return facts, training
 
-    def _write_pair(
-        self,
-        split: str,
-        languages: tuple[str, str],
-        corpora: list[Spool],
-        mark: int,
-        tokenizers: Tokenizers,
-        training: HashSet,
-    ) -> dict[str, Any]:
-        size, encode = store.vocabulary_size(tokenizers), [tokenizer_of(tokenizers, side).encode for side in SIDES]
-        with (
-            store.DirectoryWriter(self.output, split, languages, ["hashes"], size) as writer,
-            Counter("pairs", f"tokenising {split} {'-'.join(languages)}", shown=self.progress) as progress,
-        ):
-            for sources, targets, hashes in chain.from_iterable(corpus.pairs(mark) for corpus in corpora):
-                writer.append([encode[0](sources), encode[1](targets)], {"hashes": hashes})
-                if split == "train":
-                    training.add(hashes.ravel())
-                progress.update(len(sources))
-        return {"languages": list(languages), **writer.facts}
+
+def _died(worker: str) -> UserError:
+    return UserError(f"{worker}", cure="if memory ran out, lower `workers`; nothing is written")
 
 
-def _lacks(sentences: HashSet, hashes: np.ndarray) -> np.ndarray:
-    """Return which pairs, by their hashes uint64 [n, 2], have neither side in a set: bool [n]."""
-    return ~np.any(sentences.contains(hashes), axis=1)
+def _clean(options: CleaningOptions, what: tuple[str, list[tuple[str, str]]]) -> Cleaned:
+    split, pairs = what
+    return clean(pairs, options if split == "train" else None)
+
+
+def _tokenise(
+    spools: list[Spool], tokenizers: Tokenizers, what: tuple[int, int, int]
+) -> tuple[list[store.Joined], np.ndarray]:
+    """Return the tokens of both sides, and the hashes, of the pairs of a spool's chunk that have a mark."""
+    number, chunk, mark = what
+    *sides, hashes = spools[number].pairs(chunk, mark)
+    encode = [tokenizer_of(tokenizers, side).encode for side in SIDES]
+    return [store.joined(one(texts)) for one, texts in zip(encode, sides, strict=True)], hashes
+
+
+def _use_one_thread(tokenizers: Tokenizers) -> None:
+    for tokenizer in tokenizers.values():
+        tokenizer.use_one_thread()
 
 
 def _by_pair(spools: Iterable[Spool]) -> dict[tuple[str, str], list[Spool]]:
@@ -295,6 +366,7 @@ def _by_pair(spools: Iterable[Spool]) -> dict[tuple[str, str], list[Spool]]:
 
 def _texts(spools: list[Spool], sides: list[int]) -> Iterator[tuple[str, str]]:
     for corpus in spools:
-        for sources, targets, _ in corpus.pairs(KEPT):
+        for chunk, _ in corpus.chunks_with(KEPT):
+            sources, targets, _ = corpus.pairs(chunk, KEPT)
             for side in sides:
                 yield from ((corpus.bitext.languages[side], text) for text in (sources, targets)[side])

@@ -3,189 +3,172 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from xrep.hashing import scramble
-from xrep.text.cleaning import NO_KEY, CleaningReport, HashSet, sentence_hash, template_hash
+from xrep.text.cleaning import CleaningOptions, drop_reason, sentence_hash, template_hash
 from xrep.text.readers import Bitext, read_pairs
 
-DROPPED, KEPT, HELD_OUT = 0, 1, 2
+DROPPED, KEPT, HELD_OUT, DUPLICATE = 0, 1, 2, 3
+SPLIT_ORDER = ("valid", "test", "train")
+"""Evaluation text is read first, because training text is compared with it."""
 _CHUNK_LINES = 8192
-_CHUNK_ROWS = 1 << 20
+_BLOCK_ROWS = 1 << 18
 
 
 @dataclass
 class Spool:
-    """The cleaned pairs of one corpus on disk, in their original order.
+    """The cleaned pairs of one corpus on disk, in their original order. Memory holds only what is asked for.
 
     Attributes:
+        split: Split that the corpus belongs to.
         name: Name of the corpus in the report.
         bitext: Files of the corpus.
-        text: File of the pairs, in lines ``source<TAB>target``.
-        hashes: ``sentence_hash`` of both sides, uint64 [N, 2].
-        templates: ``template_hash`` of the target, uint64 [N].
-        marks: DROPPED, KEPT or HELD_OUT for each pair, a writable uint8 [N]; all pairs are KEPT at first.
+        stem: Path of the files without their endings. ``.text`` has lines ``source<TAB>target``, ``.hashes`` has the
+            ``sentence_hash`` of both sides, uint64 [N, 2], and ``.templates`` that of the target's template, uint64
+            [N].
+        marks_file: One of the marks above for each pair, uint8 [N].
+        chunks: Where each chunk of the text begins, in bytes and in rows, and the end of the last one.
     """
 
+    split: str
     name: str
     bitext: Bitext
-    text: Path
-    hashes: np.ndarray
-    templates: np.ndarray
-    marks: np.ndarray
+    stem: Path
+    marks_file: Path
+    chunks: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
 
     def __len__(self) -> int:
-        return len(self.marks)
+        return self.chunks[-1][1]
+
+    def append(self, text: bytes, hashes: np.ndarray, templates: np.ndarray) -> None:
+        """Add a chunk of pairs."""
+        for ending, content in (("text", text), ("hashes", hashes.tobytes()), ("templates", templates.tobytes())):
+            with self.stem.with_suffix(f".{ending}").open("ab") as file:
+                file.write(content)
+        if len(hashes):
+            place, rows = self.chunks[-1]
+            self.chunks.append((place + len(text), rows + len(hashes)))
+
+    def mark_all(self) -> None:
+        """Mark every pair as KEPT, as they are at first."""
+        with self.marks_file.open("wb") as file:
+            for block in self.blocks():
+                file.write(bytes([KEPT]) * (block.stop - block.start))
 
     def blocks(self) -> Iterator[slice]:
         """Yield ranges of rows, to be processed one at a time."""
-        for start in range(0, len(self), _CHUNK_ROWS):
-            yield slice(start, min(start + _CHUNK_ROWS, len(self)))
+        for start in range(0, len(self), _BLOCK_ROWS):
+            yield slice(start, min(start + _BLOCK_ROWS, len(self)))
 
-    def pairs(self, mark: int) -> Iterator[tuple[list[str], list[str], np.ndarray]]:
-        """Yield the pairs that have ``mark`` in non-empty chunks: (sources, targets, hashes uint64 [n, 2])."""
-        start = 0
-        with self.text.open(encoding="utf-8", newline="\n") as stream:
-            while lines := list(itertools.islice(stream, _CHUNK_LINES)):
-                chosen = np.flatnonzero(self.marks[start : start + len(lines)] == mark)
-                if len(chosen):
-                    rows = [lines[i].rstrip("\n").split("\t") for i in chosen.tolist()]
-                    yield [row[0] for row in rows], [row[1] for row in rows], self.hashes[start + chosen]
-                start += len(lines)
+    def hashes(self, rows: slice) -> np.ndarray:
+        """Return uint64 [n, 2]."""
+        return _read(self.stem.with_suffix(".hashes"), np.uint64, 2, rows).reshape(-1, 2)
+
+    def templates(self, rows: slice) -> np.ndarray:
+        """Return uint64 [n]."""
+        return _read(self.stem.with_suffix(".templates"), np.uint64, 1, rows)
+
+    def marks(self, rows: slice) -> np.ndarray:
+        """Return uint8 [n]."""
+        return _read(self.marks_file, np.uint8, 1, rows)
+
+    def mark(self, rows: np.ndarray, mark: int) -> None:
+        """Change the marks of ``rows``, int64 [n]."""
+        rows = np.sort(rows)
+        while len(rows):
+            start = int(rows[0]) // _BLOCK_ROWS * _BLOCK_ROWS
+            count = int(np.searchsorted(rows, start + _BLOCK_ROWS))
+            size = min(_BLOCK_ROWS, len(self) - start)
+            np.memmap(self.marks_file, np.uint8, "r+", start, (size,))[rows[:count] - start] = mark
+            rows = rows[count:]
+
+    def count(self, mark: int) -> int:
+        """Return the number of pairs that have ``mark``."""
+        return sum(int(np.count_nonzero(self.marks(block) == mark)) for block in self.blocks())
+
+    def chunks_with(self, mark: int) -> Iterator[tuple[int, int]]:
+        """Yield the number of each chunk in which pairs have ``mark``, and the number of these pairs."""
+        for number, ((_, first), (_, end)) in enumerate(itertools.pairwise(self.chunks)):
+            if found := int(np.count_nonzero(self.marks(slice(first, end)) == mark)):
+                yield number, found
+
+    def pairs(self, chunk: int, mark: int) -> tuple[list[str], list[str], np.ndarray]:
+        """Return the pairs of a chunk that have ``mark``: sources, targets and hashes, uint64 [n, 2]."""
+        (place, first), (end, last) = self.chunks[chunk : chunk + 2]
+        with self.stem.with_suffix(".text").open("rb") as file:
+            file.seek(place)
+            lines = file.read(end - place).decode("utf-8").split("\n")
+        chosen = np.flatnonzero(self.marks(slice(first, last)) == mark)
+        rows = [lines[row].split("\t") for row in chosen.tolist()]
+        return [row[0] for row in rows], [row[1] for row in rows], self.hashes(slice(first, last))[chosen]
 
 
-DropReason = Callable[[str, str, tuple[int, int]], str | None]
-"""Function of (source, target, hashes) that returns the rule that drops a pair, or None."""
-Step = tuple[str, Callable[[np.ndarray], np.ndarray]]
-"""Name of a rule, and its function of the hashes of pairs, uint64 [n, 2], that returns which it keeps, bool [n]."""
+def list_spools(splits: Mapping[str, Sequence[Bitext]], folder: Path) -> list[Spool]:
+    """Return empty spools, whose files will be in ``folder``, for all corpora, in the order in which they are read."""
+    spools = dict[str, Spool]()
+    for split in SPLIT_ORDER:
+        for bitext in splits.get(split, []):
+            files = ",".join(Path(path).name for path in bitext.paths)
+            name = f"{'' if split == 'train' else split + ' '}{bitext.name} {files}"
+            name += f" ({len(spools)})" if name in spools else ""
+            stem = folder / str(len(spools))
+            spools[name] = Spool(split, name, bitext, stem, stem.with_suffix(".marks"))
+    return list(spools.values())
 
 
-def fill(
-    name: str,
-    bitext: Bitext,
-    stem: Path,
-    drop_reason: DropReason,
-    steps: Sequence[Step],
-    report: CleaningReport,
-    advance: Callable[[int], object],
-) -> Spool:
-    """Read a corpus, count the pairs that a rule drops, and write the rest to files whose names begin with ``stem``.
+def _read(path: Path, dtype: type, width: int, rows: slice) -> np.ndarray:
+    size = np.dtype(dtype).itemsize * width
+    return np.fromfile(path, dtype, (rows.stop - rows.start) * width, offset=rows.start * size)
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What cleaning leaves of a chunk: lines ``source<TAB>target`` with their hashes, and what it dropped by rule."""
+
+    text: bytes
+    hashes: np.ndarray
+    templates: np.ndarray
+    dropped: Counter[str]
+
+    def only(self, mask: np.ndarray) -> Cleaned:
+        """Return the pairs where ``mask``, bool [n], is true."""
+        if mask.all():
+            return self
+        lines = itertools.compress(self.text.splitlines(keepends=True), mask.tolist())
+        return Cleaned(b"".join(lines), self.hashes[mask], self.templates[mask], self.dropped)
+
+
+def read_chunks(bitext: Bitext) -> Iterator[list[tuple[str, str]]]:
+    """Yield the pairs of a corpus, as written, in chunks."""
+    pairs = ((source, target) for _, source, target in read_pairs(bitext))
+    while chunk := list(itertools.islice(pairs, _CHUNK_LINES)):
+        yield chunk
+
+
+def clean(pairs: Sequence[tuple[str, str]], options: CleaningOptions | None) -> Cleaned:
+    """Apply the rules that concern one pair; without options, only pairs with an empty side are dropped.
 
     Each run of white space is replaced by one space, so that a sentence contains neither tabs nor line ends.
-
-    Args:
-        steps: Rules for many pairs at once, which are applied after ``drop_reason``.
-        advance: Called with the number of pairs read, after each chunk.
     """
-    report.add(name, "read", 0)
-    pairs = ((" ".join(s.split()), " ".join(t.split())) for _, s, t in read_pairs(bitext))
-    text, hash_file, template_file, mark_file = (
-        stem.with_name(f"{stem.name}.{ending}") for ending in ("text", "hashes", "templates", "marks")
-    )
-    with (
-        text.open("x", encoding="utf-8", newline="\n") as lines,
-        hash_file.open("xb") as all_hashes,
-        template_file.open("xb") as templates,
-        mark_file.open("xb") as marks,
-    ):
-        while chunk := list(itertools.islice(pairs, _CHUNK_LINES)):
-            report.add(name, "read", len(chunk))
-            kept, hashes = _filter(chunk, name, drop_reason, steps, report)
-            lines.writelines(f"{source}\t{target}\n" for source, target in kept)
-            all_hashes.write(hashes.tobytes())
-            templates.write(np.array([template_hash(target) for _, target in kept], dtype=np.uint64).tobytes())
-            marks.write(bytes([KEPT]) * len(kept))
-            advance(len(chunk))
-    hashes, templates = _map(hash_file, np.uint64).reshape(-1, 2), _map(template_file, np.uint64)
-    return Spool(name, bitext, text, hashes, templates, _map(mark_file, np.uint8))
-
-
-def _map(path: Path, dtype: type) -> np.ndarray:
-    return np.memmap(path, dtype, "r+") if path.stat().st_size else np.empty(0, dtype)  # an empty file has no map
-
-
-def _filter(
-    chunk: list[tuple[str, str]], corpus: str, drop_reason: DropReason, steps: Sequence[Step], report: CleaningReport
-) -> tuple[list[tuple[str, str]], np.ndarray]:
-    kept: list[tuple[str, str]] = []
-    rows: list[tuple[int, int]] = []
-    for source, target in chunk:
-        pair_hashes = sentence_hash(source), sentence_hash(target)
-        if reason := drop_reason(source, target, pair_hashes):
-            report.add(corpus, reason)
+    dropped, lines = Counter[str](), list[str]()
+    hashes, templates = list[tuple[int, int]](), list[int]()
+    for pair in pairs:
+        source, target = (" ".join(text.split()) for text in pair)
+        own = sentence_hash(source), sentence_hash(target)
+        if options is None:
+            reason = None if source and target else "empty"
         else:
-            kept.append((source, target))
-            rows.append(pair_hashes)
-    hashes = np.array(rows, dtype=np.uint64).reshape(len(rows), 2)
-    for step, keeps in steps:
-        mask = keeps(hashes)
-        report.add(corpus, step, len(mask) - np.count_nonzero(mask))
-        kept, hashes = list(itertools.compress(kept, mask.tolist())), hashes[mask]
-    return kept, hashes
-
-
-def hold_out(spools: list[Spool], wanted: int, seed: int) -> tuple[HashSet, HashSet]:
-    """Mark up to ``wanted`` pairs of one language pair as HELD_OUT.
-
-    At most one pair is taken per template, and each sentence occurs at most once on its side. Templates are drawn by
-    their hash only, so several language pairs hold out the same templates as far as they contain them.
-
-    Returns:
-        The sentence hashes of both sides and the template hashes of the pairs held out.
-    """
-    best = np.empty((0, 4), dtype=np.uint64)  # priority, source hash, spool, row
-    for number, spool in enumerate(spools):
-        for block in spool.blocks():
-            templates, sources = spool.templates[block], spool.hashes[block, 0]
-            rows = np.flatnonzero((templates != NO_KEY) & (sources != NO_KEY))
-            new = np.stack([scramble(templates[rows], seed), sources[rows], 0 * sources[rows], sources[rows]], axis=1)
-            new[:, 2], new[:, 3] = number, rows + block.start
-            best = np.concatenate([best, new])
-            # Keep twice as many templates as wanted, because several templates may share a source sentence.
-            best = best[np.unique(best[:, 0], return_index=True)[1][: 2 * wanted]]
-    chosen = best[np.sort(np.unique(best[:, 1], return_index=True)[1])[:wanted]]
-    sentences, templates = HashSet(), HashSet()
-    for number, spool in enumerate(spools):
-        rows = chosen[chosen[:, 2] == number, 3].astype(np.int64)
-        if len(rows):
-            spool.marks[rows] = HELD_OUT
-            sentences.add(spool.hashes[rows].ravel())
-            templates.add(spool.templates[rows])
-    return sentences, templates
-
-
-def drop_held_out(spool: Spool, sentences: HashSet, templates: HashSet) -> int:
-    """Mark as DROPPED the training pairs that share a sentence or the target's template with a held-out pair.
-
-    Returns:
-        The number of these pairs.
-    """
-    dropped = 0
-    for block in spool.blocks():
-        marks = spool.marks[block]
-        near = sentences.contains(spool.hashes[block]).any(axis=1) | templates.contains(spool.templates[block])
-        near &= marks == KEPT
-        marks[near] = DROPPED
-        dropped += np.count_nonzero(near)
-    return dropped
-
-
-def sample(spool: Spool, maximum: int, seed: int) -> int:
-    """Keep ``maximum`` of the kept pairs, drawn uniformly, and mark the others as DROPPED; return their number."""
-    best = np.empty(0, dtype=np.uint64)
-    kept = 0
-    for block in spool.blocks():
-        rows = np.flatnonzero(spool.marks[block] == KEPT) + block.start
-        kept += len(rows)
-        best = np.sort(np.concatenate([best, scramble(rows.astype(np.uint64), seed)]))[:maximum]
-    if kept <= maximum:
-        return 0
-    for block in spool.blocks():
-        marks = spool.marks[block]
-        priority = scramble(np.arange(block.start, block.stop, dtype=np.uint64), seed)
-        marks[(marks == KEPT) & (priority > best[-1])] = DROPPED
-    return kept - maximum
+            reason = drop_reason(source, target, own, options)
+        if reason:
+            dropped[reason] += 1
+        else:
+            lines.append(f"{source}\t{target}\n")
+            hashes.append(own)
+            templates.append(template_hash(target))
+    rows = np.array(hashes, dtype=np.uint64).reshape(-1, 2)
+    return Cleaned("".join(lines).encode("utf-8"), rows, np.array(templates, dtype=np.uint64), dropped)

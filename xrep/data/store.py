@@ -21,20 +21,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
+from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
 from xrep.files import digests_of, sha256_of, write_json
-from xrep.text.cleaning import HashSet
 from xrep.text.sides import SIDES, Tokenizers, open_tokenizers, tokenizer_of
 
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 TRAINING_HASHES_FILE = "training_hashes.npy"
-_ARRAYS = {"hashes": "<u8", "languages": "u1", "labels": "<i8", "followed": "<i8"}
+_ARRAYS = {"hashes": "<u8", "languages": "u1", "labels": "<i8", "followed": "<i8", "pairs": "<u8"}
 """Types of the arrays. The first two have as many columns as there are of sentences."""
 _WIDE = ("hashes", "languages")
 
@@ -321,6 +322,16 @@ def misfit(name: str, value: Any, shape: Any) -> str | None:
     return next(filter(None, (misfit(*item) for item in items)), None)
 
 
+Joined = tuple[np.ndarray, np.ndarray]
+"""The ids of sentences, without special ids, concatenated, and the length of each sentence."""
+
+
+def joined(sentences: Sequence[Sequence[int]]) -> Joined:
+    """Concatenate sentences, each a list of ids."""
+    lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+    return np.fromiter(chain.from_iterable(sentences), np.uint32, lengths.sum()), lengths
+
+
 class DirectoryWriter(ExitStack):
     """Context manager that appends the rows of a corpus to its files: tokenised sentences, and arrays.
 
@@ -349,24 +360,22 @@ class DirectoryWriter(ExitStack):
         """The numbers of rows and of tokens by column, for the manifest."""
         return {"rows": self.rows, "tokens": self._tokens}
 
-    def append(self, sentences: Sequence[Sequence[Sequence[int]]], arrays: Mapping[str, np.ndarray]) -> None:
-        """Add sentences, each a list of ids without special ids, to each column, and rows to the arrays."""
-        for name, column in zip(self._tokens, sentences, strict=True):
-            lengths = np.fromiter(map(len, column), np.int64, len(column))
-            ids = [np.asarray(sentence, dtype=self._dtype) for sentence in column]
-            self._files[f"{name}.tokens"].write(np.concatenate([np.empty(0, self._dtype), *ids]).tobytes())
+    def append(self, columns: Sequence[Joined], arrays: Mapping[str, np.ndarray]) -> None:
+        """Add sentences to each column, and rows to the arrays."""
+        for name, (ids, lengths) in zip(self._tokens, columns, strict=True):
+            self._files[f"{name}.tokens"].write(ids.astype(self._dtype).tobytes())
             self._files[f"{name}.offsets"].write((self._tokens[name] + np.cumsum(lengths)).astype("<i8").tobytes())
-            self._tokens[name] += int(lengths.sum())
-        self.rows += len(sentences[0])
+            self._tokens[name] += len(ids)
+        self.rows += len(columns[0][1])
         for name, array in arrays.items():
             self._files[name].write(array.astype(_ARRAYS[name]).tobytes())
 
 
 def write_manifest(
-    directory: Path, kind: Kind, tokenizers: Tokenizers, training: HashSet, facts: dict[str, Any]
+    directory: Path, kind: Kind, tokenizers: Tokenizers, training: HashRuns, facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Write the last files of a directory: the hashes of the training sentences and the manifest, which is returned."""
-    np.save(directory / TRAINING_HASHES_FILE, training.to_array(), allow_pickle=False)
+    training.save_distinct(directory / TRAINING_HASHES_FILE)
     files = {
         name: {"bytes": (directory / name).stat().st_size, "sha256": digest}
         for name, digest in digests_of(directory).items()

@@ -5,7 +5,7 @@ has, besides the files of every directory of tokenised text (``xrep.data.store``
 
     {split}.{lang}.followed    int64, rows whose next row is the next sentence of their document, sorted
 
-While a directory is built, memory grows only by the hashes of the training sentences.
+While a directory is built, memory does not grow with the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from xrep.data.building import build_cached, files_in, train_vocabulary
-from xrep.data.store import TOKENIZER_DIRECTORY, DataDirectory, DirectoryWriter, Kind, write_manifest
+from xrep.data.hash_runs import HashRuns
+from xrep.data.store import TOKENIZER_DIRECTORY, DataDirectory, DirectoryWriter, Kind, joined, write_manifest
 from xrep.errors import UserError
 from xrep.text.cleaning import HashSet, load_exclusion, sentence_hashes
 from xrep.text.readers import TextFile, find_text, read_sentences
@@ -71,7 +72,7 @@ class _Writer:
         self, output: Path, files: dict[str, list[TextFile]], options: TextOptions, log: Callable[[str], None]
     ) -> None:
         self.output, self.files, self.options, self.log = output, files, options, log
-        self.dropped, self.training = HashSet(), HashSet()
+        self.dropped, self.training = HashSet(), HashRuns(output)
 
     def write(self, tokenizers: Tokenizers) -> None:
         self.dropped = load_exclusion(self.options.exclude)
@@ -115,7 +116,7 @@ class _Writer:
                 follows = keep & np.append(before, keep[:-1]) & ~first
                 followed = (writer.rows + np.cumsum(keep) - 2)[follows]  # the row before the sentence that follows
                 ids = tokenizer.encode([chunk[i][0] for i in np.flatnonzero(keep)])
-                writer.append([ids], {"hashes": hashes[keep], "followed": followed})
+                writer.append([joined(ids)], {"hashes": hashes[keep], "followed": followed})
                 before, read, pairs = keep[-1], read + len(chunk), pairs + len(followed)
         left_out = f" of {read:,}" if read > writer.rows else ""
         self.log(f"{split} {language}: {writer.rows:,} sentences{left_out}, {pairs:,} followed by another")

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
@@ -54,6 +56,7 @@ class All(Evaluation):
     def measure(self, encoder: Encoder) -> Figures:
         results: dict[str, dict[str, Any]] = {}
         failed: dict[str, str] = {}
+        resamples: dict[str, np.ndarray] = {}
         left_out: dict[str, str] = {}
         rows, overlaps, langs = [], [], self._languages(encoder)
         for number, (label, (name, config)) in enumerate(self.tests.items(), start=1):
@@ -61,6 +64,8 @@ class All(Evaluation):
             try:
                 figures = self._figures(name, config, encoder, langs)
                 results[label] = figures.record(name, encoder)
+                if figures.has_all_examples:
+                    resamples |= {f"{label}: {figure}": drawn for figure, drawn in figures.resamples.items()}
             except NothingThere as error:
                 left_out[label] = error.problem
                 continue
@@ -91,6 +96,7 @@ class All(Evaluation):
                 for label, result in results.items()
                 for figure, (low, high) in result["intervals"].items()
             },
+            resamples=resamples,
             settings={"data": self.config.data, "languages": langs},  # each result names its own files
             failed=failed,
         )

@@ -15,8 +15,8 @@ from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, progr
 from xrep.evaluation.overlap import find_overlap, total
 from xrep.evaluation.reading import choose_languages
 from xrep.inference.classifier import SentenceClassifier
-from xrep.inference.scoring import main_metric, score
-from xrep.metrics.bootstrap import accuracy_interval
+from xrep.inference.scoring import Scores, main_metric, score
+from xrep.metrics.bootstrap import resampled_shares
 from xrep.tasks.annotated import AnnotatedTask, ClassificationTask, QuestionAnsweringTask, TaggingTask
 from xrep.text.annotated import of_split
 from xrep.text.languages import name
@@ -79,7 +79,7 @@ class AnnotatedEvaluation(Evaluation):
     def measure(self, encoder: SentenceClassifier) -> Figures:
         encoder.check_kind(self.kind)
         self.check_labels(encoder)
-        metric, values, overlaps = main_metric(encoder.annotation), dict[str, dict[str, Any]](), []
+        metric, values, overlaps, outcomes = main_metric(encoder.annotation), dict[str, dict[str, Any]](), [], []
         for language in progress(list(self.tests), "languages"):
             examples = self.tests[language]
             columns = list(zip(*(self.task.texts(example)[:2] for example in examples), strict=True))
@@ -87,23 +87,24 @@ class AnnotatedEvaluation(Evaluation):
                 encoder.training_hashes, *columns, drop=self.config.drop_overlap, name=language
             )
             kept = [example for example, is_kept in zip(examples, keep, strict=True) if is_kept]
-            values[language] = {**self.score(encoder, kept), "examples": len(kept), "overlap": asdict(overlap)}
+            figures, counts = self.score(encoder, kept)
+            values[language] = {**figures, "examples": len(kept), "overlap": asdict(overlap)}
+            outcomes.append(counts)
             overlaps.append(overlap)
         mean = float(np.mean([own[metric] for own in values.values()]))
         label = f"{metric}, mean of {len(values)}"
-        shares = [(own[metric], own["examples"]) for own in values.values()]
         return Figures(
             text="\n".join([_table(values, metric, mean), *self._left_out()]),
             values={"mean": mean, "metric": metric, "languages": values},
             headline={label: mean},
-            intervals={label: accuracy_interval(shares)} if (self.kind, metric) == ("label", "accuracy") else {},
+            resamples={label: resampled_shares(outcomes)},
             settings={key: value for key, value in vars(self.config).items() if key != "data"},
             files=self.files,
             overlap=total(overlaps),
         )
 
-    def score(self, classifier: SentenceClassifier, examples: Sequence[Any]) -> dict[str, float]:
-        """Return the figures of one language."""
+    def score(self, classifier: SentenceClassifier, examples: Sequence[Any]) -> Scores:
+        """Return the figures of one language, and what they are of each example."""
         return score(classifier, examples)
 
     def check_labels(self, classifier: SentenceClassifier) -> None:
@@ -210,7 +211,7 @@ class Questions(AnnotatedEvaluation):
         """How answers are compared. mlqa: without the articles and the punctuation of each language, Chinese by
         characters. squad: as English in every language, which XTREME does for XQuAD and TyDiQA."""
 
-    def score(self, classifier: SentenceClassifier, examples: Sequence[Any]) -> dict[str, float]:
+    def score(self, classifier: SentenceClassifier, examples: Sequence[Any]) -> Scores:
         return score(classifier, examples, self.config.normalisation)
 
     def check_labels(self, classifier: SentenceClassifier) -> None:

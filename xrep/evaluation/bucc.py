@@ -20,7 +20,7 @@ from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import NothingThere, existing_folder, folders_with
-from xrep.metrics.bootstrap import resampled_means
+from xrep.metrics.bootstrap import resampled_shares
 from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.retrieval.candidates import Candidates, choose
 from xrep.retrieval.margins import check_neighbours
@@ -109,12 +109,11 @@ class Bucc(Evaluation):
             self.tests.append((read_split(gold[split]), read_split(gold[tuning]) if tuning else None))
 
     def measure(self, encoder: Encoder) -> Figures:
-        config, values, overlaps, resamples = self.config, {}, [], []
-        for seed, (whole, tuning) in enumerate(self.tests):
+        config, values, overlaps, outcomes = self.config, {}, [], []
+        for whole, tuning in self.tests:
             test, overlap = leave_out_overlap(whole, encoder.training_hashes, config.drop_overlap)
             values[test.pair], counts = measure(encoder, test, tuning, config)
-            correct, extracted, gold = resampled_means(counts, seed).T
-            resamples.append(200 * correct / np.maximum(extracted + gold, 1 / len(counts)))
+            outcomes.append(np.stack((2 * counts[:, 0], counts[:, 1] + counts[:, 2]), axis=1))
             overlaps.append(overlap)
         mean = float(np.mean([own["f1"] for own in values.values()]))
         label = f"mean F1{' (oracle)' if config.oracle else ''}"
@@ -129,7 +128,7 @@ class Bucc(Evaluation):
             text=f"{table(header, rows)}\n{label}: {mean:.2f}",
             values=values,
             headline={label: mean},
-            resamples={label: np.mean(resamples, axis=0)},
+            resamples={label: resampled_shares(outcomes)},
             settings={name: getattr(config, name) for name in settings},
             files=[
                 file for splits in zip(*self.tests, strict=True) for split in splits if split for file in split.files

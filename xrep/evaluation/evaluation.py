@@ -16,7 +16,7 @@ from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
-from xrep.metrics.bootstrap import interval
+from xrep.metrics.bootstrap import interval, shown_difference
 
 Item = TypeVar("Item")
 
@@ -159,6 +159,11 @@ class Figures:
     def __post_init__(self) -> None:
         self.intervals = {**self.intervals, **{name: interval(values) for name, values in self.resamples.items()}}
 
+    @property
+    def has_all_examples(self) -> bool:
+        """Whether no example was left out because it was in the training text."""
+        return not (self.overlap and self.overlap.dropped and self.overlap.found)
+
     def printed(self) -> str:
         """Return the text that ``xrep-eval`` prints."""
         spans = [f"{name}: 95% interval {low:.2f} to {high:.2f}" for name, (low, high) in self.intervals.items()]
@@ -204,13 +209,33 @@ def random_record(seeds: Sequence[Figures]) -> dict[str, Any]:
     headline = {}
     for figure in seeds[0].headline:
         own = [figures.headline[figure] for figures in seeds]
-        headline[figure] = {"mean": float(np.mean(own)), "spread": float(np.std(own, ddof=1)) if own[1:] else None}
+        spread = float(np.std(own, ddof=1)) if own[1:] else None
+        headline[figure] = {"mean": float(np.mean(own)), "spread": spread, "by_seed": own}
     return {"seeds": len(seeds), "headline": headline, "values": [dict(figures.values) for figures in seeds]}
 
 
-def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
+def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float, float]]:
+    """Return the difference of each figure of another model from that of the first one, and the bounds of its 95%
+    interval by a paired bootstrap: both are computed on the same draws of examples. There are none if each model was
+    measured without examples of its own training text."""
+    if not (first.has_all_examples and other.has_all_examples):
+        return {}
+    return {
+        name: (other.headline[name] - value, *interval(other.resamples[name] - first.resamples[name]))
+        for name, value in first.headline.items()
+        if name in first.resamples and name in other.resamples
+    }
+
+
+def comparison(
+    records: Mapping[str, Mapping[str, Any]], differing: Mapping[str, Mapping[str, Sequence[float]]] | None = None
+) -> str:
     """Return a table of the headlines of several models, by name, with their intervals, and of their random weights;
-    empty if there are no headlines."""
+    empty if there are no headlines.
+
+    Args:
+        differing: The ``differences`` of models from the first one.
+    """
     figures = list(dict.fromkeys(figure for record in records.values() for figure in record["headline"]))
     columns = {}
     for name, record in records.items():
@@ -218,6 +243,10 @@ def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
         if random := record.get("random_weights"):
             heading = f"{name}, random weights" if len(records) > 1 else "random weights"
             columns[heading] = [_random(random["headline"].get(figure)) for figure in figures]
+    for name, own in (differing or {}).items():
+        if own:
+            heading = "difference" if len(records) == 2 else f"{name}, difference"
+            columns[heading] = [shown_difference(own[figure]) if figure in own else "" for figure in figures]
     rows = zip(figures, *columns.values(), strict=True)
     return table(["figure", *columns], list(rows)) if figures else ""
 

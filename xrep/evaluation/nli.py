@@ -20,7 +20,7 @@ from xrep.evaluation.encoders import Encoder, Loaded, check_languages, encode_co
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import choose_languages
-from xrep.metrics.bootstrap import accuracy_interval
+from xrep.metrics.bootstrap import resampled_shares
 from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep.text.languages import canonical, check_language, name
@@ -104,7 +104,9 @@ class NliAccuracy(Evaluation):
         self.files = [path for file in files if file.family is None or file.language in used for path in file.paths]
 
     def measure(self, encoder: Encoder) -> Figures:
-        results = accuracies(encoder, load_classifier(encoder, self.config.part), self.tests, self.config.drop_overlap)
+        results, outcomes = accuracies(
+            encoder, load_classifier(encoder, self.config.part), self.tests, self.config.drop_overlap
+        )
         mean = float(np.mean([result.accuracy for result in results.values()]))
         rows = [[_shown(test), results[test.name].pairs, results[test.name].accuracy] for test in self.tests]
         last = [f"mean of {len(rows)}", sum(result.pairs for result in results.values()), mean]
@@ -112,9 +114,7 @@ class NliAccuracy(Evaluation):
             text=table(["language", "pairs", "accuracy"], [*rows, [], last]),
             values={"mean": mean, "languages": {name: asdict(result) for name, result in results.items()}},
             headline={f"mean of {len(results)}": mean},
-            intervals={
-                f"mean of {len(results)}": accuracy_interval((own.accuracy, own.pairs) for own in results.values())
-            },
+            resamples={f"mean of {len(results)}": resampled_shares(outcomes)},
             settings={name: getattr(self.config, name) for name in ("split", "langs", "premise_lang", "part")},
             files=self.files,
             overlap=total(result.overlap for result in results.values()),
@@ -178,17 +178,19 @@ def _is_classifier(criterion: str | None) -> bool:
 
 def accuracies(
     encoder: Encoder, classifier: Nli, tests: Sequence[NliTest], drop_overlap: bool = False
-) -> dict[str, Result]:
-    """Measure every test, by name, optionally without the pairs that were in the training text."""
+) -> tuple[dict[str, Result], list[np.ndarray]]:
+    """Measure every test, by name, optionally without the pairs that were in the training text. Also return two columns
+    for each test, whether a pair is in its class and 1: [N, 2]."""
     firsts = {test.languages[1]: test.hypotheses[0] for test in tests} | {t.languages[0]: t.premises[0] for t in tests}
     check_languages(encoder, firsts)
-    results = {}
+    results, outcomes = {}, []
     for test in progress(tests, "tests"):
         columns = test.premises, test.hypotheses
         keep, overlap = find_overlap(encoder.training_hashes, *columns, drop=drop_overlap, name=test.name)
         right = (classify(encoder, classifier, test) == test.labels)[keep]
         results[test.name] = Result(100 * float(right.mean()), len(right), overlap)
-    return results
+        outcomes.append(np.stack((right, np.ones(len(right))), axis=1))
+    return results, outcomes
 
 
 @torch.inference_mode()

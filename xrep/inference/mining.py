@@ -31,8 +31,8 @@ from xrep.retrieval.vectors import VectorFile
 from xrep.text.readers import read_text
 
 Index = Literal["flat", "ivf", "ivf-pq"]
-_OWN_FILE = re.compile(
-    r"lock|facts\.json|neighbours\.npz|(source|target)(\.txt|-[0-9a-f]{16}\.npy(\.partial(\.json)?)?)|\..*\.tmp"
+OWN_FILE = re.compile(
+    r"lock|facts\.json|neighbours\.npz|(source|target)(\.txt|\.lines|-[0-9a-f]{16}\.npy(\.partial(\.json)?)?)|\..*\.tmp"
 )
 """Names of files in the folder of a search, which may be removed."""
 
@@ -97,7 +97,7 @@ class Mined:
     seconds: float
 
 
-class _Lines:
+class Lines:
     """Random access to the lines of a text, which are copied to a file. It needs 16 bytes of memory per line."""
 
     def __init__(self, text: Path, lang: str | None, copy: Path) -> None:
@@ -124,11 +124,11 @@ class _Lines:
 
 
 @dataclass(frozen=True)
-class _Opened:
+class Opened:
     """A side that was read: the sentences to compare, its lines, and the facts that distinguish it from another."""
 
     side: Side
-    lines: _Lines | None
+    lines: Lines | None
     empty: int
     duplicates: int
     facts: dict[str, Any]
@@ -164,8 +164,8 @@ def mine(
     """
     began = time.monotonic()
     work = shard_folder(output, *shard) if shard else output.with_name(f"{output.name}.work")
-    with work_folder(work, _OWN_FILE, "mining into this file", "*.np[yz]*"):
-        sides = [_open(side, work, encoder, options) for side in (source, target)]
+    with work_folder(work, OWN_FILE, "mining into this file", "*.np[yz]*"):
+        sides = [open_text(side, work, encoder, options) for side in (source, target)]
         x, y = (opened.side for opened in sides)
         _check(x, y, options)
         facts: dict[str, Any] = {"source": sides[0].facts, "target": sides[1].facts}
@@ -177,9 +177,9 @@ def mine(
         if merged:
             nearest = _merge_shards(output, merged, x, y, facts)
         else:
-            nearest = _search(x, y, work, options, facts, show_progress)
+            nearest = search_texts(x, y, work, options, facts, show_progress)
         pairs = None if shard else _write(output, nearest, sides, options)
-        _clear(work, keep=("neighbours.npz", "facts.json") if shard else ())
+        clear(work, keep=("neighbours.npz", "facts.json") if shard else ())
     return Mined(
         path=str(work if shard else output),
         pairs=pairs,
@@ -203,10 +203,11 @@ def _part(side: Side, part: int, parts: int) -> Side:
     return replace(side, rows=side.rows[len(side) * (part - 1) // parts : len(side) * part // parts])
 
 
-def _open(text: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> _Opened:
-    """Read the text, read or compute the vectors, and leave out empty and repeated lines."""
+def open_text(text: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> Opened:
+    """Read a text, read or compute its vectors, and leave out empty and repeated lines. ``work`` is for intermediate
+    files."""
     copy = work / f"{text.name}.txt"
-    lines = _Lines(text.text, text.lang, copy) if text.text else None
+    lines = Lines(text.text, text.lang, copy) if text.text else None
     vectors = text.vectors
     if vectors is None:
         if encoder is None or text.text is None or lines is None:
@@ -228,7 +229,7 @@ def _open(text: Text, work: Path, encoder: SentenceEncoder | None, options: Mini
     if (zeros := np.intersect1d(zeros, rows)).size:
         raise file.unusable("is zero", int(zeros[0]))
     kept = rows[first_of_each(keys[rows])]
-    return _Opened(Side(file, kept), lines, len(file) - len(rows), len(rows) - len(kept), facts)
+    return Opened(Side(file, kept), lines, len(file) - len(rows), len(rows) - len(kept), facts)
 
 
 def _check(x: Side, y: Side, options: MiningOptions) -> None:
@@ -248,9 +249,20 @@ def _read_facts(path: Path) -> dict[str, Any]:
         raise UserError("a damaged file", path=path, cure=f"remove {path.parent} to begin anew") from None
 
 
-def _search(
-    x: Side, y: Side, work: Path, options: MiningOptions, facts: dict[str, Any], show_progress: bool
+def search_texts(
+    x: Side,
+    y: Side,
+    work: Path,
+    options: MiningOptions,
+    facts: dict[str, Any],
+    show_progress: bool,
+    backward: int | None = None,
 ) -> Neighbours:
+    """Find neighbours in both directions, or go on with an unfinished search of the same ``facts`` in ``work``.
+
+    Args:
+        backward: Number of neighbours of each sentence of y, if it is another one than of x.
+    """
     if not (work / "facts.json").exists():
         write_json(work / "facts.json", facts)
     elif differing := differing_names(_read_facts(work / "facts.json"), facts):
@@ -259,7 +271,7 @@ def _search(
     if not len(x):
         raise UserError("a part without sentences", cure="cut the source into fewer parts with `shard`")
     device = options.device if options.index == "flat" else "cpu"
-    state = SearchState.begin(work / "neighbours.npz", len(x), len(y), options.neighbours, device)
+    state = SearchState.begin(work / "neighbours.npz", len(x), len(y), options.neighbours, device, backward)
     if options.index == "flat":
         search_flat(x, y, state, device=device, show_progress=show_progress)
     else:
@@ -283,7 +295,7 @@ def _merge_shards(output: Path, count: int, x: Side, y: Side, facts: dict[str, A
     return merge(parts)
 
 
-def _write(output: Path, nearest: Neighbours, sides: list[_Opened], options: MiningOptions) -> int:
+def _write(output: Path, nearest: Neighbours, sides: list[Opened], options: MiningOptions) -> int:
     """Write the pairs to ``output`` and return their number."""
     pairs = choose(nearest, options.margin, options.retrieval, one_to_one=options.one_to_one)
     if options.threshold is not None:
@@ -299,7 +311,7 @@ def _write(output: Path, nearest: Neighbours, sides: list[_Opened], options: Min
     return len(pairs)
 
 
-def _clear(work: Path, keep: tuple[str, ...]) -> None:
+def clear(work: Path, keep: tuple[str, ...]) -> None:
     """Remove all files except ``keep``. The lock is removed last: a folder without one is of a completed search."""
     for path in work.iterdir():
         if path.name not in (*keep, "lock"):

@@ -10,7 +10,7 @@ import numpy as np
 from xrep.data.batching import Annotation
 from xrep.inference.classifier import SentenceClassifier
 from xrep.metrics.answers import Normalisation, exact_match, f1
-from xrep.metrics.entities import entity_score, is_entity_scheme, tag_accuracy
+from xrep.metrics.entities import entity_counts, entity_score, is_entity_scheme, tag_accuracy
 from xrep.text.annotated import LabelledText, Question, TaggedSentence
 
 
@@ -19,9 +19,10 @@ def main_metric(annotation: Annotation) -> str:
     return "f1" if annotation.kind == "span" or is_entity_scheme(annotation.labels) else "accuracy"
 
 
-def score(
-    classifier: SentenceClassifier, examples: Sequence[Any], normalisation: Normalisation = "mlqa"
-) -> dict[str, float]:
+Scores = tuple[dict[str, float], np.ndarray]
+
+
+def score(classifier: SentenceClassifier, examples: Sequence[Any], normalisation: Normalisation = "mlqa") -> Scores:
     """Measure a classifier on examples of its kind.
 
     Args:
@@ -29,7 +30,8 @@ def score(
 
     Returns:
         In percent: ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or ``f1`` and
-        ``exact_match`` of answers.
+        ``exact_match`` of answers. Also, for each example, two numbers [N, 2]: the main figure is the share of the sum
+        of the first in that of the second.
 
     Raises:
         UserError: The classifier is of another kind.
@@ -40,28 +42,32 @@ def score(
     return _tag_scores(classifier, examples) if kind == "tags" else _answer_scores(classifier, examples, normalisation)
 
 
-def _label_scores(classifier: SentenceClassifier, examples: Sequence[LabelledText]) -> dict[str, float]:
+def _label_scores(classifier: SentenceClassifier, examples: Sequence[LabelledText]) -> Scores:
     texts = [example.sentences[0] if len(example.sentences) == 1 else example.sentences for example in examples]
     labels, _ = classifier.predict(texts)  # pyright: ignore[reportArgumentType]
     right = [label == example.label for label, example in zip(labels, examples, strict=True)]
-    return {"accuracy": 100 * float(np.mean(right))}
+    return {"accuracy": 100 * float(np.mean(right))}, np.stack((right, np.ones(len(right))), axis=1)
 
 
-def _tag_scores(classifier: SentenceClassifier, examples: Sequence[TaggedSentence]) -> dict[str, float]:
+def _tag_scores(classifier: SentenceClassifier, examples: Sequence[TaggedSentence]) -> Scores:
     gold = [example.tags for example in examples]
     tags = classifier.tag([example.words for example in examples])
     if main_metric(classifier.annotation) == "accuracy":
-        return {"accuracy": tag_accuracy(gold, tags)}
+        right = [sum(map(str.__eq__, *pair)) for pair in zip(gold, tags, strict=True)]
+        return {"accuracy": tag_accuracy(gold, tags)}, np.stack((right, [len(own) for own in gold]), axis=1)
     entities = entity_score(gold, tags)
-    return {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall}
+    figures = {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall}
+    counts = [(2 * right, expected + given) for right, expected, given in entity_counts(gold, tags)]
+    return figures, np.array(counts).reshape(-1, 2)
 
 
 def _answer_scores(
     classifier: SentenceClassifier, examples: Sequence[Question], normalisation: Normalisation
-) -> dict[str, float]:
+) -> Scores:
     overlaps, exact = list[float](), list[float]()
     for answer, question in zip(classifier.answer(examples), examples, strict=True):
         gold = [own.text for own in question.answers]
         overlaps.append(f1(answer.text, gold, question.language, normalisation))
         exact.append(exact_match(answer.text, gold, question.language, normalisation))
-    return {"f1": 100 * float(np.mean(overlaps)), "exact_match": 100 * float(np.mean(exact))}
+    figures = {"f1": 100 * float(np.mean(overlaps)), "exact_match": 100 * float(np.mean(exact))}
+    return figures, np.stack((overlaps, np.ones(len(overlaps))), axis=1)

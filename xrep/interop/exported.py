@@ -21,7 +21,7 @@ from xrep.interop.sentence_modules import (
     DenseActivation,
     Prompts,
 )
-from xrep.nn.bert import CONFIG
+from xrep.nn.bert import CONFIG, FAMILIES
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling
 from xrep.nn.weights import SAFETENSORS, read_json, save_tensors
@@ -72,7 +72,11 @@ def write_huggingface(
         write_json(aside / CONFIG, {**config, "bos_token_id": bos_id, "eos_token_id": eos_id})
         save_tensors(tensors, aside / SAFETENSORS)
         if modules is not None:
-            _write_modules(aside, modules, max_length, prompts or Prompts())
+            _write_modules(aside, modules, prompts or Prompts())
+            options: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
+            if config["model_type"] in FAMILIES:  # without it, transformers draws a pooler and warns that it is new
+                options["model_args"] = {"add_pooling_layer": False}
+            write_json(aside / OPTIONS, options)
         if save_tokenizer is not None:
             save_tokenizer(aside)
 
@@ -117,7 +121,6 @@ def write_sentence_transformers(
 def _write_modules(
     directory: Path,
     modules: Sequence[tuple[str, dict[str, Any], dict[str, Tensor]]],
-    max_length: int,
     prompts: Prompts,
 ) -> None:
     chain = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
@@ -130,7 +133,6 @@ def _write_modules(
         write_json(directory / folder / CONFIG, config)
         if tensors:
             save_tensors(tensors, directory / folder / SAFETENSORS)
-    write_json(directory / OPTIONS, {"max_seq_length": max_length, "do_lower_case": False})
     _write_root(directory, chain, prompts)
 
 

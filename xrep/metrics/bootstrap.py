@@ -6,7 +6,7 @@ training, which need several runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -58,10 +58,17 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def accuracy_interval(tests: Iterable[tuple[float, int]]) -> tuple[float, float]:
-    """Return the interval of the mean accuracy of several tests, each given by its accuracy in percent and its size."""
-    means = []
-    for seed, (accuracy, size) in enumerate(tests):
-        right = round(accuracy / 100 * size)
-        means.append(100 * resampled_means(np.repeat([[1], [0]], [right, size - right], axis=0), seed)[:, 0])
-    return interval(np.mean(means, axis=0))
+def shown_difference(difference: Sequence[float]) -> str:
+    """Return a difference and the bounds of its interval as text."""
+    value, low, high = difference
+    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def resampled_shares(tests: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the mean over several tests of the percentage that the sum of the first column of ``outcomes`` [N, 2] is
+    of the sum of the second one, over rows drawn with replacement: float64 [R].
+
+    A row (1 or 0, 1) for each example gives the accuracy, (twice the right, the extracted and the gold pairs) the F1.
+    """
+    drawn = (resampled_means(outcomes, seed).T for seed, outcomes in enumerate(tests))
+    return np.mean([100 * part / np.where(whole > 0, whole, 1) for part, whole in drawn], axis=0)

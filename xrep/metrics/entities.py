@@ -40,15 +40,21 @@ def entity_score(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
     Raises:
         ValueError: A sentence has another number of tags.
     """
-    right = expected = given = 0
+    right, expected, given = (sum(column) for column in zip((0, 0, 0), *entity_counts(gold, predicted), strict=True))
+    precision, recall = right / max(given, 1), right / max(expected, 1)
+    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+    return EntityScore(100 * precision, 100 * recall, 100 * f1)
+
+
+def entity_counts(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> list[tuple[int, int, int]]:
+    """Return the numbers of right, of expected and of given entities of each sentence; errors as ``entity_score``."""
+    counts = []
     for wanted, tags in zip(gold, predicted, strict=True):
         if len(wanted) != len(tags):
             raise ValueError(f"{len(tags)} tags for {len(wanted)} words")
         ours, theirs = set(entities_of(tags)), set(entities_of(wanted))
-        right, expected, given = right + len(ours & theirs), expected + len(theirs), given + len(ours)
-    precision, recall = right / max(given, 1), right / max(expected, 1)
-    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
-    return EntityScore(100 * precision, 100 * recall, 100 * f1)
+        counts.append((len(ours & theirs), len(theirs), len(ours)))
+    return counts
 
 
 def is_entity_scheme(labels: Sequence[str]) -> bool:

@@ -57,7 +57,7 @@ class Translation(TranslationModel):
 
     With ``semantic_bias`` (HiCTL, section 3.2 and figure 3) the logits of each step are z + s cos(r, E). Here r is the
     encoder's [CLS] vector of the source sentence, E is the encoder's embedding table (HiCTL's word-level contrast,
-    equation 7, brings r and E together), and s is a learned scale, initialised to 1.
+    equation 7, brings r and E together), and s is a learned scale, initialised to ``semantic_scale``.
 
     Raises:
         UserError: Sentences may be longer than the position tables; a pretrained directory cannot be read or does not
@@ -84,6 +84,10 @@ class Translation(TranslationModel):
         """Add to the logits of each step the similarity of each word to the source sentence, which is the cosine of the
         encoder's [CLS] vector and the word's embedding, times a learned scale (HiCTL, section 3.2). Needs a shared
         vocabulary."""
+        semantic_scale: float = 20.0
+        """Initial value of this scale: 1 / word_temperature of the run that trained the encoder with the word-level
+        contrast, at which it was trained to tell the words of a sentence from others. The paper has neither of the two:
+        its plain sum is 1 with --freeze semantic_scale."""
 
         def pretrained(self) -> dict[str, str]:
             return {SHARED if self.share_vocabulary else "source": self.encoder} if self.encoder else {}
@@ -115,7 +119,7 @@ class Translation(TranslationModel):
         for own in (self.target_embedding, self.output_embedding, self.language_embedding):
             if own is not None:
                 initialise(own, 0.02)
-        self.semantic_scale = nn.Parameter(torch.ones(())) if config.semantic_bias else None
+        self.semantic_scale = nn.Parameter(torch.tensor(config.semantic_scale)) if config.semantic_bias else None
         if start is not None:
             self.origins["encoder"] = load_start(self.encoder, start, config.pretrained_layers)
 

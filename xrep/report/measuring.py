@@ -11,7 +11,7 @@ from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
 from xrep.evaluation.all import find_tests
 from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.evaluation import Evaluation
+from xrep.evaluation.evaluation import Evaluation, Figures, differences
 from xrep.evaluation.scatter import Scatter
 from xrep.evaluation.tatoeba import available, files_of, read_pool
 from xrep.models.directory import open_checkpoint
@@ -30,7 +30,8 @@ def measure(runs: Sequence[Run], data: str, batch_tokens: int) -> tuple[dict[str
     alignment and uniformity of every kept checkpoint.
 
     Returns:
-        Test -> name of the run -> record, and a line for each test that could not be measured.
+        Test -> name of the run -> record, which has the ``differences`` from the first
+        run, and a line for each test that could not be measured.
 
     Raises:
         UserError: There is no data of any test, or a run has no checkpoint that encodes sentences.
@@ -49,13 +50,18 @@ def measure(runs: Sequence[Run], data: str, batch_tokens: int) -> tuple[dict[str
             tests.update(_pictures(Path(config.data), languages))
     results, failed = {label: {} for label in tests}, []
     for label, (name, config) in tests.items():
+        first: Figures | None = None
         for run, encoder in zip(runs, encoders, strict=True):
             print(f"{run.name}: {label}", file=sys.stderr, flush=True)
             try:
                 evaluation: Evaluation = EVALUATIONS.load(name)(config)
                 evaluation.read()
                 model = evaluation.open(str(run.path)) if label == CHECKPOINTS else encoder
-                ((_, record),) = records_in(evaluation.measure(model).record(name, model))
+                figures = evaluation.measure(model)
+                ((_, record),) = records_in(figures.record(name, model))
+                first = figures if run is runs[0] else first
+                if run is not runs[0] and first:
+                    record["differences"] = differences(first, figures)
                 results[label][run.name] = record
             except (UserError, OSError) as error:
                 failed.append(f"{run.name}: {label}: {' '.join(str(error).split())}")

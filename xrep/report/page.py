@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep import __version__
+from xrep.metrics.bootstrap import shown_difference
 from xrep.progress import duration
 from xrep.report.charts import interval_chart, line_chart, line_style, shown
 from xrep.report.pictures import pictures
@@ -157,20 +158,26 @@ def _evaluations(results: Results, numbers: Mapping[str, int], failed: Sequence[
     texts = []
     for test, records in results.items():
         figures = list(dict.fromkeys(figure for record in records.values() for figure in record["headline"]))
-        rows = []
+        rows, differing = [], {name: own for name, record in records.items() if (own := record.get("differences"))}
         for figure in figures:
             own = {name: _figure(record, figure) for name, record in records.items()}
             known = [(*found, numbers[name], f"{name}: {_plain(*found)}") for name, found in own.items() if found]
             if known:
                 cells = [_cell(*found) if found else "" for found in own.values()]
+                cells += [
+                    shown_difference(found) if (found := paired.get(figure)) else "" for paired in differing.values()
+                ]
                 rows.append([escape(figure), *cells, *([interval_chart(known)] if len(records) > 1 else [])])
         if rows:
-            header = ["figure", *map(escape, records), *([""] if len(records) > 1 else [])]
+            header = ["figure", *map(escape, records)]
+            header += [f"{escape(name)} − {escape(next(iter(records)))}" for name in differing]
+            header += [""] if len(records) > 1 else []
             texts.append(f"<h3>{escape(test)}</h3>{table(header, rows)}{_by_language(records)}")
     lines = "".join(f"<p>Not measured: {escape(line)}</p>" for line in failed)
     note = (
         '<p class="faint">In brackets: 95% bootstrap intervals over the examples of the test. They do not cover what '
-        "another seed of training would change.</p>"
+        "another seed of training would change. Differences: of what the report itself has measured, by a paired "
+        "bootstrap, which draws the same examples for both.</p>"
     )
     return (note if any("<small>" in text for text in texts) else "") + "".join(texts) + lines
 

@@ -8,7 +8,7 @@ missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,12 +49,14 @@ def search_ivf(
         quantized: Use product quantisation: 4 bits for 2 dimensions instead of 16 bits for each, and faster scans.
     """
     index, indexed = None, None
-    for queries, side, best, part, block in state.work(list(_units(x, y, state, quantized)), show_progress):
+    units = list(_units(x, y, state, quantized))
+    sizes = [stop - start for *_, (start, stop) in units]
+    for (queries, side, best, part, block), advance in state.work(units, sizes, "queries", show_progress):
         if indexed != (side, part):
             index = None  # free its memory before the next one is built
-            index, indexed = _build(side, *part, probes, quantized), (side, part)
+            index, indexed = _build(side, *part, probes, quantized, advance), (side, part)
         assert index is not None
-        _search(index, queries, side, best, part[0], block, _REFINED if quantized else 1)
+        _search(index, queries, side, best, part[0], block, _REFINED if quantized else 1, advance)
 
 
 _Unit = tuple[Side, Side, Best, tuple[int, int], tuple[int, int]]
@@ -88,7 +90,9 @@ def drawn(rows: int, cells: int, size: int) -> np.ndarray:
     return np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
 
 
-def _build(side: Side, start: int, stop: int, probes: int, quantized: bool) -> faiss.IndexIVF:
+def _build(
+    side: Side, start: int, stop: int, probes: int, quantized: bool, advance: Callable[[int], None]
+) -> faiss.IndexIVF:
     """Build an index of some rows. Its cells are trained on rows drawn with a fixed seed, so all runs have the same."""
     import faiss
 
@@ -105,12 +109,20 @@ def _build(side: Side, start: int, stop: int, probes: int, quantized: bool) -> f
     index.train(side.vectors.read(side.rows[start + drawn(count, cells, side.vectors.size)]))
     for first in range(start, stop, _BLOCK):
         index.add(side.read(first, min(first + _BLOCK, stop)))
+        advance(0)  # so that the time left is told anew
     index.nprobe = min(probes, cells)
     return index
 
 
 def _search(
-    index: faiss.IndexIVF, queries: Side, side: Side, best: Best, first: int, block: tuple[int, int], refined: int
+    index: faiss.IndexIVF,
+    queries: Side,
+    side: Side,
+    best: Best,
+    first: int,
+    block: tuple[int, int],
+    refined: int,
+    advance: Callable[[int], None],
 ) -> None:
     wanted = min(index.ntotal, refined * best.index.size(1))
     rows = max(1, min(_BLOCK, _MOST_PROPOSALS // wanted))
@@ -121,6 +133,7 @@ def _search(
         proposed_BP = np.where(proposed_BP < 0, -1, proposed_BP + first)
         rows_BP = side.rows[np.maximum(proposed_BP, 0)]
         refine(best.slice(start, stop), x_BD, side.vectors, rows_BP, proposed_BP)
+        advance(stop - start)
 
 
 def refine(best: Best, x_BD: np.ndarray, vectors: VectorFile, rows_BP: np.ndarray, index_BP: np.ndarray) -> None:

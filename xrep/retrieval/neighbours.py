@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,9 +99,21 @@ class Best:
         self.similarity[rows_A], self.index[rows_A] = both.values[:, :k], index
 
 
-def search_block(x_BD: Tensor, y_CD: Tensor, best_x: Best, best_y: Best, first_x: int, first_y: int) -> None:
+def search_block(
+    x_BD: Tensor,
+    y_CD: Tensor,
+    best_x: Best,
+    best_y: Best,
+    first_x: int,
+    first_y: int,
+    advance: Callable[[int], object] = lambda _: None,
+) -> None:
     """Compare rows of x from ``first_x`` on with rows of y from ``first_y`` on, and update the best of exactly these
-    rows. The vectors of both sides have one type and are on one device."""
+    rows. The vectors of both sides have one type and are on one device.
+
+    Args:
+        advance: Called with the number of further comparisons that are done.
+    """
     edge = CUDA_TILE if x_BD.is_cuda else TILE
     memory = torch.empty(0, dtype=accumulation_dtype(x_BD), device=x_BD.device)
     for row in range(0, len(x_BD), edge):
@@ -115,6 +128,7 @@ def search_block(x_BD: Tensor, y_CD: Tensor, best_x: Best, best_y: Best, first_x
             row_best.update(padded[: len(rows_BD)], first_y + column)
             column_best = best_y.slice(column, column + len(columns_CD))
             column_best.update(padded[:, : len(columns_CD)].t(), first_x + row)
+        advance(len(rows_BD) * len(y_CD))
 
 
 def normalize_rows(x: np.ndarray) -> np.ndarray:

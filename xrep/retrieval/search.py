@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
@@ -63,29 +63,39 @@ class SearchState:
     _saved: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def begin(cls, path: Path, sources: int, targets: int, k: int, device: str = "cpu") -> SearchState:
+    def begin(
+        cls, path: Path, sources: int, targets: int, k: int, device: str = "cpu", backward: int | None = None
+    ) -> SearchState:
         """Load what an earlier run left in ``path``, as ``load_neighbours`` does, or start without neighbours."""
-        what = f"{k:,} neighbours of each of {sources + targets:,} sentences"
-        check_memory(12 * k * (sources + targets), what, device=device, cure="lower `neighbours`")
+        of_y = k if backward is None else backward
+        what = f"{k:,} neighbours of each of {sources:,} sentences and {of_y:,} of each of {targets:,}"
+        check_memory(12 * (k * sources + of_y * targets), what, device=device, cure="lower `neighbours`")
         if not path.exists():
-            return cls(Best.none(sources, k, device=device), Best.none(targets, k, device=device), path)
-        stored, done = load_neighbours(path, sources, targets, k)
+            return cls(Best.none(sources, k, device=device), Best.none(targets, of_y, device=device), path)
+        stored, done = load_neighbours(path, sources, targets, k, of_y)
         tensors = {name: torch.from_numpy(array).to(device) for name, array in vars(stored).items()}
         xy, yx = (Best(tensors[f"{side}_similarity"], tensors[side]) for side in ("xy", "yx"))
         return cls(xy, yx, path, done)
 
-    def work(self, units: Sequence[_Unit], show_progress: bool) -> Iterator[_Unit]:
-        """Yield the units of work that are not finished, and save the results from time to time.
+    def work(
+        self, units: Sequence[_Unit], sizes: Sequence[int], what: str, show_progress: bool
+    ) -> Iterator[tuple[_Unit, Callable[[int], None]]]:
+        """Yield the units of work that are not finished, each with a function that counts what is done of it, and save
+        the results from time to time.
+
+        Args:
+            sizes: How much there is to do in each unit, which may take hours.
+            what: Name of what is counted, in the plural.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed, and the results up to the unit that was worked on are saved.
         """
-        counter = Counter("blocks", "search", done=self.done, total=len(units), shown=show_progress)
+        done, total = sum(sizes[: self.done]), sum(sizes)
+        counter = Counter(what, "search", done=done, total=total, shown=show_progress)
         with counter, StopRequest().watching() as stop:
             for unit in units[self.done :]:
-                yield unit
+                yield unit, counter.update
                 self.step(len(units))
-                counter.update(1)
                 if stop.signal:
                     self.save()
                     raise KeyboardInterrupt
@@ -102,8 +112,13 @@ class SearchState:
         self._saved = time.monotonic()
 
 
-def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Neighbours, int]:
+def load_neighbours(
+    path: Path, sources: int, targets: int, k: int, backward: int | None = None
+) -> tuple[Neighbours, int]:
     """Load the file that ``SearchState`` saves: the neighbours, and the number of finished units of work.
+
+    Args:
+        k, backward: Number of neighbours of each source and, if it is another one, of each target.
 
     Raises:
         UserError: The file is missing or damaged, or belongs to a search with other numbers of sentences or neighbours.
@@ -111,7 +126,8 @@ def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Nei
     if not path.is_file():
         raise UserError("no such file", path=path, cure="run that part of the search first")
     damaged = UserError("a damaged file of neighbours", path=path, cure="remove it to begin anew")
-    if path.stat().st_size > 12 * k * (sources + targets) + 10_000:
+    of_y = k if backward is None else backward
+    if path.stat().st_size > 12 * (k * sources + of_y * targets) + 10_000:
         raise damaged
     with open(path, "rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -121,11 +137,11 @@ def load_neighbours(path: Path, sources: int, targets: int, k: int) -> tuple[Nei
             done = int(arrays["done"])
         except Exception:  # numpy and zipfile raise errors of many types
             raise damaged from None
-    for side, index, similarity, others in (
-        (sources, stored.xy, stored.xy_similarity, targets),
-        (targets, stored.yx, stored.yx_similarity, sources),
+    for shape, index, similarity, others in (
+        ((sources, k), stored.xy, stored.xy_similarity, targets),
+        ((targets, of_y), stored.yx, stored.yx_similarity, sources),
     ):
-        if index.shape != (side, k) or similarity.shape != index.shape:
+        if index.shape != shape or similarity.shape != index.shape:
             raise UserError("of another search", path=path, cure="remove it to begin anew")
         if (index.dtype, similarity.dtype) != (np.int64, np.float32) or np.isnan(similarity).any() or done < 0:
             raise damaged
@@ -144,11 +160,13 @@ def search_flat(x: Side, y: Side, state: SearchState, *, device: str = "cpu", sh
         list(side.blocks(max(1, size // (4 * x.vectors.size) // TILE) * TILE))
         for side, size in ((x, _UNIT_BYTES), (y, _PANEL_BYTES))
     )
-    for first, last in state.work(units, show_progress):
+    sizes = [(last - first) * len(y) for first, last in units]
+    for (first, last), advance in state.work(units, sizes, "comparisons", show_progress):
         x_BD = _operand(x, first, last, device)
         for start, stop in panels:
             y_CD = _operand(y, start, stop, device)
-            search_block(x_BD, y_CD, state.xy.slice(first, last), state.yx.slice(start, stop), first, start)
+            nearest = state.xy.slice(first, last), state.yx.slice(start, stop)
+            search_block(x_BD, y_CD, *nearest, first, start, advance)
 
 
 def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:

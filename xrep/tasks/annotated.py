@@ -17,6 +17,7 @@ from xrep.config.ranges import out_of_range
 from xrep.data.annotated import AnnotatedBatch, Row, Rows, label_rows, question_rows, tag_rows
 from xrep.data.batching import Annotation, TextSpec, Vocabulary
 from xrep.data.building import build_cached, train_vocabulary
+from xrep.data.hash_runs import HashRuns
 from xrep.data.order import ExampleOrder
 from xrep.data.plan import check_size, plan_batches
 from xrep.data.store import TOKENIZER_DIRECTORY, Kind, write_manifest
@@ -163,7 +164,7 @@ class AnnotatedTask(Task):
 
         def build(folder: Path, place: Path) -> None:
             tokenizer = train_vocabulary(sentences, config.vocab_size, folder / TOKENIZER_DIRECTORY, print)
-            write_manifest(folder, VOCABULARY, {SHARED: tokenizer}, HashSet(), {})
+            write_manifest(folder, VOCABULARY, {SHARED: tokenizer}, HashRuns(folder), {})
 
         facts = [self.kind, config.vocab_size, config.languages, config.language, config.dev_share, self._seed]
         built = build_cached("annotated", VOCABULARY, facts, files, build)

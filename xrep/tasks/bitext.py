@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from xrep.config.ranges import out_of_range
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.negatives import NegativeStore, prepare_negatives
 from xrep.data.order import ExampleOrder, by_group
 from xrep.data.plan import TokenBudget
 from xrep.data.preprocess import PreprocessOptions, prepare
@@ -20,12 +22,15 @@ from xrep.data.store import Corpus, DataDirectory, TokenColumn, gather_rows
 from xrep.errors import UserError
 from xrep.tasks.stored import StoredTask, rows_by_length
 from xrep.tasks.task import ParallelTask, Pool
+from xrep.text.cleaning import HashSet
 from xrep.text.corpora import find_resource
 from xrep.text.sides import Tokenizers, load_tokenizers, same_tokenizers, tokenizer_of
 
 T = TypeVar("T")
 SCANNED_TOKENS = 1 << 24
 """Number of tokens held in memory at a time when all training text is read."""
+SCANNED_ROWS = 1 << 20
+"""Number of pairs whose hashes are."""
 
 
 class BitextTask(StoredTask, ParallelTask):
@@ -53,6 +58,10 @@ class BitextTask(StoredTask, ParallelTask):
         exclude: list[str] = field(default_factory=list)
         """Raw text only: files or directories of evaluation sets. Training pairs with a sentence that occurs there are
         dropped."""
+        negatives: list[str] = field(default_factory=list)
+        """Files of hard negatives, as xrep-mine negatives writes them: lines source, target, negative and any number of
+        further negatives, separated by tabs. Each pair of the training text is compared with its own ones as well.
+        Sentences that occur in `exclude` are left out."""
 
         def problems(self) -> list[str]:
             return out_of_range(
@@ -80,6 +89,18 @@ class BitextTask(StoredTask, ParallelTask):
             lambda corpus, rows: self._train[corpus].lengths(rows),
         )
         self._open(data, order, self._size_of_batches(), "pairs", path)
+        self._negatives = self._read_negatives() if config.negatives else None
+        self.has_hard_negatives = self._negatives is not None
+
+    def _read_negatives(self) -> NegativeStore:
+        files = self.config.negatives
+        store = prepare_negatives(files, tokenizer_of(self.tokenizers, "target"), self.config.exclude)
+        found = (np.count_nonzero(store.counts(block)) for pair in self._train for block in _blocks(pair.hashes))
+        self._with_negatives = sum(found)
+        if not self._with_negatives:
+            problem = "none of its pairs is in the training text"
+            raise UserError(problem, path=files[0], cure="mine negatives of the text that you train on")
+        return store
 
     def _size_of_batches(self) -> int | TokenBudget:
         return self.config.batch_size
@@ -105,7 +126,30 @@ class BitextTask(StoredTask, ParallelTask):
         return (pair.hashes for pair in self._train)
 
     def make(self, what: np.ndarray) -> PairBatch:
-        return self._batch(self._train, what)
+        batch = self._batch(self._train, what)
+        if self._negatives is None:
+            return batch
+        return replace(batch, negatives=self._negatives.of(batch.ids.numpy().view(np.uint64), self.text))
+
+    def fingerprint(self) -> str:
+        return super().fingerprint() + (f" {self._negatives.fingerprint}" if self._negatives is not None else "")
+
+    def statistics(self) -> dict[str, Any]:
+        if self._negatives is None:
+            return super().statistics()
+        negatives = {"sentences": len(self._negatives), "pairs": self._with_negatives}
+        return {**super().statistics(), "negatives": negatives}
+
+    def write_training_hashes(self, path: Path) -> None:
+        """Write the hashes of both sides of the pairs and of the hard negatives."""
+        super().write_training_hashes(path)
+        if self._negatives is not None:
+            hashes = HashSet()
+            hashes.add(np.load(path, allow_pickle=False))
+            self._negatives.copy_hashes(path)
+            hashes.add(np.load(path, allow_pickle=False))
+            with open(path, "wb") as file:  # np.save would add a suffix to the name
+                np.save(file, hashes.to_array())
 
     def _describe(self, corpus: int, row: int) -> str:
         pair = self._train[corpus]
@@ -162,6 +206,10 @@ class BitextTask(StoredTask, ParallelTask):
     def _side(self, name: str, columns: list[TokenColumn], examples: np.ndarray) -> TokenBatch:
         ids, lengths = gather_rows(columns, examples[:, 0], examples[:, 1], self.text.max_length - 2)
         return pad(ids, lengths, self.text.vocabulary(name))
+
+
+def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
+    return (rows[start : start + SCANNED_ROWS] for start in range(0, len(rows), SCANNED_ROWS))
 
 
 def _read(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirectory:

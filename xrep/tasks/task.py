@@ -63,6 +63,7 @@ class Task(ABC):
         text: What the model needs to know about the text.
         tokenizers: The loaded tokenizers, by side.
         examples: Number of training examples in one epoch.
+        has_hard_negatives: Whether training batches have ``PairBatch.negatives``.
     """
 
     default_model: ClassVar[str] = "dual_encoder"
@@ -70,6 +71,7 @@ class Task(ABC):
     text: TextSpec
     tokenizers: Tokenizers
     examples: int
+    has_hard_negatives: bool = False
 
     @abstractmethod
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None: ...

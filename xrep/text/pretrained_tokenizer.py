@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,9 @@ class HuggingFaceTokenizer(Tokenizer):
         with explaining("the tokenizer fails on a text", self._origin):
             encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def use_one_thread(self) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)

@@ -103,6 +103,10 @@ class Tokenizer(ABC):
         """Return the ids of each sentence, without special ids; an empty sentence gives an empty list."""
 
     @abstractmethod
+    def use_one_thread(self) -> None:
+        """Encode with one thread from now on, for processes that share the processors with others like them."""
+
+    @abstractmethod
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and the characters (start, end) of the text that each of them stands for."""
 
@@ -152,7 +156,7 @@ class SentencePieceTokenizer(Tokenizer):
     pair_separators = 2  # as in RoBERTa and XLM-R, because encoders that xrep makes have no token types either
 
     def __init__(self, model: bytes, origin: Path | str = SENTENCEPIECE_FILE) -> None:
-        self.model = model
+        self.model, self._threads = model, -1
         cure = "give a model made by xrep-preprocess or by SentencePiece"
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -181,7 +185,10 @@ class SentencePieceTokenizer(Tokenizer):
         return cls(read_model(path), origin=path)
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        return self._processor.encode(list(sentences), out_type=int)
+        return self._processor.encode(list(sentences), out_type=int, num_threads=self._threads)
+
+    def use_one_thread(self) -> None:
+        self._threads = 1
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         return sentencepiece_spans(self._processor, text)

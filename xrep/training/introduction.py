@@ -29,6 +29,7 @@ def introduction(run: RunConfig, task: Task, trainer: Trainer) -> list[str]:
         precision = "float32 with TF32 products"
     return [
         f"{run.label}: {task.examples:,} training examples of {', '.join(data)}",
+        *(_negatives_line(part) for part in task.parts.values() if part.has_hard_negatives),
         f"{run.values['model']['name']}: {_millions(sum(p.numel() for p in model.parameters()))} on {world.device}, "
         f"{ranks}{torch.get_num_threads()} threads, {precision}",
         *(["a small model for CPUs; size base is that of BERT"] if is_small(run.values) else []),
@@ -79,6 +80,11 @@ def _encoder_line(name: str, model: Model, text: TextSpec, trainer: Trainer) -> 
     shown = _languages(name, text)
     languages = ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
     return f"{name.replace('encoders.', 'tower ')} ({languages}): {state}, {_millions(sum(sizes.values()))}, {start}"
+
+
+def _negatives_line(task: Task) -> str:
+    found = task.statistics()["negatives"]
+    return f"hard negatives: {found['pairs']:,} of {task.examples:,} training pairs have some"
 
 
 def _millions(count: int) -> str:

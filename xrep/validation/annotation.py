@@ -47,4 +47,4 @@ class AnnotationValidator(Validator):
         ``f1`` and ``exact_match`` of answers."""
         options: dict[str, Any] = vars(self._task.config)
         classifier = SentenceClassifier(model, self._task.text, self._task.tokenizers, options=options)
-        return score(classifier, self._task.dev_examples)
+        return score(classifier, self._task.dev_examples)[0]

@@ -1,0 +1,143 @@
+"""Runs cases on the CPU and on CUDA, as one rank or as one of several, and writes what rank 0 found as JSON.
+
+    python -m tests.cuda.job FOLDER OUTPUT PRECISION CASE...
+
+Without a GPU, CUDA is the emulated device of device.py. FOLDER has the data (``write_data``).
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import os
+import sys
+
+GPU = os.path.exists("/dev/nvidiactl")
+if not GPU:
+    from tests.cuda.device import EmulatedDevice, held
+import json
+import tempfile
+import warnings
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.cuda.cases import command_line
+from xrep.config import compose
+from xrep.kernels.paths import set_path
+from xrep.training.checkpoint import Checkpoints
+from xrep.training.distributed import Distributed, World, leave, start
+from xrep.training.progress import Quiet
+from xrep.training.trainer import Trainer
+from xrep_cli.options import parse
+
+FIRST, LAST = 2, 4
+"""Numbers of steps between which everything is counted: the first steps allocate, and the last one is waited for."""
+
+
+class NoCheckpoints(Checkpoints):
+    def save(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+
+class Watcher(Quiet):
+    """Counts steps by the lines of progress, and keeps the means of the run."""
+
+    def __init__(self, counts: Any) -> None:
+        self.counts, self.steps, self.values, self.found = counts, 0, {}, {}
+
+    def line(self, text: str) -> None:
+        if "encoded" in text or self.counts is None:  # in the middle of a step
+            return
+        self.steps += 1
+        if self.steps == FIRST:
+            self.counts.clear()
+        elif self.steps == LAST:
+            share = LAST - FIRST
+            self.found = {
+                "syncs": {place: count / share for place, count in self.counts.syncs.items()},
+                "launches": sum(self.counts.launches.values()) / share,
+                "float32_products": sum(self.counts.float32_products.values()) / share,
+            }
+
+    def record(self, step: int, values: dict[str, Any], kind: str) -> None:
+        self.values = values
+
+
+def train(line: list[str], world: World, counts: Any) -> tuple[Watcher, dict[str, torch.Tensor]]:
+    """Train as a command line says; return what was counted, and the weights."""
+    parsed = parse(line)
+    run = compose(parsed.layers, parsed.problems)
+    torch.manual_seed(run.seed)
+    task = world.in_turn(lambda: run.classes["task"](run.configs["task"], run.seed))
+    model = run.classes["model"](run.configs["model"], task.text)
+    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+    criterion.prepare(task)
+    watcher, checkpoints = Watcher(counts), NoCheckpoints(run.configs["checkpoint"], Path("."))
+    trainer = Trainer(run, task, model, criterion, checkpoints, watcher, None, world)
+    trainer.train()
+    state = trainer.module.state_dict()
+    return watcher, {name: (tensor.cpu() if GPU else held(tensor)).double() for name, tensor in state.items()}
+
+
+class WarnedSyncs:
+    """The counts of a real device: the synchronisations that torch warns of."""
+
+    def __init__(self, caught: list[warnings.WarningMessage]) -> None:
+        self.caught, self.launches, self.float32_products = caught, {}, {}
+
+    def clear(self) -> None:
+        self.caught.clear()
+
+    @property
+    def syncs(self) -> dict[str, int]:
+        places = [f"{w.filename}:{w.lineno}" for w in self.caught if "synchronizing" in str(w.message)]
+        return {place: places.count(place) for place in places}
+
+
+def of_case(name: str, data: Path, precision: str, world: World) -> dict[str, Any]:
+    """Return how far the run on CUDA is from that on the CPU, and what was counted."""
+    results: dict[str, Any] = {}
+    for device in ("cpu", "cuda"):
+        if device == "cpu" and precision != "float32":
+            continue
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            counts, here = None, replace(world, device=torch.device(device))
+            if device == "cuda" and GPU:
+                here = replace(world, device=torch.device("cuda", world.local_rank % torch.cuda.device_count()))
+                torch.cuda.set_device(here.device)
+                counts = WarnedSyncs(stack.enter_context(warnings.catch_warnings(record=True)) or [])
+                warnings.simplefilter("always")
+                stack.callback(torch.cuda.set_sync_debug_mode, "default")
+                torch.cuda.set_sync_debug_mode("warn")
+            elif device == "cuda":
+                counts = stack.enter_context(EmulatedDevice()).counts
+                here = replace(world, device=torch.device("cuda", 0))
+            results[device] = train(
+                command_line(name, data, Path(folder), device=device, precision=precision), here, counts
+            )
+    watcher, weights = results["cuda"]
+    found = {**watcher.found, "loss": watcher.values["loss"]}
+    if "cpu" in results:
+        expected, exact = results["cpu"]
+        found["losses apart"] = abs(found["loss"] - expected.values["loss"])
+        found["weights apart"] = max(
+            float((weights[key] - exact[key]).abs().max()) for key in exact if exact[key].numel()
+        )
+    return found
+
+
+def main() -> None:
+    data, output, precision, *names = sys.argv[1:]
+    set_path("chunked")  # Triton's kernels take long to interpret, and have tests of their own
+    world = start(Distributed.Config(backend="gloo"), "cpu")
+    found = {name: of_case(name, Path(data), precision, world) for name in names}
+    if world.is_main:
+        Path(output).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    leave(world)
+
+
+if __name__ == "__main__":
+    main()
