@@ -9,8 +9,7 @@ import torch
 
 from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
-from xrep.criteria.reconstruction import on_device
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batching import PairBatch, TextSpec, on_device
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import TranslationModel
 from xrep.tasks.task import Examples

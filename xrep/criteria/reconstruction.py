@@ -146,9 +146,3 @@ def language_embedding(languages: int, width: int) -> nn.Embedding | None:
     if table is not None:
         nn.init.normal_(table.weight, std=0.02)
     return table
-
-
-def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return the array as a tensor; the copy to a GPU does not block."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from xrep.criteria.criterion import Loss, Planned, only_tower
 from xrep.criteria.mlm import MLM
-from xrep.criteria.reconstruction import language_embedding, on_device
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.criteria.reconstruction import language_embedding
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch, on_device
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import require_transformer
 from xrep.tasks.task import Examples
