@@ -1,4 +1,4 @@
-"""Forked processes that make items in the order in which they are asked for.
+"""Forked processes that make items in the order in which they are asked for, and a thread that takes them ahead.
 
 Worker k of n makes every n-th item and sends it through its own pipe. No state is shared, so a dying worker cannot
 corrupt it. Workers end when the main process closes their pipes or dies.
@@ -74,6 +74,43 @@ def in_workers(
                 return
             worker, which = pending.popleft()
             yield worker.receive(), which
+
+
+def ahead(items: Iterable[T], count: int = PREFETCH) -> Iterator[T]:
+    """Yield ``items``, which a thread takes at most ``count`` ahead; an error in taking one is raised in its place.
+
+    The thread begins when the first item is asked for, and ends with this generator.
+    """
+    taken: queue.SimpleQueue[tuple[list[T], BaseException | None]] = queue.SimpleQueue()
+    room, closed = threading.Semaphore(count), threading.Event()
+
+    def take() -> None:
+        iterator = iter(items)
+        while True:
+            room.acquire()
+            if closed.is_set():
+                return
+            try:
+                taken.put(([next(iterator)], None))
+            except BaseException as error:
+                taken.put(([], error))
+                return
+
+    thread = threading.Thread(target=take, name="ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = taken.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item[0]
+            room.release()
+    finally:
+        closed.set()
+        room.release()
+        thread.join()
 
 
 @contextmanager

@@ -194,6 +194,8 @@ def _measure(
                 draw = figures.plot if options.get("plot") and model is models[0] else None
                 notes = draw(Picture(options["plot"], str(model.path))) if draw else ()
                 records[str(model.path)] = figures.record(name, model)
+                if options.get("layer") is not None:
+                    records[str(model.path)]["layer"] = options["layer"]
                 if options["resamples"] is not None and model is models[0]:
                     write_json(options["resamples"], _drawn(figures))
                 records[str(model.path)] |= {"random_weights": random_record(random)} if random else {}

@@ -64,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--pooling", choices=("mean", "max", "cls"), help="another pooling than it was trained with")
     add("--no-projection", action="store_true", help="leave out the projection behind the pooling ([CLS] without MLP)")
+    add("--layer", type=int, metavar="N", help="pool the token vectors of this layer, and leave out the layers above")
     add(
         "--license",
         metavar="ID",
@@ -83,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _main(options: argparse.Namespace) -> None:
     from xrep.inference.export import export_path
 
-    changes = {"pooling": options.pooling, "no_projection": options.no_projection}
+    changes = {"pooling": options.pooling, "no_projection": options.no_projection, "layer": options.layer}
     changes |= {"license": options.license, "results": options.results}
     written = export_path(options.path, options.output, options.format, options.average, **changes)
     print(*written, *(f"  {line}" for line in written.values()), sep="\n")

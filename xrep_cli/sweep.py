@@ -20,7 +20,9 @@ Train a recipe with each combination of values of some options, and rank the run
 Further options are those of xrep-train, and all runs have them: xrep-sweep recipe.yaml ... --max-steps 1000. Each run
 has a directory in --save-dir, which is named after its values, and a log beside it. The same command goes on with runs
 that were stopped and trains only those that are not finished. The table of all runs, the best first, is printed and
-written to sweep.tsv. With several seeds, combinations are ranked by the mean over them."""
+written to sweep.tsv. With several seeds, combinations are ranked by the mean over them, and recipes with stages by the
+validation of the last stage. There a value is that of every stage, and --grid stages.second.optimizer.lr=1e-4,3e-4 that
+of the stage `second`."""
 TABLE = "sweep.tsv"
 
 
@@ -60,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _sweep(options: argparse.Namespace, others: list[str], grid: dict[str, list[str]], seeds: list[str]) -> None:
-    from xrep.config import compose
+    from xrep.config import compose_course
     from xrep.evaluation.evaluation import table
     from xrep.training.sweep import ranking, run_trials, trials_of
     from xrep_cli.options import parse
@@ -68,10 +70,10 @@ def _sweep(options: argparse.Namespace, others: list[str], grid: dict[str, list[
     directory = Path(options.save_dir)
     trials = trials_of(grid, seeds, directory, ["--config", options.config, *others])
     lines = [parse(trial.options) for trial in trials]
-    runs = [compose(line.layers, line.problems) for line in lines]
+    courses = [compose_course(line.layers, line.problems) for line in lines]
     directory.mkdir(parents=True, exist_ok=True)
-    failed = run_trials(trials, runs, options.parallel, lambda text: print(text, file=sys.stderr, flush=True))
-    ranked = ranking(trials)
+    failed = run_trials(trials, courses, options.parallel, lambda text: print(text, file=sys.stderr, flush=True))
+    ranked = ranking(trials, courses[0][-1].stage)
     rows = [
         [*each.trials[0].values.values(), f"{each.mean:.4f}", f"{each.deviation:.4f}", str(len(each.scores)),
          " ".join(str(trial.directory) for trial in each.trials)]

@@ -16,6 +16,7 @@ import pytest
 from tests.fixtures import data_directory as data_directory
 from tests.hostile.refusals import Case, case_name, check_refused
 from tests.runs import options
+from xrep.config.yaml_files import load_yaml
 from xrep.errors import UserError
 from xrep.interrupts import Interrupted
 from xrep.training import sweep
@@ -68,6 +69,30 @@ def test_a_grid_is_trained_ranked_and_not_trained_again(
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
+@pytest.mark.slow
+def test_courses_are_ranked_by_their_last_stage(
+    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    recipe = write_recipe(tmp_path, data_directory)
+    stages = "stages: [{name: one}, {name: two, criterion: {name: translation_ranking, temperature: 0.1}}]\n"
+    recipe.write_text(recipe.read_text(encoding="utf-8") + stages, encoding="utf-8")
+    grid = ["--grid", "stages.two.optimizer.lr=1e-9,1e-2", "--grid", "task.batch_size=20"]
+    given = [str(recipe), *grid, "--save-dir", str(tmp_path / "search")]
+    assert main(given) == 0
+    header, *rows = (row.split("\t") for row in (tmp_path / "search" / "sweep.tsv").read_text().splitlines())
+    assert header[:3] == ["stages.two.optimizer.lr", "task.batch_size", "accuracy"] and len(rows) == 2
+    for row in rows:
+        run = Path(row[-1])
+        assert run.name == f"two.lr{row[0]}-batch_size20" and (run / "best").resolve().parent == run / "two"
+        best = json.loads((run / "two" / "summary.json").read_text())["best"]["value"]
+        assert row[2] == f"{best:.4f}"
+        rates = [load_yaml(run / stage / "config.yaml")["optimizer"]["lr"] for stage in ("one", "two")]
+        assert rates == [0.003, float(row[0])]
+    assert float(rows[0][2]) >= float(rows[1][2])
+    capsys.readouterr()
+    assert main(given) == 0 and "2 of 2 runs are finished already" in capsys.readouterr().err
+
+
 def test_combinations_are_ranked_by_the_mean_over_their_seeds(tmp_path: Path) -> None:
     grid = {"optimizer.lr": ["1", "2", "3"], "criterion.margin": ["0"]}
     trials = trials_of(grid, ["7", "8"], tmp_path, ["--config", "c.yaml"])
@@ -104,7 +129,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
     stub(tmp_path, monkeypatch, "print('so it is'); sys.exit(2 if 'optimizer.lr=2' in sys.argv else 0)")
     trials = trials_of({"optimizer.lr": ["1", "2", "3"]}, [], tmp_path, [])
     said = list[str]()
-    failed = run_trials(trials, [None] * 3, 2, said.append)  # type: ignore[list-item]
+    failed = run_trials(trials, [[None]] * 3, 2, said.append)  # type: ignore[list-item]
     assert failed == {trials[1]: "so it is"} and sorted(said)[-1][:8] == "3 of 3: " and len(said) == 3
     assert trials[0].log.read_text() == "so it is\n"
 
@@ -127,7 +152,7 @@ def test_ctrl_c_stops_all_runs_and_starts_no_other(tmp_path: Path, monkeypatch: 
     threading.Thread(target=interrupt, daemon=True).start()
     try:
         with pytest.raises(Interrupted, match="the same command goes on from there"):
-            run_trials(trials, [None] * 3, 2, lambda text: None)  # type: ignore[list-item]
+            run_trials(trials, [[None]] * 3, 2, lambda text: None)  # type: ignore[list-item]
     finally:
         signal.signal(signal.SIGINT, before)
     assert [trial.log.exists() for trial in trials] == [True, True, False]

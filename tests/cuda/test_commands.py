@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -25,7 +26,7 @@ from xrep.models.directory import CRITERION, MODEL, open_checkpoint
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(absence() is not None, reason=absence() or "")]
 CLOSE = 1e-2 if os.path.exists("/dev/nvidiactl") else 2e-5
 OPTIONS = {**RUN, **CASES["dual_moco"], "criterion": "dual_moco", "max_steps": 6, "validate_every": 3,
-           "lr_scheduler": "constant", "kernels": "chunked"}  # fmt: skip
+           "lr_scheduler": "constant", "kernels": "chunked", "precision": "float32"}  # fmt: skip
 
 
 def option_line(**options: Any) -> list[str]:
@@ -108,3 +109,13 @@ def test_vectors_and_translations_are_those_of_the_cpu(tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors, expected, atol=CLOSE)
     found, wanted = ((tmp_path / f"{device}.txt").read_text(encoding="utf-8") for device in ("cuda", "cpu"))
     assert len(set(found.splitlines())) > 10 and (found == wanted or CLOSE == 1e-2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_fused_kernels_are_checked_and_used(tmp_path: Path) -> None:
+    data, runs = write_data(tmp_path), [tmp_path / device for device in ("cuda", "cpu")]
+    given = {"max_steps": 2, "validate_every": 0, "kernels": "auto"}
+    run([train(data, folder, **{**given, "device": folder.name}) for folder in runs], tmp_path)
+    assert "kernels: triton\n" in (runs[0] / "log.txt").read_text(encoding="utf-8")
+    for name, tensor in tensors(runs[0] / "last").items():
+        torch.testing.assert_close(tensor, tensors(runs[1] / "last")[name], rtol=0, atol=CLOSE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tracemalloc
 from collections import Counter
 
@@ -104,3 +105,13 @@ def test_memory_does_not_grow_with_the_corpus() -> None:
     tracemalloc.stop()
     assert peak < 64e6
     assert len(set(map(tuple, stream.tolist()))) > 700 and stream[:, 1].max() > 0.95 * size
+
+
+def test_the_order_is_that_of_earlier_versions():
+    """A run that was begun before goes on with the same examples. The digests were computed by an earlier version."""
+    digest = hashlib.sha256()
+    for sizes, alpha in (([70_001], 1.0), ([700], 1.0), ([5000, 3, 777, 1, 20_000, 12], 0.3), ([1000] * 100, 0.3)):
+        order = ExampleOrder(sizes, alpha, 7, lambda corpus, rows: rows * 2654435761 % 61)
+        for start in (0, sum(sizes) - 100, 3 * sum(sizes) // 2):
+            digest.update(np.ascontiguousarray(order.take(start, start + 1000)).tobytes())
+    assert digest.hexdigest()[:32] == "3e9dde65271cc8cd7353e583db2122b0"

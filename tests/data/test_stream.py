@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,6 +118,32 @@ def test_no_more_is_planned_than_workers_may_hold() -> None:
     assert worker_ids() == []
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_plan_a_little_ahead_in_a_thread(workers: int) -> None:
+    task, before = Squares(), threading.active_count()
+    batches = stream(task, world_size=2, workers=workers)
+    assert [next(batches)[0].tolist() for _ in range(20)] == [[number**2] for number in range(20)]
+    deadline = time.monotonic() + 60
+    most = 19 + PREFETCH + max(0, workers * PREFETCH - 1)
+    while task.planned < most and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert task.planned == most and threading.active_count() == before + 1
+    batches.close()
+    assert threading.active_count() == before and worker_ids() == []
+
+
+def test_damage_found_while_planning_ahead_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(self, *arguments: Any) -> Iterator[Plan]:
+        yield Plan(np.ones(1), 1, 1)
+        raise UserError("damaged", path="train.de-en.de")
+
+    monkeypatch.setattr(Squares, "plan", plan)
+    batches = stream(Squares(), world_size=2)
+    assert next(batches)[0].tolist() == [1]
+    with pytest.raises(UserError, match="train.de-en.de: damaged"):
+        next(batches)
+
+
 def test_plans_and_batches_larger_than_a_pipe() -> None:
     totals = [int(batch.sum()) for batch, _ in stream(Squares(500_000), stop=20, workers=2)]
     assert totals == [500_000 * number**2 for number in range(20)]
@@ -126,6 +153,7 @@ def test_plans_and_batches_larger_than_a_pipe() -> None:
 def test_thousands_of_batches_leave_nothing_open(data_directory: Path) -> None:
     task = BitextTask(BitextTask.Config(data=str(data_directory), batch_size=8), 1)
     kept, opened = [], set()
+    gc.collect()  # maps of other tests, which the workers would inherit
     with contextlib.closing(stream(task, workers=2)) as batches:
         for number, (batch, _) in enumerate(itertools.islice(batches, 3001)):
             kept.append(batch)  # batches that are still in use hold nothing open either

@@ -180,6 +180,13 @@ def test_parallel_files_are_read_and_cleaned(tmp_path: Path) -> None:
         (tmp_path / f"test-{language}.tsv").write_text(rows, encoding="utf-8")
     tables = _read(tmp_path / "test-{lang}.tsv", column=2)  # the header says the same in all languages
     assert tables.groups == [{"de": ["Hallo A", "Hallo B"], "fr": ["Salut A", "Salut B"]}]
+    for language, others in {"de": ["NS", "Hallo", "Tag", "B"], "fr": ["Salut", "Bonjour", "NS", "C"]}.items():
+        (tmp_path / language).mkdir()
+        rows = [f"{number}\t{text}\tx\t1" for number, text in enumerate(others, 1)]
+        text = "\n".join(["id\tsentence1\tsentence2\tlabel", *rows, ""])
+        (tmp_path / language / "test_2k.tsv").write_text(text, encoding="utf-8")
+    published = _read(tmp_path / "{lang}" / "test_2k.tsv", column=2)  # PAWS-X, where NS is no sentence
+    assert published.groups == [{"de": ["Hallo", "B"], "fr": ["Bonjour", "C"]}]
 
 
 def test_tatoeba_pairs_each_language_with_english(tatoeba_folder: Path) -> None:

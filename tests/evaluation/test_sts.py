@@ -9,8 +9,9 @@ from scipy import stats
 from tests.evaluation.conftest import measured
 from xrep.errors import UserError
 from xrep.evaluation.overlap import Overlap
-from xrep.evaluation.sts import Sts, measure, select
+from xrep.evaluation.sts import Sts, measure, select, similarities
 from xrep.evaluation.sts_sets import Subset, find_sets
+from xrep.metrics.components import whiten
 from xrep.text.cleaning import sentence_hashes
 
 PAIRS = [
@@ -106,6 +107,19 @@ def test_each_similarity_is_measured_on_vectors_as_the_model_gives_them(folder: 
         expected = 100 * stats.pearsonr(scores, subset.gold).statistic
         assert found[name]["pearson"].all == pytest.approx(expected, abs=1e-3)
     assert len({round(of["pearson"].all, 3) for of in found.values()}) == 4
+
+
+def test_whitened_vectors_of_all_sentences_of_a_test(folder: Path, ngram_encoder) -> None:
+    (test, *_), encoder = find_sets(str(folder), "test"), ngram_encoder()
+    columns = [column for subset in test.subsets for column in (subset.first, subset.second)]
+    vectors = [encoder.encode(column, "en", normalize=False).astype(np.float64) for column in columns]
+    white = np.split(whiten(np.concatenate(vectors), 3), np.cumsum([len(column) for column in columns])[:-1])
+    found = similarities(encoder, test, 3)["cosine"]
+    for first, second, own in zip(white[::2], white[1::2], found, strict=True):
+        expected = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
+        np.testing.assert_allclose(own, expected, atol=1e-6)
+    with pytest.raises(UserError, match="`whiten` -1; give 0 or more"):
+        measured(Sts, encoder, data=str(folder), whiten=-1)
 
 
 def test_the_table_names_test_split_and_averages(folder: Path, ngram_encoder) -> None:

@@ -12,7 +12,9 @@ from xrep.evaluation import tatoeba
 from xrep.evaluation.evaluation import Figures
 from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.tatoeba import Tatoeba
+from xrep.metrics.components import whiten
 from xrep.metrics.retrieval import Accuracy
+from xrep.retrieval.neighbours import normalize_rows
 
 
 def _by_hand(encoder, folder: Path, code: str, language: str) -> Accuracy:
@@ -224,6 +226,17 @@ def test_components_and_margins_are_those_of_the_formulas(tatoeba_folder: Path, 
         assert _accuracy(figures, pool.language) == Accuracy(*right)
 
 
+def test_whitened_vectors_are_compared(tatoeba_folder: Path, ngram_encoder) -> None:
+    figures = measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder), whiten=2, langs="de")
+    (pool,) = [pool for pool in _pools(tatoeba_folder) if pool.language == "de"]
+    x, y = (whiten(ngram_encoder().encode(side, "x"), 2) for side in (pool.sentences, pool.english))
+    cosine = normalize_rows(x) @ normalize_rows(y).T
+    right = [(cosine.argmax(axis=axis) == np.arange(len(x))).mean() * 100 for axis in (1, 0)]
+    assert _accuracy(figures, "de") == Accuracy(*right) and figures.settings["whiten"] == 2
+    with pytest.raises(UserError, match="`whiten` 900: whitening to 900 directions of vectors of shape"):
+        measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder), whiten=900, langs="de")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -231,6 +244,7 @@ def test_components_and_margins_are_those_of_the_formulas(tatoeba_folder: Path, 
         ({"remove_components": 3}, "`remove_components` 3, but 3 pairs of swh"),
         ({"remove_components": -1}, "`remove_components` -1; give 0 or more"),
         ({"neighbours": 0}, "`neighbours` 0; give at least 1"),
+        ({"whiten": -1}, "`whiten` -1; give 0 or more"),
     ],
 )
 def test_numbers_too_large_for_the_data_are_one_clear_line(tatoeba_folder: Path, options: dict, message: str) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import re
+import warnings
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
 
-from xrep.kernels import chunked_steps, precision
+from xrep.kernels import chunked_steps, first_use, precision
+from xrep.kernels.first_use import kernel_problem
 from xrep.kernels.paths import describe, path_for, set_path, steps_for, triton_problem, use_path
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -70,6 +75,7 @@ def test_triton_is_refused_where_it_cannot_run(triton, gpu, reason, monkeypatch:
 
 def test_triton_is_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, triton=True, gpu=True)
+    monkeypatch.setattr(first_use, "kernel_problem", lambda device: None)
     assert path_for(GPU) == describe(GPU) == "triton" and path_for(CPU) == "chunked"
     with use_path("triton"):
         assert path_for(GPU) == "triton"
@@ -85,6 +91,51 @@ def test_the_interpreter_runs_triton_without_a_gpu(monkeypatch: pytest.MonkeyPat
     with use_path("triton"):
         assert path_for(CPU) == "triton"
     assert path_for(CPU) == "chunked"
+
+
+@pytest.fixture
+def triton_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The kernels on this machine, where a GPU runs them or the interpreter, before their first use."""
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")  # it is read when the kernels are imported
+    steps = pytest.importorskip("xrep.kernels.triton_steps", reason="Triton is not installed")
+    kernel_problem.cache_clear()
+    yield steps
+    kernel_problem.cache_clear()
+
+
+@pytest.mark.slow
+def test_kernels_that_agree_with_the_reference_are_used(triton_steps: ModuleType) -> None:
+    assert kernel_problem(GPU if torch.cuda.is_available() else CPU) is None
+
+
+def wrong_weights(scores: torch.Tensor, *others: object) -> torch.Tensor:
+    return chunked_steps.absorb(scores + scores.square() / 2, *others)
+
+
+def broken(*arguments: object) -> None:
+    raise RuntimeError("no such instruction\nin line 3")
+
+
+@pytest.mark.parametrize(
+    "function, reason",
+    [
+        (wrong_weights, r"differ from the reference here \(queue_infonce, torch.float32, by \S+\)"),
+        (broken, "fail here: no such instruction"),
+    ],
+)
+def test_kernels_that_do_not_are_left_with_a_warning(
+    function, reason, triton_steps: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_steps, "absorb", function)
+    if not torch.cuda.is_available():  # the check of the GPU that is not here is made on the CPU
+        problem = kernel_problem.__wrapped__
+        monkeypatch.setattr(first_use, "kernel_problem", functools.cache(lambda device: problem(CPU)))
+    with pytest.warns(UserWarning, match=f"Triton's kernels {reason}; the chunked kernels are used"):
+        assert path_for(GPU) == "chunked"
+    with warnings.catch_warnings(action="error"):
+        assert steps_for(GPU) is chunked_steps
+        assert re.fullmatch(rf"chunked \(Triton's kernels {reason}\)", describe(GPU))
 
 
 def test_the_reference_path_needs_no_steps() -> None:

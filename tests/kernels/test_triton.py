@@ -43,6 +43,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 QUEUE, IDS, QUEUE_IDS = normal(101, 9), integers(9, 7, 2), integers(50, 101, 2)
 TARGET = torch.where(integers(5, 200) > 0, integers(13, 200), -100)
+COLUMN = torch.stack([TARGET, 12 - TARGET.clamp(min=0)], dim=1)[:, 0]
 Function = Callable[..., list[Tensor]]
 
 
@@ -50,9 +51,9 @@ def of_queue(**options) -> Function:
     return lambda q, k, tau: list(queue_infonce(q, k, QUEUE, tau, **options))
 
 
-def of_vocabulary(smoothing: float) -> Function:
+def of_vocabulary(smoothing: float, target: Tensor = TARGET) -> Function:
     def function(hidden: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
-        return list(linear_cross_entropy(hidden, weight, TARGET, bias=bias, label_smoothing=smoothing))
+        return list(linear_cross_entropy(hidden, weight, target, bias=bias, label_smoothing=smoothing))
 
     return function
 
@@ -69,6 +70,7 @@ CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "hard, ids": (lambda x, y, t: list(hard_infonce(x, y, t, exponent=0.7, ids=IDS)), ((7, 9), (7, 9), ())),
     "exponent 0": (lambda x, y, t: list(hard_infonce(x, y, t, exponent=0.0)), ((7, 9), (7, 9), ())),
     "vocabulary": (of_vocabulary(0.0), ((200, 6), (13, 6), (13,))),
+    "vocabulary, a column of targets": (of_vocabulary(0.0, COLUMN), ((200, 6), (13, 6), (13,))),
     "vocabulary, smoothed": (of_vocabulary(0.1), ((200, 6), (13, 6), (13,))),
 }
 

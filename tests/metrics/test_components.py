@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xrep.metrics.components import principal_components, remove_components
+from xrep.metrics.components import principal_components, remove_components, whiten
 
 
 @pytest.mark.parametrize("shape", [(40, 8), (8, 40), (12, 12)])
@@ -36,3 +36,34 @@ def test_what_a_language_shares_is_gone() -> None:
 def test_more_components_than_there_are_are_refused(count: int) -> None:
     with pytest.raises(ValueError, match="principal components"):
         remove_components(np.ones((4, 9)), count)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_whitened_vectors_have_the_cosines_of_the_formula(count: int) -> None:
+    """Su et al. (2021): x -> (x - mean) U Λ^(-1/2), from a singular value decomposition of the covariance."""
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(40, 8)) @ generator.normal(size=(8, 8)) + 3
+    mean, covariance = x.mean(0), np.cov(x.T, bias=True)
+    directions, variances, _ = np.linalg.svd(covariance)
+    expected = (x - mean) @ (directions / np.sqrt(variances))[:, :count]
+    found = whiten(x, count)
+    assert found.shape == x.shape
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-8)
+    np.testing.assert_allclose(whiten(x.astype(np.float32), count), found, atol=1e-3)
+
+
+def test_whitened_languages_keep_their_common_axes() -> None:
+    """Two languages that say the same with other scales are equal when each is whitened apart."""
+    generator = np.random.default_rng(3)
+    meaning = generator.normal(size=(200, 6))
+    one, other = meaning * [1, 5, 1, 1, 2, 1] + 4, meaning * [3, 1, 1, 0.2, 1, 1] - 7
+    cosines = [(a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1) for a, b in
+               ((one, other), (whiten(one, 6), whiten(other, 6)))]  # fmt: skip
+    assert cosines[0].max() < 0.5 and cosines[1].min() > 0.95
+
+
+def test_whitening_needs_as_many_directions() -> None:
+    x = np.random.default_rng(4).normal(size=(9, 4))
+    for vectors, count in ((x, 0), (x, 5), (x[:3], 3), (np.ones((9, 4)), 1), (np.hstack([x, x]), 6)):
+        with pytest.raises(ValueError, match="whitening to"):
+            whiten(vectors, count)

@@ -72,7 +72,11 @@ def test_the_recipe_with_nli_has_the_values_of_appendix_b():
 
 
 def test_the_recipe_of_frozen_source_has_the_values_of_table_6():
-    a, nli, b = compose_course([("", read_yaml(ROOT / "examples" / "frozen_source" / "zh-en.yaml"))])
+    a, nli, b, english = compose_course([("", read_yaml(ROOT / "examples" / "frozen_source" / "zh-en.yaml"))])
+    alone = compose([("", read_yaml(ROOT / "examples" / "frozen_source" / "nli.yaml"))])
+    for run in (english, alone):  # section 4.2.3
+        facts = run.configs["optimizer"].lr, run.configs["criterion"].temperature, run.configs["task"].batch_size
+        assert facts == (1e-5, 0.05, 128)
     for run, batch_size, rate, queue_size in ((a, 200, 5e-5, 200_000), (b, 400, 2e-4, 10_000)):
         assert (run.configs["task"].batch_size, run.configs["optimizer"].lr) == (batch_size, rate)
         assert (run.configs["criterion"].queue_size, run.configs["criterion"].learnable_temperature) == (

@@ -9,6 +9,7 @@ import pytest
 
 from tests.runs import compose_run
 from xrep.interop.pretrained import declared_languages
+from xrep.training import introduction
 from xrep.training.run import train
 
 
@@ -40,6 +41,23 @@ def test_towers_are_named_with_languages_state_and_origin(
     lines = said(data_directory, tmp_path / "init", capsys, **begun)
     assert lines[0] == f"tower source (de, es): trained, from {first} (de, es, init)"
     assert lines[1] == f"tower target (en): partly frozen (0.0M parameters trained), from {first} (en, init)"
+
+
+def test_lora_is_named_with_what_it_trains(
+    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(introduction, "_millions", str)
+    options = {
+        "towers": "separate",
+        "freeze": "encoders.source,projections.source",
+        "lora_rank": 2,
+        "projection_size": 8,
+    }
+    lines = said(data_directory, tmp_path / "run", capsys, **options)
+    # Products for queries, keys and values, of attention, and two of the feed-forward layer; then the projection.
+    factors = 2 * ((32 + 96) + (32 + 32) + (32 + 64) + (64 + 32))
+    assert lines[1].startswith(f"tower target (en): LoRA of rank 2 ({factors + 32 * 8 + 8} trained), ")
+    assert lines[0].startswith("tower source (de, es): frozen, ")
 
 
 @pytest.mark.parametrize(

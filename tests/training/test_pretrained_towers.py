@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from xrep.models.directory import open_checkpoint
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.tokenizer import train_tokenizer
+from xrep_cli.train import main
 
 WIDTHS = {"de": 32, "en": 24}
 UNSIZED = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions")
@@ -168,6 +170,19 @@ def test_what_does_not_fit_is_one_line(
             line[line.index(f"--{name.replace('_', '-')}") + 1] = str(given[name])
     assert message in refusal(xrep_train(*line))
     assert not (tmp_path / "r" / "last").exists()
+
+
+def test_a_teacher_that_names_no_languages_is_mentioned(
+    raw: Path, pretrained: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    card = shutil.ignore_patterns("README.md")
+    nameless = Path(shutil.copytree(pretrained["de"], tmp_path / "nameless", ignore=card))
+    for encoder in (pretrained["de"], nameless):
+        given = {"criterion": "frozen_source", "encoder": encoder, "queue_size": 0, "max_steps": 1}
+        assert main(arguments(raw, tmp_path / f"run-{encoder.name}", **given)) == 0
+        warned = [line for line in capfd.readouterr().err.splitlines() if "names no languages" in line]
+        told = "make sure that it is an encoder for de, which the frozen source tower reads"
+        assert warned == ([f"warning: {nameless} names no languages; {told}"] if encoder == nameless else [])
 
 
 def test_data_of_another_vocabulary_is_refused(

@@ -146,6 +146,7 @@ class FrozenSource(ContrastiveCriterion):
         self._source_side, self._target_side = SIDES if config.source_side == "source" else SIDES[::-1]
         self._source, self._target = towers[self._source_side], towers[self._target_side]
         self._teacher = _teacher(config, model, self._source == self._target)
+        self._warnings = list[str]()
         has_keys = config.loss == "contrastive" and self._teacher is None
         self.uses_hard_negatives = has_keys and self._source_side == "target"
         self._cache: VectorCache | None = None
@@ -155,7 +156,7 @@ class FrozenSource(ContrastiveCriterion):
             if self._source == self._target:
                 problem = "a frozen source needs a tower of its own, and this model has one for both sides"
                 raise UserError(problem, cure="set `towers` to separate, or `source` to trained")
-            self._check_teacher(model, text)
+            self._warnings = self._check_teacher(model, text)
             names = [name.split(".") for name, _ in model.named_parameters()]
             self.frozen = list(dict.fromkeys(".".join(name[:2]) for name in names if name[1] == self._source))
         self._projects_at_random = bool(self.frozen) and self._source in model.new_projections
@@ -165,13 +166,17 @@ class FrozenSource(ContrastiveCriterion):
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Source vectors and ids of each batch since the last step, from all ranks."""
 
-    def _check_teacher(self, model: DualEncoder, text: TextSpec) -> None:
-        """Raise UserError if the frozen tower starts from an encoder of other languages than it will read."""
+    def _check_teacher(self, model: DualEncoder, text: TextSpec) -> list[str]:
+        """Raise UserError if the frozen tower starts from an encoder of other languages than it will read; return a
+        warning if that is not known."""
         languages = {"source": text.source_languages, "target": text.target_languages}
         side, other = self._source_side, self._target_side
         origin = model.origins.get(f"encoders.{self._source}")
-        if origin is None or not origin.languages or {*origin.languages} & {*languages[side]}:
-            return
+        if origin is not None and not origin.languages:
+            read = f"{', '.join(languages[side])}, which the frozen {side} tower reads"
+            return [f"{origin.path} names no languages; make sure that it is an encoder for {read}"]
+        if origin is None or {*origin.languages} & {*languages[side]}:
+            return []
         cure = f"name an encoder for {', '.join(languages[side])} by `{side}_encoder`"
         if {*origin.languages} & {*languages[other]}:
             cure = f"set `source_side` to {other}"
@@ -264,7 +269,7 @@ class FrozenSource(ContrastiveCriterion):
         return torch.from_numpy(self._cache.read(places)).to(device)
 
     def warnings(self, task: Task) -> list[str]:
-        warnings = list[str]()
+        warnings = list(self._warnings)
         if self._projects_at_random:
             warnings.append(
                 f"the frozen {self._source_side} tower has a new projection, of random weights unless `init` has them; "

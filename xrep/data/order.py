@@ -9,7 +9,8 @@ Feistel network with cycle walking), so memory does not grow with the corpus.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,20 +23,36 @@ _ROUNDS = 4
 
 def permute(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     """Map ``indices`` (int64, in [0, size)) by a pseudo-random permutation of [0, size) that ``key`` selects."""
-    half_bits = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
-    mask = np.uint64((1 << half_bits) - 1)
-    shift = np.uint64(half_bits)
-    round_keys = np.random.SeedSequence(key).generate_state(_ROUNDS, dtype=np.uint64)
+    groups = np.zeros(len(indices), dtype=np.int64)
+    return permute_groups(indices, groups, np.array([size]), [key])
+
+
+def permute_groups(
+    indices: np.ndarray, groups: np.ndarray, sizes: np.ndarray, keys: Sequence[tuple[int, ...]]
+) -> np.ndarray:
+    """Map ``indices[i]`` by the permutation of [0, sizes[g]) that ``keys[g]`` selects, where g is ``groups[i]``.
+
+    Many small groups cost hardly more than one large one.
+    """
+    round_keys = np.stack([_round_keys(key) for key in keys], axis=1)
+    halves = np.array([max(1, (max(size - 1, 1).bit_length() + 1) // 2) for size in sizes.tolist()], dtype=np.uint64)
+    masks, limits = (np.uint64(1) << halves) - np.uint64(1), sizes.astype(np.uint64)
     out = indices.astype(np.uint64)
     pending = np.arange(len(out))
     while len(pending):
-        values = _feistel(out[pending], round_keys, shift, mask)
+        own = groups[pending] if len(keys) > 1 else 0
+        values = _feistel(out[pending], round_keys[:, own], halves[own], masks[own])
         out[pending] = values
-        pending = pending[values >= size]
+        pending = pending[values >= limits[own]]
     return out.astype(np.int64)
 
 
-def _feistel(values: np.ndarray, round_keys: np.ndarray, shift: np.uint64, mask: np.uint64) -> np.ndarray:
+@lru_cache(1 << 14)
+def _round_keys(key: tuple[int, ...]) -> np.ndarray:
+    return np.random.SeedSequence(key).generate_state(_ROUNDS, dtype=np.uint64)
+
+
+def _feistel(values: np.ndarray, round_keys: np.ndarray, shift: np.ndarray, mask: np.ndarray) -> np.ndarray:
     left, right = values >> shift, values & mask
     for key in round_keys:
         left, right = right, left ^ (mix(right ^ key) & mask)
@@ -62,9 +79,13 @@ def by_group(groups: np.ndarray, read: Callable[[int, np.ndarray], np.ndarray]) 
 
     Without any places, ``read`` is called for group 0, so that the result has its type.
     """
-    distinct = np.unique(groups).tolist() or [0]
-    parts = [read(group, np.flatnonzero(groups == group)) for group in distinct]
-    return np.concatenate(parts)[np.argsort(np.argsort(groups, kind="stable"))]
+    order = np.argsort(groups.astype(np.uint16) if groups.max(initial=0) < 1 << 16 else groups, kind="stable")
+    distinct, starts = np.unique(groups[order], return_index=True)
+    places = np.split(order, starts[1:])
+    read_parts = np.concatenate([read(group, own) for group, own in zip(distinct.tolist() or [0], places, strict=True)])
+    parts = np.empty_like(read_parts)
+    parts[order] = read_parts
+    return parts
 
 
 class ExampleOrder:
@@ -83,7 +104,7 @@ class ExampleOrder:
     ) -> None:
         self.sizes = sizes
         self.epoch_size = int(sum(sizes))
-        self._quotas = sampling_quotas(sizes, alpha)
+        self._quotas, self._sizes = sampling_quotas(sizes, alpha), np.asarray(sizes, dtype=np.int64)
         self._borders = np.cumsum(self._quotas)
         self._seed = seed % 2**64
         self._lengths = lengths
@@ -111,7 +132,7 @@ class ExampleOrder:
         positions = np.arange(first, min(first + WINDOW_SIZE, self.epoch_size))
         drawn = permute(positions, self.epoch_size, (self._seed, epoch, 0))
         corpora = np.searchsorted(self._borders, drawn, side="right")
-        rows = by_group(corpora, lambda corpus, places: self._rows(corpus, epoch, drawn[places]))
+        rows = self._rows(corpora, epoch, drawn)
         lengths = by_group(corpora, lambda corpus, places: self._lengths(corpus, rows[places]))
         by_length = np.argsort(lengths, kind="stable")
         blocks = np.array_split(by_length, range(BLOCK_SIZE, len(by_length), BLOCK_SIZE))
@@ -119,11 +140,16 @@ class ExampleOrder:
         order = np.concatenate([blocks[b] for b in shuffled])
         return np.stack([corpora[order], rows[order]], axis=1)
 
-    def _rows(self, corpus: int, epoch: int, drawn: np.ndarray) -> np.ndarray:
-        """Return the rows of the numbers that were drawn for a corpus in an epoch.
+    def _rows(self, corpora: np.ndarray, epoch: int, drawn: np.ndarray) -> np.ndarray:
+        """Return the rows of the numbers that were drawn for corpora in an epoch.
 
-        They are positions in the corpus's endless stream, in which one permutation follows another.
+        They are positions in each corpus's endless stream, in which one permutation follows another.
         """
-        quota, size = int(self._quotas[corpus]), self.sizes[corpus]
-        passes, offsets = np.divmod(epoch * quota + drawn - (self._borders[corpus] - quota), size)
-        return by_group(passes, lambda number, places: permute(offsets[places], size, (self._seed, number, corpus + 2)))
+        quotas, sizes = self._quotas[corpora], self._sizes[corpora]
+        passes, offsets = np.divmod(epoch * quotas + drawn - (self._borders[corpora] - quotas), sizes)
+        first = passes.min(initial=0)
+        span = int(passes.max(initial=0)) - first + 1
+        both, groups = np.unique(corpora * span + passes - first, return_inverse=True)
+        own, numbers = both // span, both % span + first
+        keys = [(self._seed, number, corpus + 2) for corpus, number in np.stack([own, numbers], axis=1).tolist()]
+        return permute_groups(offsets, groups, self._sizes[own], keys)

@@ -85,7 +85,10 @@ def plan_batches(
     while stop is None or end < stop:
         start, end = end, end + size * world_size
         end = end if stop is None else min(end, stop)
-        yield Plan(np.array_split(order.take(start, end), world_size)[rank], end, end)
+        # As np.array_split divides the global batch; the other ranks' examples are not looked up.
+        part, larger = divmod(end - start, world_size)
+        first = start + rank * part + min(rank, larger)
+        yield Plan(order.take(first, first + part + (rank < larger)), end, end)
 
 
 def mean_size(order: ExampleOrder, size: int | TokenBudget) -> Fraction:

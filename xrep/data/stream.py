@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from xrep.errors import TrainingError
-from xrep.workers import in_workers
+from xrep.workers import ahead, in_workers
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ def stream(
         TrainingError: A worker died.
     """
     plans = task.plan(cursor, rank, world_size, stop)
+    if world_size > 1:  # a step of many ranks uses up much of the order, which takes time to compute
+        plans = ahead(plans)
     items = ((plan.what, plan) for plan in plans)
     begin = partial(torch.set_num_threads, 1)
     for batch, plan in in_workers(task.make, items, workers, died=_died, begin=begin, pack=_pack):

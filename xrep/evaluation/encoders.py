@@ -16,7 +16,7 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.files import check_regular, sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.metrics.components import remove_components
+from xrep.metrics.components import remove_components, whiten
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.retrieval.vectors import open_array, open_vectors
 from xrep.text.languages import canonical
@@ -47,7 +47,9 @@ class Encoder(Protocol):
         ...
 
 
-def open_encoder(path: str | Path, *, batch_tokens: int = 4096, cache: str | Path | None = None) -> Encoder:
+def open_encoder(
+    path: str | Path, *, batch_tokens: int = 4096, cache: str | Path | None = None, layer: int | None = None
+) -> Encoder:
     """Open the encoder at ``path``.
 
     Args:
@@ -55,10 +57,14 @@ def open_encoder(path: str | Path, *, batch_tokens: int = 4096, cache: str | Pat
             [N, D] and ``sentences.tsv`` (lines ``language<TAB>sentence``).
         batch_tokens: Number of subwords that are encoded at a time.
         cache: Folder in which vectors are kept, by encoder, language and sentences.
+        layer: Layer whose token vectors are pooled, as in ``SentenceEncoder.load``.
     """
     if (Path(path) / VECTORS).is_file():
+        if layer is not None:
+            raise UserError("`layer` of vectors that another system computed", path=path, cure="leave it out")
         return Precomputed(path)
-    return Loaded(str(path), SentenceEncoder.load(path), batch_tokens, None if cache is None else Path(cache))
+    encoder = SentenceEncoder.load(path, layer=layer)
+    return Loaded(str(path), encoder, batch_tokens, None if cache is None else Path(cache))
 
 
 def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
@@ -88,6 +94,17 @@ def without_components(unit: np.ndarray, count: int) -> np.ndarray:
         problem = f"`remove_components` {count} of vectors {unit.shape[1]} wide"
         raise UserError(problem, cure=f"give at most {unit.shape[1] - 1}")
     return normalize_rows(remove_components(unit, count)) if count else unit
+
+
+def whitened(vectors: np.ndarray, count: int) -> np.ndarray:
+    """Return vectors [N, D] whitened to ``count`` directions; 0 leaves them as they are."""
+    if not count:
+        return vectors
+    try:
+        return whiten(vectors, count)
+    except ValueError as error:
+        most = min(len(vectors) - 1, vectors.shape[1])
+        raise UserError(f"`whiten` {count}: {error}", cure=f"give a smaller number, at most {most}") from None
 
 
 @dataclass
@@ -184,7 +201,8 @@ def with_random_weights(encoder: Any, seed: int) -> Any:
     if not isinstance(encoder, Loaded):
         cure = "measure without `random_baseline`"
         raise UserError("no encoder whose weights can be drawn at random", path=encoder.path, cure=cure)
-    drawn = replace(encoder, encoder=SentenceEncoder.load(encoder.path, random_weights=seed))
+    layer = encoder.encoder.model.config.pooled_layer
+    drawn = replace(encoder, encoder=SentenceEncoder.load(encoder.path, random_weights=seed, layer=layer))
     drawn.training_hashes = encoder.training_hashes  # so that both are measured on the same examples
     return drawn
 

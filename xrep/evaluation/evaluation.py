@@ -27,6 +27,9 @@ class EncoderOptions:
 
     batch_tokens: int = 4096
     """Number of subwords that go through the encoder at once."""
+    layer: int | None = None
+    """Pool the token vectors of this layer instead of the last one; 0: the embeddings. XTREME's retrieval uses layer 7
+    of mBERT and 13 of XLM-R large. none: the layer with which the encoder was trained."""
     cache: str | None = None
     """Folder in which the vectors are kept, and from which they are taken the next time."""
     list_sentences: str | None = None
@@ -113,7 +116,8 @@ class Evaluation(ABC):
         Raises:
             UserError: There is no such model at ``path``.
         """
-        return open_encoder(path, batch_tokens=self.config.batch_tokens, cache=self.config.cache)
+        config = self.config
+        return open_encoder(path, batch_tokens=config.batch_tokens, cache=config.cache, layer=config.layer)
 
     @abstractmethod
     def measure(self, encoder: Any) -> Figures:

@@ -56,7 +56,8 @@ class TextOptions:
 
 
 def read_texts(options: TextOptions) -> Texts:
-    """Read parallel sentences. Rows with a blank or repeated side, and rows with all sides equal, are left out.
+    """Read parallel sentences. Rows with a blank or repeated side, and rows with all sides equal, are left out, and so
+    are rows in which a side is ``NS``, with which PAWS-X marks a sentence that has no translation.
 
     With Tatoeba, English is always included.
     """
@@ -128,7 +129,7 @@ def _clean(group: Group, files: list[Path]) -> Group:
     seen: set[tuple[int, str]] = set()
     for row in zip(*group.values(), strict=True):
         sides = set(enumerate(row))
-        if all(side.strip() for side in row) and len(set(row)) > 1 and not sides & seen:
+        if all(side.strip() not in ("", "NS") for side in row) and len(set(row)) > 1 and not sides & seen:
             seen |= sides
             rows.append(row)
     if len(rows) < 2:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, check_languages, encode_columns
+from xrep.evaluation.encoders import Encoder, check_languages, encode_columns, whitened
 from xrep.evaluation.evaluation import (
     DimensionsOption,
     EncoderOptions,
@@ -82,6 +82,9 @@ class Sts(Evaluation):
         """Languages of the data sets to measure (de,fr or deu,fra), or all."""
         split: Literal["test", "dev", "train"] = "test"
         """Split to measure on. STS12 to STS16 have only the test split."""
+        whiten: int = 0
+        """Whiten the vectors of the sentences of each test to this number of directions, as Su et al. (2021) do, who
+        keep 256; 0: leave them as they are."""
 
     config: Config
 
@@ -90,6 +93,8 @@ class Sts(Evaluation):
         return {folder: cls.Config(data=str(folder))} if folders_with(folder, _FILES) else {}
 
     def read(self) -> None:
+        if self.config.whiten < 0:
+            raise UserError(f"`whiten` {self.config.whiten}", cure="give 0 or more")
         self.tests = select(find_sets(self.config.data, self.config.split), self.config.langs)
 
     def measure(self, encoder: Encoder) -> Figures:
@@ -97,7 +102,7 @@ class Sts(Evaluation):
         values, resamples, overlaps, kept = {}, {}, [], []
         for whole in progress(self.tests, "tests"):
             test, overlap = _without_overlap(whole, encoder, self.config.drop_overlap)
-            scores = similarities(encoder, test)
+            scores = similarities(encoder, test, self.config.whiten)
             correlations = correlations_of(test, scores)
             resamples[_label(test.name, test.split)] = _resampled(test, scores["cosine"])
             values[test.name] = {
@@ -117,7 +122,7 @@ class Sts(Evaluation):
             values=values,
             headline={_label(name, own["split"]): own["cosine"]["spearman"]["all"] for name, own in values.items()},
             resamples=resamples,
-            settings={"split": self.config.split, "languages": self.config.langs},
+            settings={"split": self.config.split, "languages": self.config.langs, "whiten": self.config.whiten},
             files=[file for test in self.tests for file in test.files],
             overlap=total(overlaps),
         )
@@ -148,11 +153,13 @@ def _label(name: str, split: str) -> str:
     return f"{name} {split}, Spearman all"
 
 
-def similarities(encoder: Encoder | SentenceEncoder, test: TestSet) -> dict[str, list[np.ndarray]]:
+def similarities(encoder: Encoder | SentenceEncoder, test: TestSet, whiten: int = 0) -> dict[str, list[np.ndarray]]:
     """Return the scores of the pairs of each subset, by similarity: float64 [N] each."""
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
     columns = [column for subset in test.subsets for column in (subset.first, subset.second)]
-    vectors = [column.astype(np.float64) for column in encode_columns(encoder, columns, test.language)]
+    encoded = encode_columns(encoder, columns, test.language)
+    joined = whitened(np.concatenate(encoded).astype(np.float64), whiten)
+    vectors = np.split(joined, np.cumsum([len(column) for column in encoded])[:-1])
     return {
         similarity: [function(first, second) for first, second in zip(vectors[::2], vectors[1::2], strict=True)]
         for similarity, function in SIMILARITIES.items()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, check_languages, without_components
+from xrep.evaluation.encoders import Encoder, check_languages, whitened, without_components
 from xrep.evaluation.evaluation import (
     DimensionsOption,
     EncoderOptions,
@@ -105,6 +105,9 @@ class Tatoeba(Evaluation):
         remove_components: int = 0
         """Number of principal components of each language (of its sentences in the test) that are removed from its
         vectors."""
+        whiten: int = 0
+        """Whiten the vectors of each language (of its sentences in the test) to this number of directions, as Su et al.
+        (2021) do; 0: leave them as they are."""
         save_embeddings: str | None = None
         """Folder to which the compared vectors are written as {xxx}.{xxx}.npy and {xxx}.eng.npy: float32 [N, D],
         L2-normalised, in line order."""
@@ -163,6 +166,7 @@ class Tatoeba(Evaluation):
                 "margin": config.margin,
                 **neighbours,
                 "remove_components": config.remove_components,
+                "whiten": config.whiten,
             },
             files=self.files,
             overlap=total(overlaps),
@@ -181,8 +185,9 @@ def _check_numbers(config: Tatoeba.Config, pools: Sequence[Pool]) -> None:
     neighbours, components = config.neighbours, config.remove_components
     if neighbours < 1:
         raise UserError(f"`neighbours` {neighbours}", cure="give at least 1")
-    if components < 0:
-        raise UserError(f"`remove_components` {components}", cure="give 0 or more")
+    for option, number in (("remove_components", components), ("whiten", config.whiten)):
+        if number < 0:
+            raise UserError(f"`{option}` {number}", cure="give 0 or more")
     smallest = min(pools, key=len)
     pairs = f"{len(smallest)} pairs of {smallest.code}"
     cure = f"give a smaller number, or leave {smallest.code} out"
@@ -259,7 +264,8 @@ def answers(
     measured = {}
     for pool in progress(pools, "languages"):
         sides = encoder.encode(pool.sentences, pool.language), encoder.encode(pool.english, "en")
-        vectors, english = (without_components(normalize_rows(side), config.remove_components) for side in sides)
+        white = (normalize_rows(whitened(side, config.whiten)) for side in sides)
+        vectors, english = (without_components(side, config.remove_components) for side in white)
         if keep is not None:
             keep(pool, vectors, english)
         measured[pool.language] = _answers(vectors, english, config)

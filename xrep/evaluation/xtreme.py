@@ -73,6 +73,9 @@ class Xtreme(Evaluation):
         xquad, mlqa and tydiqa; qa=RUN/best stands for the last three."""
         retrieval: str | None = None
         """Sentence encoder for BUCC and Tatoeba."""
+        layer: int | None = None
+        """Layer of the sentence encoder whose token vectors are pooled: 7 of mBERT and 13 of XLM-R large in XTREME.
+        none: the layer with which it was trained."""
         batch_tokens: int = 4096
         """Number of subwords that go through the encoder at once."""
 
@@ -92,6 +95,8 @@ class Xtreme(Evaluation):
                 continue
             kind: Any = EVALUATIONS.load(TESTS.get(task, task))
             options: dict[str, Any] = {"split": SPLITS[task]} if task in SPLITS else {}
+            if task in RETRIEVAL:
+                options["layer"] = self.config.layer
             if TESTS.get(task) == "qa":
                 options["normalisation"] = "mlqa" if task == "mlqa" else "squad"
             self.evaluations[task] = kind(kind.Config(data=str(place), **options))

@@ -42,6 +42,7 @@ def export_path(
     *,
     pooling: Pooling | None = None,
     no_projection: bool = False,
+    layer: int | None = None,
     license: str | None = None,
     results: Sequence[str | Path] = (),
 ) -> dict[Path, str]:
@@ -54,6 +55,7 @@ def export_path(
         average: Average the weights of this many of the newest checkpoints of the run; None averages nothing.
         pooling: Pooling to use instead of that with which the encoder was trained.
         no_projection: Whether to leave out the projection (frozen_source, table 8, '[CLS] without MLP').
+        layer: Layer whose token vectors are pooled, as in ``SentenceEncoder.load``; the layers above are left out.
         license, results: What the model card says besides, as in ``SentenceEncoder.save``.
 
     Returns:
@@ -66,6 +68,8 @@ def export_path(
     if (pooling or no_projection) and format != "sentence-transformers":
         problem = f"`pooling` and `no_projection` are for the format sentence-transformers, not for {format}"
         raise UserError(problem, cure="leave `format` out")
+    if layer is not None and format == "xrep":
+        raise UserError("`layer` is for the formats of other libraries", cure="leave `format` out")
     checkpoint, mean, directory = None, None, Path(directory)
     if average is not None:
         if average < 1:
@@ -88,6 +92,8 @@ def export_path(
         if not encoder.model.projections:
             raise UserError("has no projection to leave out", path=path, cure="export it without `no_projection`")
         encoder.model.projections.clear()
+    if layer is not None:
+        encoder.model.pool_layer(layer)
     return encoder.save(directory, format, license=license, results=results)
 
 

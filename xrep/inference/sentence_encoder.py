@@ -91,6 +91,7 @@ class SentenceEncoder:
         device: str | None = None,
         dtype: Precision = "float32",
         random_weights: int | None = None,
+        layer: int | None = None,
     ) -> SentenceEncoder:
         """Load a checkpoint directory such as ``run1/best``, or a pretrained encoder.
 
@@ -104,9 +105,10 @@ class SentenceEncoder:
                 in float32 and round their results, which is not faster than float32.
             random_weights: Seed by which the architecture is initialised randomly, instead of loading the trained
                 weights, as the baseline of an evaluation.
+            layer: Layer whose token vectors are pooled; 0: the embeddings. None: that with which it was trained.
 
         Raises:
-            UserError: If there is no encoder that xrep can read, or it is damaged.
+            UserError: If there is no encoder that xrep can read, it is damaged, or it has no such layer.
         """
         is_random = random_weights is not None
         with torch.random.fork_rng(devices=[], enabled=is_random):
@@ -116,6 +118,8 @@ class SentenceEncoder:
             may_be_a_name = not directory.exists() and not directory.is_absolute()
             load = _load_pretrained if may_be_a_name or has_foreign_encoder(directory) else _load_run
             encoder = load(path, is_random)
+        if layer is not None:
+            encoder.model.pool_layer(layer)
         place(encoder.model, device, dtype)
         return encoder
 

@@ -190,6 +190,22 @@ def _chosen_type(directory: Path) -> str:
     return "transformers"
 
 
+def read_pooler(pretrained: Pretrained) -> DenseSpec:
+    """Return the layer with tanh after [CLS] of a BERT or RoBERTa directory, its ``pooler``.
+
+    In directories of SimCSE (Gao et al., 2021) it is the MLP that sentence vectors have passed through in training.
+
+    Raises:
+        UserError: There is none, or it is damaged.
+    """
+    weights, width = Weights(pretrained.path), pretrained.shape.hidden_size
+    named, prefix = bert.named_tensors(weights)
+    shapes = {"pooler.dense.weight": (width, width), "pooler.dense.bias": (width,)}
+    bert.refuse(weights.path, [prefix + name for name in shapes.keys() - named.keys()], [])
+    weight, bias = (bert.checked(weights, named[name], shape) for name, shape in shapes.items())
+    return DenseSpec(weight, bias, "tanh")
+
+
 def masked_language_head(pretrained: Pretrained) -> MaskedLanguageHead:
     """Return the masked language head of a directory (``cls.predictions`` in BERT, ``lm_head`` in RoBERTa and XLM-R).
 

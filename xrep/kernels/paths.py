@@ -13,7 +13,8 @@ import torch
 
 PATHS = ("auto", "reference", "chunked", "triton")
 """``reference``: the formulas as they are written, in float64, with everything materialised. ``chunked``: blockwise in
-plain torch, on any device. ``triton``: blockwise with fused CUDA kernels. ``auto``: triton on CUDA, else chunked."""
+plain torch, on any device. ``triton``: blockwise with fused CUDA kernels. ``auto``: triton on CUDA if its kernels agree
+with the reference there (``first_use``), else chunked."""
 
 _chosen = "auto"
 
@@ -61,10 +62,19 @@ def interpreting() -> bool:
 def path_for(device: torch.device) -> str:
     """Return the path that runs for tensors on this device: ``reference``, ``chunked`` or ``triton``."""
     if _chosen == "auto":
-        return "triton" if device.type == "cuda" and triton_problem() is None else "chunked"
+        return "triton" if device.type == "cuda" and _problem_on(device) is None else "chunked"
     if _chosen == "triton" and device.type != "cuda" and not interpreting():
         raise ValueError(f"the triton path needs tensors on a GPU, not on {device}")
     return _chosen
+
+
+def _problem_on(device: torch.device) -> str | None:
+    """Return why fused kernels are not chosen for a GPU, or None if they are."""
+    if triton_problem():
+        return triton_problem()
+    from xrep.kernels.first_use import kernel_problem  # it calls the kernels, which call this module
+
+    return kernel_problem(device)
 
 
 def steps_for(device: torch.device) -> ModuleType:
@@ -83,8 +93,8 @@ def describe(device: torch.device) -> str:
     from xrep.kernels.precision import takes_fast_product
 
     path = path_for(device)
-    if path == "chunked" and device.type == "cuda" and triton_problem():
-        return f"{path} ({triton_problem()})"
+    if path == "chunked" and device.type == "cuda" and _chosen == "auto":
+        return f"{path} ({_problem_on(device)})"
     if path == "chunked" and device.type == "cpu":
         fast = takes_fast_product(torch.empty(0))
         return f"{path}, {'fast' if fast else 'default'} float32 products"

@@ -106,7 +106,7 @@ def vocabulary_softmax(
     in_place = operand is None or operand == logits.dtype
     gradient = logits if in_place else torch.empty_like(logits, dtype=operand)
     _kernels.vocabulary_row[(len(logits),)](
-        *(logits, gradient, target, ignored, loss, nll, correct, logits.size(1), smoothing),
+        *(logits, gradient, target.contiguous(), ignored.contiguous(), loss, nll, correct, logits.size(1), smoothing),
         WANTED=operand is not None,
         BLOCK=4096,
         num_warps=8,

@@ -1,6 +1,6 @@
 """Figures that evaluations report, computed from arrays or lines of text: each is of use without the rest of xrep."""
 
-from xrep.metrics.components import principal_components, remove_components
+from xrep.metrics.components import principal_components, remove_components, whiten
 from xrep.metrics.correlation import pearson, spearman
 from xrep.metrics.geometry import alignment_loss, language_shares, uniformity_loss
 from xrep.metrics.mining import best_threshold, mining_scores
@@ -22,4 +22,5 @@ __all__ = [
     "retrieval_accuracy",
     "spearman",
     "uniformity_loss",
+    "whiten",
 ]

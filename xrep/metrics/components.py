@@ -1,4 +1,4 @@
-"""Removal of the principal components of a language from its vectors."""
+"""Removal of the principal components of a language from its vectors, and whitening."""
 
 from __future__ import annotations
 
@@ -47,3 +47,32 @@ def remove_components(vectors: np.ndarray, count: int) -> np.ndarray:
     """
     components_CD = principal_components(vectors, count)
     return (vectors - (vectors @ components_CD.T) @ components_CD).astype(vectors.dtype)
+
+
+def whiten(vectors: np.ndarray, count: int) -> np.ndarray:
+    """Subtract the mean of vectors, and scale their first ``count`` principal directions to variance 1; what lies in
+    other directions is left out.
+
+    This is the whitening of sentence vectors of Su et al. (2021, arXiv:2103.15316), x -> (x - mean) U Λ^(-1/2), which
+    keeps k directions, U. Here the result is turned back by Uᵀ: cosines are the same, and vectors that are whitened
+    apart, such as those of two languages, keep their common axes.
+
+    Args:
+        vectors: [N, D] float.
+        count: Number of directions, from 1 to min(N - 1, D).
+
+    Returns:
+        [N, D] of the same type.
+
+    Raises:
+        ValueError: The vectors do not vary in so many directions.
+    """
+    if vectors.ndim != 2 or not 1 <= count <= min(len(vectors) - 1, vectors.shape[1]):
+        raise ValueError(f"whitening to {count} directions of vectors of shape {vectors.shape}")
+    centred = vectors.astype(np.float64)
+    centred -= centred.mean(axis=0)
+    width = centred.shape[1]
+    variances, directions = eigh(centred.T @ centred / len(centred), subset_by_index=(width - count, width - 1))
+    if variances[0] <= 1e-10 * variances[-1]:
+        raise ValueError(f"whitening to {count} directions of vectors that vary in fewer")
+    return ((centred @ (directions / np.sqrt(variances))) @ directions.T).astype(vectors.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import ConfigError, UserError
-from xrep.interop.pretrained import Pretrained
+from xrep.interop.pretrained import Pretrained, read_pooler
 from xrep.interop.sentence_modules import DenseActivation
 from xrep.models.model import Origin, SentenceModel
 from xrep.models.plain import from_plain
@@ -75,6 +75,9 @@ class DualEncoder(SentenceModel):
         SimCSE's '[CLS] with an MLP'; xrep-export can leave it out). spaces: the mean of the vectors that CMLM predicts
         from (see projection_spaces). auto: linear, but without projection_size only if the widths of the towers
         differ."""
+        pooler: Literal["none", "source", "target", "all"] = "none"
+        """Towers whose pretrained directory has a layer with tanh after [CLS] (pooler.*) that becomes their projection:
+        that of SimCSE was trained for sentence vectors, that of BERT for another task. It needs pooling cls."""
         projection_spaces: int = 15
         """Number N of vectors in the projection spaces: the pooled vector itself and the outputs of N - 1 perceptrons,
         which the criterion cmlm trains."""
@@ -98,6 +101,10 @@ class DualEncoder(SentenceModel):
                 problems.append(
                     "projection spaces are in all towers, as wide as they: no projection_size, projected_side"
                 )
+            if self.pooler != "none" and (self.pooling != "cls" or self.projection_size is not None):
+                problems.append(f"pooler {self.pooler} needs pooling cls and no projection_size")
+            if self.pooler in SIDES and self.towers == "shared":
+                problems.append(f"pooler {self.pooler} needs towers: separate; a shared tower has pooler all")
             return problems
 
         def pretrained(self) -> dict[str, str]:
@@ -116,6 +123,8 @@ class DualEncoder(SentenceModel):
         fresh = architecture is None
         paths = config.pretrained() if fresh else {}
         pretrained = {name: find_start(path, config.encoder_type) for name, path in paths.items()}
+        for name in [name for name in pretrained if config.pooler in (name, "all")]:
+            pretrained[name] = replace(pretrained[name], projection=read_pooler(pretrained[name]))
         if architecture is None:
             architecture = _architecture(config, text, pretrained)
         saved: Architecture = from_plain(Architecture, architecture, "the architecture")
@@ -165,6 +174,20 @@ class DualEncoder(SentenceModel):
         if language is None:
             problem = "this encoder has a tower for each side and no language was named"
         raise UserError(problem, cure="known: " + ", ".join(self.languages))
+
+    def pool_layer(self, layer: int) -> None:
+        """Pool the token vectors of this layer from now on.
+
+        Raises:
+            UserError: A tower has fewer layers, or a projection that was trained for another layer.
+        """
+        fewest = min(encoder.shape.layers for encoder in self.encoders.values())
+        if not 0 <= layer <= fewest:
+            raise UserError(f"`layer` {layer} of an encoder of {fewest} layers", cure=f"choose one of 0 to {fewest}")
+        if self.projections and layer != (fewest if self.config.pooled_layer is None else self.config.pooled_layer):
+            problem = f"`layer` {layer} of an encoder whose projection was trained for another layer"
+            raise UserError(problem, cure="export it with `no_projection` first")
+        self.config = replace(self.config, pooled_layer=layer)
 
     def encode(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         sentence, tokens = self.pooled(tower, batch)

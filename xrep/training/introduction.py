@@ -74,6 +74,11 @@ def _encoder_line(name: str, model: Model, text: TextSpec, trainer: Trainer) -> 
     if 0 < trained and state == "frozen":
         later = sorted(step for step in steps if 0 < step < math.inf)
         state = f"frozen until step {later[0]:.0f}" if later else f"partly frozen ({_millions(trained)} trained)"
+    lora = trainer.engine.lora
+    targets = [(f"model.{name}", *own) for name, *own in zip(lora.targets, lora.a, lora.b, strict=True)] if lora else []
+    if lora is not None and any(key in sizes for key, *_ in targets):
+        trained += sum(a.numel() + b.numel() - sizes[key] for key, a, b in targets if key in sizes)
+        state = f"LoRA of rank {lora.rank} ({_millions(trained)} trained)"
     origin, start = model.origins.get(name), "random weights"
     if origin is not None:
         start = f"from {origin.path} ({', '.join([*origin.languages, origin.details])})"

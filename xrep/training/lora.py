@@ -27,6 +27,7 @@ class LowRank(nn.Module):
         rank: Rows of A and columns of B.
 
     Attributes:
+        rank: As above.
         targets: Names of the adapted parameters.
         others: Names of the other parameters of the encoders that would train, which stay as they are.
 
@@ -41,7 +42,7 @@ class LowRank(nn.Module):
         self.targets = [name for name in inside if name in linear]
         self.others = [name for name in inside if name not in linear]
         self._weights: list[nn.Parameter] = [inside[name] for name in self.targets]
-        self.scale = alpha / rank
+        self.rank, self.scale = rank, alpha / rank
         if not self.targets:
             raise UserError("`lora_rank`: no linear layer of an encoder trains", cure="set `lora_rank` to 0")
         if (smallest := min(min(weight.shape) for weight in self._weights)) <= rank:

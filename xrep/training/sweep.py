@@ -80,7 +80,7 @@ def trials_of(
     for seed in seeds or [None]:
         for point in itertools.product(*grid.values()):
             values = dict(zip(grid, point, strict=True))
-            named = {key.rpartition(".")[2]: value for key, value in values.items()}
+            named = {_short(key): value for key, value in values.items()}
             named |= {"seed": seed} if seed is not None else {}
             name = "-".join(re.sub(r"[^\w.+-]", "_", f"{key}{value}") for key, value in named.items())[:200]
             own = [f"{key}={value}" for key, value in values.items()]
@@ -93,17 +93,26 @@ def trials_of(
     return trials
 
 
+def _short(key: str) -> str:
+    """Return the name of an option, which of a stage is ``stages.second.optimizer.lr``, for that of a directory."""
+    parts = key.split(".")
+    return f"{parts[1]}.{parts[-1]}" if parts[0] == "stages" else parts[-1]
+
+
 def run_trials(
-    trials: Sequence[Trial], runs: Sequence[RunConfig], parallel: int, say: Callable[[str], object]
+    trials: Sequence[Trial], courses: Sequence[Sequence[RunConfig]], parallel: int, say: Callable[[str], object]
 ) -> dict[Trial, str]:
     """Train those runs that are not finished, ``parallel`` at a time; return the errors of those that failed.
 
     What a run prints is in its log, beside its directory. Its processors are shared among the runs.
 
+    Args:
+        courses: The stages of each trial; a run without stages is a course of one.
+
     Raises:
         Interrupted: Ctrl-C or SIGTERM was received; the runs have saved what is done.
     """
-    waiting = [trial for trial, run in zip(trials, runs, strict=True) if not is_finished(run)]
+    waiting = [trial for trial, runs in zip(trials, courses, strict=True) if not all(map(is_finished, runs))]
     if len(waiting) < len(trials):
         say(f"{len(trials) - len(waiting)} of {len(trials)} runs are finished already")
     threads = str(max(1, (os.cpu_count() or 1) // parallel))
@@ -141,16 +150,19 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else ""
 
 
-def ranking(trials: Sequence[Trial]) -> list[Ranked]:
+def ranking(trials: Sequence[Trial], stage: str = "") -> list[Ranked]:
     """Return the combinations whose runs have finished, the best first, by the mean over their seeds.
+
+    Args:
+        stage: Name of the last stage of the runs, by which they are ranked; empty if they have no stages.
 
     Raises:
         UserError: A run has no validation by which it could be ranked.
     """
     found: dict[tuple[str, ...], list[tuple[Trial, dict[str, Any]]]] = {}
     for trial in trials:
-        if (trial.directory / SUMMARY).is_file():
-            found.setdefault(tuple(trial.values.values()), []).append((trial, _best_of(trial.directory / SUMMARY)))
+        if (summary := trial.directory / stage / SUMMARY).is_file():
+            found.setdefault(tuple(trial.values.values()), []).append((trial, _best_of(summary)))
     ranked = [
         Ranked([trial for trial, _ in own], own[0][1]["metric"], [best["value"] for _, best in own])
         for own in found.values()

@@ -1,0 +1,64 @@
+"""The pooler of a directory as the projection of a tower: SimCSE's MLP after [CLS]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.nn.small_models import POSITIONS, VOCABULARY, make_batch, make_model, save
+from xrep.data.batching import TextSpec, Vocabulary
+from xrep.errors import UserError
+from xrep.models.dual_encoder import DualEncoder
+
+
+def text_of(*sides: str) -> TextSpec:
+    vocabulary = Vocabulary(size=VOCABULARY, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
+    return TextSpec(
+        vocabularies=dict.fromkeys(sides, vocabulary),
+        max_length=POSITIONS,
+        source_languages=["de"],
+        target_languages=["en"],
+    )
+
+
+@torch.no_grad()
+def pooled(model: torch.nn.Module) -> Tensor:
+    batch = make_batch(0)
+    return model(input_ids=batch.tokens, attention_mask=batch.mask.long()).pooler_output
+
+
+@pytest.mark.parametrize("towers", ["shared", "separate"])
+def test_vectors_are_those_of_the_pooler_in_transformers(towers: str, tmp_path: Path) -> None:
+    model = make_model("BertModel")
+    options = {"encoder": str(save(model, tmp_path / "bert")), "pooling": "cls", "normalize": False, "towers": towers}
+    text = text_of("shared") if towers == "shared" else text_of("source", "target")
+    ours = DualEncoder(DualEncoder.Config(pooler="all", **options), text).eval()
+    with torch.no_grad():
+        for tower in text.vocabularies:
+            torch.testing.assert_close(ours.encode(tower, make_batch(0))[0], pooled(model), rtol=0, atol=1e-5)
+    assert ours.new_projections == []
+    DualEncoder(ours.config, text, ours.architecture()).load_state_dict(ours.state_dict())
+
+
+def test_a_teacher_with_a_pooler_and_a_student_with_a_new_layer(tmp_path: Path) -> None:
+    model = make_model("BertModel")
+    path = str(save(model, tmp_path / "bert"))
+    given = {"encoder": path, "towers": "separate", "pooling": "cls", "projection": "tanh", "projected_side": "source"}
+    ours = DualEncoder(
+        DualEncoder.Config(pooler="target", normalize=False, **given), text_of("source", "target")
+    ).eval()
+    assert ours.new_projections == ["source"] and set(ours.projections) == {"source", "target"}
+    with torch.no_grad():
+        torch.testing.assert_close(ours.encode("target", make_batch(0))[0], pooled(model), rtol=0, atol=1e-5)
+
+
+def test_what_has_no_pooler_is_one_line(tmp_path: Path) -> None:
+    path = str(save(make_model("BertForMaskedLM"), tmp_path / "bert"))
+    config = DualEncoder.Config(encoder=path, towers="shared", pooling="cls", pooler="all")
+    with pytest.raises(UserError, match="2 tensors missing: .*pooler.dense.bias"):
+        DualEncoder(config, text_of("shared"))
+    for options, message in (({}, "needs pooling cls"), ({"pooling": "cls", "towers": "shared"}, "pooler all")):
+        assert any(message in problem for problem in DualEncoder.Config(pooler="source", **options).problems())
