@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(absence() is not None, reason
 REAL = os.path.exists("/dev/nvidiactl")
 CLOSE = 1e-2 if REAL else 2e-5
 """How far weights and losses after five steps may be from those of the CPU."""
+CLOSE_IN_HALF = 0.03
+"""The same for the loss of a run in bfloat16, whose objectives are at most 11."""
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +35,7 @@ def test_steps(ranks: int, precision: str, data: Path, tmp_path: Path) -> None:
     problems = []
     for case, found in run_job(ranks, precision, data, tmp_path / "found.json").items():
         for what in ("losses apart", "weights apart"):
-            if found.get(what, 0.0) > CLOSE:
+            if found.get(what, 0.0) > (CLOSE if precision == "float32" else CLOSE_IN_HALF):
                 problems.append(f"{case}: {what} by {found[what]:.2g} from those of the CPU")
         known = table[case, str(ranks), precision]
         for column, value in totals(found).items():
