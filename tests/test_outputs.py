@@ -107,7 +107,6 @@ SAME = "is the same file as"
         ("generate", "--reference t.txt --output t.txt", f"--output {SAME} --reference"),
         ("preprocess", "--json p.de-en.tsv", f"--json {SAME} a training, validation or test text"),
         ("encode", "--input s.npy --output s.npy", f"--output {SAME} --input"),
-        ("encode", "--input s.txt --output null.npy", "is a device or a pipe"),
         ("eval", "--data . --list-sentences s.txt", f"--list-sentences {SAME} --data"),
         ("eval", "--data s.txt --json s.txt", f"--json {SAME} --data"),
         ("eval", "--data t[1].txt --json t[1].txt", f"--json {SAME} --data"),

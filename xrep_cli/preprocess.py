@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import re
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from xrep.config.fields import fields_of_class
 from xrep.data.preprocess import PreprocessOptions, PreprocessReport, default_workers, merge, preprocess
 from xrep.data.store import TOKENIZER_DIRECTORY
 from xrep.errors import UserError
+from xrep.files import check_new_directory, naming
+from xrep.inference.work import work_folder
 from xrep.interrupts import Interrupted
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
@@ -47,8 +53,13 @@ Parallel text is written PAIR=FILES:
 Every file is UTF-8, optionally compressed with gzip, bzip2, xz or zstd. Codes may have two or three letters (deu-eng is
 de-en).
 """
-EPILOG = "At the end, a table says how many pairs each cleaning rule dropped. Nothing is written if a step fails."
+EPILOG = """\
+At the end, a table says how many pairs each cleaning rule dropped. Nothing is written to --destdir if a step fails. If
+the command is interrupted, repeat it: it goes on with the text that it has cleaned and the vocabulary that it has
+trained."""
 
+_OWN_FILE, _STEPS = re.compile(r"lock|(cleaned|tokenizer)-[0-9a-f]{24}|\..*\.(partial|old)"), "[ct]*-*"
+"""Names in the folder of unfinished work, and the pattern of those that are worth keeping."""
 
 NAMES = {
     "vocabulary_size": "vocab-size",
@@ -108,8 +119,13 @@ def _main(options: argparse.Namespace) -> None:
     try:
         if options.merge:
             report = merge(options.merge, options.destdir, log, workers=workers)
-        else:
+        elif shard:
             report = preprocess(splits, options.destdir, _options(options), log, workers=workers, shard=shard)
+        else:
+            with _work_folder(options.destdir) as work:
+                report = preprocess(splits, options.destdir, _options(options), log, workers=workers, work=work)
+    except Interrupted:
+        raise
     except KeyboardInterrupt:
         raise Interrupted(f"nothing is written to {options.destdir}; the same command begins again") from None
     log(f"\n{report.cleaning.table()}\n")
@@ -119,6 +135,26 @@ def _main(options: argparse.Namespace) -> None:
         log(f"next: xrep-preprocess --merge DIR... with the directories of all {shard[1]} parts")
     else:
         log(f"next: xrep-train {options.destdir} --task bitext --criterion dual_moco --save-dir run1")
+
+
+@contextmanager
+def _work_folder(directory: str) -> Iterator[Path]:
+    """Context manager that yields the folder beside a data directory that keeps finished steps. It is removed at the
+    end, and if the block raises UserError, because what is wrong will be changed."""
+    place = Path(os.path.realpath(directory))
+    check_new_directory(place)
+    work = place.with_name(f"{place.name}.work")
+    if not os.path.lexists(work):
+        with naming(directory):
+            work.mkdir(parents=True)
+    with work_folder(work, _OWN_FILE, "writing this data directory", _STEPS):
+        try:
+            yield work
+        except UserError:
+            for step in work.glob(_STEPS):
+                shutil.rmtree(step)
+            raise
+        shutil.rmtree(work)
 
 
 def _shard(text: str | None) -> tuple[int, int] | None:

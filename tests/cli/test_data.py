@@ -2,11 +2,16 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.repository.test_docs import check_command
+from xrep.text.corpora import RESOURCES
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +26,9 @@ def test_list(tmp_path):
     told = run(tmp_path, "list").stdout
     resources = {resource["name"]: resource for resource in json.loads(run(tmp_path, "list", "--json").stdout)}
     assert {"demo", "tatoeba", "manythings", "multi30k", "newstest", "news-commentary", "un"} <= set(resources)
+    understanding = {"snli", "multinli", "xnli", "pawsx", "xtreme", "panx", "ud", "squad", "xquad", "mlqa", "tydiqa"}
+    assert {"bucc", "sts", "sts-b", "sick", "senteval", "amazon", "iwslt", "wmt", "opus", "ccnet"} <= set(resources)
+    assert understanding <= set(resources)
     corpora, encoders = told.split("Pretrained encoders\n===================\n")
     assert corpora.startswith("Corpora\n=======\n")
     for name, resource in resources.items():
@@ -29,6 +37,18 @@ def test_list(tmp_path):
         assert (line in corpora, line in encoders) == (resource["kind"] == "corpus", resource["kind"] == "encoder")
         assert all(resource[key] for key in ("what", "languages", "licence", "layout", "origin", "instructions"))
         assert all(resource[key] in told for key in ("languages", "licence", "layout", "origin", "instructions"))
+
+
+def test_the_commands_of_the_list_parse():
+    """Each is written as it is typed, but for the names of the files."""
+    commands = 0
+    for resource in RESOURCES:
+        for text in re.findall(r"xrep-(?:train|eval|preprocess) [^;()]*", resource.instructions):
+            words = shlex.split(text.removesuffix(", "))
+            if "--" in text and "..." not in words and "$" not in text:
+                check_command(words)
+                commands += 1
+    assert commands > 25
 
 
 def test_a_set_to_fetch_by_hand_is_explained(tmp_path):

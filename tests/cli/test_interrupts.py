@@ -15,8 +15,10 @@ import pytest
 
 from tests.corpus import sentence_pairs, write_corpus
 from tests.encoders import write_encoder
-from tests.runs import options
+from tests.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
+from xrep.data import preprocess as preprocessing
+from xrep.data import spool, store
 from xrep.inference import encoding
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import NOTICE
@@ -176,13 +178,14 @@ def test_mining_saves_and_goes_on(
     assert output.read_bytes() == (tmp_path / "whole.tsv").read_bytes()
 
 
-def test_preprocessing_stops_while_sentencepiece_trains(
+def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
 ) -> None:
     """SentencePiece itself would go on for as long as it takes."""
     corpus = write_corpus(tmp_path / "corpus", train=50)
-    monkeypatch.setattr(tokenizer, "_TRAIN", "import time; time.sleep(600)")
-
+    files, output = f"{corpus}/train.de-en.de,{corpus}/train.de-en.en", tmp_path / "data-bin"
+    line = ["--bitext", f"de-en={files}", "--vocab-size", "60", "--destdir"]
+    assert preprocess.main([*line, str(tmp_path / "whole")]) == 0
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
     before = set(children.read_text().split())  # of other tests
 
@@ -191,9 +194,39 @@ def test_preprocessing_stops_while_sentencepiece_trains(
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=press_when_it_trains, daemon=True).start()
-    files, output = f"{corpus}/train.de-en.de,{corpus}/train.de-en.en", tmp_path / "data-bin"
-    printed = errors(preprocess.main, ["--bitext", f"de-en={files}", "--destdir", str(output)], capfd)
-    message = f"nothing is written to {output}; the same command begins again"
-    assert printed.endswith(f"xrep-preprocess: error: interrupted; {message}\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer, "_TRAIN", "import time; time.sleep(600)")
+        threading.Thread(target=press_when_it_trains, daemon=True).start()
+        printed = errors(preprocess.main, [*line, str(output)], capfd)
+    message = f"what is done is in {output}.work, and the same command goes on from there"
+    assert printed.endswith(f"xrep-preprocess: error: interrupted; {message}\n") and not output.exists()
+    with monkeypatch.context() as patch:  # now the text is clean
+        patch.setattr(preprocessing, "clean", None)
+        press(patch, store.DirectoryWriter, "append", 1)
+        assert errors(preprocess.main, [*line, str(output)], capfd).endswith(f"{message}\n")
+    with monkeypatch.context() as patch:  # and the vocabulary is trained
+        patch.setattr(preprocessing, "clean", None)
+        patch.setattr(tokenizer, "_TRAIN", "import sys; sys.exit(1)")
+        assert preprocess.main([*line, str(output)]) == 0
+    assert contents(output) == contents(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "data-bin", "whole"]
+
+
+def test_preprocessing_begins_anew_with_another_text_or_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus", train=50)
+    line = ["--bitext", f"de-en={corpus}/train.de-en.de,{corpus}/train.de-en.en", "--destdir"]
+    with monkeypatch.context() as patch:
+        press(patch, store.DirectoryWriter, "append", 1)
+        errors(preprocess.main, [*line, str(tmp_path / "bin"), "--vocab-size", "60"], capfd)
+    more = ["--vocab-size", "62", "--valid-size", "0"]
+    for name in ("whole", "bin"):
+        assert preprocess.main([*line, str(tmp_path / name), *more]) == 0
+    assert contents(tmp_path / "bin") == contents(tmp_path / "whole") and not (tmp_path / "bin.work").exists()
+    with monkeypatch.context() as patch:
+        press(patch, spool, "read_pairs", 1)
+        printed = errors(preprocess.main, [*line, str(tmp_path / "other"), *more], capfd)
+    assert printed.endswith("interrupted; nothing is saved yet\n") and not (tmp_path / "other.work").exists()
+    assert preprocess.main([*line, str(tmp_path / "large"), "--vocab-size", "9000"]) == 2
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("large")] == []

@@ -92,10 +92,16 @@ def reference(
         if dap.head.norm is not None:
             x = layer_norm(x, dap.head.norm)
         words = sorted(subwords[languages[of_y]]) if subwords else list(range(len(dap.head.bias)))
+        losses = []
         for position, place in places.items():
             logits = encoder.token_embedding.weight[words] @ x[place] + dap.head.bias[words]
             share = logits.exp() / logits.exp().sum()
-            found.add(name, -torch.log(share[words.index(int(tokens[position]))]))
+            losses.append(-torch.log(share[words.index(int(tokens[position]))]))
+        if config.rtl_average == "sentences" and losses:
+            found.add(name, sum(losses) / len(losses))  # equation 6
+        elif config.rtl_average == "tokens":
+            for loss in losses:
+                found.add(name, loss)
     return found
 
 

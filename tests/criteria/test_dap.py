@@ -108,7 +108,14 @@ CASES = {
     "both, own subwords": {"rtl_direction": "both", "rtl_vocabulary": "target-language"},
     "own subwords, pre-norm": {"rtl_vocabulary": "target-language", "norm": "pre", "rtl_layers": 3},
     "half of the tokens": {"reconstruction_ratio": 0.5},
-    "a tenth of the tokens, both": {"reconstruction_ratio": 0.1, "rtl_direction": "both"},
+    "a fifth of the tokens, both": {"reconstruction_ratio": 0.2, "rtl_direction": "both"},
+    "sentences": {"rtl_average": "sentences"},
+    "sentences, a third of the tokens": {"rtl_average": "sentences", "reconstruction_ratio": 0.3},
+    "sentences, both, own subwords": {
+        "rtl_average": "sentences",
+        "rtl_direction": "both",
+        "rtl_vocabulary": "target-language",
+    },
     "masks without positions": {"mask_positions": "none", "pooling": "mean"},
     "pooled below the last layer": {"pooled_layer": 2, "rtl_layers": 1},
 }

@@ -33,7 +33,7 @@ from xrep.tasks.nli import NliBatch
 from xrep.tasks.task import Examples
 
 SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 96}
-PARTS = {"hictl": {}, "mlm": {}, "dap": {"rtl_layers": 1, "reconstruction_ratio": 0.5}, "translation_ranking": {}}
+PARTS = {"hictl": {}, "mlm": {}, "dap": {"rtl_layers": 1}, "translation_ranking": {}}
 ANNOTATED = ("classification", "span", "tagging")
 OWN = [name for name in CRITERIA.names() if CRITERIA.target(name).startswith("xrep.") and name not in ANNOTATED]
 """Every criterion, without those of plugins and those of annotated text, whose plans are the batch and a number."""
@@ -145,7 +145,8 @@ def test_a_plan_depends_only_on_the_batch_and_the_generator(make: Make, name: st
     assert plan(criterion, batch, 3).sizes == planned.sizes != {} and len(planned) == len(batch)
     assert global_state() == state and contents(batch) == before
     other = plan(criterion, batch, 4)
-    assert (contents(other) != contents(planned)) is (name in DRAWING) and other.sizes == planned.sizes
+    assert (contents(other) != contents(planned)) is (name in DRAWING)
+    assert other.sizes == planned.sizes or name == "dap, half of the tokens"  # of which each is drawn by itself
     generator = Generator().manual_seed(3)
     first, second = (contents(criterion.plan(batch, generator)) for _ in range(2))
     assert first == contents(planned) and (second != first) is (name in DRAWING), "later batches have other masks"

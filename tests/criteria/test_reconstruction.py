@@ -61,8 +61,8 @@ def test_both_directions(batch: PairBatch) -> None:
     assert tokens == [[3, 31, 3, 0, 0, 0, 0], [21, 22, 23, 3, 11, 12, 3]]
     plan = planner.plan(batch, Generator())
     assert [dataclasses.astuple(run) for run in plan.runs] == [(False, EN, 0, 2), (True, DE, 2, 5)]
-    assert plan.sizes == {False: 2, True: 3}
-    sizes = [planner.plan(batch.rows(0, rows), Generator()).sizes for rows in (1, 0)]
+    assert plan.sizes() == {False: 2, True: 3}
+    sizes = [planner.plan(batch.rows(0, rows), Generator()).sizes() for rows in (1, 0)]
     assert sizes == [{False: 0, True: 3}, {False: 0, True: 0}]
 
 
@@ -72,20 +72,26 @@ def test_two_sides_in_the_pivot_language(batch: PairBatch) -> None:
     assert tokens[0] == [11, 12, 3, 21, 22, 23, 3]
 
 
-@pytest.mark.parametrize(("ratio", "counts"), [(0.5, [2, 1]), (0.1, [1, 1]), (0.7, [3, 1]), (0.999, [4, 2])])
-def test_a_share_of_the_tokens(batch: PairBatch, ratio: float, counts: list[int]) -> None:
+@pytest.mark.parametrize("ratio", [0.5, 0.1, 0.9])
+def test_tokens_are_drawn_independently(batch: PairBatch, ratio: float) -> None:
+    """Each of the six tokens of the two y is predicted with this probability, whatever becomes of the others."""
     planner = Planner(pivot=EN, direction="to_pivot", ratio=ratio)
     generator = Generator().manual_seed(0)
-    assert planner.plan(batch, generator).sizes == {False: sum(counts)}
-    seen = set()
-    for _ in range(60):
+    drawn = []
+    for _ in range(2000):
         tokens, predicted, _ = read(planner, batch, generator)
-        assert [sum(row) for row in predicted] == counts
         assert tokens == [[11, 12, 3, 21, 22, 23, 3], [3, 31, 3, 0, 0, 0, 0]], "those given stay where they were"
         assert not any(predicted[0][:3]) and not predicted[1][0], "x is given whole"
-        seen.add(str(predicted))
-    choices = {2: 6, 1: 4, 3: 4, 4: 1}[counts[0]] * {1: 2, 2: 1}[counts[1]]
-    assert len(seen) == choices
+        drawn.append(predicted[0][3:] + predicted[1][1:3])
+    seen = np.array(drawn, dtype=np.float64)
+    assert seen.mean(axis=0) == pytest.approx(np.full(6, ratio), abs=0.04)
+    assert np.cov(seen.T) == pytest.approx(ratio * (1 - ratio) * np.eye(6), abs=0.03)
+
+
+def test_shares_add_up_to_the_sentences(batch: PairBatch) -> None:
+    plan = Planner(pivot=EN, direction="to_pivot", ratio=1.0).plan(batch, Generator())
+    assert plan.shares.tolist() == [0.25] * 4 + [0.5] * 2
+    assert plan.sizes() == {False: 6} and plan.sizes(sentences=True) == {False: 2}
 
 
 def test_lengths_go_where_batches_go(batch: PairBatch) -> None:

@@ -100,29 +100,29 @@ class WarnedSyncs:
 def of_case(name: str, data: Path, precision: str, world: World) -> dict[str, Any]:
     """Return how far the run on CUDA is from that on the CPU, and what was counted."""
     results: dict[str, Any] = {}
-    for device in ("cpu", "cuda"):
+    for device, precision_there in (("cpu", "float32"), ("cuda", precision)):
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             counts, here = None, replace(world, device=torch.device(device))
             if device == "cuda" and GPU:
                 here = replace(world, device=torch.device("cuda", world.local_rank % torch.cuda.device_count()))
                 torch.cuda.set_device(here.device)
-                counts = WarnedSyncs(stack.enter_context(warnings.catch_warnings(record=True)) or [])
+                caught = stack.enter_context(warnings.catch_warnings(record=True))
+                assert caught is not None
+                counts = WarnedSyncs(caught)
                 warnings.simplefilter("always")
                 stack.callback(torch.cuda.set_sync_debug_mode, "default")
                 torch.cuda.set_sync_debug_mode("warn")
             elif device == "cuda":
                 counts = stack.enter_context(EmulatedDevice()).counts
                 here = replace(world, device=torch.device("cuda", 0))
-            given = {"device": device, "precision": precision if device == "cuda" else "float32"}
-            results[device] = train(command_line(name, data, Path(folder), **given), here, counts)
-    watcher, weights = results["cuda"]
+            line = command_line(name, data, Path(folder), device=device, precision=precision_there)
+            results[device] = train(line, here, counts)
+    (watcher, weights), (expected, exact) = results["cuda"], results["cpu"]
     found = {**watcher.found, "loss": watcher.values["loss"]}
-    expected, exact = results["cpu"]
-    found["losses apart"] = abs(found["loss"] - expected.values["loss"])
+    found["losses apart"] = abs(found["loss"] / expected.values["loss"] - 1)
     if precision == "float32":
-        found["weights apart"] = max(
-            float((weights[key] - exact[key]).abs().max()) for key in exact if exact[key].numel()
-        )
+        apart = [(weights[key] - tensor).abs().max() for key, tensor in exact.items() if tensor.numel()]
+        found["weights apart"] = float(max(apart))
     return found
 
 

@@ -25,6 +25,7 @@ HALF_QUEUE = "dual_moco, bfloat16 queue"
 JOBS: dict[tuple[int, str], list[str]] = {
     (1, "float32"): [case for case in (*CASES, *VARIANTS) if case != HALF_QUEUE],
     (1, "bf16"): [*CASES, HALF_QUEUE],
+    (1, "fp16"): ["dual_moco"],
     (2, "float32"): [*CASES],
 }
 """The cases that are run by a number of ranks in a precision."""

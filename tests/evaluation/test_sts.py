@@ -8,6 +8,7 @@ from scipy import stats
 
 from tests.evaluation.conftest import measured
 from xrep.errors import UserError
+from xrep.evaluation import sts
 from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.sts import Sts, measure, select, similarities
 from xrep.evaluation.sts_sets import Subset, find_sets
@@ -91,6 +92,21 @@ def test_the_three_averages_are_each_what_their_name_says(folder: Path, ngram_en
         assert found["wmean"] == pytest.approx((3 * one + 4 * other) / 7, abs=1e-4)
     pearson = values["STS16"]["cosine"]["pearson"]
     assert len({round(pearson[average], 3) for average in ("all", "mean", "wmean")}) == 3
+
+
+def test_the_average_of_seven_is_given_if_all_were_measured(
+    folder: Path, ngram_encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = "average of 7, Spearman all"
+    assert label not in measured(Sts, ngram_encoder(), data=str(folder)).headline
+    monkeypatch.setattr(sts, "SEVEN", ("STS16", "STS-B", "SICK-R"))
+    figures = measured(Sts, ngram_encoder(), data=str(folder))
+    own = [figures.values[name]["cosine"]["spearman"] for name in sts.SEVEN]
+    assert figures.headline[label] == pytest.approx(np.mean([each["all"] for each in own]))
+    low, high = figures.intervals[label]
+    assert low < figures.headline[label] < high
+    last = figures.text.splitlines()[-1]
+    assert last == f"{label}: {figures.headline[label]:.2f} (wmean: {np.mean([each['wmean'] for each in own]):.2f})"
 
 
 def test_each_similarity_is_measured_on_vectors_as_the_model_gives_them(folder: Path, ngram_encoder) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from xrep.kernels import chunked_steps, first_use, precision
+from xrep.kernels import chunked_steps, paths, precision
 from xrep.kernels.first_use import kernel_problem
 from xrep.kernels.paths import describe, path_for, set_path, steps_for, triton_problem, use_path
 
@@ -75,7 +75,7 @@ def test_triton_is_refused_where_it_cannot_run(triton, gpu, reason, monkeypatch:
 
 def test_triton_is_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, triton=True, gpu=True)
-    monkeypatch.setattr(first_use, "kernel_problem", lambda device: None)
+    monkeypatch.setattr(paths, "kernel_check", lambda device: None)
     assert path_for(GPU) == describe(GPU) == "triton" and path_for(CPU) == "chunked"
     with use_path("triton"):
         assert path_for(GPU) == "triton"
@@ -130,7 +130,7 @@ def test_kernels_that_do_not_are_left_with_a_warning(
     monkeypatch.setattr(triton_steps, "absorb", function)
     if not torch.cuda.is_available():  # the check of the GPU that is not here is made on the CPU
         problem = kernel_problem.__wrapped__
-        monkeypatch.setattr(first_use, "kernel_problem", functools.cache(lambda device: problem(CPU)))
+        monkeypatch.setattr(paths, "kernel_check", functools.cache(lambda device: problem(CPU)))
     with pytest.warns(UserWarning, match=f"Triton's kernels {reason}; the chunked kernels are used"):
         assert path_for(GPU) == "chunked"
     with warnings.catch_warnings(action="error"):

@@ -1,10 +1,12 @@
 """Every shipped recipe is a valid configuration."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.repository.test_docs import check_command
 from xrep.config import compose, compose_course, read_yaml
 from xrep.config.sections import merge
 from xrep.training.run import run_directory
@@ -54,6 +56,17 @@ def test_the_paper_recipe_has_the_values_of_table_9():
     assert (optimizer.lr, optimizer.weight_decay, run.configs["lr_scheduler"].warmup_steps) == (4e-5, 1e-4, 400)
     assert (trainer.max_epochs, trainer.clip_norm, 4 * run.configs["task"].batch_size) == (15, 10, 1024)
     assert (run.configs["model"].dropout, run.configs["model"].pooling) == (0.1, "mean")
+
+
+@pytest.mark.parametrize(
+    "readme", sorted(ROOT.glob("examples/*/*.md")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_the_commands_of_a_readme_that_measure_parse(readme):
+    text = readme.read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^xrep-(?:eval|export|mine|report) .*", text, flags=re.MULTILINE)
+    assert commands
+    for command in commands:
+        check_command(shlex.split(command, comments=True))
 
 
 def test_recipes_do_not_share_a_directory():
@@ -112,3 +125,18 @@ def test_the_page_of_a_paper_has_the_figures_of_its_readme(page: Path) -> None:
     place = list(re.finditer(r"\b\d\d\.\d", text[: text.rindex("|")]))[-1].start()  # in the last table
     changed = text[:place] + str(9 - int(text[place])) + text[place + 1 :]
     assert len(figures_missing(changed)) == 1
+
+
+def test_the_recipes_of_hictl_have_the_values_of_table_9():
+    for name, rate, betas, query in (("hictl", 2.5e-4, [0.9, 0.98], 768), ("hictl_large", 1e-4, [0.9, 0.999], 1024)):
+        run = compose([("", read_yaml(ROOT / "examples" / "hictl" / f"{name}.yaml"))])
+        assert (run.configs["optimizer"].lr, run.configs["optimizer"].betas) == (rate, betas)
+        assert run.configs["model"].projection_size == query and run.configs["trainer"].max_steps == 200_000
+
+
+def test_an_encoder_under_a_fresh_decoder_has_the_papers_rate():
+    for name in ("nmt_iwslt14_de-en", "nmt_wmt14_en-de", "nmt_pair"):
+        recipe = ROOT / "examples" / "hictl" / f"{name}.yaml"
+        for run in compose_course([("", read_yaml(recipe))]):
+            (multiplier,) = run.configs["optimizer"].lr_multipliers
+            assert run.configs["optimizer"].lr * float(multiplier.rpartition("=")[2]) == pytest.approx(2e-5, rel=0.01)

@@ -30,7 +30,8 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
-from xrep.training.step import Engine, Outcome, TrainingModule, type_on
+from xrep.training.outcome import Outcome
+from xrep.training.step import Engine, TrainingModule, type_on
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
 ROWS = 3
@@ -198,7 +199,7 @@ def step(setting: Setting, text: TextSpec, batches: list[Any], world: World, ste
     torch.manual_seed(7 + world.rank)
     for _ in range(steps):
         planned = [plan(module.criterion, batch) for batch in batches]
-        outcome = engine.run(planned, total_sizes(module, batches), lambda: None)
+        outcome = engine.run(planned, total_sizes(module, batches), lambda: None).outcome
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     return Found(gradient_of(module), outcome, state, torch.get_rng_state(), counted.reductions)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,18 +20,25 @@ MEET_THEMSELVES = "sentences meet themselves as negatives; lower `queue_size`, o
 
 
 def among_batch(
-    query: Tensor, positive: Tensor, ids: Tensor, temperature: float | Tensor, *, mask_equal: bool
+    query: Tensor,
+    positive: Tensor,
+    ids: Tensor,
+    temperature: float | Tensor,
+    *,
+    mask_equal: bool,
+    sizes: Sequence[int] | None,
 ) -> tuple[InfoNCE, Tensor, Tensor]:
     """Compute InfoNCE of queries [B, D] whose negatives are the positives of all other rows, on all ranks.
 
     Args:
         positive: [B, D], the positives, without gradient.
         ids: int64 [B, 2]; with ``mask_equal``, a row is not a negative of a query if they are equal in any column.
+        sizes: number of rows of each rank (``Planned.rank_rows``).
 
     Returns:
         The result, and the keys and ids of all ranks.
     """
-    (keys, key_ids), first = gathered([positive, ids], current_group())
+    (keys, key_ids), first = gathered([positive, ids], current_group(), sizes)
     rows = torch.arange(len(keys), device=keys.device).unsqueeze(1)
     own = rows[first : first + len(positive)]  # a query's positive is not one of its negatives
     if mask_equal:

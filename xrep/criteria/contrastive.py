@@ -66,11 +66,12 @@ class InBatch(Nested):
     def problems(self) -> list[str]:
         return super().problems() + out_of_range(self, temperature=TEMPERATURES)
 
-    def options(self, ids: Tensor) -> dict[str, Any]:
-        """Return the options of a loss in ``xrep.kernels``, given the ids of the rows."""
+    def options(self, planned: Planned, ids: Tensor) -> dict[str, Any]:
+        """Return the options of a loss in ``xrep.kernels`` of the rows of a batch, given their ids."""
         return {
             "ids": ids if self.mask_equal_sentences else None,
             "group": current_group() if self.cross_rank_negatives else None,
+            "sizes": planned.rank_rows,
         }
 
 
@@ -158,6 +159,9 @@ class ContrastiveCriterion(Criterion):
         pieces = [self.plan_rows(batch.rows(start, start + rows), generator) for start in starts]
         sizes = {name: sum(piece.sizes[name] for piece in pieces) for name in pieces[0].sizes}
         return Planned(batch, sizes, pieces=pieces)
+
+    def exchanged(self, planned: Planned) -> Sequence[Planned]:
+        return (planned,)
 
     def forward(self, model: Any, planned: Planned) -> Loss:
         pieces, encoded, constants = planned.pieces or [planned], [], []

@@ -68,12 +68,15 @@ class Planned(Movable):
         sizes: how many items each term sums over in this batch (pairs, masked tokens).
         details: what ``forward`` needs beside the batch, such as masked tokens (a ``Movable``); None: nothing.
         pieces: consecutive rows of the batch that are encoded one piece at a time; empty: all rows at once.
+        rank_rows: number of rows of this batch on each rank, as the ranks told each other before the step; None: they
+            did not.
     """
 
     batch: Any
     sizes: dict[str, float]
     details: Any = None
     pieces: Sequence[Planned] = ()
+    rank_rows: Sequence[int] | None = None
 
     @property
     def examples(self) -> Any:
@@ -191,6 +194,13 @@ class Criterion(nn.Module, ABC):
     @abstractmethod
     def forward(self, model: Any, planned: Planned) -> Loss:
         """Return the loss of one batch, with gradient for the model and for the criterion's own parameters."""
+
+    def exchanged(self, planned: Planned) -> Sequence[Planned]:
+        """Return the batches, this one or parts of it, whose rows ``forward`` compares with those of other ranks.
+
+        The trainer tells the ranks their numbers before the step (``Planned.rank_rows``).
+        """
+        return ()
 
     def of_part(self, name: str) -> Criterion:
         """Return the criterion of one part of a task; it is this one, unless the parts have criteria of their own."""

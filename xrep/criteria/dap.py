@@ -86,8 +86,8 @@ class DAP(TranslationRanking):
     The loss is L_TR + L_RTL of *Dual-Alignment Pre-training for Cross-lingual Sentence Embedding*, equation 7.
 
     L_TR (equation 5) is ``translation_ranking`` from source to target. L_RTL (equation 6) is the mean cross-entropy of
-    the tokens of y. A small head (equation 4) predicts them from the token vectors of x and one [MASK] for each token
-    of y.
+    the tokens of y (see ``rtl_average``). A small head (equation 4) predicts them from the token vectors of x and one
+    [MASK] for each token of y.
 
     Choices that the paper does not specify: "all but [CLS]" includes [SEP], in x and in y, which a released run of the
     authors predicts too. Each [MASK] is embedded by the encoder's embedding layer at its position in y
@@ -121,8 +121,11 @@ class DAP(TranslationRanking):
         """Subwords that the softmax covers: all, or those that occur in the training text of y's language (the authors'
         released scripts have a list of the English ones)."""
         reconstruction_ratio: float = 1.0
-        """rho: share of the tokens of each y that is reconstructed (rounded, at least one). In place of the other
-        tokens the head reads the vectors that the encoder computed for them, with their gradient (figure 3)."""
+        """rho: probability with which each token of y is reconstructed. In place of the other tokens the head reads the
+        vectors that the encoder computed for them, with their gradient (section 5.2 and figure 3)."""
+        rtl_average: Literal["tokens", "sentences"] = "tokens"
+        """What L_RTL is averaged over. sentences: the mean over the tokens of each sentence (equation 6), and over the
+        sentences of the batch. tokens: the mean over all tokens of the batch, so that long sentences count more."""
         mask_positions: Literal["target", "none"] = "target"
         """What a [MASK] knows about its place. target: its position in y. none: nothing, so that all in a sentence
         predict the same."""
@@ -170,7 +173,8 @@ class DAP(TranslationRanking):
     def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
         planned = super().plan_rows(batch, generator)
         planned.details = self._planner.plan(batch, generator)
-        planned.sizes |= {self._term(away): size for away, size in planned.details.sizes.items()}
+        sizes = planned.details.sizes(sentences=self.config.rtl_average == "sentences")
+        planned.sizes |= {self._term(away): size for away, size in sizes.items()}
         return planned
 
     def vectors(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
@@ -192,7 +196,7 @@ class DAP(TranslationRanking):
     def _reconstruct(
         self, encoder: TransformerEncoder, plan: Reconstruction, states: Tensor, tokens: TokenBatch
     ) -> Loss:
-        """Return L_RTL of the pairs, as sums over the predicted tokens of each direction."""
+        """Return L_RTL of the pairs, as sums over the predicted tokens, or over the sentences, of each direction."""
         given, predicted = plan.given, plan.predicted
         assert self._vocabulary.mask_id is not None
         mask = torch.full_like(predicted[PLACE], self._vocabulary.mask_id)
@@ -209,7 +213,8 @@ class DAP(TranslationRanking):
         correct = []
         for run in plan.runs:
             some = slice(run.start, run.stop)
-            loss, right = self._predict(run, hidden[some], targets[some], encoder.token_embedding.weight)
+            shares = plan.shares[some] if self.config.rtl_average == "sentences" else None
+            loss, right = self._predict(run, hidden[some], targets[some], shares, encoder.token_embedding.weight)
             name = self._term(run.from_pivot)
             before = terms.get(name)
             weight = 0.5 if self.config.rtl_direction == "both" else 1.0
@@ -223,12 +228,14 @@ class DAP(TranslationRanking):
             return "rtl"
         return "rtl_from_pivot" if from_pivot else "rtl_to_pivot"
 
-    def _predict(self, run: Run, hidden: Tensor, targets: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
+    def _predict(
+        self, run: Run, hidden: Tensor, targets: Tensor, shares: Tensor | None, embedding: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the summed loss of tokens of one language, and whether each prediction is correct."""
         bias = self.head.bias
         if self.config.rtl_vocabulary == "target-language":
             known = self.get_buffer(f"subwords_{run.language}")
             targets = torch.searchsorted(known, targets)
             embedding, bias = embedding.index_select(0, known), bias.index_select(0, known)
-        loss, _, correct = linear_cross_entropy(hidden, embedding, targets, bias=bias)
+        loss, _, correct = linear_cross_entropy(hidden, embedding, targets, bias=bias, weights=shares)
         return loss, correct

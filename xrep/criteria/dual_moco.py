@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,8 +64,8 @@ class DualMoco(ContrastiveCriterion):
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
         self.source_queue = new_queue(config, model.output_size, count=2)
         self.target_queue = new_queue(config, model.output_size, count=2)
-        self._keys: list[tuple[Tensor, Tensor]] = []
-        """Keys of each batch since the last step, both sides concatenated [B, 2 D], and their ids."""
+        self._keys: list[tuple[Tensor, Tensor, Sequence[int] | None]] = []
+        """Keys of each batch since the last step, both sides concatenated [B, 2 D], their ids, and the ranks' B."""
 
     def constants(self, model: SentenceModel, planned: Planned) -> tuple[Tensor, ...]:
         encoder, batch = self.momentum_encoder.model, planned.batch
@@ -75,25 +76,26 @@ class DualMoco(ContrastiveCriterion):
         source_query, target_query, source_key, target_key, *negative = vectors
         if self.training and self.source_queue is not None and self.width is None:
             keys = torch.cat([source_key, target_key], dim=1).to(self.source_queue.vectors.dtype)
-            self._keys.append((keys, ids))
-        to_target = self._infonce(source_query, target_key, self.target_queue, ids)
-        to_source = self._infonce(target_query, source_key, self.source_queue, ids)
+            self._keys.append((keys, ids, planned.rank_rows))
+        to_target = self._infonce(source_query, target_key, self.target_queue, planned)
+        to_source = self._infonce(target_query, source_key, self.source_queue, planned)
         given = (to_target.loss, to_target.correct, source_query, target_key, negative, planned.batch)
         forward, found = with_own_negatives(*given, self.config.temperature)
         loss = (forward + to_source.loss).sum()
         correct = torch.cat([found, to_source.correct])
         return Loss({self.term: Term(loss)}, {"accuracy": percentage(correct)})
 
-    def _infonce(self, query: Tensor, key: Tensor, queue: Queue | None, ids: Tensor) -> InfoNCE:
-        temperature, mask_equal = self.config.temperature, self.config.mask_equal_sentences
+    def _infonce(self, query: Tensor, key: Tensor, queue: Queue | None, planned: Planned) -> InfoNCE:
+        temperature, mask_equal, ids = self.config.temperature, self.config.mask_equal_sentences, planned.batch.ids
         if queue is None:
-            return among_batch(query, key, ids, temperature, mask_equal=mask_equal)[0]
+            sizes = planned.rank_rows
+            return among_batch(query, key, ids, temperature, mask_equal=mask_equal, sizes=sizes)[0]
         return in_queue(query, key, ids, queue, temperature, mask_equal=mask_equal, width=self.width)
 
     def after_step(self, model: SentenceModel) -> None:
         self.momentum_encoder.update(model)
-        for keys, ids in self._keys:
-            (keys, ids), _ = gathered([keys, ids], current_group())
+        for keys, ids, sizes in self._keys:
+            (keys, ids), _ = gathered([keys, ids], current_group(), sizes)
             for queue, vectors in zip((self.source_queue, self.target_queue), keys.chunk(2, dim=1), strict=True):
                 assert queue is not None
                 queue.enqueue(vectors, ids)

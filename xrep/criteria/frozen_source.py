@@ -18,7 +18,7 @@ from xrep.config.ranges import out_of_range
 from xrep.criteria.batch_keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
 from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, Encoded, with_own_negatives
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, event_on, on_device
 from xrep.data.teacher_vectors import TeacherVectors
 from xrep.data.vector_cache import VectorCache, check_cache, token_keys
 from xrep.errors import UserError
@@ -56,6 +56,21 @@ class LearnableTemperature(nn.Module):
     def clamp(self) -> None:
         """Move tau back into its interval. Call it after each optimizer step."""
         self.theta.clamp_(math.log(SMALLEST), math.log(LARGEST))
+
+
+@dataclass
+class Taught(Movable):
+    """What is known of the source vectors of a batch before the step.
+
+    Attributes:
+        vectors: float32 [B, D], those of ``teacher_vectors``.
+        keys: int64 [B], those of the sentences in the cache.
+        negative_keys: int64 [N], those of the hard negatives.
+    """
+
+    vectors: Tensor | None = None
+    keys: np.ndarray | None = None
+    negative_keys: np.ndarray | None = None
 
 
 class FrozenSource(ContrastiveCriterion):
@@ -150,6 +165,8 @@ class FrozenSource(ContrastiveCriterion):
         has_keys = config.loss == "contrastive" and self._teacher is None
         self.uses_hard_negatives = has_keys and self._source_side == "target"
         self._cache: VectorCache | None = None
+        self._unwritten: list[tuple[np.ndarray, Tensor, torch.cuda.Event | None]] = []
+        """Keys and vectors that are not in the cache yet, and the event after which the vectors are in host memory."""
         if config.cache_source is not None:
             check_cache(config.cache_source)
         if config.source == "frozen" and self._teacher is None:
@@ -190,6 +207,16 @@ class FrozenSource(ContrastiveCriterion):
             for hashes in task.hashes():
                 self._teacher.rows(hashes[:, SIDES.index(self._source_side)].view(np.int64))
 
+    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+        planned, tokens = super().plan_rows(batch, generator), getattr(batch, self._source_side)
+        if self._teacher is not None:
+            hashes = batch.ids[:, SIDES.index(self._source_side)].numpy()
+            planned.details = Taught(torch.from_numpy(self._teacher.read(hashes)))
+        elif self.config.cache_source is not None:
+            negative = None if batch.negatives is None else token_keys(batch.negatives.tokens).numpy()
+            planned.details = Taught(keys=token_keys(tokens).numpy(), negative_keys=negative)
+        return planned
+
     def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
         batch = planned.batch
         if self.config.source == "trained":
@@ -201,9 +228,15 @@ class FrozenSource(ContrastiveCriterion):
     def constants(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
         if self.config.source == "trained":
             return ()
-        batch = planned.batch
-        negative = () if batch.negatives is None else (self._read(model, batch.negatives.tokens),)
-        return (self._taught(model, batch), *negative)
+        batch, taught = planned.batch, planned.details or Taught()
+        vectors = taught.vectors
+        if vectors is None:
+            vectors = self._read(model, getattr(batch, self._source_side), taught.keys)
+        elif model.config.normalize:
+            vectors = F.normalize(vectors, dim=1)
+        if batch.negatives is None:
+            return (vectors,)
+        return (vectors, self._read(model, batch.negatives.tokens, taught.negative_keys))
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         ids, (target, source, *negative) = planned.batch.ids, vectors
@@ -212,19 +245,21 @@ class FrozenSource(ContrastiveCriterion):
         tau = self.config.temperature if self.temperature is None else self.temperature()
         if self.config.source == "trained":
             masked = ids if self.config.mask_equal_sentences else None
-            loss, _, correct, _ = inbatch_infonce(target, source, tau, ids=masked, group=current_group())
+            loss, _, correct, _ = inbatch_infonce(
+                target, source, tau, ids=masked, group=current_group(), sizes=planned.rank_rows
+            )
         else:
-            loss, correct = self._against_frozen(source, target, ids, tau)
+            loss, correct = self._against_frozen(source, target, planned, tau)
         loss, correct = with_own_negatives(loss, correct, target, source, negative, planned.batch, tau)
         metrics = {"accuracy": percentage(correct)}
         if isinstance(tau, Tensor):
             metrics["temperature"] = tau.detach()
         return Loss({self.term: Term(loss.sum())}, metrics)
 
-    def _against_frozen(self, source: Tensor, target: Tensor, ids: Tensor, tau: float | Tensor) -> InfoNCE:
+    def _against_frozen(self, source: Tensor, target: Tensor, planned: Planned, tau: float | Tensor) -> InfoNCE:
         """Compare with the source vectors of the batch, from all ranks, and of the queue."""
-        mask_equal = self.config.mask_equal_sentences
-        now, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=mask_equal)
+        mask_equal, ids, sizes = self.config.mask_equal_sentences, planned.batch.ids, planned.rank_rows
+        now, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=mask_equal, sizes=sizes)
         if self.queue is None:
             return now
         if self.training and self.width is None:
@@ -240,33 +275,32 @@ class FrozenSource(ContrastiveCriterion):
                 self.queue.enqueue(keys, ids)
             self._keys.clear()
 
-    def _taught(self, model: DualEncoder, batch: PairBatch) -> Tensor:
-        """Return the source vectors [B, D], which have no gradient."""
-        tokens = getattr(batch, self._source_side)
-        if self._teacher is not None:
-            hashes = batch.ids[:, SIDES.index(self._source_side)].numpy(force=True)
-            vectors = torch.from_numpy(self._teacher.read(hashes)).to(batch.ids.device)
-            return F.normalize(vectors, dim=1) if model.config.normalize else vectors
-        return self._read(model, tokens)
-
-    def _read(self, model: DualEncoder, tokens: TokenBatch) -> Tensor:
-        """Return the vectors of the source tower."""
-        if self.config.cache_source is not None:
-            return self._cached(model, tokens, self.config.cache_source)
-        return model.encode(self._source, tokens)[0]
-
-    def _cached(self, model: DualEncoder, batch: TokenBatch, folder: str) -> Tensor:
+    def _read(self, model: DualEncoder, tokens: TokenBatch, keys: np.ndarray | None) -> Tensor:
+        """Return the vectors [B, D] of the source tower, which have no gradient: from the cache, if there are keys."""
+        if keys is None or self.config.cache_source is None:
+            return model.encode(self._source, tokens)[0]
         if self._cache is None:  # not in __init__: a resumed run loads the model's weights later
-            self._cache = VectorCache(folder, model.output_size, _fingerprint(model, self._source, self.frozen))
-        device, keys = batch.tokens.device, token_keys(batch).numpy(force=True)
-        places = self._cache.find(keys)
-        missing = np.flatnonzero(places < 0)
+            fingerprint = _fingerprint(model, self._source, self.frozen)
+            self._cache = VectorCache(self.config.cache_source, model.output_size, fingerprint)
+        places, device = self._cache.find(keys), tokens.tokens.device
+        missing, known = np.flatnonzero(places < 0), np.flatnonzero(places >= 0)
+        found = np.zeros((len(keys), model.output_size), np.float32)
+        found[known] = self._cache.read(places[known])
+        vectors = on_device(found, device)
         if len(missing):
-            rows = missing[np.unique(keys[missing], return_index=True)[1]]
-            some = batch.select(rows)
-            self._cache.add(keys[rows], model.encode(self._source, some)[0].float().numpy(force=True))
-            places = self._cache.find(keys)
-        return torch.from_numpy(self._cache.read(places)).to(device)
+            new, first, same = np.unique(keys[missing], return_index=True, return_inverse=True)
+            encoded = model.encode(self._source, tokens.select(missing[first]))[0].float()
+            vectors[on_device(missing, device)] = encoded[on_device(same, device)]
+            self._unwritten.append((new, encoded.to("cpu", non_blocking=True), event_on(device)))
+            self._write()
+        return vectors
+
+    def _write(self) -> None:
+        """Add new vectors to the cache, unless they are still on their way from a GPU: then a later call adds them."""
+        assert self._cache is not None
+        while self._unwritten and (self._unwritten[0][2] is None or self._unwritten[0][2].query()):
+            keys, vectors, _ = self._unwritten.pop(0)
+            self._cache.add(keys, vectors.numpy())
 
     def warnings(self, task: Task) -> list[str]:
         warnings = list(self._warnings)

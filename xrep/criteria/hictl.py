@@ -229,7 +229,8 @@ class HiCTL(ContrastiveCriterion):
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         if not self.config.sentence_contrast:
             return Loss({})
-        hardness, count, options = self.hardness, 2 * len(planned.batch), self.config.options(planned.batch.ids)
+        hardness, count = self.hardness, 2 * len(planned.batch)
+        options = self.config.options(planned, planned.batch.ids)
         exponent = 0.0 if hardness is None else hardness.exponent()
         (source, target, *negative), tau = vectors, self.config.temperature
         result = hard_infonce(source, target, tau, exponent=exponent, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -100,6 +100,9 @@ class Multitask(ContrastiveCriterion):
             for part, own in planned.batch.parts.items()
             if isinstance(criterion := self.parts[part], ContrastiveCriterion)
         }
+
+    def exchanged(self, planned: Planned) -> Sequence[Planned]:
+        return [part for criterion, own in self._contrastive(planned).values() for part in criterion.exchanged(own)]
 
     def encode(self, model: Any, planned: Planned) -> Encoded:
         vectors: list[Tensor] = []

@@ -38,22 +38,26 @@ class Reconstruction(Movable):
     Attributes:
         given: int64 [4, N], the tokens whose vectors are given: all of x, and those of y that are not predicted.
         predicted: int64 [4, M], the predicted tokens, in the order of ``runs``.
+        shares: float64 [M], 1 / number of predicted tokens of the same sentence.
         lengths: int64 [B], number of tokens in each row of the head's input.
         width: the largest of these lengths.
     """
 
     given: Tensor
     predicted: Tensor
+    shares: Tensor
     lengths: Tensor
     width: int
     runs: list[Run]
 
-    @property
-    def sizes(self) -> dict[bool, int]:
-        """Number of predicted tokens by direction (True: predicted from the pivot language)."""
+    def sizes(self, sentences: bool = False) -> dict[bool, int]:
+        """Return the number of predicted tokens, or of sentences with such tokens, by direction (True: predicted from
+        the pivot language)."""
         sizes: dict[bool, int] = {}
         for run in self.runs:
-            sizes[run.from_pivot] = sizes.get(run.from_pivot, 0) + run.stop - run.start
+            shares = self.shares[run.start : run.stop]
+            count = round(float(shares.sum())) if sentences else len(shares)
+            sizes[run.from_pivot] = sizes.get(run.from_pivot, 0) + count
         return sizes
 
 
@@ -66,7 +70,7 @@ class Planner:
         direction: to_pivot: y is the side in the pivot language (the target, if both sides are). from_pivot: y is the
             other side. both: to_pivot in pairs of even number (``PairBatch.indices``), from_pivot in those of odd
             number.
-        ratio: share of the tokens of y that are predicted, rounded, at least one.
+        ratio: probability with which each token of y is predicted, independently of the others.
     """
 
     pivot: int
@@ -93,12 +97,18 @@ class Planner:
         head_width = int(lengths.max(initial=1))
         starts = own * head_width
         x[SLOT], y[SLOT] = ranges(starts, x_lengths), ranges(starts + x_lengths, y_lengths)
-        count = np.minimum(np.maximum(np.rint(self.ratio * y_lengths).astype(np.int64), 1), y_lengths)
+        count = y_lengths
+        if self.ratio < 1:
+            drawn = torch.rand(y.shape[1], dtype=torch.float64, generator=generator).numpy() < self.ratio
+            count = np.bincount(np.repeat(own, y_lengths)[drawn], minlength=len(own))
+            x, y = np.concatenate([x, y[:, ~drawn]], axis=1), y[:, drawn]
         runs = self._runs(np.repeat(away, count), np.repeat(languages[order, of_y], count))
-        if (count < y_lengths).any():
-            x, y = _drawn(x, y, y_lengths, count, generator)
-        given, predicted, row_lengths = (torch.from_numpy(np.ascontiguousarray(each)) for each in (x, y, lengths))
-        return Reconstruction(given=given, predicted=predicted, lengths=row_lengths, width=head_width, runs=runs)
+        shares = np.repeat(1 / np.maximum(count, 1), count)
+        tensors = (torch.from_numpy(np.ascontiguousarray(each)) for each in (x, y, shares, lengths))
+        given, predicted, of_sentence, row_lengths = tensors
+        return Reconstruction(
+            given=given, predicted=predicted, shares=of_sentence, lengths=row_lengths, width=head_width, runs=runs
+        )
 
     @staticmethod
     def _tokens(
@@ -122,17 +132,6 @@ class Planner:
                 language = int(languages[first]) if first < last else self.pivot
                 runs.append(Run(from_pivot=direction, language=language, start=first, stop=last))
         return runs
-
-
-def _drawn(
-    x: np.ndarray, y: np.ndarray, y_lengths: np.ndarray, count: np.ndarray, generator: torch.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw ``count`` tokens of each y; return tables of the given tokens and of the predicted ones."""
-    rows = np.repeat(np.arange(len(y_lengths)), y_lengths)
-    keys = torch.rand(len(rows), dtype=torch.float64, generator=generator).numpy()
-    shuffled, starts = y[:, (rows + keys).argsort(kind="stable")], np.cumsum(y_lengths) - y_lengths
-    given = shuffled[:, ranges(starts + count, y_lengths - count)]
-    return np.concatenate([x, given], axis=1), shuffled[:, ranges(starts, count)]
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -61,7 +61,7 @@ class TranslationRanking(ContrastiveCriterion):
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         config, (source, target, *negative) = self.config, vectors
         margin = config.margin * (config.temperature if config.margin_scale == "logit" else 1.0)
-        options = config.options(planned.batch.ids)
+        options = config.options(planned, planned.batch.ids)
         result = inbatch_infonce(source, target, config.temperature, margin=margin, **options)
         given = (result.forward, result.forward_correct, source, target, negative, planned.batch)
         loss, correct = with_own_negatives(*given, config.temperature, margin=margin)

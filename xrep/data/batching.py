@@ -120,6 +120,21 @@ def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return type(value)(_moved(item, move) for item in value) if isinstance(value, list | tuple) else value
 
 
+def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return the array as a tensor; the copy to a GPU does not block."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def event_on(device: torch.device) -> torch.cuda.Event | None:
+    """Return an event that tells when a GPU has done all that it was given so far; None on a CPU, which has."""
+    if device.type == "cpu":
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
 class Batch(Movable, ABC):
     """A batch of examples: a dataclass of tensors. A batch whose examples can be taken apart has a method ``rows``."""
 
@@ -189,7 +204,7 @@ class TokenBatch(Movable):
 
     def select(self, rows: np.ndarray) -> TokenBatch:
         """Return the sentences of some rows, int64 [N], with no more padding than the longest of them needs."""
-        lengths, chosen = self.host_lengths[rows], torch.from_numpy(rows).to(self.tokens.device)
+        lengths, chosen = self.host_lengths[rows], on_device(rows, self.tokens.device)
         width = int(lengths.max()) if len(lengths) else self.tokens.size(1)
         return TokenBatch(self.tokens[chosen, :width], self.lengths[chosen], lengths)
 

@@ -33,10 +33,22 @@ def build_cached(
     """Return a directory in ``$XREP_HOME/{folder}/``, which is built unless it was built before from the same things.
 
     Args:
-        kind: Kind of the directory, whose schema counts as well.
+        build: Function of (empty folder to fill, path that it will have) that writes the manifest last.
+
+    The others, and errors, are those of ``key_of``.
+    """
+    directory = xrep_home() / folder / key_of(kind, facts, files, tokenizers)
+    build_once(directory, MANIFEST_FILE, lambda empty: build(empty, directory))
+    return directory
+
+
+def key_of(kind: Kind, facts: Any, files: Iterable[Path], tokenizers: Tokenizers | None = None) -> str:
+    """Return a name that differs for directories that are built from other things.
+
+    Args:
+        kind: Kind of the directory, whose schema counts.
         facts: What the directory depends on besides the files and tokenizers; anything that JSON can express.
         files: Files that are read; their path, size and time count.
-        build: Function of (empty folder to fill, path that it will have) that writes the manifest last.
 
     Raises:
         UserError: A file does not exist.
@@ -49,10 +61,7 @@ def build_cached(
     with tempfile.TemporaryDirectory() as temporary:
         save_tokenizers(tokenizers or {}, Path(temporary))
         digests = digests_of(Path(temporary))
-    key = hashlib.sha256(json.dumps([kind.schema, facts, read, digests]).encode()).hexdigest()[:24]
-    directory = xrep_home() / folder / key
-    build_once(directory, MANIFEST_FILE, lambda empty: build(empty, directory))
-    return directory
+    return hashlib.sha256(json.dumps([kind.schema, facts, read, digests]).encode()).hexdigest()[:24]
 
 
 def files_in(paths: Iterable[str | Path]) -> list[Path]:

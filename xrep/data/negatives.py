@@ -19,7 +19,15 @@ import torch
 from xrep.data.batching import HardNegatives, TextSpec, pad
 from xrep.data.building import build_cached, files_in
 from xrep.data.hash_runs import HashRuns
-from xrep.data.store import TOKENIZER_DIRECTORY, DataDirectory, DirectoryWriter, Kind, joined, write_manifest
+from xrep.data.store import (
+    MANIFEST_FILE,
+    TOKENIZER_DIRECTORY,
+    DataDirectory,
+    DirectoryWriter,
+    Kind,
+    joined,
+    write_manifest,
+)
 from xrep.errors import UserError
 from xrep.text.cleaning import NO_KEY, HashSet, load_exclusion, pair_hashes, sentence_hashes
 from xrep.text.lines import read_lines
@@ -34,11 +42,17 @@ class NegativeStore:
     """The hard negatives of pairs, found by the hashes of the pairs. It holds 16 bytes of memory for each negative.
 
     Attribute: ``fingerprint``, a hex digest that changes if any of them changes.
+
+    Raises:
+        UserError: The directory is damaged.
     """
 
     def __init__(self, data: DataDirectory) -> None:
-        (corpus,) = data.splits["train"]
-        self._column, pairs = corpus.columns[0], corpus.arrays["pairs"]
+        corpora = data.splits["train"]
+        if len(corpora) != 1:
+            problem = f"the manifest has {len(corpora)} sets of negatives"
+            raise UserError(problem, path=data.path / MANIFEST_FILE, cure=NEGATIVES.cure)
+        self._column, pairs = corpora[0].columns[0], corpora[0].arrays["pairs"]
         self._rows = np.argsort(pairs, kind="stable")
         self._pairs = pairs[self._rows]
         self._data, self.fingerprint = data, data.fingerprint

@@ -16,15 +16,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from xrep.data import choosing, shards, store
-from xrep.data.building import build_cached, files_in, train_vocabulary
+from xrep.data.building import build_cached, files_in, key_of, train_vocabulary
 from xrep.data.hash_runs import HashRuns
 from xrep.data.spool import HELD_OUT, KEPT, SPLIT_ORDER, Cleaned, Spool, clean, list_spools, read_chunks
 from xrep.errors import UserError
-from xrep.files import check_new_directory, directory_aside
+from xrep.files import build_once, check_new_directory, directory_aside
 from xrep.progress import Counter
 from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet, load_exclusion
 from xrep.text.readers import Bitext, discover_bitext, orient
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, save_tokenizers, tokenizer_of
+from xrep.text.tokenizer import CONFIG_FILE, Tokenizer
 from xrep.workers import in_workers, processors
 
 _HELD_OUT_SHARE = 0.05  # maximum share of a language pair, so that a small corpus keeps most pairs for training
@@ -97,6 +98,7 @@ def preprocess(
     *,
     workers: int = 1,
     shard: tuple[int, int] | None = None,
+    work: Path | None = None,
 ) -> PreprocessReport:
     """Write the data directory ``destination`` (layout: ``xrep.data.store``) from raw text.
 
@@ -112,6 +114,8 @@ def preprocess(
         workers: Number of processes that clean and tokenise; 1 to do it in this one. The result does not depend on it.
         shard: (k, n) to write only the k-th of n shards, counted from 1: the cleaned text of every n-th file, which
             ``merge`` makes data directories of.
+        work: Folder that keeps the cleaned text and the trained tokenizer, with which a second call goes on if the
+            files and options are the same; None: nothing is kept.
 
     Raises:
         UserError: The text is invalid, the destination is not empty, no training pairs are left, the vocabulary size
@@ -129,6 +133,13 @@ def preprocess(
             raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
     if shard:
         shards.check_shard(shard, len(splits["train"]))
+    if work is not None:
+        key = key_of(store.PAIRS, *_things_read(splits, options))
+        cleaned, how = work / f"cleaned-{key}", {"log": log, "progress": progress, "workers": workers}
+        if (cleaned / shards.SHARD_FILE).exists():
+            log("going on with the text that an interrupted command has cleaned")
+        build_once(cleaned, shards.SHARD_FILE, lambda folder: preprocess(splits, folder, options, shard=(1, 1), **how))
+        return merge([cleaned], destination, trained=work / f"tokenizer-{key}", **how)
     with directory_aside(destination) as output:
         run = _Run(options, output / "work", log, progress, workers)
         spools = list_spools(splits, output / "work")
@@ -148,8 +159,12 @@ def merge(
     progress: bool = True,
     *,
     workers: int = 1,
+    trained: Path | None = None,
 ) -> PreprocessReport:
     """Write a data directory from all shards that ``preprocess`` made of some text; it equals the one without shards.
+
+    Args:
+        trained: Folder that keeps the tokenizer that is trained, or has the one of an interrupted call; None: none.
 
     Raises:
         UserError: A shard is missing or damaged, they are not of the same text or have other options, or as
@@ -162,7 +177,7 @@ def merge(
         options = PreprocessOptions(**{**joined.options, "cleaning": CleaningOptions(**joined.options["cleaning"])})
         run = _Run(options, output / "work", log, progress, workers)
         run.report, run.notes = joined.report, joined.notes
-        manifest = run.finish(joined.spools, output)
+        manifest = run.finish(joined.spools, output, trained)
     return PreprocessReport(destination, run.report, manifest, run.notes)
 
 
@@ -184,10 +199,15 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
         log(f"preprocessing {path} (once; kept in {place})")
         log(preprocess(splits, folder, options, log, workers=default_workers()).cleaning.table())
 
+    return build_cached("preprocessed", store.PAIRS, *_things_read(splits, options), build)
+
+
+def _things_read(splits: dict[str, list[Bitext]], options: PreprocessOptions) -> tuple[Any, list[Path]]:
+    """Return what a data directory is built from, for ``key_of``: facts, and files."""
     read = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
     read += files_in([*options.tokenizers.values(), *options.exclude])
-    pairs = {split: [(b.languages, b.paths, b.columns) for b in bitexts] for split, bitexts in splits.items()}
-    return build_cached("preprocessed", store.PAIRS, [_RULES_VERSION, pairs, asdict(options)], read, build)
+    bitexts = {split: list(map(asdict, own)) for split, own in splits.items()}
+    return [_RULES_VERSION, bitexts, asdict(options)], read
 
 
 class _Run:
@@ -236,14 +256,16 @@ class _Run:
         count = self.workers if self.workers > 1 and len(first) > 1 else 0
         return in_workers(make, chain(first, items), count, died=_died, begin=begin)
 
-    def finish(self, spools: list[Spool], output: Path) -> dict[str, Any]:
-        """Choose the pairs, tokenise them into the folder ``output``, and return the manifest."""
+    def finish(self, spools: list[Spool], output: Path, trained: Path | None = None) -> dict[str, Any]:
+        """Choose the pairs, tokenise them into the folder ``output``, and return the manifest; ``trained`` is that of
+        ``merge``."""
         given = load_tokenizers(self.options.tokenizers, partial=True) if self.options.tokenizers else {}
         for spool in spools:
             spool.mark_all()
         by_split = {split: [spool for spool in spools if spool.split == split] for split in SPLIT_ORDER}
         self.choose(by_split)
-        tokenizers = self.make_tokenizers(by_split["train"], given, output / store.TOKENIZER_DIRECTORY)
+        tokenizers = self.make_tokenizers(by_split["train"], given, trained or self.work / "trained")
+        save_tokenizers(tokenizers, output / store.TOKENIZER_DIRECTORY)
         facts, training = self.write(by_split, tokenizers, output)
         shutil.rmtree(self.work)
         return store.write_manifest(output, store.PAIRS, tokenizers, training, facts)
@@ -275,22 +297,21 @@ class _Run:
             listed = ", ".join(f"{count:,} {step}" for step, count in counts.items() if count)
             raise UserError(f"no training pair is left ({listed})", cure="check the text and the cleaning options")
 
-    def make_tokenizers(self, train: list[Spool], given: Tokenizers, directory: Path) -> Tokenizers:
-        """Save the given tokenizers, and train missing ones on the kept training text (on a sample if it is large)."""
-        save_tokenizers(given, directory)
+    def make_tokenizers(self, train: list[Spool], given: Tokenizers, trained: Path) -> Tokenizers:
+        """Return the given tokenizers and, for sides without one, what is in ``trained``; it is trained on the kept
+        training text (on a sample if it is large) if there is nothing."""
         lacking = [side for side in SIDES if side not in given and SHARED not in given]
         if not lacking:
             return given
         only = lacking[0] if len(lacking) == 1 else None
-        tokenizer = train_vocabulary(
-            lambda: _texts(train, [SIDES.index(side) for side in lacking]),
-            self.options.vocabulary_size,
-            directory / (only or ""),
-            self.log,
-            exponent=self.options.sampling_exponent,
-            side=only,
+        texts = partial(_texts, train, [SIDES.index(side) for side in lacking])
+        size, exponent = self.options.vocabulary_size, self.options.sampling_exponent
+        build_once(
+            trained,
+            CONFIG_FILE,
+            lambda folder: train_vocabulary(texts, size, folder, self.log, exponent=exponent, side=only),
         )
-        return {**given, only or SHARED: tokenizer}
+        return {**given, only or SHARED: Tokenizer.load(trained)}
 
     def write(
         self, spools: dict[str, list[Spool]], tokenizers: Tokenizers, output: Path

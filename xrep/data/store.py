@@ -63,8 +63,7 @@ class TokenColumn:
         tokens: Ids of all sentences, concatenated: uint16 or uint32 [total].
         offsets: Start of each sentence in ``tokens``, followed by the total: int64 [n + 1].
         size: Size of the vocabulary.
-        path: Path of the files without their suffixes, for messages.
-        cure: What the user can do if the files are damaged.
+        path, cure: For messages: the files without their suffixes, and what the user can do if they are damaged.
     """
 
     def __init__(
@@ -106,6 +105,11 @@ class TokenColumn:
         if ids.max(initial=0) >= self._size:
             raise self._damaged(f"has token {ids.max()}, but the vocabulary has {self._size:,}")
         return ids, lengths
+
+    def runs(self, starts: np.ndarray) -> TokenColumn:
+        """Return a column whose row i has the sentences from ``starts[i]`` to ``starts[i + 1]`` (int64 [M], from 0)."""
+        offsets = np.append(self.offsets[starts], self.offsets[-1])
+        return TokenColumn(self.tokens, offsets, self._size, self._path, self._cure)
 
     def _spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the starts and lengths of sentences, after checking that they lie within the tokens."""

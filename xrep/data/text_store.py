@@ -20,7 +20,7 @@ import numpy as np
 
 from xrep.data.building import build_cached, files_in, train_vocabulary
 from xrep.data.hash_runs import HashRuns
-from xrep.data.store import TOKENIZER_DIRECTORY, DataDirectory, DirectoryWriter, Kind, joined, write_manifest
+from xrep.data.store import TOKENIZER_DIRECTORY, Corpus, DataDirectory, DirectoryWriter, Kind, joined, write_manifest
 from xrep.errors import UserError
 from xrep.text.cleaning import HashSet, load_exclusion, sentence_hashes
 from xrep.text.readers import TextFile, find_text, read_sentences
@@ -63,6 +63,27 @@ def prepare_text(
     read = [file.path for some in files.values() for file in some] + files_in(options.exclude)
     languages = {split: [(file.language, str(file.path)) for file in some] for split, some in files.items()}
     return DataDirectory.open(build_cached("text", TEXT, [languages, asdict(options)], read, build, tokenizers), TEXT)
+
+
+def packed(corpus: Corpus, most: int) -> Corpus:
+    """Join the consecutive sentences of each document into rows of at most ``most`` tokens; a longer one stays alone.
+
+    The rows of a document follow each other, as its sentences did.
+    """
+    offsets, is_last = corpus.source.offsets, np.ones(len(corpus), dtype=bool)
+    is_last[corpus.arrays["followed"]] = False
+    starts, start = list[int](), 0
+    for end in (np.flatnonzero(is_last) + 1).tolist():  # of a document
+        while start < end:
+            starts.append(start)
+            fitting = int(np.searchsorted(offsets[start : end + 1], offsets[start] + most, side="right")) - 1
+            start += max(fitting, 1)
+    rows = np.array(starts, dtype=np.int64)
+    arrays = {
+        "hashes": np.bitwise_xor.reduceat(corpus.hashes, rows, axis=0) if len(rows) else corpus.hashes,
+        "followed": np.flatnonzero(~is_last[rows[1:] - 1]),
+    }
+    return Corpus(corpus.names, (corpus.source.runs(rows),), arrays)
 
 
 class _Writer:

@@ -43,6 +43,8 @@ SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 """Functions from rows x [N, D] and y [N, D] to float [N]; higher means more similar (distances are negated)."""
 CORRELATIONS = {"spearman": spearman, "pearson": pearson}
 AVERAGES = ("all", "mean", "wmean")
+SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+"""The data sets of the published average (SimCSE; CMLM, table 2), which is given if all of them were measured."""
 _FILES = r"STS\.input\..+\.txt|sts-test\.csv|SICK_test_annotated\.txt|stsb-.+-test\.csv"
 
 
@@ -71,7 +73,8 @@ class Sts(Evaluation):
       SICK/                              SICK_train.txt, SICK_trial.txt (dev), SICK_test_annotated.txt
       stsb_multi_mt/                     stsb-{xx}-{train,dev,test}.csv
 
-    Papers average the subsets of a year in three ways, which differ: all, mean and wmean are printed side by side.
+    Papers average the subsets of a year in three ways, which differ: all, mean and wmean are printed side by side. The
+    average over STS12 to STS16, STS-B and SICK-R is given if all seven were measured.
     """
 
     @dataclass(kw_only=True)
@@ -117,10 +120,19 @@ class Sts(Evaluation):
             }
             overlaps.append(overlap)
             kept.append(test)
+        headline = {_label(name, own["split"]): own["cosine"]["spearman"]["all"] for name, own in values.items()}
+        text = _text(kept, values)
+        if set(SEVEN) <= values.keys():
+            own = [_label(name, values[name]["split"]) for name in SEVEN]
+            label = "average of 7, Spearman all"
+            headline[label] = float(np.mean([headline[name] for name in own]))
+            resamples[label] = np.mean([resamples[name] for name in own], axis=0)
+            wmean = float(np.mean([values[name]["cosine"]["spearman"]["wmean"] for name in SEVEN]))
+            text += f"\n\n{label}: {headline[label]:.2f} (wmean: {wmean:.2f})"
         return Figures(
-            text=_text(kept, values),
+            text=text,
             values=values,
-            headline={_label(name, own["split"]): own["cosine"]["spearman"]["all"] for name, own in values.items()},
+            headline=headline,
             resamples=resamples,
             settings={"split": self.config.split, "languages": self.config.langs, "whiten": self.config.whiten},
             files=[file for test in self.tests for file in test.files],

@@ -4,6 +4,7 @@ Every loss has a plain reference in ``xrep.kernels.reference``, a path in chunks
 Triton for CUDA.
 """
 
+from xrep.kernels import first_use  # noqa: F401 - it sets the check of fused kernels on a GPU
 from xrep.kernels.hard_infonce import HardInfoNCE, hard_infonce
 from xrep.kernels.inbatch_infonce import InBatchInfoNCE, inbatch_infonce
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy

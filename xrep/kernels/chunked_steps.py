@@ -199,8 +199,11 @@ def _mask(tile: Tensor, pairs: Pairs, value: float) -> Tensor:
     """Write ``value`` in place for the pairs that are not compared."""
     if pairs.ids is not None:
         tile.masked_fill_(_equal(*pairs.ids), value)
-    row, which = ((pairs.excluded >= 0) & (pairs.excluded < tile.size(1))).nonzero(as_tuple=True)
-    tile[row, pairs.excluded[row, which]] = value
+    # Columns outside of the tile get the value that they have, one listed column after the other. To find those inside,
+    # a GPU would have to be waited for.
+    for column in pairs.excluded.split(1, dim=1) if tile.size(1) else ():
+        inside = column.clamp(0, tile.size(1) - 1)
+        tile.scatter_(1, inside, tile.gather(1, inside).masked_fill_(inside == column, value))
     return tile
 
 

@@ -31,14 +31,17 @@ def current_group() -> dist.ProcessGroup | None:
 
 
 def rank_sizes(count: int, device: torch.device, group: dist.ProcessGroup) -> list[int]:
-    """Return how many rows each rank of the group has; ranks may differ (in the last batch of an epoch)."""
+    """Return how many rows each rank of the group has; ranks may differ (in the last batch of an epoch).
+
+    A GPU is waited for until it has all numbers.
+    """
     counts = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
     counts[dist.get_rank(group)] = count
     dist.all_reduce(counts, group=group)
     return counts.tolist()
 
 
-def gather_rows(rows: Tensor, sizes: list[int], group: dist.ProcessGroup) -> Tensor:
+def gather_rows(rows: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """Gather the rows [N_rank, ...] of all ranks, in the order of the ranks: [Σ N, ...]; ``sizes`` are the N.
 
     Every rank must call this and take part in the backward pass. The gradient of a rank's rows is the sum of the
@@ -47,17 +50,22 @@ def gather_rows(rows: Tensor, sizes: list[int], group: dist.ProcessGroup) -> Ten
     return _GatherRows.apply(rows, sizes, group)
 
 
-def gathered(tensors: Sequence[Tensor | None], group: dist.ProcessGroup | None) -> tuple[list[Any], int]:
+def gathered(
+    tensors: Sequence[Tensor | None], group: dist.ProcessGroup | None, sizes: Sequence[int] | None = None
+) -> tuple[list[Any], int]:
     """Return tensors [N, ...] with the rows of all ranks, and the place of this rank's first row among them.
 
     Args:
         tensors: N is the same for all of them; None stays None.
         group: None: this rank is alone.
+        sizes: the N of each rank, if they are known (else ``rank_sizes``).
     """
     first = tensors[0]
     if group is None or first is None:
         return list(tensors), 0
-    sizes = rank_sizes(len(first), first.device, group)
+    sizes = rank_sizes(len(first), first.device, group) if sizes is None else sizes
+    if sizes[dist.get_rank(group)] != len(first):
+        raise ValueError(f"sizes has {sizes[dist.get_rank(group)]} rows for this rank, which has {len(first)}")
     everyone = [None if tensor is None else gather_rows(tensor, sizes, group) for tensor in tensors]
     return everyone, sum(sizes[: dist.get_rank(group)])
 

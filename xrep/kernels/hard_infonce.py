@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,7 @@ def hard_infonce(
     normalize: bool = False,
     ids: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> HardInfoNCE:
     """Compute -log softmax of the positive's cosine among itself and 2B - 2 hardened negatives (HiCTL, eq. 2, 3, 5, 6).
 
@@ -57,7 +59,7 @@ def hard_infonce(
             unchanged.
         normalize: scale the vectors to length 1 first. The paper does not.
         ids: int64 [B, I]; two pairs that are equal in any column are not negatives of each other.
-        group: processes whose pairs are also used as negatives, as in ``inbatch_infonce``.
+        group, sizes: processes whose pairs are also used as negatives, as in ``inbatch_infonce``.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -70,7 +72,7 @@ def hard_infonce(
         if normalize:
             x, y = (F.normalize(side.to(accumulate), dim=1).to(side.dtype) for side in (x, y))
         positive = F.cosine_similarity(x.to(accumulate), y.to(accumulate), dim=1) / tau
-    (all_x, all_y, all_ids), start = gathered([x, y, ids], group)
+    (all_x, all_y, all_ids), start = gathered([x, y, ids], group, sizes)
     pair = torch.arange(start, start + len(x), device=x.device).repeat(2)
     shift, positive = positive.detach().repeat(2), positive.repeat(2)
     result = negatives(

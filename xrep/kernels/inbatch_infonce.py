@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ def inbatch_infonce(
     margin: float = 0.0,
     ids: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> InBatchInfoNCE:
     """Compute -log softmax of each pair's similarity within its row and within its column of the batch's similarities.
 
@@ -50,6 +52,8 @@ def inbatch_infonce(
             differ in size). The results are those of this rank's own pairs. If every rank differentiates the sum of its
             losses, each gets for its own vectors the gradient that one process would get from all pairs. The gradient
             of ``temperature`` is the rank's share, which must be summed over the ranks.
+        sizes: number of pairs of each process of the group, if they are known; otherwise the processes tell each other,
+            for which a GPU has to be waited for.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -61,7 +65,7 @@ def inbatch_infonce(
     with torch.autocast(x.device.type, enabled=False):
         positive = ((x.to(accumulate) * y.to(accumulate)).sum(1) - margin) / tau
     shift = positive.detach()
-    (all_y, all_shift, all_ids), start = gathered([y, shift, ids], group)
+    (all_y, all_shift, all_ids), start = gathered([y, shift, ids], group, sizes)
     own = torch.arange(start, start + len(x), device=x.device)
     result = negatives(
         *(x, all_y, tau),

@@ -35,6 +35,7 @@ def linear_cross_entropy(
     *,
     bias: Tensor | None = None,
     groups: Tensor | None = None,
+    weights: Tensor | None = None,
     label_smoothing: float = 0.0,
     ignore_index: int = -100,
 ) -> CrossEntropy:
@@ -50,6 +51,7 @@ def linear_cross_entropy(
         target: int64 [N], in [0, V) or ``ignore_index``.
         bias: [V], or [G, V] with ``groups``.
         groups: int64 [N], the row of ``bias`` for each token, for example that of its sentence.
+        weights: [N], factor of the loss of each token, such as 1 / length of its sentence; without gradient.
         label_smoothing: ε. The target distribution is (1 - ε) · onehot + ε / V, as in torch. (fairseq spreads ε over
             the V - 1 other words: its ε is ours times (V - 1) / V.)
         ignore_index: tokens with this target have loss and gradient 0.
@@ -64,6 +66,7 @@ def linear_cross_entropy(
         target=(target, "int64 N"),
         bias=(bias, "float V" if groups is None else "float G V"),
         groups=(groups, "int64 N"),
+        weights=(weights, "float N"),
     )
     if groups is not None and bias is None:
         raise ValueError("groups choose rows of bias: give both or only bias")
@@ -76,13 +79,13 @@ def linear_cross_entropy(
     if path_for(hidden.device) == "reference":
         _check_values(target, len(weight), ignore_index, bias, groups)
         loss, nll, correct = reference.linear_cross_entropy(
-            hidden, weight, target, bias, groups, label_smoothing, ignore_index
+            hidden, weight, target, bias, groups, weights, label_smoothing, ignore_index
         )
         dtype = accumulation_dtype(hidden)
         return CrossEntropy(loss.to(dtype), nll.to(dtype), correct)
     learn = torch.is_grad_enabled()
     wanted = [learn and tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)]
-    results = _sweep(hidden, weight, target, bias, groups, label_smoothing, ignore_index, *wanted)
+    results = _sweep(hidden, weight, target, bias, groups, weights, label_smoothing, ignore_index, *wanted)
     return CrossEntropy(*results[:3])
 
 
@@ -103,6 +106,7 @@ def _sweep(
     target: Tensor,
     bias: Tensor | None,
     groups: Tensor | None,
+    weights: Tensor | None,
     smoothing: float,
     ignore_index: int,
     of_hidden: bool,
@@ -119,7 +123,7 @@ def _sweep(
         rows, columns = hidden.to(operand), weight.to(operand)
         if extra := _filling(rows, count):
             rows, target = F.pad(rows, (0, 0, 0, extra)), F.pad(target, (0, extra), value=ignore_index)
-            groups = None if groups is None else F.pad(groups, (0, extra))
+            groups, weights = (None if each is None else F.pad(each, (0, extra)) for each in (groups, weights))
         nll = torch.zeros(len(rows), dtype=accumulate, device=hidden.device)
         correct, loss = torch.zeros_like(nll, dtype=torch.bool), nll.new_zeros(())
         for_hidden = nll.new_empty(rows.shape if of_hidden else 0)
@@ -135,6 +139,9 @@ def _sweep(
             losses, nll[block], correct[block], gradient = steps.vocabulary_softmax(
                 logits, target[block], smoothing, ignored, operand if differentiable else None
             )
+            if weights is not None:
+                losses = losses * weights[block]
+                gradient = gradient.mul_(weights[block].unsqueeze(1)) if differentiable else gradient
             loss += losses.sum()
             if of_hidden:
                 multiply(gradient, columns, out=for_hidden[block])
@@ -161,7 +168,7 @@ def _filling(rows: Tensor, block: int) -> int:
 
 
 @_sweep.register_fake
-def _(hidden, weight, target, bias, groups, smoothing, ignore_index, of_hidden, of_weight, of_bias):
+def _(hidden, weight, target, bias, groups, weights, smoothing, ignore_index, of_hidden, of_weight, of_bias):
     tokens = hidden.new_empty(hidden.size(0), dtype=accumulation_dtype(hidden))
     return (
         tokens.new_empty(()),
@@ -196,10 +203,10 @@ def _keep(ctx, inputs, output) -> None:
 
 def _backward(ctx, of_loss, *_):
     if of_loss is None:
-        return (None,) * 10
+        return (None,) * 11
     saved = iter(ctx.saved_tensors)
     hidden, weight, bias = (_scale(next(saved), of_loss, next(saved)) if wanted else None for wanted in ctx.wanted)
-    return hidden, weight, None, bias, None, None, None, None, None, None
+    return hidden, weight, None, bias, None, None, None, None, None, None, None
 
 
 _sweep.register_autograd(_backward, setup_context=_keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -17,6 +17,9 @@ plain torch, on any device. ``triton``: blockwise with fused CUDA kernels. ``aut
 with the reference there (``first_use``), else chunked."""
 
 _chosen = "auto"
+kernel_check: Callable[[torch.device], str | None] = lambda device: None  # noqa: E731
+"""Returns what is wrong with fused kernels on a GPU, or None. ``first_use`` sets it; it cannot be imported here: it
+calls the kernels, which call this module."""
 
 
 def set_path(path: str) -> None:
@@ -70,11 +73,7 @@ def path_for(device: torch.device) -> str:
 
 def _problem_on(device: torch.device) -> str | None:
     """Return why fused kernels are not chosen for a GPU, or None if they are."""
-    if triton_problem():
-        return triton_problem()
-    from xrep.kernels.first_use import kernel_problem  # it calls the kernels, which call this module
-
-    return kernel_problem(device)
+    return triton_problem() or kernel_check(device)
 
 
 def steps_for(device: torch.device) -> ModuleType:

@@ -59,6 +59,7 @@ def linear_cross_entropy(
     target: Tensor,
     bias: Tensor | None,
     groups: Tensor | None,
+    weights: Tensor | None,
     smoothing: float,
     ignore_index: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,7 +69,8 @@ def linear_cross_entropy(
         logits = logits + (bias.double() if groups is None else bias.double()[groups])
     options = {"ignore_index": ignore_index, "reduction": "none"}
     nll = F.cross_entropy(logits, target, **options)
-    loss = F.cross_entropy(logits, target, label_smoothing=smoothing, **options).sum()
+    losses = F.cross_entropy(logits, target, label_smoothing=smoothing, **options)
+    loss = losses.sum() if weights is None else losses @ weights.double()
     counted = target != ignore_index
     at_target = logits.gather(1, target.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)
     return loss, nll.detach(), (at_target == logits.amax(1)) & counted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ def triplet_infonce(
     weight: float = 1.0,
     ids: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> TripletInfoNCE:
     """Compute -log (e^(a_i·p_i/τ) / Σ_j (e^(a_i·p_j/τ) + α^[i=j] e^(a_i·n_j/τ))), the loss of supervised SimCSE.
 
@@ -43,7 +45,7 @@ def triplet_infonce(
         weight: α, above 0: weight of the anchor's own hard negative compared with all others.
         ids: int64 [B, 3], equal for equal sentences. The positive of another triplet is then no negative if the anchors
             or the positives are equal, and its hard negative is none if it equals the anchor or the anchor's positive.
-        group: processes whose triplets also provide negatives, as in ``inbatch_infonce``.
+        group, sizes: processes whose triplets also provide negatives, as in ``inbatch_infonce``.
 
     Raises:
         ValueError: the shapes do not fit, or the weight is not above 0.
@@ -56,7 +58,7 @@ def triplet_infonce(
     with torch.autocast(anchor.device.type, enabled=False):
         wide = anchor.to(accumulate)
         own_positive, own_negative = ((wide * side.to(accumulate)).sum(1) / tau for side in (positive, negative))
-    (all_positive, all_negative, all_ids), start = gathered([positive, negative, ids], group)
+    (all_positive, all_negative, all_ids), start = gathered([positive, negative, ids], group, sizes)
     own = torch.arange(start, start + len(anchor), device=anchor.device)
     shift = own_positive.detach()
     result = negatives(

@@ -69,8 +69,10 @@ class Packing:
 
     def pad(self, packed: Tensor) -> Tensor:
         """Scatter [N, ...] into [B, T, ...], with zeros at padding."""
-        real = packed if len(packed) == len(self.rows) else packed[: len(self.rows)]
-        flat = packed.new_zeros(self.batch * self.length, *packed.shape[1:])
+        return self._spread(packed[: len(self.rows)])
+
+    def _spread(self, real: Tensor) -> Tensor:
+        flat = real.new_zeros(self.batch * self.length, *real.shape[1:])
         return flat.index_copy_(0, self.rows, real).unflatten(0, (self.batch, self.length))
 
 
@@ -89,6 +91,9 @@ class Sentences(Packing):
         rows = np.arange(batch.real_tokens) + np.repeat(shift, lengths)
         self.rows = self.packed_rows = on_device(rows, device)
         self.offsets = on_device(np.concatenate([[0], ends]).astype(np.int32), device)
+
+    def pad(self, packed: Tensor) -> Tensor:
+        return self._spread(packed)
 
 
 class Masking:

@@ -15,7 +15,7 @@ from xrep.data.batching import Batch, PairBatch, TextSpec, TokenBatch, Vocabular
 from xrep.data.order import ExampleOrder, by_group
 from xrep.data.plan import TokenBudget
 from xrep.data.store import Corpus, gather_rows
-from xrep.data.text_store import TextOptions, prepare_text
+from xrep.data.text_store import TextOptions, packed, prepare_text
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.stored import StoredTask, given_tokenizers, rows_by_length
@@ -84,6 +84,9 @@ class MonolingualTask(StoredTask):
         units: Units = "sentences"
         """What an example is. sentences: one sentence (criterion mlm). adjacent: two neighbouring sentences of a
         document (cmlm). reordered: a sentence, and its tokens in random order in place of a translation (hictl)."""
+        pack: bool = False
+        """Join consecutive sentences of a document while they fit into max_length, and treat each such passage as a
+        sentence (CMLM, section 3: passages of 256 tokens)."""
         swap_order: bool = True
         """For units adjacent: in half of the pairs, drawn anew each time, put the later sentence first (CMLM, section
         3)."""
@@ -132,15 +135,18 @@ class MonolingualTask(StoredTask):
         )
         data = prepare_text(config.data, options, given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
         self.tokenizers: Tokenizers = data.tokenizers
-        languages = [corpus.name for corpus in data.splits["train"]]
+        splits = {split: data.splits.get(split, []) for split in ("train", "valid")}
+        if config.pack:
+            splits = {split: [packed(own, config.max_length - 2) for own in some] for split, some in splits.items()}
+        languages = [corpus.name for corpus in splits["train"]]
         self.text = TextSpec(
             vocabularies={SHARED: Vocabulary.of(data.tokenizers[SHARED])},
             max_length=config.max_length,
             source_languages=languages,
             target_languages=languages,
         )
-        self._train = _Examples(data.splits["train"], config.units)
-        valid = [corpus for corpus in data.splits.get("valid", []) if corpus.name in languages]
+        self._train = _Examples(splits["train"], config.units)
+        valid = [corpus for corpus in splits["valid"] if corpus.name in languages]
         self._valid = _Examples(valid, config.units)
         if not self._train.count:
             problem = "no document has two sentences"

@@ -61,11 +61,21 @@ class World:
 
     def sums(self, values: list[float]) -> list[float]:
         """Return each value summed over the ranks, on the CPU."""
+        return self.sums_later(values)()
+
+    def sums_later(self, values: list[float]) -> Callable[[], list[float]]:
+        """Send the values to the other ranks; return a function that waits for their sums, on the CPU."""
         if self.control is None:
-            return values
+            return lambda: values
         total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total, group=self.control)
-        return total.tolist()
+        work = dist.all_reduce(total, group=self.control, async_op=True)
+        assert work is not None
+
+        def wait() -> list[float]:
+            work.wait()
+            return total.tolist()
+
+        return wait
 
     def from_main(self, value: T) -> T:
         """Return the value of rank 0; the other ranks wait for it as long as it takes."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from xrep.criteria.criterion import Loss, Planned
-from xrep.training.step import Engine, Outcome
+from xrep.training.outcome import Outcome
+from xrep.training.step import Engine
 
 BEGINS = "it begins in "
 
@@ -29,7 +30,7 @@ def not_finite(engine: Engine, outcome: Outcome, batches: list[Planned], describ
     world, where, batch = engine.world, "", batches[0]
     if math.isfinite(outcome.loss):
         named = engine.module.named_parameters()
-        bad = next((name for name, p in named if p.grad is not None and not _finite(p.grad)), None)
+        bad = next((name for name, p in named if any(p is other for other in outcome.bad)), None)
         where, problem = f"{BEGINS}the gradient of {bad}", f"the norm of the gradient is {outcome.norm}"
     else:
         problem = f"the loss is {outcome.loss}"

@@ -6,11 +6,9 @@ import inspect
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,14 +25,13 @@ from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.gradient_cache import GradientCache
 from xrep.training.lora import LowRank
+from xrep.training.outcome import Results, Tally
 
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
     name
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel).parameters
 )
-SMALLEST_SCALE = 2.0**-10
-"""With an fp16 loss scale of at most this, gradients that overflow are an error: a lower scale would not help."""
 
 
 R = TypeVar("R")
@@ -74,27 +71,6 @@ class TrainingModule(nn.Module):
     def forward(self, planned: Planned, call: Callable[[Any, Any, Planned], R] = _loss) -> R:
         """Return the result of ``call`` with criterion, model and planned batch; by default the loss."""
         return call(self.criterion, self.model, planned)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The results of a step, over all ranks.
-
-    Attributes:
-        loss: value of the objective.
-        norm: norm of the gradient, before clipping.
-        values: terms of the objective (``loss_NAME``, if there are several) and metrics of the criterion.
-        skipped: whether fp16 gradients overflowed, so that the weights were not changed.
-    """
-
-    loss: float
-    norm: float
-    values: dict[str, float]
-    skipped: bool
-
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.loss) and (self.skipped or math.isfinite(self.norm))
 
 
 class Engine:
@@ -153,16 +129,32 @@ class Engine:
         with self.autocast():
             return (self._parallel or self.module)(planned.to(self.world.device))
 
-    def run(self, batches: list[Planned], sizes: dict[str, float], update: Callable[[], None]) -> Outcome:
-        """Run one step; the optimizer's update and what follows it are done only if all numbers are finite.
+    @property
+    def late(self) -> bool:
+        """Whether the results of a step are read while the device is at the next one.
+
+        The optimizer must leave the weights unchanged by itself then, if a number is not finite, as fused ones can.
+        """
+        return self.world.device.type == "cuda" and bool(self.optimizer.defaults.get("fused"))
+
+    def run(
+        self,
+        batches: list[Planned],
+        sizes: dict[str, float],
+        update: Callable[[], None],
+        settle: Callable[[], None] = lambda: None,
+    ) -> Results:
+        """Run one step. The weights change only if all numbers are finite.
 
         Args:
             batches: batches of this rank; every rank has the same number.
             sizes: size of each term, summed over all ranks and batches.
             update: sets the learning rates; called before the optimizer's step.
+            settle: reads the results of the step before; called when this step has been given to the device, except for
+                its update.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        tally = _Tally(self.world, sizes)
+        tally = Tally(self.world, sizes)
         step = self._whole if self.module.criterion.micro_batch is None else self._in_pieces
         with weights_cast_once():
             for number, batch in enumerate(batches):
@@ -170,29 +162,43 @@ class Engine:
         if self.lora is not None:
             self.lora.collect()
         self.scaler.unscale_(self.optimizer)
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        # A norm that is not finite would make every gradient NaN, and hide the one where the problem begins.
-        finite_norm = torch.where(norm.isfinite(), norm, torch.zeros_like(norm))
-        torch.nn.utils.clip_grads_with_norm_(parameters, self.limit, finite_norm)
-        outcome = tally.outcome(norm, self.scaler)
-        if outcome.finite:
-            update()
-            before = self.lora.factors() if self.lora is not None else []
-            self.scaler.step(self.optimizer)
-            if self.lora is not None:
-                self.lora.change(before)
-            self.scaler.update()
-            self.module.criterion.after_step(self.module.model)
-        return outcome
+        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in trained if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.world.device)
+        norm = torch.linalg.vector_norm(norms)
+        # A norm that is not finite would make every gradient NaN.
+        torch.nn.utils.clip_grads_with_norm_(trained, self.limit, norm.nan_to_num(0.0, 0.0))
+        results = tally.results(norm, norms, trained, self.scaler)
+        settle()
+        skipped = False
+        if not self.late:
+            if not results.outcome.finite:
+                return results
+            skipped = results.outcome.skipped
+        update()
+        self._change_weights(results, skipped)
+        self.module.criterion.after_step(self.module.model)
+        return results
 
-    def _whole(self, planned: Planned, tally: _Tally, last: bool) -> None:
+    def _change_weights(self, results: Results, skipped: bool) -> None:
+        before = self.lora.factors() if self.lora is not None else []
+        if self.late:  # as GradScaler.step does, which knows only about float16
+            self.optimizer.found_inf = results.unusable  # pyright: ignore[reportAttributeAccessIssue]
+            self.optimizer.step()
+            del self.optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue]
+        elif not skipped:
+            self.optimizer.step()
+        if self.lora is not None:
+            self.lora.change(before)
+        self.scaler.update()
+
+    def _whole(self, planned: Planned, tally: Tally, last: bool) -> None:
         """Add the gradient of a batch, computed all at once."""
         with self._averaging(last):
             loss = self._checked("forward", self.forward(planned), tally)
             self._scaled(tally.add(loss, len(planned))).backward()
 
-    def _checked(self, method: str, loss: Any, tally: _Tally) -> Loss:
+    def _checked(self, method: str, loss: Any, tally: Tally) -> Loss:
         """Return what a method of the criterion returned, or raise a UserError that names the contract."""
         criterion = self.module.criterion
         check_returned(criterion, method, loss, Loss, Criterion)
@@ -205,7 +211,7 @@ class Engine:
                 raise UserError(problem, cure=f"plan gives the sizes of {', '.join(map(repr, tally.sizes)) or 'none'}")
         return loss
 
-    def _in_pieces(self, planned: Planned, tally: _Tally, last: bool) -> None:
+    def _in_pieces(self, planned: Planned, tally: Tally, last: bool) -> None:
         """Add the gradient of a batch, computed in pieces so that not all activations are in memory together."""
         assert self._parallel is not None
         device, criterion = self.world.device, self.module.criterion
@@ -230,46 +236,3 @@ class Engine:
         if now or not isinstance(self._parallel, DistributedDataParallel):
             return nullcontext()
         return self._parallel.no_sync()
-
-
-class _Tally:
-    """Losses and metrics of a step's batches, kept on the device and read once.
-
-    Args:
-        sizes: size of each term, summed over all ranks and batches.
-    """
-
-    def __init__(self, world: World, sizes: dict[str, float]) -> None:
-        self.world, self.sizes = world, sizes
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, float] = {}
-
-    def add(self, loss: Loss, rows: int) -> Tensor:
-        """Return the part of the objective that comes from these rows, and record it with the metrics."""
-        parts = {name: term.weight * term.sum / max(self.sizes[name], 1) for name, term in loss.terms.items()}
-        objective = sum(parts.values(), torch.zeros((), device=self.world.device))
-        shares = {"loss": objective}
-        if len(self.sizes) > 1:
-            shares |= {f"loss_{name}": part for name, part in parts.items()}
-        for name, share in shares.items():
-            self._sums[name] = self._sums.get(name, 0.0) + share.detach().double()
-        for name, metric in loss.metrics.items():
-            count = loss.rows.get(name, rows)  # there is no mean over no rows
-            weighed = metric.detach().double() * count if count else torch.zeros_like(objective, dtype=torch.float64)
-            self._sums[name] = self._sums.get(name, 0.0) + weighed
-            self._counts[name] = self._counts.get(name, 0.0) + count
-        return objective
-
-    def outcome(self, norm: Tensor, scaler: torch.amp.GradScaler) -> Outcome:
-        device = self.world.device
-        counts = torch.tensor(list(self._counts.values()), dtype=torch.float64, device=device)
-        everything = torch.cat([torch.stack(list(self._sums.values())), counts])
-        if self.world.size > 1:
-            dist.all_reduce(everything)
-        *numbers, norm_value = torch.cat([everything, norm.detach().double().reshape(1)]).tolist()
-        values = dict(zip(self._sums, numbers, strict=False))
-        for name, count in zip(self._counts, numbers[len(values) :], strict=True):
-            values[name] = values[name] / count if count else math.nan
-        loss = values.pop("loss")
-        overflow = scaler.is_enabled() and not math.isfinite(norm_value) and scaler.get_scale() > SMALLEST_SCALE
-        return Outcome(loss, norm_value, values, overflow)

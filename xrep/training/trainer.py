@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Generator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +16,6 @@ import torch
 from xrep.config import RunConfig
 from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Planned, check_state
-from xrep.data.stream import Plan, stream
 from xrep.errors import TrainingError
 from xrep.interrupts import NOTICE, StopRequest
 from xrep.kernels.paths import triton_problem
@@ -29,6 +26,7 @@ from xrep.nn.weights import load_weights
 from xrep.precision import TrainingPrecision
 from xrep.progress import duration
 from xrep.tasks.task import Task
+from xrep.training.agreement import Agreement, Group, agreed, groups_of
 from xrep.training.budget import Budget
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
@@ -36,6 +34,7 @@ from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.gradient_cache import random_state, restore_random_state
 from xrep.training.lora import LowRank
+from xrep.training.outcome import Results
 from xrep.training.parameter_groups import parameter_groups
 from xrep.training.planned import PlannedBatches
 from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
@@ -50,8 +49,6 @@ from xrep.training.state import (
 )
 from xrep.training.step import Engine, TrainingModule
 from xrep.training.validator import Validator
-
-Group = list[tuple[Planned, Plan]]
 
 
 class Trainer:
@@ -169,6 +166,9 @@ class Trainer:
         self.state = TrainingState()
         self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
         self._meters, self._recent, self._rate, self._validation = Meters(), Recent(criterion), 0.0, ""
+        self._unread: tuple[Results, int, list[Planned], dict[str, float]] | None = None
+        """Results of the last step, with its number, its batches, and its pairs, tokens and seconds."""
+        self._loss_scale = 1.0
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -180,18 +180,20 @@ class Trainer:
         """
         self._started, world = time.monotonic() - self.state.seconds, self.world
         self.engine.train_mode()
-        groups = self._groups()
+        status = lambda: (self._seconds(), self.stop.signal is not None)  # noqa: E731
+        groups = agreed(self._groups(), world, self.module.criterion, status)
         finished = self.finished
         with self.stop.watching():
             while not finished:
                 before = time.monotonic()
-                group = next(groups)
+                group, wait = next(groups)
                 self._meters.count(waited=time.monotonic() - before)
-                sizes, tokens, stop = self._agree(group)
-                if stop:
+                agreement = wait()
+                self.state.seconds = agreement.seconds
+                if agreement.stop:
                     self._save(best=False, final=True)
                     break
-                self._step(group, sizes, tokens, before)
+                self._step(group, agreement, before)
                 if world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
                     self.state.seconds = world.sums([self._seconds()])[0]
                 finished = self.finished
@@ -216,31 +218,10 @@ class Trainer:
         return every > 0 and self.state.step % every == 0
 
     def _groups(self) -> Generator[Group, None, None]:
-        """Yield the batches of each optimizer step, each with its plan."""
-        pairs = stream(
-            PlannedBatches(self.task, self.module.criterion, self.run.seed, self.world.rank),
-            cursor=self.state.cursor,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            stop=None if (epochs := self.budget.max_epochs) is None else math.ceil(epochs * self.task.examples),
-            workers=self.config.data_workers,
-            pin_memory=self.world.device.type == "cuda",
-        )
-        with closing(pairs):
-            while group := list(itertools.islice(pairs, self.config.update_freq)):
-                yield group
-
-    def _agree(self, group: Group) -> tuple[dict[str, float], int, bool]:
-        """Return the sizes of a step's terms over all ranks, its number of tokens, and whether a rank was told to stop;
-        the clock of rank 0 counts for all ranks."""
-        sizes = defaultdict[str, float](float)
-        for batch, _ in group:
-            for name, size in batch.sizes.items():
-                sizes[name] += size
-        tokens = sum(batch.token_count for batch, _ in group)
-        told = [self._seconds(), tokens, float(self.stop.signal is not None)]
-        self.state.seconds, tokens, stop, *summed = self.world.sums([*told, *sizes.values()])
-        return dict(zip(sizes, summed, strict=True)), int(tokens), stop > 0
+        batches = PlannedBatches(self.task, self.module.criterion, self.run.seed, self.world.rank)
+        stop = None if (epochs := self.budget.max_epochs) is None else math.ceil(epochs * self.task.examples)
+        options = {"workers": self.config.data_workers, "size": self.config.update_freq}
+        return groups_of(batches, self.world, cursor=self.state.cursor, stop=stop, **options)
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started if self.world.is_main else 0.0
@@ -250,47 +231,61 @@ class Trainer:
         """Whether the budget is spent, or the validations have not become better for long enough."""
         return self.budget.spent(self.state) >= 1.0 or self._is_out_of_patience()
 
-    def _step(self, group: Group, sizes: dict[str, float], tokens: int, began: float) -> None:
+    def _step(self, group: Group, agreement: Agreement, began: float) -> None:
         batches, plan = [batch for batch, _ in group], group[-1][1]
         self._rate = rate = self.run.configs["optimizer"].lr * self.budget.rate(self.state, plan.examples)
         try:
             self.engine.prepare(self.state.step)
             is_long = len(batches) > 1 or self.config.micro_batch is not None
             with self._telling("step in progress") if is_long else nullcontext():
-                outcome = self.engine.run(batches, sizes, lambda: self._set_learning_rate(rate))
+                update = partial(self._set_learning_rate, rate)
+                results = self.engine.run(batches, agreement.sizes, update, self._settle)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             rank = f"rank {self.world.rank}, " if self.world.size > 1 else ""
-            raise self._failed(f"{rank}{self.world.device}: {out_of_memory(batches)}") from None
-        if not outcome.finite:  # the run ends on every rank, and names the module and the batch that went wrong
-            where = not_finite(self.engine, outcome, batches, self.task.describe)
-            self.world.stop_all(self._failed(where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
+            raise self._failed(self.state.step + 1, f"{rank}{self.world.device}: {out_of_memory(batches)}") from None
         pairs = plan.examples - self.state.examples
+        speed = {"pairs": pairs, "tokens": agreement.tokens, "busy": time.monotonic() - began}
+        self._unread = (results, self.state.step + 1, batches, speed)
+        if not self.engine.late:
+            self._settle()
         self.state.step, self.state.examples, self.state.cursor = self.state.step + 1, plan.examples, plan.cursor
-        speed = {"pairs": pairs, "tokens": tokens, "busy": time.monotonic() - began}
-        self._meters.count(**speed, skipped=outcome.skipped)
-        norm = {} if outcome.skipped else {"gradient_norm": outcome.norm}
-        self._meters.add({"loss": outcome.loss, **outcome.values, **norm})
-        self._recent.add({"loss": outcome.loss, **outcome.values, **speed})
         if self._due(self.run.configs["distributed"].check_every):
+            self._settle()
             check_in_step(self.world, self.module)
         if self._due(self.run.configs["logging"].log_every):
             self._record()
         self.progress.line(self._line())
 
+    def _settle(self) -> None:
+        """Read the results of the last step, if they have not been read."""
+        if self._unread is None:
+            return
+        (results, step, batches, speed), self._unread = self._unread, None
+        outcome = results.outcome
+        if not outcome.finite:  # the run ends on every rank, and names the module and the batch that went wrong
+            where = not_finite(self.engine, outcome, batches, self.task.describe)
+            self.world.stop_all(self._failed(step, where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
+        self._loss_scale = outcome.scale
+        self._meters.count(**speed, skipped=outcome.skipped)
+        norm = {} if outcome.skipped else {"gradient_norm": outcome.norm}
+        self._meters.add({"loss": outcome.loss, **outcome.values, **norm})
+        self._recent.add({"loss": outcome.loss, **outcome.values, **speed})
+
     def _set_learning_rate(self, rate: float) -> None:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
 
-    def _failed(self, problem: str, cure: str = "") -> TrainingError:
+    def _failed(self, step: int, problem: str, cure: str = "") -> TrainingError:
         last_good = self.checkpoints.last_good()
-        return TrainingError(f"step {self.state.step + 1}: {problem}; last good checkpoint: {last_good}{cure}")
+        return TrainingError(f"step {step}: {problem}; last good checkpoint: {last_good}{cure}")
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def _record(self) -> None:
         """Log the means since the last record; speeds count the time of training without validation and saving."""
+        self._settle()
         totals, busy = self._meters.totals, self._meters.totals["busy"]
         values = self._meters.means() | {
             "learning_rate": self._rate,
@@ -303,7 +298,7 @@ class Trainer:
             "seconds": self.state.seconds,
         }
         if self.engine.scaler.is_enabled():
-            values |= {"loss_scale": self.engine.scaler.get_scale(), "skipped_steps": totals["skipped"]}
+            values |= {"loss_scale": self._loss_scale, "skipped_steps": totals["skipped"]}
         self.progress.record(self.state.step, values, "train")
         self._meters.clear()
 
@@ -335,6 +330,7 @@ class Trainer:
 
     def _validate(self) -> bool:
         """Validate on rank 0; return whether this is the best state so far."""
+        self._settle()
         if self.validate is None:
             return True
         metrics: dict[str, float] = {}
@@ -355,6 +351,7 @@ class Trainer:
         return better
 
     def _save(self, best: bool, final: bool = False) -> None:
+        self._settle()
         everyone = self.world.gather(random_state(self.world.device))
         if not self.world.is_main:
             return

@@ -103,18 +103,23 @@ class SentEval(Evaluation):
         for data, _ in kept:
             _check_sizes(data, self.config.folds)
         values: Values = {}
+        resamples = dict[str, np.ndarray]()
         files, features = list[Path](), dict[str, np.ndarray]()
         for data, overlap in progress(kept, "sets"):
             if data.files != files:  # SICK-E and SICK-R have the same pairs, so they share features
                 files, features = data.files, encode(encoder, data, self.lang)
             if not isinstance(encoder, SentenceList):
                 examples = {name: Examples(features[name], split.targets) for name, split in data.splits.items()}
-                values[SUPERVISED.get(data.name, data.name)] = self._measure(data, examples, overlap)
+                name = SUPERVISED.get(data.name, data.name)
+                values[name], resamples[name] = self._measure(data, examples, overlap)
         quoted = headline(values)
+        for name in quoted.keys() & AVERAGES.keys():
+            resamples[name] = np.mean([resamples[own] for own in AVERAGES[name]], axis=0)
         return Figures(
             text=text(values, {name: value for name, value in quoted.items() if name in AVERAGES}),
             values=values,
             headline=quoted,
+            resamples=resamples,
             settings={
                 "classifier": self.config.classifier,
                 "grid": list(CLASSIFIERS[self.config.classifier]().grid),
@@ -126,14 +131,20 @@ class SentEval(Evaluation):
             overlap=total(overlap for _, overlap in kept),
         )
 
-    def _measure(self, data: readers.DataSet, examples: dict[str, Examples], overlap: Overlap) -> dict[str, Any]:
+    def _measure(
+        self, data: readers.DataSet, examples: dict[str, Examples], overlap: Overlap
+    ) -> tuple[dict[str, Any], np.ndarray]:
         classifier = CLASSIFIERS[self.config.classifier]()
         protocol, measure = _protocol(data, examples, classifier, self.config.folds)
         by_seed: dict[str, dict[str, float]] = {}
+        found, drawn = dict[str, float](), list[np.ndarray]()
         for seed in self.seeds:
             # With a fixed dev split, the exact minimum is the same for every seed, so it is computed once.
             fixed = "dev" in examples and classifier.name == "sklearn" and by_seed
-            by_seed[str(seed)] = next(iter(by_seed.values())) if fixed else measure(seed)
+            if not fixed:
+                found, resamples = measure(seed)
+                drawn.append(resamples)
+            by_seed[str(seed)] = found
         columns = {name: [own[name] for own in by_seed.values()] for name in next(iter(by_seed.values()))}
         several = len(by_seed) > 1
         return {
@@ -143,7 +154,7 @@ class SentEval(Evaluation):
             "by_seed": by_seed,
             "mean": {name: float(np.mean(column)) for name, column in columns.items()},
             "spread": {name: float(np.std(column, ddof=1)) if several else None for name, column in columns.items()},
-        }
+        }, np.mean(drawn, axis=0)
 
 
 def _seeds(text: str) -> list[int]:
@@ -197,7 +208,7 @@ def _check_sizes(data: readers.DataSet, folds: int) -> None:
 
 def _protocol(
     data: readers.DataSet, examples: dict[str, Examples], classifier: Classifier, folds: int
-) -> tuple[str, Callable[[int], dict[str, float]]]:
+) -> tuple[str, Callable[[int], protocols.Outcome]]:
     """Return the protocol for a set: its description, and a function from the seed to the results."""
     if data.name == "SICK-R":
         return "dev split, regression", lambda seed: protocols.relatedness(**examples, classifier=classifier, seed=seed)

@@ -9,10 +9,15 @@ import numpy as np
 
 from xrep.evaluation.senteval import sklearn_classifier, torch_classifier
 from xrep.evaluation.senteval.folds import Classifier, Fold, logits
+from xrep.metrics.bootstrap import resampled, resampled_means
 from xrep.metrics.correlation import pearson, spearman
 
 SCORES = np.arange(1, 6)  # the possible relatedness scores
 _RELATEDNESS = torch_classifier.Stopping(epochs=50, tenacity=3, maximum=1000)
+
+
+Outcome = tuple[dict[str, float], np.ndarray]
+"""Figures by name, and the first of them on resampled test examples, float64 [R] (``xrep.metrics.bootstrap``)."""
 
 
 class Examples(NamedTuple):
@@ -22,7 +27,7 @@ class Examples(NamedTuple):
     y: np.ndarray
 
 
-def nested(examples: Examples, classes: int, classifier: Classifier, folds: int, seed: int) -> dict[str, float]:
+def nested(examples: Examples, classes: int, classifier: Classifier, folds: int, seed: int) -> Outcome:
     """Run nested cross-validation (MR CR SUBJ MPQA).
 
     Each fold tests a classifier that was trained on the other folds. Its regularisation is chosen by an inner
@@ -41,14 +46,14 @@ def nested(examples: Examples, classes: int, classifier: Classifier, folds: int,
         chosen.append([strength])
         dev.append(accuracy)
     fitted = classifier.fit(x, y, classes, [Fold(rows) for rows, _ in outer], np.array(chosen), seed)
-    tests = zip(fitted.weights, outer, strict=True)
-    accuracies = [_accuracy(Examples(x[rows], y[rows]), weights[0]) for weights, (_, rows) in tests]
-    return {"accuracy": 100 * float(np.mean(accuracies)), "dev": float(np.mean(dev))}
+    right, accuracies = np.zeros(len(y), dtype=bool), []
+    for weights, (_, rows) in zip(fitted.weights, outer, strict=True):
+        right[rows] = _right(Examples(x[rows], y[rows]), weights[0])
+        accuracies.append(right[rows].mean())
+    return {"accuracy": 100 * float(np.mean(accuracies)), "dev": float(np.mean(dev))}, _resampled(right)
 
 
-def folded(
-    train: Examples, test: Examples, classes: int, classifier: Classifier, folds: int, seed: int
-) -> dict[str, float]:
+def folded(train: Examples, test: Examples, classes: int, classifier: Classifier, folds: int, seed: int) -> Outcome:
     """Choose the regularisation by cross-validation on the training part, then train on all of it (TREC MRPC).
 
     Returns:
@@ -58,14 +63,15 @@ def folded(
     inner = [Fold(*rows) for rows in sklearn_classifier.stratified(y, folds, seed)]
     strength, dev = _choose(x, y, classes, classifier, inner, seed)
     fitted = classifier.fit(x, y, classes, [Fold(np.arange(len(y)))], np.array([[strength]]), seed)
-    scores = {"accuracy": 100 * _accuracy(test, fitted.weights[0, 0]), "dev": dev}
+    right = _right(test, fitted.weights[0, 0])
+    scores = {"accuracy": 100 * float(right.mean()), "dev": dev}
     if classes == 2:
         predicted = logits(test.x, fitted.weights[0, 0]).argmax(1)
         scores["f1"] = 100 * (2 * int((predicted & test.y).sum()) / max(1, int(predicted.sum() + test.y.sum())))
-    return scores
+    return scores, _resampled(right)
 
 
-def split(train: Examples, dev: Examples, test: Examples, classes: int, classifier: Classifier, seed: int) -> dict:
+def split(train: Examples, dev: Examples, test: Examples, classes: int, classifier: Classifier, seed: int) -> Outcome:
     """Choose the regularisation on the dev part, and test the classifier that is best there (SST2 SST5 SICK-E).
 
     Returns:
@@ -75,11 +81,16 @@ def split(train: Examples, dev: Examples, test: Examples, classes: int, classifi
     fold = Fold(np.arange(len(train.y)), np.arange(len(train.y), len(y)))
     fitted = classifier.fit(x, y, classes, [fold], np.array([classifier.grid]), seed)
     best = _best(fitted.scores)
-    return {"accuracy": 100 * _accuracy(test, fitted.weights[0, best]), "dev": 100 * float(fitted.scores[0, best])}
+    right = _right(test, fitted.weights[0, best])
+    return {"accuracy": 100 * float(right.mean()), "dev": 100 * float(fitted.scores[0, best])}, _resampled(right)
 
 
-def _accuracy(test: Examples, weights: np.ndarray) -> float:
-    return float((logits(test.x, weights).argmax(1) == test.y).mean())
+def _right(test: Examples, weights: np.ndarray) -> np.ndarray:
+    return logits(test.x, weights).argmax(1) == test.y
+
+
+def _resampled(right: np.ndarray) -> np.ndarray:
+    return 100 * resampled_means(right[:, None])[:, 0]
 
 
 def _choose(
@@ -97,7 +108,7 @@ def _best(scores: np.ndarray) -> int:
     return int(np.round(100 * scores.mean(axis=0), 2).argmax())
 
 
-def relatedness(train: Examples, dev: Examples, test: Examples, classifier: Classifier, seed: int) -> dict[str, float]:
+def relatedness(train: Examples, dev: Examples, test: Examples, classifier: Classifier, seed: int) -> Outcome:
     """Measure SICK-R with a trained regression, as in Tai et al. (2015), section 4.3.
 
     A score between two integers is represented as a distribution over these two. A linear layer with a softmax predicts
@@ -132,12 +143,14 @@ def relatedness(train: Examples, dev: Examples, test: Examples, classifier: Clas
             train.x, distributions(train.y), classifier.grid, lambda weights: score(logits(dev.x, weights))
         )
     predicted = expected_score(logits(test.x, weights))
-    return {
+    drawn = 100 * resampled(lambda rows: _or_zero(pearson, predicted[rows], test.y[rows]), len(predicted))
+    scores = {
         "pearson": 100 * _or_zero(pearson, predicted, test.y),
         "spearman": 100 * _or_zero(spearman, predicted, test.y),
         "mse": float(((predicted - test.y) ** 2).mean()),
         "dev": 100 * best,
     }
+    return scores, drawn
 
 
 def distributions(scores: np.ndarray) -> np.ndarray:

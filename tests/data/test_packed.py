@@ -1,0 +1,80 @@
+"""Passages of documents: consecutive sentences that are joined up to a number of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.corpus import sentence_pairs
+from tests.fixtures import data_directory as data_directory
+from xrep.data.batching import PairBatch
+from xrep.data.store import Corpus, TokenColumn
+from xrep.data.text_store import packed
+from xrep.tasks.monolingual import MonolingualTask
+
+
+def corpus_of(documents: list[list[int]]) -> Corpus:
+    """Return documents, given by the lengths of their sentences; token i of the text is the number i."""
+    lengths = np.array([length for document in documents for length in document], dtype=np.int64)
+    rows, followed = 0, []
+    for document in documents:
+        followed += range(rows, rows + len(document) - 1)
+        rows += len(document)
+    offsets = np.append(0, np.cumsum(lengths))
+    column = TokenColumn(np.arange(offsets[-1], dtype=np.uint32), offsets)
+    hashes = np.arange(1, rows + 1, dtype=np.uint64)[:, None]
+    return Corpus(("en",), (column,), {"hashes": hashes, "followed": np.array(followed, dtype=np.int64)})
+
+
+def plainly(documents: list[list[int]], most: int) -> tuple[list[int], list[int]]:
+    """Return the lengths of the passages, and which of them are followed by another of their document."""
+    lengths, followed = [], []
+    for document in documents:
+        own: list[int] = []
+        for sentence in document:
+            if own and own[-1] + sentence <= most:
+                own[-1] += sentence
+            else:
+                own.append(sentence)
+        followed += range(len(lengths), len(lengths) + len(own) - 1)
+        lengths += own
+    return lengths, followed
+
+
+@pytest.mark.parametrize("most", [1, 5, 12, 1000])
+def test_passages_are_those_of_a_plain_loop(most: int) -> None:
+    draw = np.random.default_rng(most)
+    documents = [draw.integers(1, 9, draw.integers(1, 15)).tolist() for _ in range(40)]
+    found = packed(corpus_of(documents), most)
+    lengths, followed = plainly(documents, most)
+    assert found.source.lengths(np.arange(len(found))).tolist() == lengths
+    assert found.arrays["followed"].tolist() == followed and len(found.hashes) == len(found)
+    text = np.concatenate([found.source[row] for row in range(len(found))])
+    assert text.tolist() == list(range(sum(map(sum, documents))))
+    if most == 1:
+        assert found.hashes.tolist() == corpus_of(documents).hashes.tolist()
+    with pytest.raises(IndexError):
+        found.source[len(found)]
+
+
+def test_no_text() -> None:
+    assert len(packed(corpus_of([]), 5)) == 0
+
+
+def test_a_task_reads_passages_as_neighbours(data_directory: Path, tmp_path: Path) -> None:
+    sentences = [german for german, _ in sentence_pairs(24)]
+    text = "\n".join(sentences[:8]) + "\n\n" + "\n".join(sentences[8:]) + "\n"
+    (tmp_path / "de.txt").write_text(text, encoding="utf-8")
+    given = {"data": f"de={tmp_path / 'de.txt'}", "tokenizer": str(data_directory), "units": "adjacent"}
+    task = MonolingualTask(MonolingualTask.Config(**given, pack=True, max_length=70, swap_order=False), seed=1)
+    tokenizer = task.tokenizers["shared"]
+    sizes = [[len(ids) for ids in tokenizer.encode(some)] for some in (sentences[:8], sentences[8:])]
+    lengths, followed = plainly(sizes, 68)
+    batch = task.make(np.array([[0, row, row] for row in range(len(followed))]))
+    assert len(followed) > 2 and isinstance(batch, PairBatch)
+    for side, ahead in ((batch.source, 0), (batch.target, 1)):
+        assert side.lengths.tolist() == [lengths[row + ahead] + 2 for row in followed]
+    first = tokenizer.decode(batch.source.tokens[0, 1 : int(batch.source.lengths[0]) - 1].tolist())
+    assert first.startswith(sentences[0]) and sentences[1].split()[0] in first

@@ -1,0 +1,93 @@
+"""What the ranks tell each other about a step before they compute it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from xrep.criteria.criterion import Criterion, Planned
+from xrep.data.stream import Plan, stream
+from xrep.training.distributed import World
+from xrep.training.planned import PlannedBatches
+
+Group = list[tuple[Planned, Plan]]
+"""The batches of a step, each with its plan."""
+
+
+def groups_of(
+    batches: PlannedBatches, world: World, *, cursor: Any, stop: int | None, workers: int, size: int
+) -> Generator[Group, None, None]:
+    """Yield the batches of each step of this rank, ``size`` at a time; the other arguments are those of ``stream``."""
+    options = {"workers": workers, "pin_memory": world.device.type == "cuda"}
+    with closing(stream(batches, cursor=cursor, rank=world.rank, world_size=world.size, stop=stop, **options)) as pairs:
+        while group := list(itertools.islice(pairs, size)):
+            yield group
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks know about a step.
+
+    Attributes:
+        sizes: size of each term, summed over the ranks.
+        tokens: number of tokens on all ranks.
+        seconds: seconds of training so far, by the clock of rank 0.
+        stop: whether a rank was told to stop.
+    """
+
+    sizes: dict[str, float]
+    tokens: int
+    seconds: float
+    stop: bool
+
+
+def agreed(
+    groups: Iterator[Group], world: World, criterion: Criterion, status: Callable[[], tuple[float, bool]]
+) -> Generator[tuple[Group, Callable[[], Agreement]], None, None]:
+    """Yield the batches of each step, and a function that waits for the agreement on it.
+
+    With several ranks, these agree on a step while the one before it is computed: nobody waits for the slowest rank's
+    data at once, and a request to stop takes effect a step later.
+
+    Args:
+        status: returns the seconds of this rank, 0 on all but rank 0, and whether it was told to stop.
+    """
+    waiting: tuple[Group, Callable[[], Agreement]] | None = None
+    try:
+        for group in groups:
+            ready, waiting = waiting, (group, _tell(group, world, criterion, *status()))
+            if ready is not None:
+                yield ready
+            if world.size == 1:
+                yield waiting
+                waiting = None
+        if waiting is not None:
+            yield waiting
+            waiting = None
+    finally:
+        if waiting is not None:  # every rank has told about this step, and no message may be left under way
+            waiting[1]()
+
+
+def _tell(group: Group, world: World, criterion: Criterion, seconds: float, stop: bool) -> Callable[[], Agreement]:
+    sizes = defaultdict[str, float](float)
+    for batch, _ in group:
+        for name, size in batch.sizes.items():
+            sizes[name] += size
+    tokens = sum(batch.token_count for batch, _ in group)
+    exchanged = [part for batch, _ in group for part in criterion.exchanged(batch)] if world.size > 1 else []
+    rows = [float(len(part) * (rank == world.rank)) for part in exchanged for rank in range(world.size)]
+    sums = world.sums_later([seconds, tokens, float(stop), *sizes.values(), *rows])
+
+    def wait() -> Agreement:
+        seconds, tokens, stop, *numbers = sums()
+        for number, part in enumerate(exchanged):
+            start = len(sizes) + number * world.size
+            part.rank_rows = [int(count) for count in numbers[start : start + world.size]]
+        return Agreement(dict(zip(sizes, numbers, strict=False)), int(tokens), seconds, stop > 0)
+
+    return wait
