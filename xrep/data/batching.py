@@ -150,12 +150,6 @@ class Batch(Movable, ABC):
         """Return the number of examples."""
 
 
-def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return the array as a tensor; the copy to a GPU does not block."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
 @dataclass
 class TokenBatch(Movable):
     """A padded batch of sentences of one side.

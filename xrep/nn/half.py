@@ -1,8 +1,8 @@
-"""Transformer layers in half precision on GPUs: weights are cast once a step, all of a stack together.
+"""Transformer layers in bfloat16 on GPUs: weights are cast once a step, all of a stack together.
 
 torch's autocast casts every weight and every input of a linear layer by itself, and normalises in float32. That takes
 more kernel launches than the layers themselves have, and twice the memory traffic. Here a stack of layers computes
-wholly in autocast's type (products, normalisation and attention still add up in float32); the weights stay float32.
+wholly in bfloat16 (products, normalisation and attention still add up in float32); the weights stay float32.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ _cast: dict[tuple[Any, ...], list[list[Tensor]]] | None = None
 
 
 def half_type(device: torch.device) -> torch.dtype | None:
-    """Return the type in which stacks of layers compute on a device: autocast's on a GPU; None: that of their input."""
-    return torch.get_autocast_dtype("cuda") if device.type == "cuda" and torch.is_autocast_enabled("cuda") else None
+    """Return the type in which stacks of layers compute on a device; None: as autocast does it.
+
+    It is bfloat16 on a GPU under autocast to bfloat16. The range of float16 is too narrow for the gradients between
+    layers.
+    """
+    halved = device.type == "cuda" and torch.is_autocast_enabled("cuda")
+    return torch.bfloat16 if halved and torch.get_autocast_dtype("cuda") == torch.bfloat16 else None
 
 
 @contextmanager
@@ -40,8 +45,8 @@ def weights_cast_once() -> Iterator[None]:
 def in_half(layers: Iterable[nn.Module], x: Tensor) -> Iterator[tuple[list[Call], Tensor]]:
     """Context manager that gives a function for each layer of a stack, and ``x``, which is the input of the first one.
 
-    Without autocast on a GPU, they are the layers and ``x`` themselves. Else the functions compute the layers in
-    autocast's type; they may also be called later, by activation checkpointing.
+    Without autocast to bfloat16 on a GPU, they are the layers and ``x`` themselves. Else the functions compute the
+    layers in bfloat16; they may also be called later, by activation checkpointing.
     """
     stack, half = list(layers), half_type(x.device)
     if half is None or not stack:
