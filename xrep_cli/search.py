@@ -104,9 +104,9 @@ def build_parser() -> argparse.ArgumentParser:
                 add_field(command, spec)
         whose = "queries" if name == "query" else "lines"
         if name != "add":
-            usual = "query" if name == "query" else "the first of document, passage and corpus"
+            usual = "query, if there is one" if name == "query" else "the first of document, passage and corpus"
             add("--prompt-name", metavar="NAME", help=f"the encoder's prompt that is put in front of the {whose} "
-                f"(default: {usual} that there is, or else the encoder's default)")  # fmt: skip
+                f"(default: {usual}; or else the encoder's default)")  # fmt: skip
         add("--lang", metavar="CODE", help=f"language of the {whose}; needed if the encoder has a tower for each side")
         add("--json", action="store_true", help="print JSON" if name == "query" else "print a summary as JSON")
         shared = {"build": ("--batch-tokens", "--precision"), "add": ("--batch-tokens",), "query": ()}[name]

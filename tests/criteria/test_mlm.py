@@ -161,6 +161,33 @@ def test_tlm(text, batch, reset: bool, languages: bool) -> None:
     assert_same(found, logits, masked.labels, model, criterion, "tlm")
 
 
+def test_the_next_sentence_is_told_from_others(text, batch) -> None:
+    """Half of the second sentences are those of other pairs; the loss is that of the plain formula in float64."""
+    model = make_model(text, max_positions=96)
+    criterion = make_criterion(TLM, model, text, next_sentence=True, mask_rate=0.15)
+    targets = zip(batch.target.tokens, batch.target.lengths, strict=True)
+    drawn, ends = [], [ids[1:length].tolist() for ids, length in targets]
+    for seed in range(40):
+        planned = plan(criterion, batch, seed)
+        masked, second, _, follows = planned.details
+        drawn += follows.tolist()
+        original = masked.batch.tokens.flatten().index_copy(0, masked.positions, masked.labels).view_as(second)
+        read = [ids[of_y].tolist() for ids, of_y in zip(original, second, strict=True)]
+        assert [own == mine for own, mine in zip(ends, read, strict=True)] == [bool(each) for each in follows]
+        assert all(own in ends for own in read)
+    assert 0.4 < np.mean(drawn) < 0.6
+    found = criterion(model, planned)
+    first = model.encoders["shared"](masked.batch)[:, 0]
+    hidden = torch.tanh(first @ criterion.first.weight.T + criterion.first.bias)
+    scores = (hidden @ criterion.neighbour.weight.T + criterion.neighbour.bias).exp()
+    expected = -torch.log(scores[torch.arange(9), follows] / scores.sum(1)).sum()
+    torch.testing.assert_close(found.terms["next_sentence"].sum, expected, rtol=1e-12, atol=0)
+    assert planned.sizes["next_sentence"] == 9 and found.terms["tlm"].sum.isfinite()
+    single = plan(criterion, batch.rows(0, 1))
+    assert single.details[3].tolist() == [1], "a single pair has no other sentence"
+    assert criterion(model, plan(criterion, batch.rows(0, 0))).terms["next_sentence"].sum == 0
+
+
 def test_tlm_sees_both_sides_and_mlm_one(text, batch) -> None:
     """Another x changes the predictions for y's masked tokens, and the other way round."""
     model, other = make_model(text), batch.rows(0, 9)

@@ -79,6 +79,19 @@ def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
         torch.testing.assert_close(together.state_dict()[f"parts.queue.{name}"], tensor, rtol=0, atol=0, msg=name)
 
 
+def test_ranks_tell_their_rows_of_the_parts_that_compare_them(model, text, batches) -> None:
+    together, generator = multitask(model, text), torch.Generator()
+    for rows in (None, 4):
+        if rows is not None:
+            together.set_micro_batch(rows)
+        planned = together.plan(MixedBatch({"queue": batches[0], "rank": batches[1]}), generator)
+        told = together.exchanged(planned)
+        assert [len(part) for part in told] == [7, 9]
+        assert all(one is other for one, other in zip(told, planned.batch.parts.values(), strict=True))
+    single = together.parts["rank"].plan(batches[0], generator)
+    assert list(together.parts["rank"].exchanged(single)) == [single]
+
+
 def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     """With proportion mixing, a part without a batch has no term, no momentum update and no keys."""
     first, second, third = batches

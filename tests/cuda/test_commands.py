@@ -22,6 +22,7 @@ from tests.programs import PATIENCE, free_port, rank_environment
 from tests.runs import environment
 from tests.translators import write_translator
 from xrep.models.directory import CRITERION, MODEL, open_checkpoint
+from xrep_cli.train import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(absence() is not None, reason=absence() or "")]
 CLOSE = 1e-2 if os.path.exists("/dev/nvidiactl") else 2e-5
@@ -76,13 +77,9 @@ def test_a_resumed_run_is_that_of_the_cpu(ranks: int, tmp_path: Path) -> None:
         cuda["distributed.backend"] = "gloo"
     resumed, whole = tmp_path / "resumed", tmp_path / "whole"
     lines = [train(data, resumed, **cuda, max_steps=steps) for steps in (3, 6)]
-    expected = train(data, whole, device="cpu")
-    if ranks == 1:
-        run([*lines, expected], tmp_path)
-    else:  # a process joins others only once
-        for line in lines:
-            run([line], tmp_path, ranks)
-        run([expected], tmp_path)
+    for part in [lines] if ranks == 1 else [[line] for line in lines]:  # a process joins others only once
+        run(part, tmp_path, ranks)
+    main(train(data, whole, device="cpu")[1:])
     weights, exact = tensors(resumed / "last"), tensors(whole / "last")
     assert weights.keys() == exact.keys()
     for name, tensor in weights.items():

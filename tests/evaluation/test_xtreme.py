@@ -40,5 +40,8 @@ def test_the_table_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     table = capsys.readouterr().out
     assert "tatoeba" in table and "average" not in table
     assert "not measured, without data or a run: xnli, pawsx, pos, ner, xquad, mlqa, tydiqa, bucc" in table
+    assert eval.main([*line, "--layer", "7"]) == 2
+    assert "--layer 7 of an encoder of 1 layers; choose one of 0 to 1" in capsys.readouterr().err
+    assert eval.main([*line, "--layer", "0"]) == 0
     assert eval.main(["xtreme", "--data", str(tmp_path / "xtreme")]) == 2
     assert "no task has both data and a run; name runs with --paths" in capsys.readouterr().err

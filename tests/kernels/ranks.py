@@ -80,7 +80,10 @@ class Case:
         leaves = [tensor.clone().requires_grad_(wanted) for tensor, wanted in inputs]
         function = hard_infonce if self.hard else inbatch_infonce
         with tiles(self.tile, self.kept):
-            result = function(*leaves, ids=None if ids is None else ids[rows], group=group, **dict(self.options))
+            given = dict(self.options, ids=None if ids is None else ids[rows], group=group)
+            if group is not None and ids is not None:  # in other cases the processes tell each other
+                given["sizes"] = [len(x[self.rows(rank)]) for rank in dist.get_process_group_ranks(group)]
+            result = function(*leaves, **given)
             (result.forward * weights[0, rows] + result.backward * weights[1, rows]).sum().backward()
         found = {name: field.detach() for name, field in result._asdict().items()}
         gradients = zip(("x", "y", "tau"), leaves, strict=True)

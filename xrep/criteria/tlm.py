@@ -8,12 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xrep.criteria.criterion import Loss, Planned, only_tower
+from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.mlm import MLM
 from xrep.criteria.reconstruction import language_embedding
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, on_device
+from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import require_transformer
+from xrep.nn.layers import Linear
 from xrep.tasks.task import Examples
 from xrep.text.sides import SHARED
 
@@ -24,6 +26,10 @@ class TLM(MLM):
     Both are read as ``[CLS] x [SEP] y [SEP]`` (HiCTL, 3.1). XLM restarts the positions at y and adds a language
     embedding to each token; both are off by default, as in models without language embeddings (XLM-R). The language
     embeddings of the criterion are used in this pass only: sentences are encoded without them.
+
+    With ``next_sentence`` and neighbouring sentences it is BERT's pre-training (Devlin et al. 2019; the baseline of
+    CMLM's appendix E): the other sentence is replaced by that of another pair of the batch in half of the pairs, and
+    the first vector, through a layer with tanh, tells which they are. BERT also marks the two sentences by types.
 
     Raises:
         UserError: the languages have separate towers, or anything that ``MLM`` raises.
@@ -42,6 +48,9 @@ class TLM(MLM):
         is cut below half of the table."""
         language_embeddings: bool = False
         """Add a learnt vector of its language to every token (XLM)."""
+        next_sentence: bool = False
+        """For neighbouring sentences (task monolingual, units adjacent, without swap_order): replace the second one by
+        another in half of the pairs, and predict which they are, too (BERT, with mask_rate 0.15)."""
 
     config: Config
 
@@ -52,19 +61,36 @@ class TLM(MLM):
         self._limit = None if config.position_reset else shape.max_positions
         languages = len(text.languages) if config.language_embeddings else 0
         self.language_embedding = language_embedding(languages, shape.hidden_size)
+        self.first, self.neighbour = None, None
+        if config.next_sentence:
+            self.first, self.neighbour = Linear(shape.hidden_size, shape.hidden_size), Linear(shape.hidden_size, 2)
 
     def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
-        pad_id = self._text.vocabulary(SHARED).pad_id
-        together, second, positions = read_together(batch.source, batch.target, pad_id, self._limit)
+        pad_id, count, target = self._text.vocabulary(SHARED).pad_id, len(batch), batch.target
+        follows, sizes = torch.ones(count, dtype=torch.int64), dict[str, float]()
+        if self.config.next_sentence:
+            sizes["next_sentence"] = count
+            if count > 1:
+                follows = torch.randint(2, (count,), generator=generator)
+                others = torch.randint(1, count, (count,), generator=generator) * (1 - follows)
+                target = target.select(((torch.arange(count) + others) % count).numpy())
+        together, second, positions = read_together(batch.source, target, pad_id, self._limit)
         masked = self.language.mask(SHARED, together, generator)
-        return Planned(batch, {"tlm": masked.size}, (masked, second, positions))
+        return Planned(batch, {"tlm": masked.size, **sizes}, (masked, second, positions, follows))
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
-        masked, second, positions = planned.details
+        masked, second, positions, follows = planned.details
         encoder = require_transformer(model.encoders[SHARED], "tlm")
         states = encoder(masked.batch, positions=positions, added=self._languages(planned.batch, second))
         result = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
-        return self.language.loss("tlm", [result], [masked])
+        loss = self.language.loss("tlm", [result], [masked])
+        if self.first is not None and self.neighbour is not None:
+            hidden = torch.tanh(self.first(states[:, 0]))
+            told = linear_cross_entropy(hidden, self.neighbour.weight, follows, bias=self.neighbour.bias)
+            loss.terms["next_sentence"] = Term(told.loss)
+            loss.metrics["next_sentence_accuracy"] = percentage(told.correct)
+            loss.rows["next_sentence_accuracy"] = len(follows)
+        return loss
 
     def _languages(self, batch: PairBatch, second: Tensor) -> Tensor | None:
         if self.language_embedding is None:

@@ -83,10 +83,53 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         (gradient,) = gradients
-        rank = dist.get_rank(ctx.group)
         # Summed in float32, because half precision would round once for each rank.
-        wide = torch.promote_types(gradient.dtype, torch.float32)
-        total = gradient.to(wide, memory_format=torch.contiguous_format, copy=True)
-        dist.all_reduce(total, group=ctx.group)
-        start = sum(ctx.sizes[:rank])
-        return total[start : start + ctx.sizes[rank]].to(gradient.dtype), None, None
+        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        return _sum_and_scatter(wide, ctx.sizes, ctx.group).to(gradient.dtype), None, None
+
+
+_without_reduce_scatter = set[str]()
+"""Backends that have no reduce-scatter, as gloo in some versions of torch."""
+
+
+def _sum_and_scatter(rows: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Return the sum over the ranks of those of the rows [Σ N, ...] that this rank gathered: [N, ...]."""
+    rank, backend = dist.get_rank(group), dist.get_backend(group)
+    if backend not in _without_reduce_scatter:
+        padded = rows.new_zeros(len(sizes), max(sizes), *rows.shape[1:])
+        for place, part in zip(padded, rows.split(list(sizes)), strict=True):
+            place[: len(part)] = part
+        try:
+            dist.reduce_scatter(own := torch.empty_like(padded[0]), list(padded), group=group)
+            return own[: sizes[rank]]
+        except (NotImplementedError, RuntimeError) as error:
+            if "support" not in str(error):
+                raise
+            _without_reduce_scatter.add(backend)
+    total = rows.to(rows.dtype, memory_format=torch.contiguous_format, copy=True)
+    dist.all_reduce(total, group=group)
+    return total.split(list(sizes))[rank]
+
+
+def exchange_columns(columns: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Give every rank what all ranks have for its own rows: [Σ N, ...] -> [W, N, ...], by rank.
+
+    Every rank must call this and take part in the backward pass, which sends the gradients back.
+    """
+    own = [sizes[dist.get_rank(group)]] * len(sizes)
+    return _Exchange.apply(columns, list(sizes), own, group).view(len(sizes), own[0], *columns.shape[1:])
+
+
+class _Exchange(torch.autograd.Function):
+    """Send parts of ``sent`` rows to the ranks, and receive parts of ``received`` rows from them."""
+
+    @staticmethod
+    def forward(ctx, rows, sent, received, group):
+        ctx.settings = received, sent, group
+        result = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
+        return result
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return _Exchange.apply(*gradients, *ctx.settings), None, None, None

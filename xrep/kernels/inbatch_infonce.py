@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xrep.kernels.arguments import check_number, check_tensors, scalar
-from xrep.kernels.gather import gather_rows, gathered
+from xrep.kernels.gather import exchange_columns, gathered, rank_sizes
 from xrep.kernels.pairwise import beaten, loss_of, negatives
 from xrep.kernels.precision import accumulation_dtype
 
@@ -65,6 +65,8 @@ def inbatch_infonce(
     with torch.autocast(x.device.type, enabled=False):
         positive = ((x.to(accumulate) * y.to(accumulate)).sum(1) - margin) / tau
     shift = positive.detach()
+    if group is not None and sizes is None:
+        sizes = rank_sizes(len(x), x.device, group)
     (all_y, all_shift, all_ids), start = gathered([y, shift, ids], group, sizes)
     own = torch.arange(start, start + len(x), device=x.device)
     result = negatives(
@@ -76,11 +78,11 @@ def inbatch_infonce(
         column_ids=all_ids,
     )
     columns, column_best = result.columns, result.column_best
-    if group is not None:
+    if group is not None and sizes is not None:
         # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
-        mine, world = slice(start, start + len(x)), [1] * dist.get_world_size(group)
         lowest = torch.finfo(accumulate).min  # the gradient of logsumexp is undefined if all values are -inf
-        columns = gather_rows(columns.clamp(min=lowest).unsqueeze(0), world, group)[:, mine].logsumexp(0)
-        column_best = gather_rows(column_best.unsqueeze(0), world, group)[:, mine].amax(0)
+        found = torch.stack([columns.clamp(min=lowest), column_best.to(accumulate)], dim=1)
+        columns, column_best = exchange_columns(found, sizes, group).unbind(2)
+        columns, column_best = columns.logsumexp(0), column_best.amax(0)
     forward, backward = (loss_of(side, shift, positive) for side in (result.rows, columns))
     return InBatchInfoNCE(forward, backward, beaten(result.row_best, shift), beaten(column_best, shift))

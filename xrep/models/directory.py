@@ -66,10 +66,15 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint directory whose files were compared with their checksums."""
+    """A checkpoint directory whose files were compared with their checksums.
+
+    Attributes:
+        contents: what the files of tensors and of the training state hold, if that is in memory already.
+    """
 
     path: Path
     manifest: dict[str, Any]
+    contents: dict[str, Any] | None = None
 
     @property
     def step(self) -> int:
@@ -108,6 +113,8 @@ class Checkpoint:
 
     def tensors(self, name: str = MODEL) -> dict[str, Tensor]:
         """Return the tensors of a file; empty if the file was left out."""
+        if self.contents is not None:
+            return self.contents[name]
         return read_tensors(self.path / name) if name in self.manifest["files"] else {}
 
     def training_state(self) -> dict[str, Any]:
@@ -119,6 +126,8 @@ class Checkpoint:
         if STATE not in self.manifest["files"]:
             problem = "an encoder alone, not a run to go on with"
             raise UserError(problem, path=self.path, cure="set `init` to start from it")
+        if self.contents is not None:
+            return self.contents[STATE]
         cure = "set `init` to start from the weights alone"
         return read_torch(self.path / STATE, "not a training state that is safe to read", cure)
 

@@ -59,15 +59,13 @@ def agreed(
     waiting: tuple[Group, Callable[[], Agreement]] | None = None
     try:
         for group in groups:
-            ready, waiting = waiting, (group, _tell(group, world, criterion, *status()))
+            told = group, _tell(group, world, criterion, *status())
+            ready, waiting = (told, None) if world.size == 1 else (waiting, told)
             if ready is not None:
                 yield ready
-            if world.size == 1:
-                yield waiting
-                waiting = None
-        if waiting is not None:
-            yield waiting
-            waiting = None
+        ready, waiting = waiting, None
+        if ready is not None:
+            yield ready
     finally:
         if waiting is not None:  # every rank has told about this step, and no message may be left under way
             waiting[1]()

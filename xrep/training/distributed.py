@@ -1,8 +1,9 @@
 """The processes of one run: how they connect, exchange values, and end together.
 
 torch.distributed does the work (torchrun starts the processes; NCCL is used on GPUs, gloo on CPUs). In addition to the
-process group for gradients there are two gloo groups for plain numbers, which never make a GPU wait: ``control``, for
-what ranks exchange at every step, and ``patient``, with a very long timeout, for preparing data and for validation.
+process group for gradients there are two trees of gloo groups for plain numbers, which never make a GPU wait:
+``control``, for what ranks exchange at every step, and ``patient``, with a very long timeout, for preparing data and
+for validation.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from xrep.config.ranges import out_of_range
 from xrep.errors import TrainingError, UserError
+from xrep.training.tree import Tree, plant
 
 T = TypeVar("T")
 MOST_RANKS = 1_000_000
@@ -52,8 +54,8 @@ class World:
     size: int
     local_rank: int
     device: torch.device
-    control: dist.ProcessGroup | None = None
-    patient: dist.ProcessGroup | None = None
+    control: Tree | None = None
+    patient: Tree | None = None
 
     @property
     def is_main(self) -> bool:
@@ -67,31 +69,43 @@ class World:
         """Send the values to the other ranks; return a function that waits for their sums, on the CPU."""
         if self.control is None:
             return lambda: values
-        total = torch.tensor(values, dtype=torch.float64)
-        work = dist.all_reduce(total, group=self.control, async_op=True)
-        assert work is not None
-
-        def wait() -> list[float]:
-            work.wait()
-            return total.tolist()
-
-        return wait
+        wait = self.control.sum_later(torch.tensor(values, dtype=torch.float64))
+        return lambda: wait().tolist()
 
     def from_main(self, value: T) -> T:
         """Return the value of rank 0; the other ranks wait for it as long as it takes."""
-        if self.patient is None:
-            return value
-        held = [value]
-        dist.broadcast_object_list(held, src=0, group=self.patient)
-        return held[0]
+        return value if self.patient is None else self.patient.from_first(value)
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in the order of the ranks."""
-        if self.patient is None:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.patient)
-        return values
+        return self.from_main(self.gather_to_main(value))
+
+    def gather_to_main(self, value: T) -> list[T]:
+        """Return the values of all ranks, in the order of the ranks, on rank 0, and an empty list on the others."""
+        return [value] if self.patient is None else self.patient.to_first(value)
+
+    def tensors_from_main(self, read: Callable[[], Any]) -> Any:
+        """Return what ``read`` returns on rank 0, which alone calls it: plain data with tensors, on the CPU.
+
+        The tensors go through the process group for gradients, which is the fastest way.
+
+        Raises:
+            UserError: as ``together``.
+        """
+        tensors, plain = list[Tensor](), None
+        with self.together():
+            if self.is_main:
+                plain = _without_tensors(read(), tensors)
+        plain, kinds = self.from_main((plain, [(tensor.shape, tensor.dtype) for tensor in tensors]))
+        for number, (shape, dtype) in enumerate(kinds):
+            own = tensors[number] if self.is_main else torch.empty(shape, dtype=dtype)
+            # As bytes, because backends do not know all types.
+            sent = own.contiguous().reshape(-1).view(torch.uint8).to(self.device)
+            if len(sent):
+                dist.broadcast(sent, src=0)
+            if not self.is_main:
+                tensors.append(sent.cpu().view(dtype).reshape(shape))
+        return _with_tensors(plain, tensors)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -143,6 +157,30 @@ class World:
         return made[0]
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a tensor in plain data; the number is its place in a list."""
+
+    number: int
+
+
+def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return _Place(len(tensors) - 1)
+    if isinstance(value, dict):
+        return {key: _without_tensors(inner, tensors) for key, inner in value.items()}
+    return [_without_tensors(inner, tensors) for inner in value] if isinstance(value, list) else value
+
+
+def _with_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(value, _Place):
+        return tensors[value.number]
+    if isinstance(value, dict):
+        return {key: _with_tensors(inner, tensors) for key, inner in value.items()}
+    return [_with_tensors(inner, tensors) for inner in value] if isinstance(value, list) else value
+
+
 def alone(device: torch.device | str) -> World:
     """Return the world of a single process."""
     return World(0, 1, 0, torch.device(device))
@@ -177,10 +215,7 @@ def start(config: Distributed.Config, device: str) -> World:
     backend = {"auto": "nccl" if kind == "cuda" else "gloo"}.get(config.backend, config.backend)
     limit = timedelta(minutes=config.timeout_minutes)
     _join(backend, limit, rank, size)
-    control = dist.new_group(backend="gloo", timeout=limit)
-    patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-    assert isinstance(control, dist.ProcessGroup) and isinstance(patient, dist.ProcessGroup)
-    return World(rank, size, local_rank, place, control, patient)
+    return World(rank, size, local_rank, place, *plant(rank, size, limit, timedelta(days=7)))
 
 
 def _variable(name: str, least: int, most: int, default: str = "") -> int:

@@ -6,7 +6,8 @@ import os
 import shutil
 import tempfile
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +118,7 @@ def _train(
 ) -> Summary:
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
     latest = world.from_main(checkpoints.latest() if world.is_main else None)
-    with world.together():
-        saved = _saved_state(latest, task) if latest is not None else {}
-        model, criterion, notes = _build(run, task, latest)
-        validate = run.classes["validation"](run.configs["validation"], task)
-        trainer = Trainer(run, task, model, criterion, checkpoints, Quiet(), validate, world)
-        if latest is not None:
-            trainer.resume(latest, saved)
+    trainer, notes = _make_trainer(run, task, world, checkpoints, latest)
     progress: Progress | Quiet = Quiet()
     with world.together():
         if world.is_main:  # all checks have passed: from here on the directory belongs to this run
@@ -149,7 +144,7 @@ def _train(
     elif world.size > 1:
         torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # every rank draws its own dropout
     with _recorded(directory, run, trainer) as end:
-        for note in [*introduction(run, task, trainer), *notes, *_warnings(criterion, task, trainer)]:
+        for note in [*introduction(run, task, trainer), *notes, *_warnings(task, trainer)]:
             progress.say(note)
         with use_path(trainer.config.kernels), float32_products(world.device), checkpoints:
             progress.say(f"kernels: {describe(world.device)}")
@@ -171,11 +166,43 @@ def _recorded(directory: Path, run: RunConfig, trainer: Trainer) -> AbstractCont
     return recorded(directory, trainer.state, trainer.progress.log, **facts)
 
 
-def _build(run: RunConfig, task: Task, latest: Checkpoint | None) -> tuple[Model, Criterion, list[str]]:
-    """Return model, criterion, and notes for the user on where their weights come from."""
+def _make_trainer(
+    run: RunConfig, task: Task, world: World, checkpoints: Checkpoints, latest: Checkpoint | None
+) -> tuple[Trainer, list[str]]:
+    """Return the trainer, at the step of ``latest`` if there is one, and notes on where the weights come from.
+
+    Rank 0 alone reads a checkpoint, and sends what it holds to the others.
+    """
+    with world.together():
+        source = open_checkpoint(run.init) if run.init and latest is None and world.is_main else latest
+    source = world.from_main(source)
+    if source is not None and world.size > 1:
+        source = replace(source, contents=world.tensors_from_main(partial(_contents, source, latest is not None)))
+    with world.together():
+        saved = _saved_state(source, task) if source is not None and latest is not None else {}
+        model, criterion, notes = _build(run, task, source, latest is not None)
+        validate = run.classes["validation"](run.configs["validation"], task)
+        trainer = Trainer(run, task, model, criterion, checkpoints, Quiet(), validate, world)
+        if source is not None and latest is not None:
+            trainer.resume(source, saved)
+    return trainer, notes
+
+
+def _contents(source: Checkpoint, with_state: bool) -> dict[str, Any]:
+    tensors = {name: source.tensors(name) for name in (MODEL, CRITERION)}
+    return {**tensors, STATE: source.training_state()} if with_state else tensors
+
+
+def _build(run: RunConfig, task: Task, source: Checkpoint | None, resumed: bool) -> tuple[Model, Criterion, list[str]]:
+    """Return model, criterion, and notes for the user on where their weights come from.
+
+    Args:
+        source: checkpoint to start from; None for new weights.
+        resumed: whether it is of this run, whose weights are loaded later.
+    """
+    latest, initial = (source, None) if resumed else (None, source)
     architecture = latest.manifest["architecture"] if latest is not None else None
     model = run.classes["model"](run.configs["model"], task.text, architecture)
-    initial = open_checkpoint(run.init) if run.init and latest is None else None
     # The model's weights are loaded first, because a criterion may copy them (momentum encoders, heads).
     if latest is not None:
         say_origin(model, latest.text, latest.path, "this run", [])
@@ -252,9 +279,9 @@ def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple
 
 def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    for partial in directory.glob(f".{PREFIX}*"):  # left by a run that was killed while it saved
-        if partial.is_dir():
-            shutil.rmtree(partial)
+    for unfinished in directory.glob(f".{PREFIX}*"):  # left by a run that was killed while it saved
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
     config, before = directory / CONFIG, directory / f"config-until-{step:08d}.yaml"
     # The options with which the steps so far were made stay beside the new ones.
     if step and not before.exists() and config.exists() and config.read_text(encoding="utf-8") != run.to_yaml():
@@ -263,14 +290,17 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
     with write_aside(config) as aside:
         aside.write_text(run.to_yaml(), encoding="utf-8")
     write_json(directory / DATA_STATISTICS, {name: part.statistics() for name, part in task.parts.items()})
-    with write_aside(directory / TRAINING_HASHES_FILE) as aside:
-        task.write_training_hashes(aside)
+    if not step or not (directory / TRAINING_HASHES_FILE).exists():  # of billions of sentences, they take minutes
+        with write_aside(directory / TRAINING_HASHES_FILE) as aside:
+            task.write_training_hashes(aside)
 
 
-def _warnings(criterion: Criterion, task: Task, trainer: Trainer) -> list[str]:
+def _warnings(task: Task, trainer: Trainer) -> list[str]:
     half = trainer.config.precision in ("bf16", "bfloat16")
     slow = [SLOW_BFLOAT16] if half and trainer.engine.precision == "float32" else []
-    return [f"warning: {warning}" for warning in [*criterion.warnings(task), *trainer.budget.warnings, *slow]]
+    return [
+        f"warning: {warning}" for warning in [*trainer.module.criterion.warnings(task), *trainer.budget.warnings, *slow]
+    ]
 
 
 def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> str:

@@ -329,15 +329,14 @@ class Trainer:
     # -- validation and checkpoints -----------------------------------------------------------------------------------
 
     def _validate(self) -> bool:
-        """Validate on rank 0; return whether this is the best state so far."""
+        """Validate; return whether this is the best state so far."""
         self._settle()
         if self.validate is None:
             return True
         metrics: dict[str, float] = {}
-        if self.world.is_main:
-            with self.engine.autocast(), self._telling("validating"):
-                metrics = self.validate(self.module.model, self.module.criterion)
-            self.engine.train_mode()
+        with self.world.together(), self.engine.autocast(), self._telling("validating"):
+            metrics = self.validate(self.module.model, self.module.criterion, self.world)
+        self.engine.train_mode()
         metrics = self.world.from_main(metrics)
         self.progress.record(self.state.step, metrics, "valid")
         value, maximize = metrics[self.validate.metric], self.validate.maximize
@@ -352,7 +351,7 @@ class Trainer:
 
     def _save(self, best: bool, final: bool = False) -> None:
         self._settle()
-        everyone = self.world.gather(random_state(self.world.device))
+        everyone = self.world.gather_to_main(random_state(self.world.device))
         if not self.world.is_main:
             return
         self.checkpoints.save(

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from xrep.criteria.criterion import Criterion
+from xrep.criteria.criterion import Criterion, Planned
 from xrep.errors import UserError
 from xrep.tasks.task import Task
-from xrep.training.validator import SEED, Validator
+from xrep.training.validator import SEED, Validator, shared
 
 
 class LossValidator(Validator):
@@ -52,15 +52,18 @@ def mean_losses(model: Any, criterion: Criterion, batches: Iterable[Any]) -> dic
     """
     device, generator = next(model.parameters()).device, torch.Generator().manual_seed(SEED)
     sums, counts = defaultdict[str, float](float), defaultdict[str, float](float)
-    for batch in batches:
-        planned = criterion.plan(batch, generator)
+
+    def measure(planned: Planned) -> list[tuple[str, float, float]]:
         loss = criterion(model, planned.to(device))
-        for name, term in loss.terms.items():
-            sums[f"loss_{name}"] += term.weight * float(term.sum)
-            counts[f"loss_{name}"] += planned.sizes[name]
-        for name, metric in loss.metrics.items():
-            count = loss.rows.get(name, len(planned))
-            sums[name] += float(metric) * count
+        terms = [
+            (f"loss_{name}", term.weight * float(term.sum), planned.sizes[name]) for name, term in loss.terms.items()
+        ]
+        rows = {name: loss.rows.get(name, len(planned)) for name in loss.metrics}
+        return terms + [(name, float(metric) * rows[name], rows[name]) for name, metric in loss.metrics.items()]
+
+    for measured in shared((criterion.plan(batch, generator) for batch in batches), measure):
+        for name, total, count in measured:
+            sums[name] += total
             counts[name] += count
     means = {name: total / max(counts[name], 1) for name, total in sums.items()}
     terms = [name for name in means if name.startswith("loss_")]

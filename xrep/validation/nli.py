@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from xrep.errors import UserError
 from xrep.models.model import SentenceModel
 from xrep.tasks.nli import NliBatch
 from xrep.tasks.task import Examples, Task
-from xrep.training.validator import Validator
+from xrep.training.validator import Validator, shared
 
 ROUNDING = 1e-6
 """Cosines that differ by less count as equal, so that rounding errors do not score when all vectors are the same."""
@@ -67,9 +68,14 @@ class NliValidator(Validator):
         triplets: list[np.ndarray] = []
         for part, task in self.tasks.items():
             if task.gives is Examples.TRIPLETS:
-                triplets += [_nearer(model, batch).numpy() for batch in task.validation_batches()]
+                triplets += shared(task.validation_batches(), lambda batch: _nearer(model, batch).numpy())
                 continue
-            for language, right in _classified(task, model, criterion.of_part(part)):
+            own = criterion.of_part(part)
+            if not isinstance(own, Nli):
+                cure = "choose the `criterion` nli or the `validation` sts"
+                raise UserError("the criterion has no classifier", cure=cure)
+            classify = partial(_classified, task, model, own)
+            for language, right in chain.from_iterable(shared(task.validation_batches(), classify)):
                 languages.setdefault(language, []).append(right)
         means = {name: 100 * float(np.concatenate(right).mean()) for name, right in sorted(languages.items())}
         measured = {"accuracy": float(np.mean(list(means.values())))} if means else {}
@@ -80,17 +86,16 @@ class NliValidator(Validator):
         return measured
 
 
-def _classified(task: Task, model: SentenceModel, criterion: Criterion) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield, for each batch, a language (or pair of languages) and a bool array of its correctly classified pairs."""
-    if not isinstance(criterion, Nli):
-        raise UserError("the criterion has no classifier", cure="choose the `criterion` nli or the `validation` sts")
+def _classified(task: Task, model: SentenceModel, criterion: Nli, batch: NliBatch) -> list[tuple[str, np.ndarray]]:
+    """Return each language (or pair of languages) of a batch, and whether its pairs were classified right, bool [n]."""
     device = next(model.parameters()).device
-    for batch in task.validation_batches():
-        classes = criterion.predict(*sentence_vectors(model, batch.to(device))).cpu()
-        right, places = (classes == batch.labels).numpy(), batch.languages.numpy()
-        for pair in np.unique(places, axis=0):
-            names = dict.fromkeys(task.text.languages[place] for place in pair)
-            yield "-".join(names), right[(places == pair).all(axis=1)]
+    classes = criterion.predict(*sentence_vectors(model, batch.to(device))).cpu()
+    right, places = (classes == batch.labels).numpy(), batch.languages.numpy()
+    found = list[tuple[str, np.ndarray]]()
+    for pair in np.unique(places, axis=0):
+        names = dict.fromkeys(task.text.languages[place] for place in pair)
+        found.append(("-".join(names), right[(places == pair).all(axis=1)]))
+    return found
 
 
 def _nearer(model: SentenceModel, batch: NliBatch) -> Tensor:

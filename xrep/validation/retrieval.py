@@ -14,7 +14,7 @@ from xrep.metrics.retrieval import mean_cosine, retrieval_accuracy
 from xrep.models.model import SentenceModel
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.tasks.task import Pool, Task
-from xrep.training.validator import Validator
+from xrep.training.validator import Validator, shared
 
 
 class RetrievalValidator(Validator):
@@ -59,12 +59,14 @@ class RetrievalValidator(Validator):
             pairs; ``mean_cosine``: mean cosine between different target sentences, averaged over language pairs (a
             value near 1 means that the model has collapsed).
         """
-        measured, cosines = {}, []
-        for pool in self.pools:
+
+        def measure(pool: Pool) -> tuple[float, float]:
             source, target = _embed(model, pool)
-            accuracy = retrieval_accuracy(source, target)
-            measured[f"accuracy_{pool.source_language}-{pool.target_language}"] = accuracy.mean
-            cosines.append(mean_cosine(target))
+            return retrieval_accuracy(source, target).mean, mean_cosine(target)
+
+        names = [f"accuracy_{pool.source_language}-{pool.target_language}" for pool in self.pools]
+        accuracies, cosines = zip(*shared(self.pools, measure), strict=True)
+        measured = dict(zip(names, accuracies, strict=True))
         return {"accuracy": float(np.mean(list(measured.values()))), **measured, "mean_cosine": float(np.mean(cosines))}
 
 

@@ -14,7 +14,7 @@ from xrep.evaluation.sts_sets import find_sets
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.model import SentenceModel
 from xrep.tasks.task import Task
-from xrep.training.validator import Validator
+from xrep.training.validator import Validator, shared
 
 
 class StsValidator(Validator):
@@ -58,8 +58,7 @@ class StsValidator(Validator):
             ``spearman``: the mean over the tests.
         """
         encoder = SentenceEncoder(model, self.task.tokenizers, self.task.text)
-        correlations = {
-            f"spearman-{test.name.replace(' ', '-')}": measure(encoder, test)["cosine"]["spearman"].all
-            for test in self.tests
-        }
+        names = [f"spearman-{test.name.replace(' ', '-')}" for test in self.tests]
+        found = shared(self.tests, lambda test: measure(encoder, test)["cosine"]["spearman"].all)
+        correlations = dict(zip(names, found, strict=True))
         return {"spearman": float(np.mean(list(correlations.values()))), **correlations}

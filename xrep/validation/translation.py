@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from xrep.models.model import TranslationModel
 from xrep.tasks.mixture import MixedBatch, MixtureTask
 from xrep.tasks.task import ParallelTask, Pool, Task
 from xrep.text.sides import tokenizer_of
-from xrep.training.validator import Validator
+from xrep.training.validator import Validator, shared
 from xrep.validation.loss import mean_losses
 
 
@@ -107,10 +108,12 @@ class TranslationValidator(Validator):
     def _bleu(self, model: TranslationModel, task: ParallelTask, pool: Pool) -> float:
         device, options = next(model.parameters()).device, self.config.search_options()
         tokenizer, place = tokenizer_of(task.tokenizers, "target"), model.target_languages.index(pool.target_language)
-        hypotheses, references = list[str](), list[str]()
-        for batch in pool.batches():
+
+        def translate(batch: Any) -> list[tuple[str, str]]:
             languages = torch.full((len(batch),), place, device=device)
             results = search(model, batch.source.to(device), languages, options)
-            hypotheses += [tokenizer.decode(best[0].tokens) for best in results]
-            references += task.references(batch)
-        return bleu(hypotheses, references).value
+            hypotheses = [tokenizer.decode(best[0].tokens) for best in results]
+            return list(zip(hypotheses, task.references(batch), strict=True))
+
+        hypotheses, references = zip(*chain.from_iterable(shared(pool.batches(), translate)), strict=True)
+        return bleu(list(hypotheses), list(references)).value
