@@ -30,6 +30,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tests.cuda.flash import flash, flash_backward
+
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda", 0)
 READ_ON_THE_HOST = {
@@ -150,6 +152,7 @@ class EmulatedDevice(TorchDispatchMode):
         set(torch.cuda, max_memory_allocated=lambda device=None: 0, get_device_capability=lambda device=None: (9, 0))
         set(torch.cuda, is_bf16_supported=lambda including_emulation=True: True, get_device_name=lambda d=None: "none")
         set(torch.cuda, synchronize=lambda device=None: self.note_sync("synchronize"), Event=self._event())
+        set(torch.backends.cuda, is_flash_attention_available=lambda: True)
         set(torch.nn.functional, scaled_dot_product_attention=self._attention)
         tensor = Tensor
         to, tolist, numpy = tensor.to, tensor.tolist, tensor.numpy
@@ -270,6 +273,12 @@ class EmulatedDevice(TorchDispatchMode):
             result = torch.mm(*(x.to(args[2]) for x in held(args[:2])))
         elif name == "mm" and func._overloadname == "dtype_out":
             result = inner["out"].copy_(torch.mm(*(x.to(args[2]) for x in held(args[:2]))))
+        elif name == "addmm" and func._overloadname == "dtype_out":
+            result = inner["out"].copy_(torch.addmm(*(x.to(args[3]) for x in held(args[:3]))))
+        elif name == "_flash_attention_forward":
+            result = flash(*held(args), **inner)
+        elif name == "_flash_attention_backward":
+            result = flash_backward(*held(args), **inner)
         else:
             result = func(*held(args), **inner)
         self._count(func, name, args)

@@ -20,9 +20,11 @@ from tests.programs import PATIENCE, free_port, rank_environment
 from tests.runs import environment
 
 TABLE = Path(__file__).with_name("steps.tsv")
+HALF_QUEUE = "dual_moco, bfloat16 queue"
+"""A case whose products read bfloat16 on GPUs in any precision, so that it is not as close to a CPU's as others."""
 JOBS: dict[tuple[int, str], list[str]] = {
-    (1, "float32"): [*CASES, *VARIANTS],
-    (1, "bf16"): [*CASES],
+    (1, "float32"): [case for case in (*CASES, *VARIANTS) if case != HALF_QUEUE],
+    (1, "bf16"): [*CASES, HALF_QUEUE],
     (1, "fp16"): ["dual_moco"],
     (2, "float32"): [*CASES],
 }

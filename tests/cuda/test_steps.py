@@ -19,9 +19,9 @@ from xrep.registry import CRITERIA
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(absence() is not None, reason=absence() or "")]
 REAL = os.path.exists("/dev/nvidiactl")
-CLOSE = {"float32": 1e-2 if REAL else 2e-5, "bf16": 0.03, "fp16": 0.03}
+CLOSE = {"float32": 1e-2 if REAL else 2e-5, "bf16": 0.03, "fp16": 0.2}
 """How far losses and weights of five steps may be from those of the CPU in float32: losses as a share, weights as they
-are."""
+are. In float16 the first steps are skipped, until the loss is scaled by less."""
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import TransformerEncoder, require_transformer
+from xrep.nn.half import in_half
 from xrep.nn.layers import Packing
 from xrep.tasks.task import Examples, ParallelTask, Task
 
@@ -72,8 +73,9 @@ class RTLHead(nn.Module):
             x = x + self.language_embedding(languages)
         layout = Packing(slots, torch.arange(width, device=lengths.device) < lengths.unsqueeze(1))
         x = torch.cat([x, x[:1].expand(len(layout.packed_rows) - len(x), -1)])
-        for layer in self.layers:
-            x = layer(x, layout)
+        with in_half(self.layers, x) as (layers, x):
+            for layer in layers:
+                x = layer(x, layout)
         x = x[len(states) : len(states) + len(masks)]
         return x if self.norm is None else self.norm(x)
 

@@ -1,6 +1,8 @@
-"""Attention that is fast for short sentences on CPUs."""
+"""Attention that is fast for short sentences on CPUs, and for sentences of different lengths on GPUs."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,30 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
     if plain and q.device.type == "cpu" and q.size(2) <= SHORT:
         return _written_out(q, k, v, mask if not causal else mask_of_future(q.size(2), k.size(2), q.device))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+
+
+def packed_attention(qkv: Tensor, offsets: Tensor, longest: int, dropout: float) -> Tensor:
+    """Compute the attention of packed tokens to all tokens of their own sentence, [N, heads, d], without padding.
+
+    This is torch's flash kernel of sentences of any length, whose public function has no dropout (torch 2.13).
+
+    Args:
+        qkv: [N, 3, heads, d], queries, keys and values in half precision on a GPU (``packs_attention``).
+        offsets: int32 [B + 1], the first token of each sentence, and N.
+        longest: the number of tokens of the longest sentence, or more.
+        dropout: dropout probability of the attention weights.
+    """
+    q, k, v = qkv.unbind(1)
+    bounds = (offsets, offsets, longest, longest)
+    return torch.ops.aten._flash_attention_forward(q, k, v, *bounds, dropout, False, False)[0]
+
+
+@functools.cache
+def packs_attention(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+    """Return whether ``packed_attention`` can compute heads of ``size`` numbers of a type on a device."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or size % 8 or size > 128:
+        return False
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def mask_of_future(queries: int, keys: int, device: torch.device) -> Tensor:

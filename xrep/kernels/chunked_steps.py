@@ -39,6 +39,8 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
     Returns:
         exp(logit - maximum) [B, n], the weights of the block's rows, in the type ``state.operand``.
     """
+    if state.scale is not None:
+        scores *= state.scale
     if ids is not None:
         scores.masked_fill_(_equal(*ids), NOTHING)
     highest = scores.amax(1)
@@ -54,18 +56,23 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
 
 
 def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> None:
-    """Add a tile of similarities [r, c] to its statistics; without hard negatives it is masked in place."""
+    """Add a tile of similarities [r, c] to its statistics; it may be masked in place."""
     for strip in _strips(similarities):
         part, logits, of_strip = pairs.tile(*strip), similarities[strip], statistics.tile(*strip)
         maximum, total, *hard = of_strip.rows
         if hard:
             logits = _collect_hard(logits, part, *hard)
         else:
-            _mask(logits, part, NOTHING)
+            logits = _mask(_scaled(logits, part), part, NOTHING)
         _update(maximum, total, logits, 1)
         if of_strip.columns:
             maximum, total = of_strip.columns
             _update(maximum, total, logits, 0)
+
+
+def _scaled(similarities: Tensor, pairs: Pairs) -> Tensor:
+    """Return the logits of similarities without hard negatives."""
+    return similarities if pairs.scale is None else similarities * pairs.scale
 
 
 def _strips(tile: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -108,6 +115,7 @@ def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, 
             _differentiate_hard(logits, part, offset, weight, of_squares, of_scale, of_strip.columns[0], out[strip])
             continue
         offset, weight = of_strip.rows
+        logits = _scaled(logits, part)
         room = out[strip] if out.dtype == logits.dtype else None
         weights = torch.sub(logits, offset.unsqueeze(1), out=room).exp_().mul_(weight.unsqueeze(1))
         if of_strip.columns:

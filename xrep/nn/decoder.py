@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from xrep.kernels.attention import attention, cached_attention
 from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import initialise
+from xrep.nn.half import in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
 from xrep.nn.shape import DecoderShape, LayerShape
 
@@ -127,8 +128,9 @@ class TransformerDecoder(nn.Module):
             layout: layout of the target batch.
         """
         x = layout.pack(self._embed(vectors, torch.arange(vectors.size(1), device=vectors.device)))
-        for layer, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
-            x = layer(x, layout, (keys, values, memory.mask))
+        with in_half(self.layers, x) as (layers, x):
+            for layer, keys, values in zip(layers, memory.keys, memory.values, strict=True):
+                x = layer(x, layout, (keys, values, memory.mask))
         return self.norm(x) if self.norm_first else x
 
     def step(self, vectors: Tensor, position: int, cache: StepCache, memory: SourceMemory) -> Tensor:

@@ -17,9 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
+from xrep.kernels.attention import packs_attention
 from xrep.nn import bert
 from xrep.nn.containers import ModuleList
-from xrep.nn.layers import EncoderLayer, Layout, Masking, Packing, layout_of
+from xrep.nn.half import half_type, in_half
+from xrep.nn.layers import EncoderLayer, Layout, Masking, Packing, Sentences, layout_of
 from xrep.nn.shape import EncoderShape, EncoderSizes, Norm
 from xrep.registry import ENCODERS
 
@@ -147,7 +149,7 @@ class TransformerEncoder(Encoder):
         count = last if hidden_layer is None else hidden_layer
         if not 0 <= count <= last:
             raise ValueError(f"hidden_layer must lie in [0, {last}], not {hidden_layer}")
-        layout = layout_of(batch)
+        layout = Sentences(batch) if prefix is None and self._packs_attention(batch) else layout_of(batch)
         if positions is None:
             positions = torch.arange(batch.tokens.size(1), device=batch.tokens.device)
         vectors = self.token_embedding(layout.pack(batch.tokens))
@@ -158,14 +160,21 @@ class TransformerEncoder(Encoder):
         if prefix is not None:
             x, whole = _behind(prefix, x, batch, layout)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
-        for layer in islice(self.layers, count):
-            x = checkpoint(layer, x, whole, use_reentrant=False) if again else layer(x, whole)
+        with in_half(islice(self.layers, count), x) as (layers, x):
+            for layer in layers:
+                x = checkpoint(layer, x, whole, use_reentrant=False) if again else layer(x, whole)
         if prefix is not None:
             x = x[prefix.size(0) * prefix.size(1) :] if isinstance(layout, Packing) else x[:, prefix.size(1) :]
         x = self.norm(x) if self.norm_first and count == last else x
         if isinstance(layout, Masking) and batch.is_padded:
             return x.masked_fill(~batch.mask.unsqueeze(-1), 0.0)
         return layout.pad(x)
+
+    def _packs_attention(self, batch: TokenBatch) -> bool:
+        """Return whether the layers compute attention without padding."""
+        device, half = batch.tokens.device, half_type(batch.tokens.device)
+        size = self.shape.hidden_size // self.shape.heads
+        return half is not None and batch.real_tokens > 0 and packs_attention(device, half, size)
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Return the input of the first layer for token ids of any shape at ``positions`` (from 0; None adds none)."""

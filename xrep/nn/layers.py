@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.data.batching import TokenBatch
-from xrep.kernels.attention import attention
+from xrep.data.batching import TokenBatch, on_device
+from xrep.kernels.attention import attention, packed_attention
 from xrep.kernels.linear import fused_linear, linear
 from xrep.nn.shape import Activation, LayerShape
 
@@ -68,8 +69,31 @@ class Packing:
 
     def pad(self, packed: Tensor) -> Tensor:
         """Scatter [N, ...] into [B, T, ...], with zeros at padding."""
-        flat = packed.new_zeros(self.batch * self.length, *packed.shape[1:])
-        return flat.index_copy_(0, self.rows, packed[: len(self.rows)]).unflatten(0, (self.batch, self.length))
+        return self._spread(packed[: len(self.rows)])
+
+    def _spread(self, real: Tensor) -> Tensor:
+        flat = real.new_zeros(self.batch * self.length, *real.shape[1:])
+        return flat.index_copy_(0, self.rows, real).unflatten(0, (self.batch, self.length))
+
+
+class Sentences(Packing):
+    """A packing on a GPU that can compute the attention of packed tokens, so that nothing is ever padded.
+
+    Attributes:
+        offsets: int32 [B + 1], the first packed token of each sentence, and their number.
+    """
+
+    def __init__(self, batch: TokenBatch) -> None:
+        lengths, device = batch.host_lengths, batch.tokens.device
+        self.batch, self.length = batch.tokens.shape
+        ends = np.cumsum(lengths)
+        shift = np.arange(len(lengths)) * self.length - (ends - lengths)
+        rows = np.arange(batch.real_tokens) + np.repeat(shift, lengths)
+        self.rows = self.packed_rows = on_device(rows, device)
+        self.offsets = on_device(np.concatenate([[0], ends]).astype(np.int32), device)
+
+    def pad(self, packed: Tensor) -> Tensor:
+        return self._spread(packed)
 
 
 class Masking:
@@ -118,9 +142,12 @@ class SelfAttention(nn.Module):
         self.output = Linear(hidden_size, hidden_size)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(layout, Sentences):
+            qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))
+            return self.output(packed_attention(qkv, layout.offsets, layout.length, dropout).flatten(1))
         q, k, v = self.project(x, layout)
         mask = None if self.causal else layout.attention_mask
-        dropout = self.dropout if self.training else 0.0
         mixed = attention(q, k, v, mask, dropout, causal=self.causal).transpose(1, 2).flatten(2)
         return self.output(layout.pack(mixed))
 

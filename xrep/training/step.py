@@ -18,6 +18,7 @@ from xrep.errors import UserError
 from xrep.kernels.processor import multiplies_bfloat16
 from xrep.memory import check_move
 from xrep.models.model import Model
+from xrep.nn.half import weights_cast_once
 from xrep.precision import TrainingPrecision, type_of
 from xrep.registry import check_returned
 from xrep.training.distributed import World
@@ -155,8 +156,9 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         tally = Tally(self.world, sizes)
         step = self._whole if self.module.criterion.micro_batch is None else self._in_pieces
-        for number, batch in enumerate(batches):
-            step(batch, tally, number + 1 == len(batches))
+        with weights_cast_once():
+            for number, batch in enumerate(batches):
+                step(batch, tally, number + 1 == len(batches))
         if self.lora is not None:
             self.lora.collect()
         self.scaler.unscale_(self.optimizer)

@@ -1,0 +1,139 @@
+"""Stacks of layers in half precision, as GPUs compute them: on a CPU, with torch's flash kernel written out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.cuda.flash import attend, flash, flash_backward
+from tests.nn.test_encoder import SHAPES, make_batch, make_encoder
+from xrep.kernels.attention import packed_attention, packs_attention
+from xrep.nn import encoder as encoder_module
+from xrep.nn import half
+from xrep.nn.encoder import TransformerEncoder, set_activation_checkpointing
+from xrep.nn.half import in_half, weights_cast_once
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the CPU compute as a GPU does under autocast."""
+    if GPU:
+        with torch.autocast("cuda", torch.bfloat16):
+            yield
+        return
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    library.impl("_flash_attention_forward", flash)
+    library.impl("_flash_attention_backward", flash_backward)
+    for module in (half, encoder_module):
+        monkeypatch.setattr(module, "half_type", lambda device: torch.bfloat16)
+    monkeypatch.setattr(encoder_module, "packs_attention", lambda device, dtype, size: size % 8 == 0)
+    yield
+    library._destroy()
+
+
+def tame_encoder(name: str) -> TransformerEncoder:
+    """Return an encoder whose weights are as small as those of real ones, so that rounding errors do not grow."""
+    encoder = make_encoder(SHAPES[name]).to(DEVICE)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter *= 0.2 if parameter.dim() > 1 else 1.0
+    return encoder
+
+
+def results(encoder: TransformerEncoder, **options: Any) -> dict[str, Tensor]:
+    encoder.zero_grad()
+    out = encoder(make_batch().to(DEVICE), **options)
+    (out.float() * torch.randn(out.shape, generator=torch.Generator().manual_seed(5)).to(DEVICE)).sum().backward()
+    gradients = {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
+    assert all(gradient.dtype == torch.float32 for gradient in gradients.values())
+    return {"out": out.detach().float(), **gradients}
+
+
+def assert_near(found: dict[str, Tensor], exact: dict[str, Tensor], share: float = 0.05) -> None:
+    assert found.keys() == exact.keys()
+    for name, expected in exact.items():
+        assert (found[name].to(expected.device) - expected).norm() <= share * expected.norm() + 1e-3, name
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_encoder_without_padding_equals_the_padded_one(name: str, on_gpu: None) -> None:
+    encoder = tame_encoder(name)
+    with torch.autocast("cuda", enabled=False), pytest.MonkeyPatch.context() as patch:
+        for module in (half, encoder_module):
+            patch.setattr(module, "half_type", lambda device: None)
+        exact = results(encoder)
+    assert_near(results(encoder), exact)
+    assert all(isinstance(p, nn.Parameter) and p.dtype == torch.float32 for p in encoder.parameters())
+
+
+def test_the_padded_layers_in_half_precision(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = tame_encoder("post")
+    packed = results(encoder)
+    monkeypatch.setattr(encoder_module, "packs_attention", lambda device, dtype, size: False)
+    assert_near(results(encoder), packed)
+
+
+def test_attention_equals_that_of_each_sentence(on_gpu: None) -> None:
+    qkv, starts = torch.randn(12, 3, 2, 8).bfloat16().to(DEVICE).requires_grad_(), [0, 5, 5, 11, 12]
+    found = packed_attention(qkv, torch.tensor(starts, dtype=torch.int32, device=DEVICE), 7, 0.0)
+    expected = attend(*qkv.unbind(1), starts)
+    assert found.shape == (12, 2, 8) and found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0.01)
+    one, other = (torch.autograd.grad(result.float().sum(), qkv)[0].float() for result in (found, expected))
+    torch.testing.assert_close(one, other, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_attention_has_dropout() -> None:
+    qkv = torch.ones(64, 3, 2, 64, dtype=torch.bfloat16, device=DEVICE)
+    starts = torch.tensor([0, 30, 64], dtype=torch.int32, device=DEVICE)
+    assert packs_attention(DEVICE, torch.bfloat16, 64)
+    found = packed_attention(qkv, starts, 34, 0.5).float()
+    assert found.std() > 0.05 and 0.8 < found.mean() < 1.2
+
+
+def test_weights_are_cast_once_for_all_passes_of_a_step(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, casts, copy = tame_encoder("post"), [], torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda into, of: (casts.append(len(of)), copy(into, of)))
+    apart = results(encoder)
+    assert casts == [24, 12, 12]  # the weights of both layers, then the gradients of each
+    casts.clear()
+    encoder.zero_grad()
+    with weights_cast_once():
+        for _ in range(2):
+            encoder(make_batch().to(DEVICE)).float().sum().backward()
+        with torch.no_grad():
+            encoder(make_batch().to(DEVICE))
+    assert casts == [24, 12, 12, 12, 12, 24]
+    assert {name for name, p in encoder.named_parameters() if p.grad is not None} == apart.keys() - {"out"}
+
+
+def test_frozen_layers_and_checkpointed_ones(on_gpu: None) -> None:
+    encoder = tame_encoder("post")
+    whole = results(encoder)
+    for name, parameter in encoder.layers[0].named_parameters():
+        parameter.requires_grad_("bias" in name)
+    encoder.train()
+    encoder.dropout.p = 0.0
+    for layer in encoder.layers:
+        layer.dropout.p = layer.attention.dropout = 0.0
+    set_activation_checkpointing(encoder, True)
+    frozen = {n for n, p in encoder.named_parameters() if not p.requires_grad}
+    found = results(encoder)
+    assert len(frozen) == 6 and found.keys() == whole.keys() - frozen
+    assert_near(found, {name: value for name, value in whole.items() if name not in frozen}, share=1e-6)
+
+
+def test_weights_are_put_back_after_an_error(on_gpu: None) -> None:
+    layer = nn.Linear(3, 3).to(DEVICE)
+    weight = layer.weight
+    with in_half([layer], torch.ones(2, 3, device=DEVICE)) as (calls, x), pytest.raises(RuntimeError):
+        calls[0](x[:, :2])
+    assert layer.weight is weight
