@@ -161,8 +161,8 @@ def test_help_shows_every_option_with_type_default_and_help():
         assert name in shown and spec.help[:40] in shown, spec.key
     assert "--queue-size INT K: vectors kept of each side, which are the negatives." in shown
     assert "(default: 409600)" in shown and "--norm {post,pre}" in shown
-    precisions = "{float32,bf16,bfloat16,fp16,float16}"
-    assert "--pooling {auto,mean,max,cls} How" in shown and f"--precision {precisions} Data" in shown  # shared types
+    precisions = "{auto,float32,bf16,bfloat16,fp16,float16}"
+    assert "--pooling {auto,mean,max,cls} How" in shown and f"--precision {precisions} Type" in shown  # shared types
     assert "criterion dual_moco: L(x, y) + L(y, x)" in shown
     assert max(map(len, help_text(line).splitlines())) <= 120
     assert "--queue-size INT" not in help_text(parse(["--help"]))

@@ -357,7 +357,7 @@ def test_text_that_does_not_fit(text: TextSpec, gives: Examples, monolingual: bo
 
 def check(hictl: HiCTL, gives: Examples) -> None:
     """Check a task that gives examples of this kind, as is done before training."""
-    task = SimpleNamespace(gives=gives)
+    task = SimpleNamespace(gives=gives, has_hard_negatives=False)
     hictl.check_task(task)
     hictl.prepare(task)
 

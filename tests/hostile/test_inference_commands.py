@@ -182,7 +182,7 @@ def test_estimates_of_memory_come_before_the_work(
         monkeypatch.setattr(check, lambda *sizes, **more: None)  # the models alone need more
     for case in (
         Case("encode", ENCODE, "14 subwords needs 5,376 bytes of memory, and this machine has 1,000 bytes; lower"),
-        Case("mine", MINE, "4 neighbours of each of 90 sentences needs 4,320 bytes of memory"),
+        Case("mine", MINE, "4 neighbours of each of 50 sentences and 4 of each of 40 needs 4,320 bytes of memory"),
         Case("generate", GENERATE, "10 hypotheses needs"),
     ):
         check_refused(case, folder, capsys)

@@ -64,11 +64,14 @@ def test_operators_of_linear_cross_entropy_keep_the_rules(layout: str, wanted: t
     hidden, weight = make.matrix(5, 6, learnable=wanted[0]), make.matrix(7, 6, learnable=wanted[1])
     target = torch.tensor([0, 1, -100, 3, 6])
     bias = make.vector(7).requires_grad_(wanted[2])
-    opcheck(torch.ops.xrep.linear_cross_entropy, (hidden, weight, target, bias, None, 0.1, -100, *wanted))
+    opcheck(torch.ops.xrep.linear_cross_entropy, (hidden, weight, target, bias, None, None, 0.1, -100, *wanted))
     biases, groups = make.matrix(2, 7, learnable=wanted[2]), torch.tensor([0, 0, 1, 1, 0])
-    opcheck(torch.ops.xrep.linear_cross_entropy, (hidden, weight, target, biases, groups, 0.1, -100, *wanted))
+    weights = torch.tensor([0.5, 1.0, 2.0, 0.0, 1.0])
+    for some in (None, weights):
+        given = (hidden, weight, target, biases, groups, some, 0.1, -100, *wanted)
+        opcheck(torch.ops.xrep.linear_cross_entropy, given)
     if not wanted[2]:
-        opcheck(torch.ops.xrep.linear_cross_entropy, (hidden, weight, target, None, None, 0.0, -100, *wanted))
+        opcheck(torch.ops.xrep.linear_cross_entropy, (hidden, weight, target, None, None, None, 0.0, -100, *wanted))
     like = hidden.detach().bfloat16()
     opcheck(torch.ops.xrep.linear_cross_entropy_backward, (hidden.detach().contiguous(), torch.tensor(2.0), like))
 

@@ -59,5 +59,5 @@ def test_unknown_names_and_what_has_to_be_fetched_by_hand():
         find_resource("tatoba")
     with pytest.raises(UserError, match="'klingon'; one of: demo, .*, minilm, m3e-small$"):
         find_resource("klingon")
-    with pytest.raises(UserError, match="cannot fetch un for you; download it"):
+    with pytest.raises(UserError, match="cannot fetch un for you; join and unpack"):
         find_resource("un").get()
