@@ -26,7 +26,10 @@ def usual(name: str) -> dict[str, Any]:
     tokens: dict[str, Any] = {"hidden": vectors(3, 4), "weight": vectors(5, 4), "target": torch.tensor([0, 4, 2])}
     keys = {"query": vectors(3, 4), "positive": vectors(3, 4), "queue": vectors(6, 4), "temperature": 0.1}
     words = {"query": vectors(3, 4), "embedding": vectors(9, 4), "words": IDS, "bag": IDS == 0, "temperature": 0.1}
+    own = {"loss": vectors(3), "correct": vectors(3) > 0, "query": vectors(3, 4), "positive": vectors(3, 4)}
     return {
+        "add_own_negatives": own
+        | {"negative": vectors(2, 4), "rows": torch.tensor([0, 1]), "temperature": 0.1, "margin": 0.0},
         "inbatch_infonce": pair | {"margin": 0.0},
         "hard_infonce": pair | {"exponent": 0.5},
         "triplet_infonce": triple | {"temperature": 0.1, "ids": torch.zeros(3, 3, dtype=torch.int64), "weight": 1.0},
@@ -109,7 +112,7 @@ def test_vectors_of_zeros_have_finite_losses_and_gradients(name: str) -> None:
 def test_a_vector_that_is_not_finite_shows_in_the_loss(name: str, value: float) -> None:
     """So the trainer, which stops at such a loss, notices it."""
     arguments = usual(name)
-    first = next(iter(arguments))
+    first = next(name for name, argument in arguments.items() if isinstance(argument, Tensor) and argument.dim() == 2)
     arguments[first] = arguments[first].clone()
     arguments[first][1, 2] = value
     assert not vars(kernels)[name](**arguments)[0].sum().isfinite()

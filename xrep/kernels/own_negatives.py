@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.kernels.arguments import check_tensors, scalar
+from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.pairwise import beaten
 from xrep.kernels.precision import accumulation_dtype
 
@@ -38,7 +40,7 @@ def add_own_negatives(
         The losses and whether the positives beat all negatives, [B] each.
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: the shapes do not fit, or the margin is not finite.
     """
     check_tensors(
         loss=(loss, "float B"),
@@ -48,6 +50,7 @@ def add_own_negatives(
         negative=(negative, "float N D"),
         rows=(rows, "int64 N"),
     )
+    check_number("margin", margin, -math.inf)
     accumulate = accumulation_dtype(query, positive)
     tau = scalar("temperature", temperature, accumulate, query.device)
     with torch.autocast(query.device.type, enabled=False):
