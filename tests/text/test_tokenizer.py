@@ -58,6 +58,7 @@ def test_vocabulary_that_does_not_fit_names_one_that_does(tmp_path):
         train_tokenizer(iter(SENTENCES), 16000, tmp_path / "t")
     largest = int(error.value.cure.split("`vocab_size` ")[1].rstrip(")"))
     assert train_tokenizer(iter(SENTENCES), largest, tmp_path / "t").vocabulary_size == largest
+    assert train_tokenizer(iter(SENTENCES), None, tmp_path / "usual").vocabulary_size == largest
     with pytest.raises(UserError, match="smaller than the number of different characters"):
         train_tokenizer(iter(SENTENCES), 12, tmp_path / "u")
     with pytest.raises(UserError, match="no sentence"):

@@ -15,7 +15,7 @@ from xrep.errors import UserError
 from xrep.files import build_once, digests_of
 from xrep.text.corpora import xrep_home
 from xrep.text.sides import Tokenizers, save_tokenizers
-from xrep.text.tokenizer import Tokenizer, sample_for_tokenizer, train_tokenizer
+from xrep.text.tokenizer import USUAL_VOCABULARY, Tokenizer, sample_for_tokenizer, train_tokenizer
 
 # Maximum size of the text to train SentencePiece on, which needs about 20 bytes of memory per character and 90 per
 # sentence.
@@ -71,7 +71,7 @@ def files_in(paths: Iterable[str | Path]) -> list[Path]:
 
 def train_vocabulary(
     read: Callable[[], Iterator[tuple[str, str]]],
-    size: int,
+    size: int | None,
     directory: Path,
     log: Callable[[str], None],
     *,
@@ -79,6 +79,8 @@ def train_vocabulary(
     side: str | None = None,
 ) -> Tokenizer:
     """Train a SentencePiece vocabulary of ``size`` pieces (on a sample if the text is large) and save it.
+
+    None: of 16,000 pieces, or as many as the text allows if it is too small for that.
 
     Args:
         read: Function that returns (language, sentence) of all training text; it is called twice.
@@ -89,7 +91,12 @@ def train_vocabulary(
     for language, text in read():
         counts[language] += 1
         characters[language] += len(text)
-    log(f"training a SentencePiece vocabulary{f' of the {side} side' if side else ''} of {size:,} pieces")
+    owner = f" of the {side} side" if side else ""
+    log(f"training a SentencePiece vocabulary{owner} of {size or USUAL_VOCABULARY:,} pieces")
     longest = max((characters[language] / counts[language] for language in counts), default=1.0)
     maximum = min(int(_TOKENIZER_CHARACTERS / longest), _TOKENIZER_SENTENCES)
-    return train_tokenizer(sample_for_tokenizer(read(), counts, exponent=exponent, maximum=maximum), size, directory)
+    sample = sample_for_tokenizer(read(), counts, exponent=exponent, maximum=maximum)
+    tokenizer = train_tokenizer(sample, size, directory)
+    if size is None and tokenizer.vocabulary_size < USUAL_VOCABULARY:
+        log(f"the text is enough for {tokenizer.vocabulary_size:,} pieces")
+    return tokenizer

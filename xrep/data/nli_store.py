@@ -50,8 +50,9 @@ class NliOptions:
     cross_lingual: bool = False
     target_languages: list[str] = field(default_factory=list)
     """Languages that the tokenizer of the target side reads."""
-    vocabulary_size: int = 16000
-    """Number of subwords of the vocabulary that is trained if no tokenizers are given."""
+    vocabulary_size: int | None = None
+    """Number of subwords of the vocabulary that is trained if no tokenizers are given.
+    None: 16,000, or fewer if the text is too small."""
 
     @property
     def columns(self) -> tuple[str, ...]:

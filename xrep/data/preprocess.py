@@ -41,8 +41,9 @@ Log = Callable[[str], None]
 class PreprocessOptions:
     """Options for turning raw text into a data directory."""
 
-    vocabulary_size: int = 16000
-    """Number of pieces of the SentencePiece vocabulary to train, including the special ones."""
+    vocabulary_size: int | None = None
+    """Number of pieces of the SentencePiece vocabulary to train, including the special ones.
+    None: 16,000, or fewer if the text is too small."""
     tokenizers: dict[str, str] = field(default_factory=dict)
     """Tokenizers to use (folders, ``.model`` files, directories of pretrained encoders), by side: ``shared``, or
     ``source`` and ``target``. If empty, one is trained on the training text. If only one side is given, a tokenizer is
@@ -59,7 +60,7 @@ class PreprocessOptions:
     """Random seed for sampling and for holding out pairs."""
 
     def __post_init__(self) -> None:
-        if not 8 <= self.vocabulary_size < 1 << 31:
+        if self.vocabulary_size is not None and not 8 <= self.vocabulary_size < 1 << 31:
             raise UserError(f"a vocabulary of {self.vocabulary_size} pieces", cure="give a few thousand")
         if self.valid_size < 0:
             raise UserError(f"{self.valid_size} validation pairs", cure="give 0 for none")

@@ -34,8 +34,9 @@ _CHUNK = 8192
 class TextOptions:
     """Options for turning raw text into a directory."""
 
-    vocabulary_size: int = 16000
-    """Number of subwords of the vocabulary that is trained if no tokenizer is given."""
+    vocabulary_size: int | None = None
+    """Number of subwords of the vocabulary that is trained if no tokenizer is given.
+    None: 16,000, or fewer if the text is too small."""
     vocabulary_alpha: float = 0.3
     """A language with n sentences has the weight n ** vocabulary_alpha in the text used to train the vocabulary."""
     exclude: list[str] = field(default_factory=list)

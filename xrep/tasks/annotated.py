@@ -66,8 +66,8 @@ class AnnotatedTask(Task):
         tokenizer: str | None = None
         """Directory that holds the tokenizer, such as a checkpoint's or a data directory's. none: that of the
         pretrained encoder, or one that is trained on this text."""
-        vocab_size: int = 16000
-        """Number of subwords in the vocabulary that is trained."""
+        vocab_size: int | None = None
+        """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
         batch_size: int = 32
         """Number of rows in a batch."""
         max_length: int = 128

@@ -53,8 +53,9 @@ class BitextTask(StoredTask, ParallelTask):
         sampling_alpha: float = 1.0
         """Language pairs are drawn with p proportional to n ** sampling_alpha, where n is their number of pairs. 1
         takes every pair once per epoch; smaller values repeat small corpora. It must lie in [0, 1]."""
-        vocab_size: int = 16000
-        """Raw text only: number of subwords in the vocabulary that is trained on it."""
+        vocab_size: int | None = None
+        """Raw text only: number of subwords in the vocabulary that is trained on it. none: 16,000, or fewer if the text
+        is too small."""
         exclude: list[str] = field(default_factory=list)
         """Raw text only: files or directories of evaluation sets. Training pairs with a sentence that occurs there are
         dropped."""

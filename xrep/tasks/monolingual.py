@@ -97,8 +97,8 @@ class MonolingualTask(StoredTask):
         """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
         bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
         trained on this text."""
-        vocab_size: int = 16000
-        """Number of subwords in the vocabulary that is trained."""
+        vocab_size: int | None = None
+        """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
         vocabulary_alpha: float = 0.3
         """Weight of languages in the text that the vocabulary is trained on: n ** vocabulary_alpha (CMLM, section 4.1:
         0.3). It must lie in [0, 1]."""

@@ -95,8 +95,8 @@ class NliTask(StoredTask):
         """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
         bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
         trained on this text."""
-        vocab_size: int = 16000
-        """Number of subwords in the vocabulary that is trained."""
+        vocab_size: int | None = None
+        """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
         batch_size: int = 128
         """Number of examples in a batch."""
         max_length: int = 128

@@ -33,9 +33,12 @@ MASK_PIECE = "<mask>"
 SPACE = "\u2581"
 """The character that SentencePiece writes for a space, at the beginning of a word."""
 AGAIN = "fetch the model again"
+USUAL_VOCABULARY = 16_000
+"""Number of pieces of a vocabulary whose size nobody chose, if the text is enough for it."""
 MAXIMUM_VOCABULARY = 10_000_000
 """More pieces than any model has. A damaged file may ask for more than the memory can hold."""
 _MAXIMUM_BYTES = 1 << 28
+_TOO_LARGE = re.compile(r"Please set it to a value <= (\d+)")
 _TRAIN = """
 import sys
 
@@ -200,7 +203,7 @@ class SentencePieceTokenizer(Tokenizer):
         return [self._processor.id_to_piece(i).startswith(SPACE) for i in range(self._processor.get_piece_size())]
 
 
-def train_tokenizer(sentences: Iterable[str], vocabulary_size: int, destination: str | Path) -> Tokenizer:
+def train_tokenizer(sentences: Iterable[str], vocabulary_size: int | None, destination: str | Path) -> Tokenizer:
     """Train a SentencePiece unigram model and save it in the folder ``destination``.
 
     The special ids are pad 0, unk 1, bos 2, eos 3 and ``<mask>`` 4. All are control symbols, so no input text is ever
@@ -209,18 +212,20 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int, destination:
 
     Args:
         sentences: Training sentences, read once and held in memory (``sample_for_tokenizer`` limits their number).
-        vocabulary_size: Number of pieces, including the five special ones.
+        vocabulary_size: Number of pieces, including the five special ones; None: ``USUAL_VOCABULARY``, or as many as
+            the text allows if it is too small for that.
 
     Raises:
         UserError: If there is no sentence, or the vocabulary is too large or too small for the text (the message gives
             the bound).
     """
-    if not 0 < vocabulary_size <= MAXIMUM_VOCABULARY:
-        problem = f"a vocabulary of {vocabulary_size:,} pieces"
+    wanted = USUAL_VOCABULARY if vocabulary_size is None else vocabulary_size
+    if not 0 < wanted <= MAXIMUM_VOCABULARY:
+        problem = f"a vocabulary of {wanted:,} pieces"
         raise UserError(problem, cure=f"give `vocab_size` between 1 and {MAXIMUM_VOCABULARY:,}")
     options = {
         "model_type": "unigram",
-        "vocab_size": vocabulary_size,
+        "vocab_size": wanted,
         "character_coverage": 0.9995,
         **{"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3},
         "control_symbols": [MASK_PIECE],
@@ -234,14 +239,25 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int, destination:
         text, model = Path(folder) / "text", Path(folder) / "model"
         with text.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
             file.writelines(sentence.replace("\n", " ") + "\n" for sentence in sentences)
-        # SentencePiece does not notice Ctrl-C while it trains, for minutes, so it trains in a process of its own.
-        command = [sys.executable, "-c", _TRAIN, str(text), str(model), json.dumps(options)]
-        trained = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
-        if trained.returncode:
-            raise _explain_training(trained.stderr.strip().rpartition("\n")[2], vocabulary_size)
+        problem = _train(text, model, options)
+        if vocabulary_size is None and (match := _TOO_LARGE.search(problem)):
+            options["vocab_size"] = int(match[1])
+            problem = _train(text, model, options)
+        if problem:
+            raise _explain_training(problem, options["vocab_size"])
         tokenizer = SentencePieceTokenizer(model.read_bytes())
     tokenizer.save(destination)
     return tokenizer
+
+
+def _train(text: Path, model: Path, options: Mapping[str, Any]) -> str:
+    """Train a model in a process of its own; return what SentencePiece says if it cannot, else nothing."""
+    # SentencePiece does not notice Ctrl-C while it trains, for minutes, so it trains in a process of its own.
+    command = [sys.executable, "-c", _TRAIN, str(text), str(model), json.dumps(options)]
+    trained = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
+    if not trained.returncode:
+        return ""
+    return trained.stderr.strip().rpartition("\n")[2] or f"its process ended with {trained.returncode}"
 
 
 def sample_for_tokenizer(
@@ -284,7 +300,7 @@ def _resample(sentences: Iterable[tuple[str, str]], rates: Mapping[str, float]) 
 
 def _explain_training(message: str, vocabulary_size: int) -> UserError:
     problem = f"a vocabulary of {vocabulary_size} pieces is"
-    if match := re.search(r"Please set it to a value <= (\d+)", message):
+    if match := _TOO_LARGE.search(message):
         cure = f"ask for at most {match[1]} (`vocab_size` {match[1]})"
         return UserError(f"{problem} too large for this text", cure=cure)
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
