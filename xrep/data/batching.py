@@ -33,6 +33,12 @@ class Vocabulary:
         """Number of special tokens around a sentence."""
         return 1 if self.bos_id is None else 2
 
+    @property
+    def special_ids(self) -> list[int]:
+        """The ids of the special tokens that there are, sorted."""
+        ids = (self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.mask_id)
+        return sorted({special for special in ids if special is not None})
+
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
         special = {f"{name}_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "unk", "bos", "eos", "mask")}
