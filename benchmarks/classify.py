@@ -113,7 +113,7 @@ def training(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         "Trainer with the same random batches": their_trainer(options, task, batches_of(task)),
         "Trainer with xrep's batches": their_trainer(options, task, batches_of(annotated(by_length))),
     }
-    medians = take_turns(contestants, [options.steps] * (options.repeats + 1), verbose=True).medians()
+    medians = take_turns(contestants, [options.steps] * (options.repeats + 1), verbose=True, title="training").medians()
     ratios = {name: value / medians["xrep"] for name, value in medians.items()}
     same = "Trainer with the same random batches"
     ratios[f"{same}, over xrep with them"] = medians[same] / medians["xrep with random batches"]
@@ -140,7 +140,7 @@ def predicting(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         "pipeline": batched(1),
         "pipeline with batches of 32": batched(32),
     }
-    turns = take_turns(contestants, range(options.repeats + 1), verbose=True)
+    turns = take_turns(contestants, range(options.repeats + 1), verbose=True, title="labels")
     agreed = np.mean([a == b for a, b in zip(turns.results["xrep"], turns.results["pipeline"], strict=True)])
     print(f"{100 * agreed:.1f}% of the labels are the same")
     medians = turns.medians()

@@ -2,10 +2,10 @@
 
 Contestants take turns in one process. The script prints ratios of medians (above 1: faster than sentence-transformers
 with its defaults, batches of 32) and the smallest cosine with its vectors. The other contestants are
-sentence-transformers with the precision settings that ours uses ("tuned"), and OpenVINO, which reads our batches sorted
-by tokens and shows what can be reached outside of torch (pip install openvino). "products alone" is the time of nothing
-but the linear layers' matrix products on the real tokens, with the fastest product that torch has: no encoder made of
-these products can be faster on this machine.
+sentence-transformers with the precision settings that ours uses ("tuned"), and OpenVINO and ONNX Runtime, which compute
+the graph that xrep-export writes on our batches sorted by tokens (pip install 'xrep[openvino,onnx]'). "products alone"
+is the time of nothing but the linear layers' matrix products on the real tokens, with the fastest product that torch
+has: no encoder made of these products can be faster on this machine.
 
   python benchmarks/encode.py --path $(xrep-data get minilm --print-path) --text newstest2012.en
 """
@@ -13,19 +13,24 @@ these products can be faster on this machine.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
-from harness import make_parser, progress, take_turns, write_json
+from harness import make_parser, progress, say_absent, take_turns, write_json
 
 from xrep.data.batching import batches_of, collate
+from xrep.errors import UserError
+from xrep.inference.graphs import FILES, INPUTS, OUTPUTS
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.kernels.precision import default_float32_products, float32_precision
-from xrep.nn.pooling import pool
+from xrep.kernels.precision import float32_precision
 from xrep.text.readers import read_lines
 
 Encode = Callable[[list[str]], np.ndarray | None]
+Graph = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Turns tokens and mask, int64 [B, T], into vectors [B, D]."""
 
 
 def real_sentences(path: str, encoder: SentenceEncoder, count: int) -> list[str]:
@@ -58,29 +63,24 @@ def peers(path: str) -> dict[str, Encode]:
     }  # fmt: skip
 
 
-def openvino(encoder: SentenceEncoder, batch_tokens: int, precision: str) -> Encode:
-    """Return our encoder, converted to OpenVINO and fed with our batches."""
+def openvino(file: Path, precision: str) -> Graph:
     import openvino as ov
 
-    class Tokens(torch.nn.Module):
-        """The encoder in plain torch, with every position of a padded batch, so that a converter can trace it."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = encoder.model.encoders["shared"]
-
-        def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            x = self.encoder._embed(tokens, torch.arange(tokens.size(1)).expand_as(tokens))
-            layout = type("Layout", (), {"attention_mask": mask[:, None, None, :], "pack": _same, "pad": _same})()
-            for layer in self.encoder.layers:
-                x = layer(x, layout)
-            return x
-
-    example = (torch.randint(5, 1000, (3, 8)), torch.ones(3, 8, dtype=torch.bool))
-    with default_float32_products(), torch.no_grad():
-        converted = ov.convert_model(Tokens().eval(), example_input=example)
     options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
-    model = ov.Core().compile_model(converted, "CPU", options)
+    model = ov.Core().compile_model(file, "CPU", options)  # it reads ONNX, too
+    return lambda tokens, mask: model([tokens, mask])[OUTPUTS[0]]
+
+
+def onnx(file: Path) -> Graph:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    return lambda *inputs: session.run(OUTPUTS[:1], dict(zip(INPUTS, inputs, strict=True)))[0]
+
+
+def fed_with_our_batches(graph: Graph, encoder: SentenceEncoder, batch_tokens: int) -> Encode:
     vocabulary, longest = encoder.text.vocabulary("shared"), encoder.text.max_length
 
     def encode(sentences: list[str]) -> np.ndarray:
@@ -88,17 +88,10 @@ def openvino(encoder: SentenceEncoder, batch_tokens: int, precision: str) -> Enc
         vectors = np.empty((len(sentences), encoder.output_size), dtype=np.float32)
         for rows in batches_of(tokens, batch_tokens, longest):
             batch = collate([tokens[row] for row in rows], vocabulary, longest)
-            hidden = torch.from_numpy(model([batch.tokens.numpy(), batch.mask.numpy()])[0])
-            vectors[rows] = torch.nn.functional.normalize(
-                pool(hidden, batch.mask, encoder.model.pooling["shared"]), dim=1
-            ).numpy()
+            vectors[rows] = graph(batch.tokens.numpy(), batch.mask.long().numpy())
         return vectors
 
     return encode
-
-
-def _same(self: object, x: torch.Tensor) -> torch.Tensor:
-    return x
 
 
 def products_alone(encoder: SentenceEncoder, batch_tokens: int) -> Encode:
@@ -126,11 +119,30 @@ def contestants(options: argparse.Namespace, encoder: SentenceEncoder) -> dict[s
     found["xrep, bfloat16"] = lambda s: half.encode(s, batch_tokens=options.batch_tokens)
     found["products alone, float32"] = products_alone(encoder, options.batch_tokens)
     found["products alone, bfloat16"] = products_alone(half, options.batch_tokens)
-    for precision in ("f32", "bf16"):
+    return found | graphs(encoder, options.batch_tokens)
+
+
+def graphs(encoder: SentenceEncoder, batch_tokens: int) -> dict[str, Encode]:
+    """Return the runtimes that are installed, fed with our batches."""
+    runtimes: dict[str, Callable[[Path], Graph]] = {
+        "OpenVINO, float32": lambda file: openvino(file, "f32"),
+        "OpenVINO, bfloat16": lambda file: openvino(file, "bf16"),
+        "ONNX Runtime, float32": onnx,
+    }
+    found = dict[str, Encode]()
+    with tempfile.TemporaryDirectory() as folder:
         try:
-            found[f"OpenVINO, {precision}"] = openvino(encoder, options.batch_tokens, precision)
-        except Exception as error:  # the others can be compared without this one
-            progress(f"no OpenVINO ({precision}): {str(error).splitlines()[0]}")
+            encoder.save(Path(folder, "graph"), format="onnx")
+        except UserError as error:  # the others can be compared without these
+            for name in runtimes:
+                say_absent(name, error)
+            return found
+        for name, make in runtimes.items():
+            try:
+                graph = make(Path(folder, "graph", FILES["onnx"]))
+                found[name] = fed_with_our_batches(graph, encoder, batch_tokens)
+            except ImportError as error:
+                say_absent(name, error)
     return found
 
 

@@ -18,6 +18,7 @@ from xrep.data.stream import stream
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.tasks.bitext import BitextTask
 
+PEER = "torch.nn.TransformerEncoder"
 SIZES = {"hidden_size": 192, "layers": 2, "heads": 4, "feedforward_size": 768}
 
 
@@ -59,12 +60,12 @@ def main() -> None:
     def differentiated(encode: Callable[[TokenBatch], torch.Tensor]) -> Callable[[TokenBatch], None]:
         return lambda batch: (encode(batch) * batch.mask.unsqueeze(-1)).sum().backward()
 
-    contestants = {"ours": differentiated(encoder), "peer": differentiated(peer)}
+    contestants = {"ours": differentiated(encoder), PEER: differentiated(peer)}
     medians = take_turns(contestants, batches, warm_up=5).medians()  # the first batches are compiled
-    ratio = medians["ours"] / medians["peer"]
+    ratio = medians["ours"] / medians[PEER]
     padding = sum(b.tokens.numel() for b in batches) / sum(int(b.lengths.sum()) for b in batches)
     print(f"largest difference of outputs {difference:.1e}; {padding:.2f} positions a token with padding")
-    print(f"ours / torch.nn.TransformerEncoder, forward and backward: {ratio:.2f} ({torch.get_num_threads()} threads)")
+    print(f"ours / {PEER}, forward and backward: {ratio:.2f} ({torch.get_num_threads()} threads)")
     write_json(options.json, {"ratio": ratio, "largest_difference": difference, "positions_a_token": padding})
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import make_parser, progress, take_turns, write_json
+from harness import make_parser, progress, say_absent, take_turns, write_json
 from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, collate
@@ -267,9 +267,12 @@ def main() -> None:
                 "transformers": transformers(theirs, options, fast=False),
                 "transformers, fast products": transformers(theirs, options, fast=True),
                 **contestants,
-                "CTranslate2": ctranslate2(theirs, options, Path(folder)),
                 "products alone": products_alone(model, options),
             }
+            try:
+                contestants["CTranslate2"] = ctranslate2(theirs, options, Path(folder))
+            except ImportError as error:
+                say_absent("CTranslate2", error)
         report(contestants, batch, options)
 
 

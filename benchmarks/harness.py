@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from xrep.criteria.criterion import Criterion
     from xrep.models.dual_encoder import DualEncoder
     from xrep.training.step import Engine
+
+ROUNDS = "XREP_BENCHMARK_ROUNDS"
+"""Environment variable with a file, to which the times of each contest are appended as a line of JSON (``run.py``)."""
 
 
 @dataclass
@@ -48,6 +52,7 @@ def take_turns(
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
     verbose: bool = False,
+    title: str = "",
 ) -> Turns:
     """Time contestants that take turns in one process, so that a busy machine disturbs all of them.
 
@@ -58,6 +63,7 @@ def take_turns(
         device: A time on a GPU ends when the GPU has finished.
         clock: Function that returns seconds.
         verbose: Whether each time is printed on stderr.
+        title: What distinguishes this contest from others of the same script.
     """
     names = list(contestants)
     turns = Turns({name: [] for name in names})
@@ -72,7 +78,22 @@ def take_turns(
                 turns.seconds[name].append(taken)
             if verbose:
                 progress(f"round {number}: {name} {taken:.2f} s")
+    record(title=title, seconds=turns.seconds)
     return turns
+
+
+def record(**facts: Any) -> None:
+    """Append facts to the file that the environment names, if it does."""
+    if path := os.environ.get(ROUNDS):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(facts) + "\n")
+
+
+def say_absent(name: str, reason: object) -> None:
+    """Say that a contestant cannot take part, which is no error."""
+    line = str(reason).splitlines()[0]
+    progress(f"no {name}: {line}")
+    record(absent={name: line})
 
 
 def wait_for(device: str) -> None:
@@ -85,6 +106,14 @@ def wait_for(device: str) -> None:
 
 def progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def markdown_table(rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table in Markdown, whose first row is the head."""
+    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:

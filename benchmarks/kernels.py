@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from harness import progress, write_json
+from harness import markdown_table, progress, record, write_json
 from kernel_bench.cases import CASES, Case
 
 from xrep.errors import UserError
@@ -149,6 +149,7 @@ def compete(case_name: str, precision: str, contests: list[Contest], options: ar
     medians = {name: statistics.median(times[name]) for name in names if name not in missing}
     result = {"case": case_name, "precision": precision, **summary(medians, contests[0]), "missing": missing}
     result["rounds"] = {name: times[name] for name in medians}
+    record(title=f"{case_name}, {precision}", seconds=result["rounds"], absent=missing)
     result["loss"] = {name: float(found.double().mean()) for name, found in losses.items() if name in medians}
     result["loss_error"] = accuracy(contests[0], losses)
     return result
@@ -248,7 +249,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     ratios += [f"{peer}/floor" for peer in ("compiled", "liger") if any(peer in found["seconds"] for found in results)]
     holders = ["ours", "floor", "plain"] if any("memory" in result for result in results) else []
     head = ["case", "size", "precision", *ratios, "floor", *(f"peak MB: {name}" for name in holders)]
-    rows = [head, ["---"] * len(head)]
+    rows = [head]
     for result in results:
         peaks = [result.get("memory", {}).get(name, {}).get("peak_mb") for name in holders]
         how = f"{result['floor'].removeprefix('floor-')}, {result['floor_tflops']:.2f} TFLOP/s"
@@ -257,9 +258,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             + [f"{result['ratios'][name]:.2f}" if name in result["ratios"] else "-" for name in ratios]
             + [how, *("-" if peak is None else f"{peak:.3g}" if peak < 100 else f"{peak:.0f}" for peak in peaks)]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
-    return [f"| {' | '.join(line)} |" for line in lines]
+    return markdown_table(rows)
 
 
 def foot(results: list[dict[str, Any]]) -> list[str]:

@@ -96,7 +96,9 @@ def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, A
 
     contestants = {"ours": ours, "faiss": lambda rows: faiss_both_ways(x[:rows], y[:rows], k)}
     progress(f"{size:,} x {options.width}, {precision}")
-    turns = take_turns(contestants, [max(k, size // 10)] + [size] * options.repeats, verbose=True)
+    turns = take_turns(
+        contestants, [max(k, size // 10)] + [size] * options.repeats, verbose=True, title=f"{size}, {precision}"
+    )
     medians = turns.medians()
     return {
         "size": size,

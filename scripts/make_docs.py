@@ -84,7 +84,9 @@ def pages() -> dict[str, str]:
     index = (
         f"{NOTE}\n# Documentation\n{guides}\n## Commands\n\nEach page lists every option of a command.\n\n{commands}"
     )
-    return {"README.md": f"{index}\n## Python\n\n{listed}", **texts, **reference}
+    python = f"## Python\n\n{listed}"
+    speed = "## Speed\n\n- [Benchmarks](benchmarks.md): xrep beside other programs, by `benchmarks/run.py`.\n"
+    return {"README.md": f"{index}\n{python}\n{speed}", **texts, **reference}
 
 
 def links(folder: str) -> str:

@@ -19,7 +19,7 @@ from xrep_cli.options import parse
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-WRITTEN = sorted([*DOCS.glob("guides/*.md"), *DOCS.glob("papers/*.md")])
+WRITTEN = sorted([*DOCS.glob("guides/*.md"), *DOCS.glob("papers/*.md"), DOCS / "benchmarks.md"])
 
 
 @pytest.fixture(scope="module")
