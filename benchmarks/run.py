@@ -238,7 +238,8 @@ def page(figures: dict[str, Any]) -> str:
         " of ours in the same round: above 1, ours is faster. The contestants of a benchmark take turns in one process,"
         " and the figures are medians over the rounds. Where the middle half of the rounds differs by more than"
         f" {UNSTEADY:.0%} of the median, the ratio is marked as unsteady and should not be quoted. The folder"
-        " `benchmarks/` has the scripts, and its README figures at larger sizes."
+        " `benchmarks/` has the scripts, and its README figures at larger sizes. With `--page docs/benchmarks.md` the"
+        " command writes this page anew."
     )
     paragraphs = [
         "# Benchmarks",
@@ -265,9 +266,10 @@ def main(argv: Sequence[str]) -> None:
     options = build_parser().parse_args(argv)
     check_outputs({"--json": options.json, "--page": options.page}, {})
     chosen = [name for name in BENCHMARKS if name in (options.only or BENCHMARKS)]
+    only = [f"--only {name}" for name in chosen] if options.only else []
     measured = {name: measure(name, options.quick) for name in chosen}
     figures = {
-        "command": shlex.join(["python", "benchmarks/run.py", *argv]),
+        "command": " ".join(["python benchmarks/run.py", *["--quick"] * options.quick, *only]),
         "date": date.today().isoformat(),
         "quick": options.quick,
         "machine": machine(),
