@@ -22,6 +22,7 @@ from xrep_cli.common import (
     Parser,
     add_field,
     add_shared_options,
+    check_counts,
     check_outputs,
     command_parser,
     console_script,
@@ -113,8 +114,7 @@ def _check(paths: list[str], json_file: str | None, options: dict[str, Any]) -> 
     Raises:
         UserError: They cannot be written, a number is out of range, or matplotlib is missing.
     """
-    if options.get("batch_tokens", 1) < 1:
-        raise UserError(f"--batch-tokens {options['batch_tokens']}", cure="give at least 1")
+    check_counts({"batch_tokens": options.get("batch_tokens")})
     if options.get("random_baseline", 0) < 0:
         raise UserError(f"--random-baseline {options['random_baseline']}", cure="give a number of seeds, such as 3")
     if len(set(paths)) < len(paths):
