@@ -145,24 +145,16 @@ class Loaded:
         return vectors
 
 
-@dataclass(frozen=True)
+@dataclass
 class Shortened:
     """An encoder whose vectors are cut to their first ``width`` numbers."""
 
     encoder: Encoder
     width: int
 
-    @property
-    def path(self) -> str:
-        return f"{self.encoder.path}:{self.width}"
-
-    @property
-    def training_hashes(self) -> Path | None:
-        return self.encoder.training_hashes
-
-    @property
-    def languages(self) -> list[str]:
-        return self.encoder.languages
+    def __post_init__(self) -> None:
+        self.path = f"{self.encoder.path}:{self.width}"
+        self.training_hashes, self.languages = self.encoder.training_hashes, self.encoder.languages
 
     def fingerprint(self) -> str:
         return f"{self.encoder.fingerprint()}:{self.width}"

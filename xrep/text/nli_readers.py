@@ -15,7 +15,6 @@ A file is training text unless its name says dev or test. Test files are used fo
 
 from __future__ import annotations
 
-import csv
 import itertools
 import re
 from collections import Counter
@@ -27,7 +26,7 @@ from typing import NamedTuple
 from xrep.errors import UserError
 from xrep.text.labelled_readers import Row, read_rows
 from xrep.text.languages import canonical
-from xrep.text.readers import SPLITS, plain_name, read_lines, split_in
+from xrep.text.readers import SPLITS, plain_name, read_csv, split_in
 
 LABELS = ("entailment", "neutral", "contradiction")
 """The labels in the order of their class numbers."""
@@ -228,14 +227,8 @@ def _read_file(file: NliFile) -> Iterator[Example]:
 
 
 def _triplet_rows(path: Path) -> Iterator[Row]:
-    reader = csv.reader((f"{line}\n" for _, line in read_lines(path)), strict=True)
-    try:
-        header = tuple(next(reader))
-        if header != _TRIPLET:
-            raise UserError(f"columns {', '.join(header)}, not {', '.join(_TRIPLET)}", path=path, line=1)
-        for row in reader:
-            if len(row) != 3:
-                raise UserError(f"{len(row)} columns, not 3", path=path, line=reader.line_num, cure="fetch it again")
-            yield reader.line_num, tuple(row), "", None
-    except csv.Error as error:
-        raise UserError(str(error), path=path, line=reader.line_num, cure="fetch the file again") from None
+    rows = read_csv(path, len(_TRIPLET))
+    if (header := tuple(next(rows)[1])) != _TRIPLET:
+        raise UserError(f"columns {', '.join(header)}, not {', '.join(_TRIPLET)}", path=path, line=1)
+    for number, row in rows:
+        yield number, tuple(row), "", None
