@@ -188,6 +188,11 @@ class TokenBatch(Movable):
     def is_padded(self) -> bool:
         return self.real_tokens < self.tokens.numel()
 
+    @property
+    def density(self) -> float:
+        """Share of real tokens in a batch that is not empty."""
+        return self.real_tokens / self.tokens.numel()
+
     def followed_by(self, other: TokenBatch, pad_id: int) -> TokenBatch:
         """Return one batch with the rows of this batch, followed by the rows of ``other``."""
         width = max(self.tokens.size(1), other.tokens.size(1))
