@@ -169,11 +169,8 @@ def _actions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> It
 
 
 def choose_device(named: str | None) -> str:
-    """Return the named device, or else a GPU if there is one (one for each process of several), or else the CPU.
-
-    Raises:
-        UserError: This machine has no such device.
-    """
+    """Return the named device, or else a GPU if there is one (one for each process of several), or else the CPU. Raises
+    UserError if this machine has no such device."""
     import torch
 
     several = number_from_environment("WORLD_SIZE", 1) > 1

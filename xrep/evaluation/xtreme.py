@@ -149,11 +149,8 @@ def task_score(task: str, figures: Figures) -> float:
 
 
 def parse_runs(text: str) -> dict[str, str]:
-    """Return the run of each task; ``qa`` stands for every task of question answering.
-
-    Raises:
-        UserError: A part is not TASK=RUN, or there is no such task.
-    """
+    """Return the run of each task; ``qa`` stands for every task of question answering. Raises UserError if a part is
+    not TASK=RUN, or there is no such task."""
     known = [task for group in GROUPS.values() for task in group if task not in RETRIEVAL]
     runs: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):
