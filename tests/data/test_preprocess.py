@@ -36,7 +36,7 @@ def run(tmp_path, splits, **options):
 
 
 def texts(path, split):
-    data = DataDirectory.open(path)
+    data = DataDirectory(path)
     return {
         pair.name: [
             (data.tokenizers["shared"].decode(pair.source[i]), data.tokenizers["shared"].decode(pair.target[i]))
@@ -119,7 +119,7 @@ def test_held_out_pairs_have_no_near_duplicate_in_training(tmp_path):
     again = [(f"Übrigens: {de}", en) for de, en in PAIRS]
     train = [tsv(tmp_path / "x.tsv", counted), tsv(tmp_path / "y.tsv", again), tsv(tmp_path / "t.tsv", TURKISH, "tr")]
     report = run(tmp_path, {"train": train}, valid_size=20, vocabulary_size=75)
-    data = DataDirectory.open(report.path)
+    data = DataDirectory(report.path)
     sizes = {pair.name: len(pair) for pair in data.splits["valid"]}
     assert sizes == {"de-en": 20, "tr-en": 9}  # at most 5%
     training = np.unique(np.concatenate([pair.hashes.ravel() for pair in data.splits["train"]]))
@@ -286,9 +286,9 @@ def test_prepare_when_another_process_finishes_first(tmp_path, monkeypatch):
             finished[0] = prepare(tmp_path / "raw", options, lambda line: None)
 
     assert prepare(tmp_path / "raw", options, log) == finished[0]
-    assert DataDirectory.open(finished[0]).splits["train"] and len(os.listdir(finished[0].parent)) == 1
+    assert DataDirectory(finished[0]).splits["train"] and len(os.listdir(finished[0].parent)) == 1
     (finished[0] / "manifest.json").unlink()  # what is incomplete is built again
-    assert DataDirectory.open(prepare(tmp_path / "raw", options, log)).splits["train"]
+    assert DataDirectory(prepare(tmp_path / "raw", options, log)).splits["train"]
     options = PreprocessOptions(vocabulary_size=62, exclude=[str(tmp_path / "nowhere")])
     with pytest.raises(UserError, match="nowhere: no such file; check the name"):
         prepare(tmp_path / "raw", options, log)

@@ -290,8 +290,7 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
 
 def _check_text(text: TextSpec) -> None:
     for side, own in text.vocabularies.items():
-        ids = (own.pad_id, own.unk_id, own.bos_id, own.eos_id, own.mask_id)
-        if not all(0 <= number < own.size for number in ids if number is not None):
+        if not all(0 <= number < own.size for number in own.special_ids):
             raise UserError(f"special ids are outside of the vocabulary {side}", cure="use another checkpoint")
     if text.vocabularies.keys() not in ({"shared"}, {"source", "target"}) or text.max_length < 3:
         raise UserError("describes no text that a model can read", cure="use another checkpoint")

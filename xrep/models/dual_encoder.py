@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -29,8 +29,7 @@ from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.shape import EncoderSizes
-
-SHARED, SIDES = "shared", ("source", "target")
+from xrep.text.sides import SHARED, SIDES
 
 
 class DualEncoder(SentenceModel):
@@ -215,7 +214,7 @@ def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[s
     return {
         "towers": {name: shape.as_dict() for name, shape in shapes.items()},
         "pooling": _pooling(config, names, pretrained),
-        "projections": {name: shape.as_dict() for name, shape in _projections(config, shapes, pretrained).items()},
+        "projections": {name: asdict(shape) for name, shape in _projections(config, shapes, pretrained).items()},
     }
 
 

@@ -124,8 +124,7 @@ def layout_of(batch: TokenBatch) -> Layout:
     """Return the layout in which an encoder or decoder computes a batch."""
     if not batch.is_padded:
         return Masking()
-    packed = batch.real_tokens < PACKED_BELOW * batch.tokens.numel()
-    return Packing.of(batch) if packed else Masking(batch.mask)
+    return Packing.of(batch) if batch.density < PACKED_BELOW else Masking(batch.mask)
 
 
 class SelfAttention(nn.Module):

@@ -215,7 +215,7 @@ def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 def _read(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirectory:
     options = PreprocessOptions(vocabulary_size=config.vocab_size, tokenizers=dict(tokenizers), exclude=config.exclude)
-    data = DataDirectory.open(prepare(find_resource("demo").get() if config.data is None else config.data, options))
+    data = DataDirectory(prepare(find_resource("demo").get() if config.data is None else config.data, options))
     given = load_tokenizers(tokenizers, partial=True) if tokenizers else {}
     if not same_tokenizers(given, {side: own for side, own in data.tokenizers.items() if side in given}):
         named = " ".join(f"--{side}-tokenizer {path}" for side, path in tokenizers.items()).replace("--shared-", "--")

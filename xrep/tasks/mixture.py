@@ -58,6 +58,8 @@ class MixtureTask(Task):
         UserError: two parts have different vocabularies, or anything that the parts' own tasks raise.
     """
 
+    gives = Examples.MIXTURE
+
     @dataclass(kw_only=True)
     class Config:
         parts: list[Part]
@@ -98,10 +100,6 @@ class MixtureTask(Task):
         self._examples_per_batch = sum(rates.values(), Fraction(0)) / (total if by_proportion else 1)
         self._borders = [int(sum(list(shares.values())[: n + 1]) / total * 2**64) for n in range(len(shares))]
         self._start = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
-
-    @property
-    def gives(self) -> Examples:
-        return Examples.MIXTURE
 
     @property
     def parts(self) -> Mapping[str, Task]:

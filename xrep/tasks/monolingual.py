@@ -129,7 +129,7 @@ class MonolingualTask(StoredTask):
             return problems
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
-        self.config, self._seed = config, seed
+        self.config, self._seed, self.gives = config, seed, GIVES[config.units]
         options = TextOptions(
             vocabulary_size=config.vocab_size, vocabulary_alpha=config.vocabulary_alpha, exclude=config.exclude
         )
@@ -156,10 +156,6 @@ class MonolingualTask(StoredTask):
             size = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
         order = _NumberedOrder(self._train.sizes, config.sampling_alpha, seed, self._train.lengths)
         self._open(data, order, size, "pairs" if config.units == "adjacent" else "sentences", config.data)
-
-    @property
-    def gives(self) -> Examples:
-        return GIVES[self.config.units]
 
     def make(self, what: np.ndarray) -> SentenceBatch | PairBatch:
         return self._batch(self._train, what)

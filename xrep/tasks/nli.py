@@ -107,6 +107,7 @@ class NliTask(StoredTask):
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
+        self.gives = Examples.TRIPLETS if config.form == "triplets" else Examples.LABELLED_PAIRS
         self._options = NliOptions(
             triplets=config.form == "triplets",
             language=config.language,
@@ -128,10 +129,6 @@ class NliTask(StoredTask):
         )
         order = ExampleOrder([len(self._train)], 1.0, seed, lambda _, rows: self._train.lengths(rows))
         self._open(data, order, config.batch_size, "examples", config.data)
-
-    @property
-    def gives(self) -> Examples:
-        return Examples.TRIPLETS if self.config.form == "triplets" else Examples.LABELLED_PAIRS
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None

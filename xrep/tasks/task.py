@@ -60,6 +60,7 @@ class Task(ABC):
     Attributes:
         default_model: Name of the model of a run that names none.
         default_validation: Name of the validation of a run that names none.
+        gives: Kind of the examples in the batches.
         text: What the model needs to know about the text.
         tokenizers: The loaded tokenizers, by side.
         examples: Number of training examples in one epoch.
@@ -68,6 +69,7 @@ class Task(ABC):
 
     default_model: ClassVar[str] = "dual_encoder"
     default_validation: ClassVar[str] = "retrieval"
+    gives: Examples
     text: TextSpec
     tokenizers: Tokenizers
     examples: int
@@ -77,11 +79,6 @@ class Task(ABC):
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None: ...
 
     # -- training -----------------------------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def gives(self) -> Examples:
-        """The kind of examples in the batches."""
 
     @property
     def parts(self) -> Mapping[str, Task]:
@@ -151,9 +148,7 @@ class Task(ABC):
 class ParallelTask(Task):
     """A task whose examples are pairs of sentences and their translations."""
 
-    @property
-    def gives(self) -> Examples:
-        return Examples.TRANSLATIONS
+    gives = Examples.TRANSLATIONS
 
     @property
     @abstractmethod
