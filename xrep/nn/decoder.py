@@ -14,7 +14,6 @@ from xrep.nn.half import in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
 from xrep.nn.shape import DecoderShape, LayerShape
 
-
 DROP_EVERY = 8
 """Number of steps after which a cache drops the tokens that no hypothesis has any more."""
 WORTH_MOVING = 0.75
