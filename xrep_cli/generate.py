@@ -86,9 +86,6 @@ def _check(options: argparse.Namespace) -> None:
     """Raise UserError if an option or a file is invalid, before the model is loaded."""
     from xrep.text.readers import read_text
 
-    for name, value in {"max_tokens": options.max_tokens, "buffer_lines": options.buffer_lines}.items():
-        if value < 1:
-            raise UserError(f"`{name}` {value}", cure="give at least 1")
     if options.json and not options.reference:
         raise UserError("`json` without scores to write", cure="give `reference` FILE")
     if options.json == "-" and options.output == "-":

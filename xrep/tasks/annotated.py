@@ -346,11 +346,8 @@ def numbering(text: TextSpec) -> Callable[[str, LabelledText | TaggedSentence], 
 
 
 def labels_of(labels: Iterable[str]) -> list[str]:
-    """Return the different labels, sorted; numbers by their value.
-
-    Raises:
-        UserError: Two labels differ only in upper and lower case.
-    """
+    """Return the different labels, sorted; numbers by their value. Raises UserError if two labels differ only in upper
+    and lower case."""
     unique = sorted(set(labels), key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
     by_lower: dict[str, str] = {}
     for label in unique:
