@@ -66,6 +66,7 @@ def make_model(options: argparse.Namespace) -> Translation:
             layer.feedforward_out.weight.mul_(8)
             layer.source_attention.output.weight.mul_(4)
         model.language_embedding.weight.copy_(words[BOS : BOS + 1])
+    model.pack()
     return model
 
 
@@ -202,7 +203,7 @@ def products_alone(model: Translation, options: argparse.Namespace) -> Translate
 
     def run(batch: TokenBatch) -> list[list[list[int]]]:
         rows = {size: torch.randn(len(batch) * options.beam, size) for size in {w.size(1) for w in weights}}
-        with torch.inference_mode(), float32_precision("medium"):
+        with torch.inference_mode(), fast_products(weights[0]):
             for _ in range(options.tokens):
                 for weight in weights:
                     nn.functional.linear(rows[weight.size(1)], weight)

@@ -116,9 +116,10 @@ def test_does_not_look_ahead() -> None:
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("width", [SIZE, 16])
-def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int) -> None:
+@pytest.mark.parametrize(("width", "drop_every"), [(SIZE, 8), (16, 8), (SIZE, 0)])
+def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int, drop_every: int, monkeypatch) -> None:
     """Hypotheses change places, are copied and dropped, their number changes, and sentences leave the batch."""
+    monkeypatch.setattr("xrep.nn.decoder.DROP_EVERY", drop_every)
     decoder, (states, mask) = make_decoder(norm, width), sources(width)
     decoder.eval()
     memory, cache, draw = remember(decoder, states, mask), StepCache(LAYERS), torch.Generator().manual_seed(6)
@@ -140,6 +141,7 @@ def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int) -> No
             for hypothesis in range(count):
                 whole = decoder(chains[:, hypothesis], Masking(), remember(decoder, states[rows], mask[rows]))
                 torch.testing.assert_close(stepped[:, hypothesis], whole[:, -1], rtol=0, atol=1e-10)
+    assert drop_every or cache.length < 12  # of 21 tokens
 
 
 def test_the_cache_grows() -> None:

@@ -14,6 +14,11 @@ from xrep.nn.half import in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
 from xrep.nn.shape import DecoderShape, LayerShape
 
+DROP_EVERY = 8
+"""Number of steps after which a cache drops the tokens that no hypothesis has any more."""
+WORTH_MOVING = 0.75
+"""Share of the tokens in a cache that may remain if they are to be moved together."""
+
 
 @dataclass
 class SourceMemory:
@@ -39,8 +44,9 @@ class StepCache:
     """The keys and values of all tokens decoded so far, for all hypotheses of each sentence, in the order of decoding.
 
     Hypotheses share the tokens that they have in common, and nothing is moved when hypotheses change their order. A
-    mask marks the tokens of each hypothesis, and attention ignores the others. With K hypotheses, attention reads as
-    much as from K separate caches, but no cache has to be copied at each step.
+    mask marks the tokens of each hypothesis, and attention ignores the others. Every few steps the tokens that no
+    hypothesis continues any more are dropped: most hypotheses of a beam differ in their last tokens only, so that
+    attention then reads little more than one hypothesis has.
 
     Attributes:
         own: [B, K, N], 0 at the tokens of a hypothesis and -inf at all others; the last K columns are the tokens of
@@ -52,6 +58,7 @@ class StepCache:
         """N, the number of tokens of all hypotheses of a sentence."""
         self.own: Tensor | None = None
         self._buffers: list[Tensor | None] = [None] * layers
+        self._next_drop = 0
 
     def advance(self, parents: Tensor | None, count: int) -> None:
         """Make room for the next token of ``count`` hypotheses per sentence.
@@ -66,9 +73,29 @@ class StepCache:
             batch = self._buffers[0].size(1)
             before = self._buffers[0].new_zeros(batch, 1, self.length) if self.own is None else self.own
             before = before.gather(1, parents.unsqueeze(2).expand(-1, -1, self.length))
+            if self.length >= self._next_drop:
+                before = self._without_dropped(before)
+                self._next_drop = self.length + DROP_EVERY * count
             new = torch.full((count, count), float("-inf"), dtype=before.dtype, device=before.device).fill_diagonal_(0)
             self.own = torch.cat([before, new.expand(batch, -1, -1)], dim=2)
         self.length += count
+
+    def _without_dropped(self, own: Tensor) -> Tensor:
+        """Move the tokens that a hypothesis still has to the front of the buffers; return their columns of ``own``."""
+        used = (own == 0).any(1)
+        longest = int(used.sum(1).max())
+        if longest > WORTH_MOVING * self.length:
+            return own
+        places = used.byte().argsort(dim=1, descending=True, stable=True)[:, :longest]
+        for buffer in self._buffers:
+            assert buffer is not None
+            both, batch, heads, room, size = buffer.shape
+            first = torch.arange(both * batch * heads, device=own.device).mul_(room).view(both, batch, heads, 1)
+            rows = (first + places.unsqueeze(1)).flatten()
+            kept = buffer.view(-1, size).index_select(0, rows)
+            buffer[:, :, :, :longest] = kept.view(both, batch, heads, longest, size)
+        self.length = longest
+        return own.gather(2, places.unsqueeze(1).expand(-1, own.size(1), -1))
 
     def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append the keys and values of one layer, [B, heads, K, d]; return those of all steps, [B, heads, N, d]."""
@@ -202,7 +229,10 @@ class SourceAttention(nn.Module):
         """Return keys and values, [B, heads, S, d] each; ``states`` are packed as in ``layout``."""
         both = layout.pad(self.key_value(states)).unflatten(-1, (2, self.heads, -1))
         keys, values = both.permute(2, 0, 3, 1, 4)
-        return keys, values
+        if torch.is_grad_enabled():
+            return keys, values
+        # Every step reads them, fastest in this order.
+        return keys.transpose(2, 3).contiguous().transpose(2, 3), values.contiguous()
 
     def forward(self, x: Tensor, layout: Layout, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         q = layout.pad(self.query(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
