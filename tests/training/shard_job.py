@@ -41,8 +41,12 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 PARTS = """
 parts:
-- {{task: {{name: bitext, data: {data}}}, criterion: {{name: dual_moco, queue_size: 40}}, batch_size: 6}}
-- {{task: {{name: bitext, data: {data}}}, criterion: translation_ranking, batch_size: 6}}
+- task: {{name: bitext, data: {data}, max_length: 24}}
+  criterion: {{name: dual_moco, queue_size: 40}}
+  batch_size: 6
+- task: {{name: bitext, data: {data}, max_length: 24}}
+  criterion: translation_ranking
+  batch_size: 6
 """
 
 
@@ -58,7 +62,7 @@ def train(case: str, data: Path, world: World, **given: Any) -> tuple[Trainer, d
         line = command_line(known, data, Path(folder), **{"max_steps": 4, **GIVEN[case], **given, "device": "cpu"})
         if case == "dual_moco, parts":
             (Path(folder) / "parts.yaml").write_text(PARTS.format(data=data / "pairs"), encoding="utf-8")
-            settings = {**MODEL, "max_length": 24, "max_steps": 4, "save_dir": folder, "save_every": 0}
+            settings = {**MODEL, "max_steps": 4, "save_dir": folder, "save_every": 0}
             settings |= {"validate_every": 0, "device": "cpu", **given}
             words = ([f"--{name.replace('_', '-')}", str(value)] for name, value in settings.items())
             line = ["--config", f"{folder}/parts.yaml", "--no-tensorboard", *sum(words, [])]
