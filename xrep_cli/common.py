@@ -125,6 +125,7 @@ def command_script(
 
     @functools.wraps(run)
     def function(argv: Sequence[str]) -> None:
+        limit_kept_products()
         parser = build_parser()
         options = parser.parse_args(argv)
         for plugin in vars(options).get("plugin", ()):

@@ -17,7 +17,6 @@ from xrep_cli.common import (
     command_parser,
     command_script,
     is_streamed,
-    limit_kept_products,
     number_from_environment,
     output_file,
     print_result,
@@ -53,7 +52,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _main(options: argparse.Namespace) -> None:
     output = Path(options.output)
-    limit_kept_products()
 
     from xrep.inference.encoding import encode_file
     from xrep.inference.sentence_encoder import SentenceEncoder

@@ -25,7 +25,6 @@ from xrep_cli.common import (
     choose_device,
     command_parser,
     command_script,
-    limit_kept_products,
     say_if_slow,
     values_of,
     write_summary,
@@ -189,7 +188,6 @@ def _main(options: argparse.Namespace) -> None:
     if problems := search.problems():
         raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
     _check(options)
-    limit_kept_products()
 
     from xrep.inference.generation.stream import translate_stream
 

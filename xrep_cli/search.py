@@ -22,7 +22,6 @@ from xrep_cli.common import (
     choose_device,
     command_parser,
     command_script,
-    limit_kept_products,
     say_if_slow,
 )
 
@@ -115,7 +114,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _main(options: argparse.Namespace) -> None:
-    limit_kept_products()
     if options.command == "query":
         _query(options)
         return

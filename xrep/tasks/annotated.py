@@ -114,7 +114,7 @@ class AnnotatedTask(Task):
         self.training_examples, self.dev_examples = examples, dev
         self._train = Rows(self.rows(examples, self.text, tokenizer))
         self._dev = Rows(self.rows(dev, self.text, tokenizer))
-        self.examples = len(self._train)
+        self.examples, self.has_validation = len(self._train), len(self._dev) > 0
         self._order = ExampleOrder([self.examples], 1.0, seed, lambda _, rows: self._train.lengths[rows])
 
     # -- what the kinds of annotation do differently ------------------------------------------------------------------
@@ -124,9 +124,9 @@ class AnnotatedTask(Task):
     def accepts(path: Path) -> bool:
         """Return whether a file of a folder is one that the task reads."""
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[Any]:
+    def read(file: AnnotatedFile, counts: Counter[str]) -> Iterator[Any]:
         """Yield the examples of a file."""
 
     @staticmethod
@@ -212,10 +212,6 @@ class AnnotatedTask(Task):
         with path.open("wb") as file:
             np.save(file, hashes.to_array(), allow_pickle=False)
 
-    @property
-    def has_validation(self) -> bool:
-        return len(self._dev) > 0
-
     def validation_batches(self) -> Iterator[AnnotatedBatch]:
         for rows in rows_by_length(self._dev.lengths):
             yield self._dev.batch(rows, self.text.vocabulary(SHARED), self.kind)
@@ -229,11 +225,7 @@ class ClassificationTask(AnnotatedTask):
 
     kind, gives = "label", Examples.LABELLED_TEXTS
     what, forms = "labelled text", ".tsv, .jsonl or .review"
-    accepts = staticmethod(labelled_readers.is_labelled)
-
-    @classmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[LabelledText]:
-        return labelled_readers.read_labelled(file, counts)
+    accepts, read = staticmethod(labelled_readers.is_labelled), staticmethod(labelled_readers.read_labelled)
 
     @staticmethod
     def labels(examples: Iterable[LabelledText]) -> Iterator[str]:
@@ -262,8 +254,8 @@ class TaggingTask(AnnotatedTask):
     what, forms = "tagged words", ".conllu or .tsv"
     accepts = staticmethod(tagged_readers.is_tagged)
 
-    @classmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
+    @staticmethod
+    def read(file: AnnotatedFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
         return tagged_readers.read_tagged(file)
 
     @staticmethod
@@ -292,7 +284,7 @@ class QuestionAnsweringTask(AnnotatedTask):
 
     kind, gives = "span", Examples.QUESTIONS
     what, forms = "questions", ".json"
-    accepts = staticmethod(question_readers.is_questions)
+    accepts, read = staticmethod(question_readers.is_questions), staticmethod(question_readers.read_questions)
 
     @dataclass(kw_only=True)
     class Config(AnnotatedTask.Config):
@@ -305,10 +297,6 @@ class QuestionAnsweringTask(AnnotatedTask):
 
         def problems(self) -> list[str]:
             return super().problems() + out_of_range(self, stride="[1, inf)", max_question="[1, inf)")
-
-    @classmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[Question]:
-        return question_readers.read_questions(file, counts)
 
     @staticmethod
     def labels(examples: Iterable[Question]) -> Iterator[str]:

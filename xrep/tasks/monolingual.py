@@ -148,6 +148,7 @@ class MonolingualTask(StoredTask):
         self._train = _Examples(splits["train"], config.units)
         valid = [corpus for corpus in splits["valid"] if corpus.name in languages]
         self._valid = _Examples(valid, config.units)
+        self.has_validation = self._valid.count > 0
         if not self._train.count:
             problem = "no document has two sentences"
             raise UserError(problem, path=config.data, cure="only a blank line ends one; or set `units` to sentences")
@@ -166,10 +167,6 @@ class MonolingualTask(StoredTask):
         rows = (first, first + 1) if self.config.units == "adjacent" else (first,)
         texts = [repr(self.tokenizers[SHARED].decode(split.source[number])) for number in rows]
         return f"{split.name} sentence {first}: {' ||| '.join(texts)}"
-
-    @property
-    def has_validation(self) -> bool:
-        return self._valid.count > 0
 
     def validation_batches(self) -> Iterator[SentenceBatch | PairBatch]:
         for corpus, size in enumerate(self._valid.sizes):

@@ -117,7 +117,7 @@ class NliTask(StoredTask):
         )
         data = prepare_nli(config.data, self._options, given_tokenizers(config.tokenizer, tokenizers or {}))
         self._splits, self._languages = {split: corpora[0] for split, corpora in data.splits.items()}, data.languages
-        self._train = self._splits["train"]
+        self._train, self.has_validation = self._splits["train"], "valid" in self._splits
         self.tokenizers: Tokenizers = data.tokenizers
         self._is_target = np.array([self._options.side(code) == "target" for code in data.languages])
         by_side = {side: sorted(c for c in data.languages if self._options.side(c) == side) for side in SIDES}
@@ -144,10 +144,6 @@ class NliTask(StoredTask):
         texts = [repr(tokenizer_of(self.tokenizers, side).decode(column[row])) for side, column in columns]
         label = [] if self._options.triplets else [LABELS[self._train.arrays["labels"][row]]]
         return f"example {row}: {' ||| '.join([*texts, *label])}"
-
-    @property
-    def has_validation(self) -> bool:
-        return "valid" in self._splits
 
     def validation_batches(self) -> Iterator[NliBatch]:
         if self.has_validation:
