@@ -213,12 +213,14 @@ class SentenceEncoder:
         license: str | None = None,
         results: Sequence[str | Path] = (),
     ) -> dict[Path, str]:
-        """Write the encoder as directories of sentence-transformers or transformers, which contain no code.
+        """Write the encoder as directories of other libraries, which contain no code.
 
         ``load`` and sentence-transformers read the directory ``path`` again, with exactly the same weights; an encoder
         with two towers keeps both, and the languages that each reads. ``hf`` is the transformer alone: two towers are
-        written to the folders ``source`` and ``target``. A model card (``README.md``) says how to load them, and has
-        the languages, the checksums of the training data, results and licence as metadata.
+        written to the folders ``source`` and ``target``. ``onnx`` and ``openvino`` are graphs for these runtimes, with
+        pooling and projection inside, which ``load`` does not read (extras of these names). A model card
+        (``README.md``) says how to load them, and has the languages, the checksums of the training data, results and
+        licence as metadata.
 
         Args:
             license: Identifier of the licence of the encoder, such as ``apache-2.0``.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from xrep.kernels.processor import fast_float32_is_exact, float32_precision, multiplies_bfloat16
 
+_LIBRARY_TYPES = torch.float32, torch.bfloat16
 _fast_allowed = True
 
 
@@ -28,6 +29,11 @@ def default_float32_products() -> Iterator[None]:
         yield
     finally:
         _fast_allowed = before
+
+
+def allows_library(tensor: Tensor) -> bool:
+    """Return whether oneDNN may be called directly for products of tensors like this one, in its own type."""
+    return _fast_allowed and tensor.device.type == "cpu" and layer_dtype(tensor) == tensor.dtype in _LIBRARY_TYPES
 
 
 def takes_fast_product(tensor: Tensor) -> bool:

@@ -129,7 +129,7 @@ class MonolingualTask(StoredTask):
             return problems
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
-        self.config, self._seed = config, seed
+        self.config, self._seed, self.gives = config, seed, GIVES[config.units]
         options = TextOptions(
             vocabulary_size=config.vocab_size, vocabulary_alpha=config.vocabulary_alpha, exclude=config.exclude
         )
@@ -148,6 +148,7 @@ class MonolingualTask(StoredTask):
         self._train = _Examples(splits["train"], config.units)
         valid = [corpus for corpus in splits["valid"] if corpus.name in languages]
         self._valid = _Examples(valid, config.units)
+        self.has_validation = self._valid.count > 0
         if not self._train.count:
             problem = "no document has two sentences"
             raise UserError(problem, path=config.data, cure="only a blank line ends one; or set `units` to sentences")
@@ -156,10 +157,6 @@ class MonolingualTask(StoredTask):
             size = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
         order = _NumberedOrder(self._train.sizes, config.sampling_alpha, seed, self._train.lengths)
         self._open(data, order, size, "pairs" if config.units == "adjacent" else "sentences", config.data)
-
-    @property
-    def gives(self) -> Examples:
-        return GIVES[self.config.units]
 
     def make(self, what: np.ndarray) -> SentenceBatch | PairBatch:
         return self._batch(self._train, what)
@@ -170,10 +167,6 @@ class MonolingualTask(StoredTask):
         rows = (first, first + 1) if self.config.units == "adjacent" else (first,)
         texts = [repr(self.tokenizers[SHARED].decode(split.source[number])) for number in rows]
         return f"{split.name} sentence {first}: {' ||| '.join(texts)}"
-
-    @property
-    def has_validation(self) -> bool:
-        return self._valid.count > 0
 
     def validation_batches(self) -> Iterator[SentenceBatch | PairBatch]:
         for corpus, size in enumerate(self._valid.sizes):

@@ -107,6 +107,7 @@ class NliTask(StoredTask):
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
+        self.gives = Examples.TRIPLETS if config.form == "triplets" else Examples.LABELLED_PAIRS
         self._options = NliOptions(
             triplets=config.form == "triplets",
             language=config.language,
@@ -116,7 +117,7 @@ class NliTask(StoredTask):
         )
         data = prepare_nli(config.data, self._options, given_tokenizers(config.tokenizer, tokenizers or {}))
         self._splits, self._languages = {split: corpora[0] for split, corpora in data.splits.items()}, data.languages
-        self._train = self._splits["train"]
+        self._train, self.has_validation = self._splits["train"], "valid" in self._splits
         self.tokenizers: Tokenizers = data.tokenizers
         self._is_target = np.array([self._options.side(code) == "target" for code in data.languages])
         by_side = {side: sorted(c for c in data.languages if self._options.side(c) == side) for side in SIDES}
@@ -128,10 +129,6 @@ class NliTask(StoredTask):
         )
         order = ExampleOrder([len(self._train)], 1.0, seed, lambda _, rows: self._train.lengths(rows))
         self._open(data, order, config.batch_size, "examples", config.data)
-
-    @property
-    def gives(self) -> Examples:
-        return Examples.TRIPLETS if self.config.form == "triplets" else Examples.LABELLED_PAIRS
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
@@ -147,10 +144,6 @@ class NliTask(StoredTask):
         texts = [repr(tokenizer_of(self.tokenizers, side).decode(column[row])) for side, column in columns]
         label = [] if self._options.triplets else [LABELS[self._train.arrays["labels"][row]]]
         return f"example {row}: {' ||| '.join([*texts, *label])}"
-
-    @property
-    def has_validation(self) -> bool:
-        return "valid" in self._splits
 
     def validation_batches(self) -> Iterator[NliBatch]:
         if self.has_validation:
