@@ -217,7 +217,7 @@ class Decoding:
 
     def __init__(self, model: Translation, memory: SourceMemory, languages: Tensor, bias: Tensor | None) -> None:
         self._model, self._memory, self._languages, self._bias = model, memory, languages, bias
-        self._cache = StepCache(len(model.decoder.layers))
+        self._cache = StepCache(len(model.decoder.layers), memory.keys[0])
         self._position = 0
 
     @torch.no_grad()
