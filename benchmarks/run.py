@@ -110,7 +110,7 @@ BENCHMARKS = {
     ),
     "generate": Benchmark(
         "beam search beside transformers and CTranslate2 with the same weights",
-        (("xrep", "*"),),
+        (("xrep*", "*"),),
         "--layers 3 --decoder-layers 2 --hidden-size 256 --words 8000 --batch 8 --tokens 20 --repeats 5",
         needs=("transformers",),
     ),
