@@ -20,10 +20,12 @@ from xrep.inference.encoder_files import Format, write_encoder
 from xrep.inference.model_card import Card
 from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import MODULES, Prompts, read_prompts, read_router
+from xrep.kernels.processor import multiplies_int8
 from xrep.memory import check_memory, check_move
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.bert import CONFIG
+from xrep.nn.layers import is_quantised, quantise_layers
 from xrep.nn.shape import UNLIMITED
 from xrep.precision import Precision, type_of
 from xrep.registry import one_line
@@ -102,7 +104,10 @@ class SentenceEncoder:
             device: Device of the encoder. The default is a GPU if there is one, else the CPU.
             dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4. It is
                 faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs compute products
-                in float32 and round their results, which is not faster than float32.
+                in float32 and round their results, which is not faster than float32. int8 computes the products of
+                transformer layers in int8, on CPUs (cosine distances of about 1e-3): weights with a scale for each
+                output, inputs with one for each token, so that the vector of a sentence does not depend on others. An
+                encoder that was saved in int8 remains so.
             random_weights: Seed by which the architecture is initialised randomly, instead of loading the trained
                 weights, as the baseline of an evaluation.
             layer: Layer whose token vectors are pooled; 0: the embeddings. None: that with which it was trained.
@@ -271,6 +276,14 @@ class SentenceEncoder:
                 raise UserError(problem, cure="check the name and the network, and log in: hf auth login") from error
         return str(made)
 
+    @property
+    def precision(self) -> Precision:
+        """The precision in which it computes: float32, bfloat16, float16 or int8."""
+        if is_quantised(self.model):
+            return "int8"
+        names: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+        return names.get(next(self.model.parameters()).dtype, "float32")
+
     def fingerprint(self) -> str:
         """Return a hex digest of the weights and of what else determines the vectors, but not of the path."""
         digest = fingerprint(self.model, self.text)
@@ -283,6 +296,9 @@ class SentenceEncoder:
         return next(self.model.parameters()).device
 
     def _write(self, directory: Path, place: str, format: Format, card: Card) -> dict[Path, str]:
+        if is_quantised(self.model):
+            problem = "an encoder in int8 cannot be written for other libraries"
+            raise UserError(problem, cure="load the original in float32, or export it in the format int8")
         return write_encoder(
             self.model,
             self.tokenizers,
@@ -321,9 +337,26 @@ def has_foreign_encoder(directory: Path) -> bool:
 
 
 def place(model: M, device: str | None, dtype: Precision) -> M:
-    """Move a model to a device, by default a GPU if there is one, and convert it to a type of numbers."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = model.to(type_of(dtype, device))
+    """Move a model to a device, by default a GPU if there is one, and convert it to a precision.
+
+    A model that was saved in int8 remains in int8, whose default device is the CPU.
+
+    Raises:
+        UserError: The device does not compute in this precision, or the model was saved in int8 and is to compute in
+            half precision.
+    """
+    if dtype == "float32" and is_quantised(model):
+        dtype = "int8"
+    device = device or ("cuda" if torch.cuda.is_available() and dtype != "int8" else "cpu")
+    numbers = type_of(dtype, device)
+    if is_quantised(model) and dtype != "int8":
+        raise UserError("the model was saved in int8", cure="leave out the precision, or use the original model")
+    if dtype == "int8" and not multiplies_int8():
+        problem = f"torch {torch.__version__} has no exact int8 product for this processor"
+        raise UserError(problem, cure="choose the precision float32 or bfloat16")
+    if dtype == "int8" and not is_quantised(model):
+        quantise_layers(model)
+    model = model.to(numbers)
     check_move(model, device, gradients=False, cure="use another `device`, such as cpu")
     return model.to(device)
 
@@ -336,7 +369,7 @@ def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
     model = load_model(checkpoint, random_weights)
     tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
     hashes = None if random_weights else checkpoint.training_hashes
-    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path)
+    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(Path(path)))
 
 
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
