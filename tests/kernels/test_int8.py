@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xrep.kernels.int8 import WEIGHT_LEVELS, Int8Product, quantise, rows_in_cache
+from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
 from xrep.kernels.processor import multiplies_int8
 
 pytestmark = pytest.mark.skipif(not multiplies_int8(), reason="torch has no exact int8 product for this processor")
@@ -32,9 +32,10 @@ def test_results_are_those_of_the_reference(rows, inputs, outputs):
 def test_weights_are_rounded_to_steps_of_their_row():
     weight = torch.tensor([[0.63, -0.314, 0.0], [-126.0, 63.0, 1.0], [0.0, 0.0, 0.0]])
     integers, scale = quantise(weight)
-    assert integers.tolist() == [[63, -31, 0], [-63, 32, 0], [0, 0, 0]]
-    assert scale[:2].tolist() == pytest.approx([0.01, 2.0])
-    assert integers.abs().max() == WEIGHT_LEVELS
+    assert integers.tolist() == [[85, -42, 0], [-85, 42, 1], [0, 0, 0]]
+    assert scale[:2].tolist() == pytest.approx([0.944 / 127, 189 / 127])
+    draws = torch.randn(1000, 32, generator=torch.Generator().manual_seed(0))
+    assert quantise(draws)[0].int().abs().unflatten(1, (-1, 2)).sum(2).max() <= 128
 
 
 def test_a_row_does_not_depend_on_the_others():

@@ -7,11 +7,12 @@ between processors only by the rounding of its float32 scale.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-WEIGHT_LEVELS = 63
-"""Weights become integers from -63 to 63. Processors without VNNI add pairs of products in 16 bits, and larger weights
-would overflow them."""
+_PAIR = 127
+"""Weights become integers, of which two neighbours, 2i and 2i + 1, have at most this sum of sizes, or 128 where both
+are rounded up. Processors without VNNI add the products of such a pair in 16 bits, which overflow above 128 * 255."""
 _LEVELS, _ZERO = 127, 128
 """Inputs become integers from -127 to 127, which are stored with 128 added, as unsigned numbers."""
 _ROUNDING = 2.0**23
@@ -32,7 +33,8 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
         int8 [D_out, D_in], and the scale of each row, float32 [D_out]; their product is about ``weight``.
     """
     wide = weight.detach().float()
-    scale = wide.abs().amax(1).clamp_min_(torch.finfo(torch.float32).tiny).div_(WEIGHT_LEVELS)
+    pairs = F.pad(wide.abs(), (0, wide.size(1) % 2)).unflatten(1, (-1, 2)).sum(2)
+    scale = pairs.amax(1).clamp_min_(_TINY).div_(_PAIR)
     return wide.div(scale.unsqueeze(1)).round_().to(torch.int8), scale
 
 

@@ -92,11 +92,15 @@ def has_fused_linear(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def multiplies_int8() -> bool:
-    """Return whether torch has oneDNN's int8 product here, and it is exact for the largest inputs and weights."""
+    """Return whether torch has oneDNN's int8 product here, and it is exact for the weights of ``xrep.kernels.int8``.
+
+    They are the largest for which a processor without VNNI is exact: two neighbours have at most 128 as their sum.
+    """
     with _plain():
         x = torch.randint(0, 256, (_SIZE, _SIZE), generator=_generator(0), dtype=torch.uint8, device="cpu")
-        weight = torch.randint(-63, 64, (_SIZE, _SIZE), generator=_generator(1), dtype=torch.int8, device="cpu")
-        x[0], weight[0] = 255, 63
+        weight = torch.randint(-64, 65, (_SIZE, _SIZE), generator=_generator(1), dtype=torch.int8, device="cpu")
+        x[0], weight[:2], weight[0, ::2], weight[1, ::2] = 255, 1, 127, -127
+        weight[1, 1::2] = -1
         ones, zeros = torch.ones(_SIZE, device="cpu"), torch.zeros(_SIZE, dtype=torch.int64, device="cpu")
         try:
             packed = torch.ops.onednn.qlinear_prepack(weight, None)
