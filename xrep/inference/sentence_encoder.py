@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 import numpy as np
 import torch
@@ -18,16 +18,16 @@ from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
 from xrep.inference.model_card import Card
+from xrep.inference.placing import place
 from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import MODULES, Prompts, read_prompts, read_router
-from xrep.kernels.processor import multiplies_int8
-from xrep.memory import check_memory, check_move
+from xrep.memory import check_memory
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.bert import CONFIG
-from xrep.nn.layers import is_quantised, quantise_layers
+from xrep.nn.layers import is_quantised
 from xrep.nn.shape import UNLIMITED
-from xrep.precision import Precision, type_of
+from xrep.precision import Precision
 from xrep.registry import one_line
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.pretrained_tokenizer import maximum_length
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 TOKENIZE_CHUNK = 4096
-M = TypeVar("M", bound=torch.nn.Module)
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 """Usual names of the prompts of queries and of what they find, which sentence-transformers knows, too."""
 
@@ -334,31 +333,6 @@ class SentenceEncoder:
 def has_foreign_encoder(directory: Path) -> bool:
     """Return whether a directory is not a checkpoint but that of an encoder of another library."""
     return not (directory / MANIFEST).exists() and any((directory / name).exists() for name in (CONFIG, MODULES))
-
-
-def place(model: M, device: str | None, dtype: Precision) -> M:
-    """Move a model to a device, by default a GPU if there is one, and convert it to a precision.
-
-    A model that was saved in int8 remains in int8, whose default device is the CPU.
-
-    Raises:
-        UserError: The device does not compute in this precision, or the model was saved in int8 and is to compute in
-            half precision.
-    """
-    if dtype == "float32" and is_quantised(model):
-        dtype = "int8"
-    device = device or ("cuda" if torch.cuda.is_available() and dtype != "int8" else "cpu")
-    numbers = type_of(dtype, device)
-    if is_quantised(model) and dtype != "int8":
-        raise UserError("the model was saved in int8", cure="leave out the precision, or use the original model")
-    if dtype == "int8" and not multiplies_int8():
-        problem = f"torch {torch.__version__} has no exact int8 product for this processor"
-        raise UserError(problem, cure="choose the precision float32 or bfloat16")
-    if dtype == "int8" and not is_quantised(model):
-        quantise_layers(model)
-    model = model.to(numbers)
-    check_move(model, device, gradients=False, cure="use another `device`, such as cpu")
-    return model.to(device)
 
 
 def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
