@@ -7,6 +7,7 @@ it. On CPUs without bfloat16 products, layers in bfloat16 compute in float32 and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -93,5 +94,18 @@ def multiply_add(total: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype == accumulation_dtype(a):
         with fast_products(a):
             total.addmm_(a, b)
+    elif _adds_products(a.device, a.dtype):
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:
         total.add_(torch.mm(a, b, out_dtype=torch.float32))
+
+
+@functools.cache
+def _adds_products(device: torch.device, half: torch.dtype) -> bool:
+    """Return whether torch adds products of half-precision operands to float32 in one kernel, which 2.8 does not."""
+    total, operand = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device, dtype=half)
+    try:
+        torch.addmm(total, operand, operand, out_dtype=torch.float32, out=total)
+    except RuntimeError:
+        return False
+    return bool((total == 17).all())
