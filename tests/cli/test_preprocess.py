@@ -179,7 +179,7 @@ def test_parts_of_the_text_and_their_union(text, monkeypatch, capsys):
             "--merge 1 2 --vocab-size 60",
             "--vocab-size has no effect on --merge; leave it out, or make the parts with it",
         ),
-        ("--bitext de-en=deu-eng.tsv --shard 2", "cannot read the part '2'; write --shard 3/64"),
+        ("--bitext de-en=deu-eng.tsv --shard 2", "--shard 2; write --shard 1/8, the parts being counted from 1"),
         ("--bitext de-en=deu-eng.tsv --shard 1/2", "2 shards of a training text with 1 file; ask for fewer"),
         ("--bitext de-en=deu-eng.tsv --workers 0", "0 workers; give at least 1"),
         ("--vocab-size 60", "no training text; name some in --bitext"),

@@ -68,7 +68,7 @@ def test_every_step_is_counted(tmp_path):
     splits = {"train": [tsv(tmp_path / "x.tsv", rows)], "valid": [tsv(tmp_path / "v.tsv", valid)]}
     cleaning = CleaningOptions(minimum_length=2, maximum_length=12, maximum_length_ratio=2, sample=100)
     report = run(tmp_path, splits, exclude=[str(evaluation)], cleaning=cleaning)
-    assert report.cleaning.as_dict()["de-en x.tsv"] == {
+    assert report.cleaning.counts["de-en x.tsv"] == {
         "read": 188,
         "empty": 2,
         "identical": 1,
@@ -83,7 +83,7 @@ def test_every_step_is_counted(tmp_path):
         "sampled away": 78,
         "kept": 100,
     }
-    assert report.cleaning.as_dict()["valid de-en v.tsv"]["empty"] == 1
+    assert report.cleaning.counts["valid de-en v.tsv"]["empty"] == 1
     kept = texts(report.path, "train")["de-en"]
     assert len(set(kept)) == len(kept) == 100 and set(kept) <= set(rows)
     assert not {PAIRS[0], PAIRS[33]} & set(kept)
@@ -94,7 +94,7 @@ def test_a_corpus_may_have_a_sample_of_its_own(tmp_path):
     first, second = (tsv(tmp_path / name, rows) for name, rows in (("x.tsv", PAIRS[:90]), ("y.tsv", PAIRS[90:])))
     few = replace(first, sample=20)
     report = run(tmp_path, {"train": [few, second]}, cleaning=CleaningOptions(sample=50))
-    assert [row["kept"] for row in report.cleaning.as_dict().values()] == [20, 50]
+    assert [row["kept"] for row in report.cleaning.counts.values()] == [20, 50]
     with pytest.raises(UserError, match=r"x\.tsv: only training text is sampled; leave out @20"):
         run(tmp_path / "other", {"train": [second], "valid": [few]})
 

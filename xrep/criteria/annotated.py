@@ -21,8 +21,7 @@ class AnnotationCriterion(Criterion):
 
     @dataclass(kw_only=True)
     class Config:
-        def problems(self) -> list[str]:
-            return []
+        pass
 
 
 class Classification(AnnotationCriterion):

@@ -82,11 +82,8 @@ class TokenColumn:
         return self.gather(np.array([index]), len(self.tokens))[0]
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
-        """Return the number of tokens of each of the sentences ``indices``: int64 [N] -> int64 [N].
-
-        Raises:
-            UserError: The files are damaged.
-        """
+        """Return the number of tokens of each of the sentences ``indices``: int64 [N] -> int64 [N]. Raises UserError if
+        the files are damaged."""
         return self._spans(indices)[1]
 
     def gather(self, indices: np.ndarray, maximum_length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,14 +9,14 @@ import torch
 from xrep.errors import UserError
 from xrep.kernels.processor import multiplies_int8
 from xrep.memory import check_move
-from xrep.nn.layers import is_quantised, quantise_layers
+from xrep.nn.layers import is_quantised, pack_weights, quantise_layers
 from xrep.precision import Precision, type_of
 
 M = TypeVar("M", bound=torch.nn.Module)
 
 
 def place(model: M, device: str | None, dtype: Precision) -> M:
-    """Move a model to a device, by default a GPU if there is one, and convert it to a precision.
+    """Move a model to a device, by default a GPU if there is one, convert it to a precision, and pack it.
 
     A model that was saved in int8 remains in int8, whose default device is the CPU.
 
@@ -37,4 +37,6 @@ def place(model: M, device: str | None, dtype: Precision) -> M:
         quantise_layers(model)
     model = model.to(numbers)
     check_move(model, device, gradients=False, cure="use another `device`, such as cpu")
-    return model.to(device)
+    model = model.to(device)
+    pack_weights(model)
+    return model

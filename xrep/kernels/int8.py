@@ -52,11 +52,14 @@ class Int8Product:
     """
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
-        self.scale, self.bias, self.outputs = scale, bias, weight.size(0)
+        self._weight, self.scale, self.bias, self.outputs = weight, scale, bias, weight.size(0)
         self._shift = weight.sum(1).mul(scale).mul_(-_ZERO)
         """What removes the 128 that is added to every input."""
         self._packed = torch.ops.onednn.qlinear_prepack(weight, None)
         self._no_zeros = torch.zeros(self.outputs, dtype=torch.int64)
+
+    def __reduce__(self) -> tuple[type[Int8Product], tuple[Tensor, Tensor, Tensor]]:
+        return Int8Product, (self._weight, self.scale, self.bias)  # torch cannot copy what the library has ordered
 
     @torch.no_grad()
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:

@@ -175,11 +175,8 @@ class DualEncoder(SentenceModel):
         raise UserError(problem, cure="known: " + ", ".join(self.languages))
 
     def pool_layer(self, layer: int) -> None:
-        """Pool the token vectors of this layer from now on.
-
-        Raises:
-            UserError: A tower has fewer layers, or a projection that was trained for another layer.
-        """
+        """Pool the token vectors of this layer from now on. Raises UserError if a tower has fewer layers, or a
+        projection that was trained for another layer."""
         fewest = min(encoder.shape.layers for encoder in self.encoders.values())
         if not 0 <= layer <= fewest:
             raise UserError(f"`layer` {layer} of an encoder of {fewest} layers", cure=f"choose one of 0 to {fewest}")

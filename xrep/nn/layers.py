@@ -14,20 +14,27 @@ from xrep.data.batching import TokenBatch, on_device
 from xrep.errors import UserError
 from xrep.kernels.attention import attention, packed_attention
 from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
-from xrep.kernels.linear import fused_linear, linear
+from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.nn.shape import Activation, LayerShape
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` that uses a faster float32 product on CPUs where that product is as exact."""
+    """``nn.Linear`` that uses a faster float32 product on CPUs where that product is as exact.
+
+    Attributes:
+        packed: the weight in the order in which it is multiplied, if ``pack_weights`` was called.
+    """
+
+    packed: PackedWeight | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        fused = fused_linear(input, self.weight, self.bias, gelu=False) if self.bias is not None else None
+        fused = fused_linear(input, self.weight, self.bias, packed=self.packed)
         return linear(input, self.weight, self.bias) if fused is None else fused
 
     def activated(self, input: Tensor, activation: Activation) -> Tensor:
         """Return the output after the activation function."""
-        hidden = fused_linear(input, self.weight, self.bias, gelu=True) if activation == "gelu" else None
+        gelu = activation == "gelu"
+        hidden = fused_linear(input, self.weight, self.bias, gelu=True, packed=self.packed) if gelu else None
         return activate(self(input), activation) if hidden is None else hidden
 
 
@@ -91,6 +98,13 @@ def quantise_layers(module: nn.Module) -> None:
 def is_quantised(module: nn.Module) -> bool:
     """Return whether ``quantise_layers`` has changed a module."""
     return any(isinstance(part, Int8Linear) for part in module.modules())
+
+
+def pack_weights(module: nn.Module) -> None:
+    """Prepare all linear layers of a module for many products with few rows; it takes the memory of their weights."""
+    for layer in module.modules():
+        if isinstance(layer, Linear):
+            layer.packed = PackedWeight.of(layer.weight)
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

@@ -24,7 +24,7 @@ from xrep.data.store import TOKENIZER_DIRECTORY, Kind, write_manifest
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.stored import given_tokenizers, rows_by_length
+from xrep.tasks.stored import VocabularyOptions, given_tokenizers, rows_by_length
 from xrep.tasks.task import Examples, Task
 from xrep.text import labelled_readers, question_readers, tagged_readers
 from xrep.text.annotated import AnnotatedFile, LabelledText, Question, TaggedSentence, discover, of_split
@@ -57,7 +57,7 @@ class AnnotatedTask(Task):
     """Endings of the names of its files, for messages."""
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(VocabularyOptions):
         data: str
         """File or folder of annotated text, as it is published. The names of files tell their split (train, dev) and
         language (dev-de.tsv); a file without a split in its name is training text."""
@@ -67,11 +67,6 @@ class AnnotatedTask(Task):
         """Language of files that do not name it."""
         dev_share: float = 0.0
         """Share of the training examples that are held out for validation, if there is no dev split (CMLM: 0.1)."""
-        tokenizer: str | None = None
-        """Directory that holds the tokenizer, such as a checkpoint's or a data directory's. none: that of the
-        pretrained encoder, or one that is trained on this text."""
-        vocab_size: int | None = None
-        """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
         batch_size: int = 32
         """Number of rows in a batch."""
         max_length: int = 128
@@ -114,7 +109,7 @@ class AnnotatedTask(Task):
         self.training_examples, self.dev_examples = examples, dev
         self._train = Rows(self.rows(examples, self.text, tokenizer))
         self._dev = Rows(self.rows(dev, self.text, tokenizer))
-        self.examples = len(self._train)
+        self.examples, self.has_validation = len(self._train), len(self._dev) > 0
         self._order = ExampleOrder([self.examples], 1.0, seed, lambda _, rows: self._train.lengths[rows])
 
     # -- what the kinds of annotation do differently ------------------------------------------------------------------
@@ -124,9 +119,9 @@ class AnnotatedTask(Task):
     def accepts(path: Path) -> bool:
         """Return whether a file of a folder is one that the task reads."""
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[Any]:
+    def read(file: AnnotatedFile, counts: Counter[str]) -> Iterator[Any]:
         """Yield the examples of a file."""
 
     @staticmethod
@@ -212,10 +207,6 @@ class AnnotatedTask(Task):
         with path.open("wb") as file:
             np.save(file, hashes.to_array(), allow_pickle=False)
 
-    @property
-    def has_validation(self) -> bool:
-        return len(self._dev) > 0
-
     def validation_batches(self) -> Iterator[AnnotatedBatch]:
         for rows in rows_by_length(self._dev.lengths):
             yield self._dev.batch(rows, self.text.vocabulary(SHARED), self.kind)
@@ -229,11 +220,7 @@ class ClassificationTask(AnnotatedTask):
 
     kind, gives = "label", Examples.LABELLED_TEXTS
     what, forms = "labelled text", ".tsv, .jsonl or .review"
-    accepts = staticmethod(labelled_readers.is_labelled)
-
-    @classmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[LabelledText]:
-        return labelled_readers.read_labelled(file, counts)
+    accepts, read = staticmethod(labelled_readers.is_labelled), staticmethod(labelled_readers.read_labelled)
 
     @staticmethod
     def labels(examples: Iterable[LabelledText]) -> Iterator[str]:
@@ -262,8 +249,8 @@ class TaggingTask(AnnotatedTask):
     what, forms = "tagged words", ".conllu or .tsv"
     accepts = staticmethod(tagged_readers.is_tagged)
 
-    @classmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
+    @staticmethod
+    def read(file: AnnotatedFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
         return tagged_readers.read_tagged(file)
 
     @staticmethod
@@ -292,7 +279,7 @@ class QuestionAnsweringTask(AnnotatedTask):
 
     kind, gives = "span", Examples.QUESTIONS
     what, forms = "questions", ".json"
-    accepts = staticmethod(question_readers.is_questions)
+    accepts, read = staticmethod(question_readers.is_questions), staticmethod(question_readers.read_questions)
 
     @dataclass(kw_only=True)
     class Config(AnnotatedTask.Config):
@@ -305,10 +292,6 @@ class QuestionAnsweringTask(AnnotatedTask):
 
         def problems(self) -> list[str]:
             return super().problems() + out_of_range(self, stride="[1, inf)", max_question="[1, inf)")
-
-    @classmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[Question]:
-        return question_readers.read_questions(file, counts)
 
     @staticmethod
     def labels(examples: Iterable[Question]) -> Iterator[str]:
@@ -346,11 +329,8 @@ def numbering(text: TextSpec) -> Callable[[str, LabelledText | TaggedSentence], 
 
 
 def labels_of(labels: Iterable[str]) -> list[str]:
-    """Return the different labels, sorted; numbers by their value.
-
-    Raises:
-        UserError: Two labels differ only in upper and lower case.
-    """
+    """Return the different labels, sorted; numbers by their value. Raises UserError if two labels differ only in upper
+    and lower case."""
     unique = sorted(set(labels), key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
     by_lower: dict[str, str] = {}
     for label in unique:

@@ -73,7 +73,7 @@ class BitextTask(StoredTask, ParallelTask):
         self.config = config
         data = _read(config, self._by_side(tokenizers or {}))
         self._splits, path = data.splits, data.path
-        self._train = self._pairs("train")
+        self._train, self.has_validation = self._pairs("train"), bool(self._pairs("valid"))
         if not self._train:
             raise UserError("has no split 'train'", path=path, cure="preprocess the text with that split")
         self.tokenizers: Tokenizers = self._by_side(data.tokenizers)
@@ -168,10 +168,6 @@ class BitextTask(StoredTask, ParallelTask):
             cure = "preprocess the text with that split"
             raise UserError("has no split 'valid'", path=self._place, cure=cure)
         return pools
-
-    @property
-    def has_validation(self) -> bool:
-        return bool(self._pairs("valid"))
 
     def validation_batches(self) -> Iterator[PairBatch]:
         pools = self.validation_pools(sys.maxsize) if self.has_validation else []

@@ -67,9 +67,6 @@ class MixtureTask(Task):
         mixing: Mixing
         """weight: each batch has all parts. proportion: each batch has one part."""
 
-        def problems(self) -> list[str]:
-            return []
-
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
         self._tasks = {part.name: part.kind(part.config, seed, tokenizers) for part in config.parts}
@@ -81,6 +78,7 @@ class MixtureTask(Task):
                     cure="preprocess the text of both with the same `tokenizer`",
                 )
         self.tokenizers = self._tasks[first].tokenizers
+        self.has_validation = any(task.has_validation for task in self._tasks.values())
         texts = [task.text for task in self._tasks.values()]
         languages = {
             "source_languages": sorted({code for text in texts for code in text.source_languages}),
@@ -177,10 +175,6 @@ class MixtureTask(Task):
             for pool in task.validation_pools(max_pool_size):
                 pools.setdefault((pool.source_language, pool.target_language), []).append(pool)
         return [replace(some[0], batches=_one_after_another(some)) for some in pools.values()]
-
-    @property
-    def has_validation(self) -> bool:
-        return any(task.has_validation for task in self._tasks.values())
 
     def validation_batches(self) -> Iterator[MixedBatch]:
         """Return the batches of the dev splits, each with one part."""

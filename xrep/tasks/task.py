@@ -64,6 +64,7 @@ class Task(ABC):
         text: What the model needs to know about the text.
         tokenizers: The loaded tokenizers, by side.
         examples: Number of training examples in one epoch.
+        has_validation: Whether there is a dev split.
         has_hard_negatives: Whether training batches have ``PairBatch.negatives``.
     """
 
@@ -73,6 +74,7 @@ class Task(ABC):
     text: TextSpec
     tokenizers: Tokenizers
     examples: int
+    has_validation: bool
     has_hard_negatives: bool = False
 
     @abstractmethod
@@ -130,11 +132,6 @@ class Task(ABC):
         save_tokenizers(self.tokenizers, directory)
 
     # -- validation ---------------------------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def has_validation(self) -> bool:
-        """Whether there is a dev split."""
 
     @abstractmethod
     def validation_batches(self) -> Iterator[Any]:
