@@ -24,7 +24,7 @@ from xrep.data.store import TOKENIZER_DIRECTORY, Kind, write_manifest
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.stored import given_tokenizers, rows_by_length
+from xrep.tasks.stored import VocabularyOptions, given_tokenizers, rows_by_length
 from xrep.tasks.task import Examples, Task
 from xrep.text import labelled_readers, question_readers, tagged_readers
 from xrep.text.annotated import AnnotatedFile, LabelledText, Question, TaggedSentence, discover, of_split
@@ -57,7 +57,7 @@ class AnnotatedTask(Task):
     """Endings of the names of its files, for messages."""
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(VocabularyOptions):
         data: str
         """File or folder of annotated text, as it is published. The names of files tell their split (train, dev) and
         language (dev-de.tsv); a file without a split in its name is training text."""
@@ -67,11 +67,6 @@ class AnnotatedTask(Task):
         """Language of files that do not name it."""
         dev_share: float = 0.0
         """Share of the training examples that are held out for validation, if there is no dev split (CMLM: 0.1)."""
-        tokenizer: str | None = None
-        """Directory that holds the tokenizer, such as a checkpoint's or a data directory's. none: that of the
-        pretrained encoder, or one that is trained on this text."""
-        vocab_size: int | None = None
-        """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
         batch_size: int = 32
         """Number of rows in a batch."""
         max_length: int = 128

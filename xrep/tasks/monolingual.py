@@ -18,7 +18,7 @@ from xrep.data.store import Corpus, gather_rows
 from xrep.data.text_store import TextOptions, packed, prepare_text
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.stored import StoredTask, given_tokenizers, rows_by_length
+from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, rows_by_length
 from xrep.tasks.task import Examples
 from xrep.text.sides import SHARED, Tokenizers
 
@@ -77,7 +77,7 @@ class MonolingualTask(StoredTask):
     default_validation = "loss"
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(VocabularyOptions):
         data: str
         """Text with one sentence per line and a blank line between documents: a folder of files such as news.de,
         en.txt.gz, train.fr.xz and valid.fr, or de=FILE,en=FILE."""
@@ -93,12 +93,6 @@ class MonolingualTask(StoredTask):
         sampling_alpha: float = 0.3
         """Languages are drawn with p proportional to n ** sampling_alpha, where n is their number of sentences (XLM-R:
         0.3). 1 takes every example once per epoch. It must lie in [0, 1]."""
-        tokenizer: str | None = None
-        """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
-        bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
-        trained on this text."""
-        vocab_size: int | None = None
-        """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
         vocabulary_alpha: float = 0.3
         """Weight of languages in the text that the vocabulary is trained on: n ** vocabulary_alpha (CMLM, section 4.1:
         0.3). It must lie in [0, 1]."""

@@ -16,7 +16,7 @@ from xrep.data.nli_store import NliOptions, prepare_nli
 from xrep.data.order import ExampleOrder
 from xrep.data.store import Corpus
 from xrep.data.stream import Plan
-from xrep.tasks.stored import StoredTask, given_tokenizers, rows_by_length
+from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, rows_by_length
 from xrep.tasks.task import Examples
 from xrep.text.languages import canonical
 from xrep.text.nli_readers import LABELS
@@ -76,7 +76,7 @@ class NliTask(StoredTask):
     default_validation = "nli"
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(VocabularyOptions):
         data: str
         """File or directory of inference data: SNLI, MNLI, XNLI or CNSD as downloaded; s1.train with s2.train and
         labels.train; SimCSE's nli_for_simcse.csv; or a directory of such directories."""
@@ -91,12 +91,6 @@ class NliTask(StoredTask):
         target_languages: list[str] = field(default_factory=lambda: ["en"])
         """Languages of the target side, if the sides have separate towers or tokenizers; all other languages belong to
         the source side."""
-        tokenizer: str | None = None
-        """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
-        bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
-        trained on this text."""
-        vocab_size: int | None = None
-        """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
         batch_size: int = 128
         """Number of examples in a batch."""
         max_length: int = 128

@@ -77,7 +77,7 @@ class Translator:
             problem = "not a translation model: it encodes sentences"
             raise UserError(problem, path=path, cure=f"encode them by xrep-encode, or {cure}")
         model = place(model, device, dtype)
-        model.pack()
+        model.pack_scores()
         return cls(model, open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.text)
 
     def target(self, language: str | None) -> int:
