@@ -32,6 +32,7 @@ from xrep.inference.generation.options import SearchOptions
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.precision import fast_products, float32_precision
 from xrep.models.translation import Translation
+from xrep.nn.layers import pack_weights
 
 PAD, UNK, BOS, EOS, MASK = range(5)
 Translate = Callable[[TokenBatch], list[list[list[int]]]]
@@ -66,14 +67,19 @@ def make_model(options: argparse.Namespace) -> Translation:
             layer.feedforward_out.weight.mul_(8)
             layer.source_attention.output.weight.mul_(4)
         model.language_embedding.weight.copy_(words[BOS : BOS + 1])
-    model.pack()
+    pack(model)
     return model
+
+
+def pack(model: Translation) -> None:
+    pack_weights(model)
+    model.pack_scores()
 
 
 def copy_in_half(model: Translation, options: argparse.Namespace) -> Translation:
     half = make_model(options)
     half.load_state_dict(model.state_dict())
-    half.bfloat16().pack()
+    pack(half.bfloat16())
     return half
 
 

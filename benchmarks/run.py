@@ -76,8 +76,8 @@ BENCHMARKS = {
         "`SentenceEncoder.encode` of real sentences through all-MiniLM-L6-v2, beside others with the same weights",
         (
             ("xrep, *", "sentence-transformers"),
-            ("xrep, float32", "*float32"),
-            ("xrep, bfloat16", "*bfloat16"),
+            ("xrep, float32", "*32"),
+            ("xrep, bfloat16", "*16"),
             ("xrep, int8", "*int8"),
         ),
         f"{ENCODE} --sentences 250 --repeats 5",

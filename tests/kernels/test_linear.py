@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -104,6 +106,8 @@ def test_a_packed_weight_is_the_weight_until_it_changes(dtype: torch.dtype, with
         exact = F.linear(x.double(), table[:64].double(), bias.double() if with_bias else None)
         torch.testing.assert_close(found.double(), exact, rtol=slack, atol=slack)
     assert packed.tensor(table) is packed.tensor(table[6:]) is None
+    again, packed_again = copy.deepcopy((table[:64], packed))
+    assert packed_again.tensor(again) is not None
     with default_float32_products(), torch.no_grad():
         assert fused_linear(x, table[:64], None, packed=packed) is None
     table[0] = 0

@@ -47,6 +47,9 @@ class PackedWeight:
         self._weight, self._version = weight, weight._version
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
+    def __reduce__(self) -> tuple[type[PackedWeight], tuple[Tensor]]:
+        return PackedWeight, (self._weight,)  # torch cannot copy what the library has ordered
+
     @staticmethod
     def of(weight: Tensor) -> PackedWeight | None:
         """Return the packed weight, or None if the library is not used for its type on its device."""

@@ -25,7 +25,7 @@ from xrep.models.start import (
 )
 from xrep.nn.decoder import SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.encoder import Encoder, initialise
-from xrep.nn.layers import Packing, layout_of, pack_weights
+from xrep.nn.layers import Packing, layout_of
 from xrep.nn.shape import DecoderShape, EncoderSizes
 from xrep.text.sides import SHARED
 
@@ -164,9 +164,8 @@ class Translation(TranslationModel):
         """Output embeddings of the target vocabulary, [V, H]."""
         return self._words if self.output_embedding is None else self.output_embedding.weight
 
-    def pack(self) -> None:
-        """Prepare the weights for searches, as ``pack_weights`` does, once they have their values, type and device."""
-        pack_weights(self)
+    def pack_scores(self) -> None:
+        """Prepare the output embeddings for searches, as ``pack_weights`` does it with linear layers."""
         self._packed_scores = PackedWeight.of(self._scores)
 
     def predict(self, source: TokenBatch, target: TokenBatch, languages: Tensor) -> Predictions:
