@@ -28,6 +28,9 @@ KEPT_PAIRS = 2**28
 
 VOCABULARY_LOGITS = 2**27
 
+SHARED_REACH = float("-inf")
+"""Exponentials are never shared: rows and columns are the work of different programs."""
+
 
 def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
     count, columns = scores.shape
