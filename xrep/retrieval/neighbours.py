@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels.precision import accumulation_dtype, multiply, operand_dtype
+from xrep.retrieval.screening import Rounded, screens, update_screened
 
 TILE = 2000
 """Rows and columns of a tile of similarities on a CPU: 16 MB of float32 stay in cache while rows and columns are
@@ -115,18 +116,24 @@ def search_block(
         advance: Called with the number of further comparisons that are done.
     """
     edge = CUDA_TILE if x_BD.is_cuda else TILE
+    rounded = [Rounded.of(side) for side in (x_BD, y_CD)] if screens(x_BD, y_CD, best_x, best_y) else None
     memory = torch.empty(0, dtype=accumulation_dtype(x_BD), device=x_BD.device)
     for row in range(0, len(x_BD), edge):
         rows_BD = x_BD[row : row + edge]
         for column in range(0, len(y_CD), edge):
             columns_CD = y_CD[column : column + edge]
+            row_best = best_x.slice(row, row + len(rows_BD))
+            column_best = best_y.slice(column, column + len(columns_CD))
+            if rounded is not None:
+                sides = rounded[0].slice(row, row + edge), rounded[1].slice(column, column + edge)
+                if update_screened(*sides, row_best, column_best, first_x + row, first_y + column, _GROUP):
+                    continue
+                rounded = None
             tile_BC = memory.resize_(len(rows_BD) * len(columns_CD)).view(len(rows_BD), len(columns_CD))
             multiply(rows_BD, columns_CD.t(), out=tile_BC)
             ragged = (0, -len(columns_CD) % _GROUP, 0, -len(rows_BD) % _GROUP)
             padded = F.pad(tile_BC, ragged, value=-torch.inf) if any(ragged) else tile_BC
-            row_best = best_x.slice(row, row + len(rows_BD))
             row_best.update(padded[: len(rows_BD)], first_y + column)
-            column_best = best_y.slice(column, column + len(columns_CD))
             column_best.update(padded[:, : len(columns_CD)].t(), first_x + row)
         advance(len(rows_BD) * len(y_CD))
 

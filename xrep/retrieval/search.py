@@ -154,7 +154,7 @@ def search_flat(x: Side, y: Side, state: SearchState, *, device: str = "cpu", sh
     """Find exact neighbours: for each block of x, all of y is read, and one product serves both directions.
 
     ``state`` is updated in place; units of work that it already contains are skipped. Memory: the neighbours of both
-    sides, 12 k bytes per sentence, and about 200 MB. A GPU multiplies float16 files in float16.
+    sides, 12 k bytes per sentence, and about 300 MB. A GPU multiplies float16 files in float16.
     """
     units, panels = (
         list(side.blocks(max(1, size // (4 * x.vectors.size) // TILE) * TILE))
