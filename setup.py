@@ -12,6 +12,8 @@ PLOT = ["matplotlib>=3.8", "scikit-learn>=1.4"]
 SENTEVAL = ["scikit-learn>=1.4"]
 HF = ["transformers>=5"]  # encoders of any architecture
 HUB = ["huggingface_hub>=0.24"]
+ONNX = ["onnxruntime>=1.20", "onnxscript>=0.5"]  # not among the tests' packages, because they are large
+OPENVINO = ["openvino>=2025.0", "onnxscript>=0.5"]
 WANDB = ["wandb>=0.17"]
 DOCS = ["mkdocs-material>=9.5"]
 PARQUET = ["pyarrow>=15"]
@@ -72,10 +74,12 @@ setup(
         "parquet": PARQUET,
         "zstd": ZSTD,
         "wandb": WANDB,
+        "onnx": ONNX,
+        "openvino": OPENVINO,
         "docs": DOCS,
         "test": TEST,
         "bench": BENCH,
-        "dev": [*PLOT, *HUB, *TEST, "uv>=0.5"],
+        "dev": [*PLOT, *HUB, *ONNX, *TEST, "uv>=0.5"],
     },
     entry_points={
         "console_scripts": [

@@ -1,11 +1,11 @@
 """Beam search beside that of transformers and of CTranslate2, with the same weights and the same number of tokens.
 
 Each gets a random model of BART's form (6 + 4 layers, width 512, 16,000 words), whose embeddings are drawn wide so that
-translations vary. Contestants take turns in one process on the same batches, in float32. The script prints target
-tokens a second over those of transformers' generate with its defaults, as ratios of medians, and the share of sentences
-with the same hypotheses as transformers has, in any order. "fast products" are those of torch that ours uses by itself;
-they are switched on for the others. "products alone" is the time of nothing but the matrix products of a decoder step:
-no loop around them can be faster on this machine.
+translations vary. Contestants take turns in one process on the same batches, in float32 unless their names say
+otherwise. The script prints target tokens a second over those of transformers' generate with its defaults, as ratios of
+medians, and the share of sentences with the same hypotheses as transformers has, in any order. "fast products" are
+those of torch with reduced precision where the processor has it (AMX). "products alone" is the time of nothing but the
+float32 products of a decoder step, with weights in torch's order.
 
   pip install transformers ctranslate2
   python benchmarks/generate.py --repeats 5
@@ -32,6 +32,7 @@ from xrep.inference.generation.options import SearchOptions
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.precision import fast_products, float32_precision
 from xrep.models.translation import Translation
+from xrep.nn.layers import pack_weights
 
 PAD, UNK, BOS, EOS, MASK = range(5)
 Translate = Callable[[TokenBatch], list[list[list[int]]]]
@@ -66,7 +67,20 @@ def make_model(options: argparse.Namespace) -> Translation:
             layer.feedforward_out.weight.mul_(8)
             layer.source_attention.output.weight.mul_(4)
         model.language_embedding.weight.copy_(words[BOS : BOS + 1])
+    pack(model)
     return model
+
+
+def pack(model: Translation) -> None:
+    pack_weights(model)
+    model.pack_scores()
+
+
+def copy_in_half(model: Translation, options: argparse.Namespace) -> Translation:
+    half = make_model(options)
+    half.load_state_dict(model.state_dict())
+    pack(half.bfloat16())
+    return half
 
 
 def bart(model: Translation) -> nn.Module:
@@ -162,7 +176,7 @@ def transformers(theirs: nn.Module, options: argparse.Namespace, fast: bool) -> 
     return run
 
 
-def ctranslate2(theirs: nn.Module, options: argparse.Namespace, folder: Path) -> Translate:
+def ctranslate2(theirs: nn.Module, options: argparse.Namespace, folder: Path, precision: str) -> Translate:
     import ctranslate2
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -176,7 +190,7 @@ def ctranslate2(theirs: nn.Module, options: argparse.Namespace, folder: Path) ->
     theirs.save_pretrained(folder / "hf")
     ctranslate2.converters.TransformersConverter(str(folder / "hf")).convert(str(folder / "ct2"), force=True)
     translator = ctranslate2.Translator(
-        str(folder / "ct2"), compute_type="float32", inter_threads=1, intra_threads=torch.get_num_threads()
+        str(folder / "ct2"), compute_type=precision, inter_threads=1, intra_threads=torch.get_num_threads()
     )
 
     def run(batch: TokenBatch) -> list[list[list[int]]]:
@@ -202,7 +216,7 @@ def products_alone(model: Translation, options: argparse.Namespace) -> Translate
 
     def run(batch: TokenBatch) -> list[list[list[int]]]:
         rows = {size: torch.randn(len(batch) * options.beam, size) for size in {w.size(1) for w in weights}}
-        with torch.inference_mode(), float32_precision("medium"):
+        with torch.inference_mode(), fast_products(weights[0]):
             for _ in range(options.tokens):
                 for weight in weights:
                     nn.functional.linear(rows[weight.size(1)], weight)
@@ -262,12 +276,14 @@ def main() -> None:
             contestants = {"plain, training": training_step(plain, options)}
             contestants["semantic bias, training"] = training_step(model, options)
         else:
-            theirs = bart(model)
+            theirs, half = bart(model), copy_in_half(model, options)
             contestants = {
                 "transformers": transformers(theirs, options, fast=False),
                 "transformers, fast products": transformers(theirs, options, fast=True),
                 **contestants,
-                "CTranslate2": ctranslate2(theirs, options, Path(folder)),
+                "xrep, bfloat16": ours(half, options),
+                "CTranslate2": ctranslate2(theirs, options, Path(folder), "float32"),
+                "CTranslate2, int8": ctranslate2(theirs, options, Path(folder), "int8"),
                 "products alone": products_alone(model, options),
             }
         report(contestants, batch, options)

@@ -26,10 +26,11 @@ def write_encoder(
     sentences: list[str] | None = None,
     vocabulary_size: int = 120,
     options: dict[str, Any] | None = None,
+    model_options: dict[str, Any] | None = None,
 ) -> Path:
     """Return an encoder of (source, target) languages with one layer, vectors [N, size] and random weights.
 
-    ``options`` are those of its run beside the model's.
+    ``options`` are those of its run beside the model's, ``model_options`` more of the model's.
     """
     sentences = sentences or [side for pair in sentence_pairs(100) for side in pair]
     tokenizer = train_tokenizer(sentences, vocabulary_size, path.parent / "tokenizer")
@@ -37,7 +38,7 @@ def write_encoder(
     source, target = languages
     text = TextSpec(vocabularies=vocabularies, max_length=64, source_languages=source, target_languages=target)
     shape = {"layers": 1, "hidden_size": size, "heads": 2, "feedforward_size": 16, "max_positions": 64}
-    own = {"towers": towers, "normalize": normalize, **shape}
+    own = {"towers": towers, "normalize": normalize, **shape, **(model_options or {})}
     with random.fork_rng():
         random.manual_seed(seed)
         model = DualEncoder(DualEncoder.Config(**own), text)

@@ -47,7 +47,7 @@ def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer(data_directory: Path) -> Tokenizer:
-    return DataDirectory.open(data_directory).tokenizers["shared"]
+    return DataDirectory(data_directory).tokenizers["shared"]
 
 
 @pytest.fixture(scope="session")

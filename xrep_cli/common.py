@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from xrep import __version__
 from xrep.config.fields import FieldSpec, choices, convert, members
@@ -125,6 +125,7 @@ def command_script(
 
     @functools.wraps(run)
     def function(argv: Sequence[str]) -> None:
+        limit_kept_products()
         parser = build_parser()
         options = parser.parse_args(argv)
         for plugin in vars(options).get("plugin", ()):
@@ -133,9 +134,31 @@ def command_script(
         names = {action.dest: action.option_strings[-1] for action in named}
         names |= {option.strip("-").replace("-", "_"): option for option in names.values()}
         with naming_options(names):
+            check_counts(vars(options))
             run(options)
 
     return console_script(function)
+
+
+COUNTS = ("batch_tokens", "buffer_lines", "k", "max_tokens", "merge", "neighbours", "parallel", "probes")
+"""Options of commands that are numbers of something, at least 1."""
+
+
+def check_counts(options: Mapping[str, Any]) -> None:
+    """Raise UserError if one of the ``COUNTS`` is below 1."""
+    for name in COUNTS:
+        if isinstance(value := options.get(name), int) and value < 1:
+            raise UserError(f"`{name}` {value}", cure="give at least 1")
+
+
+def parse_shard(text: str | None) -> tuple[int, int] | None:
+    """Return (I, N) of ``--shard I/N``; None if it was not given."""
+    if text is None:
+        return None
+    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)  # numbers of more digits are no parts of a text
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"`shard` {text}", cure="write `shard` 1/8, the parts being counted from 1")
+    return int(match[1]), int(match[2])
 
 
 def _actions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[argparse.Action]:
@@ -147,11 +170,8 @@ def _actions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> It
 
 
 def choose_device(named: str | None) -> str:
-    """Return the named device, or else a GPU if there is one (one for each process of several), or else the CPU.
-
-    Raises:
-        UserError: This machine has no such device.
-    """
+    """Return the named device, or else a GPU if there is one (one for each process of several), or else the CPU. Raises
+    UserError if this machine has no such device."""
     import torch
 
     several = number_from_environment("WORLD_SIZE", 1) > 1
@@ -167,11 +187,7 @@ def choose_device(named: str | None) -> str:
 
 
 def number_from_environment(variable: str, default: int) -> int:
-    """Return the number of ranks, or of this rank, that torchrun sets.
-
-    Raises:
-        UserError: The variable is not a number.
-    """
+    """Return the number of ranks, or of this rank, that torchrun sets; raise UserError if it is not a number."""
     text = os.environ.get(variable, str(default))
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"the environment variable {variable} is {text!r}, not a number", cure="unset it")
@@ -273,9 +289,10 @@ def is_streamed(output: str) -> bool:
     return output == "-" or is_stream(output)
 
 
-def message_stream(output: str) -> IO[str]:
-    """Return where to print what is not the output: stderr if the output may go to standard output."""
-    return sys.stderr if is_streamed(output) else sys.stdout
+def print_result(text: str, output: str, path: object) -> None:
+    """Print a line about what was written: with its path or, if it may have gone to standard output, on stderr."""
+    streamed = is_streamed(output)
+    print(text if streamed else f"{text}: {path}", file=sys.stderr if streamed else sys.stdout)
 
 
 @contextmanager

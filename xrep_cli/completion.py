@@ -37,11 +37,8 @@ ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashc
 
 
 def script(shell: str, commands: Sequence[str]) -> str:
-    """Return the script of a shell for ``xrep`` and its commands.
-
-    Raises:
-        UserError: The shell is not bash, zsh or fish.
-    """
+    """Return the script of a shell for ``xrep`` and its commands. Raises UserError if the shell is not bash, zsh or
+    fish."""
     words = {f"xrep-{name}": words_of(name) for name in commands}
     words["xrep"] = {"--help": [], "--version": [], "": [*commands, "completion"]}
     if shell == "fish":

@@ -17,10 +17,9 @@ from xrep_cli.common import (
     command_parser,
     command_script,
     is_streamed,
-    limit_kept_products,
-    message_stream,
     number_from_environment,
     output_file,
+    print_result,
     say_if_slow,
 )
 
@@ -53,14 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _main(options: argparse.Namespace) -> None:
     output = Path(options.output)
-    limit_kept_products()
 
     from xrep.inference.encoding import encode_file
     from xrep.inference.sentence_encoder import SentenceEncoder
     from xrep.text.readers import read_text
 
-    if options.batch_tokens < 1:
-        raise UserError(f"`batch_tokens` {options.batch_tokens}", cure="give at least 1")
     streamed = is_streamed(options.output)
     if output.suffix != ".npy" and not streamed:
         raise UserError("the output is a .npy file", path=output, cure="give a name that ends in .npy")
@@ -98,7 +94,7 @@ def _main(options: argparse.Namespace) -> None:
     speed = (done.lines - done.resumed) / max(done.seconds, 1e-9)
     shape = f"[{done.lines}, {done.size}] {options.dtype}"
     said = f"{done.lines:,} lines{resumed}, {speed:,.0f} a second, {shape}{empty}"
-    print(said if streamed else f"{said}: {done.path}", file=message_stream(options.output))
+    print_result(said, options.output, done.path)
 
 
 main = command_script(build_parser, _main)

@@ -22,6 +22,7 @@ from xrep_cli.common import (
     Parser,
     add_field,
     add_shared_options,
+    check_counts,
     check_outputs,
     command_parser,
     console_script,
@@ -108,13 +109,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _check(paths: list[str], json_file: str | None, options: dict[str, Any]) -> None:
-    """Check before the work that its results can be written.
-
-    Raises:
-        UserError: They cannot be written, a number is out of range, or matplotlib is missing.
-    """
-    if options.get("batch_tokens", 1) < 1:
-        raise UserError(f"--batch-tokens {options['batch_tokens']}", cure="give at least 1")
+    """Check before the work that its results can be written. Raises UserError if they cannot be written, a number is
+    out of range, or matplotlib is missing."""
+    check_counts({"batch_tokens": options.get("batch_tokens")})
     if options.get("random_baseline", 0) < 0:
         raise UserError(f"--random-baseline {options['random_baseline']}", cure="give a number of seeds, such as 3")
     if len(set(paths)) < len(paths):
@@ -215,11 +212,8 @@ def _measure(
 
 
 def _drawn(figures: Figures) -> dict[str, list[float | None]]:
-    """Return the resampled figures for JSON, in which a figure that cannot be computed is null.
-
-    Raises:
-        UserError: The evaluation has none.
-    """
+    """Return the resampled figures for JSON, in which a figure that cannot be computed is null. Raises UserError if the
+    evaluation has none."""
     if not figures.resamples:
         raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
     return {

@@ -8,7 +8,8 @@ import sys
 from xrep_cli.common import command_parser, command_script
 
 DESCRIPTION = """\
-Write an encoder as a directory that sentence-transformers, transformers or xrep load, tokenizer included.
+Write an encoder as a directory that sentence-transformers, transformers, ONNX Runtime, OpenVINO or xrep load, with its
+tokenizer.
 
   xrep-export --path run1/best --format sentence-transformers --output my-encoder
 
@@ -19,6 +20,10 @@ sentence-transformers (5 or newer) opens both as one model, and the language of 
 
 my-encoder/source and my-encoder/target can also be opened alone; --format hf writes these two. A README says which is
 which. Reading a directory back into xrep gives the same weights, bit by bit.
+
+--format onnx writes onnx/model.onnx, and --format openvino writes openvino/openvino_model.xml, in float32 and where
+sentence-transformers looks for them (backend="onnx"). Pooling, projection and normalisation are inside: input_ids and
+attention_mask become sentence_embedding. The vectors are compared with the encoder's before the directory appears.
 
 The mean of the last checkpoints of a run often measures better than any of them, and most papers on translation measure
 it. A checkpoint of it, for xrep-eval, xrep-encode, xrep-generate and xrep-train --init, without what training alone
@@ -51,10 +56,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--output", required=True, metavar="DIR", help="a new directory")
     add(
         "--format",
-        choices=("sentence-transformers", "hf", "xrep"),
+        choices=("sentence-transformers", "hf", "onnx", "openvino", "xrep"),
         default="sentence-transformers",
-        help="hf: the transformer alone, without pooling and projection; xrep: a checkpoint, without what training"
-        " alone needs",
+        help="hf: the transformer alone, without pooling and projection; onnx, openvino: a graph from tokens to vectors"
+        " for ONNX Runtime or OpenVINO (extra of that name); xrep: a checkpoint, without what training alone needs",
     )
     add(
         "--average",

@@ -25,7 +25,6 @@ from xrep_cli.common import (
     choose_device,
     command_parser,
     command_script,
-    limit_kept_products,
     say_if_slow,
     values_of,
     write_summary,
@@ -86,9 +85,6 @@ def _check(options: argparse.Namespace) -> None:
     """Raise UserError if an option or a file is invalid, before the model is loaded."""
     from xrep.text.readers import read_text
 
-    for name, value in {"max_tokens": options.max_tokens, "buffer_lines": options.buffer_lines}.items():
-        if value < 1:
-            raise UserError(f"`{name}` {value}", cure="give at least 1")
     if options.json and not options.reference:
         raise UserError("`json` without scores to write", cure="give `reference` FILE")
     if options.json == "-" and options.output == "-":
@@ -192,7 +188,6 @@ def _main(options: argparse.Namespace) -> None:
     if problems := search.problems():
         raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
     _check(options)
-    limit_kept_products()
 
     from xrep.inference.generation.stream import translate_stream
 

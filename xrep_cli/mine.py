@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +19,9 @@ from xrep_cli.common import (
     command_parser,
     command_script,
     is_streamed,
-    message_stream,
     output_file,
+    parse_shard,
+    print_result,
     values_of,
     write_summary,
 )
@@ -93,24 +93,11 @@ def _add_negatives(parser: argparse.ArgumentParser) -> None:
     add("--json", metavar="FILE", help="write a summary as JSON; - prints it on standard output")
 
 
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    part, _, parts = text.partition("/")
-    # Numbers of more digits are no parts of a text.
-    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", text) or not 1 <= int(part) <= int(parts):
-        raise UserError(f"`shard` {text}", cure="write `shard` 1/8, the parts being counted from 1")
-    return int(part), int(parts)
-
-
 def _check(options: argparse.Namespace) -> None:
     """Raise UserError if an option is invalid, before anything is read."""
     values = vars(options)
     if options.output is None:
         raise UserError("no `output`", cure="name the file to write the pairs to, or - for standard output")
-    for name in ("neighbours", "probes", "batch_tokens", "merge"):
-        if values[name] is not None and values[name] < 1:
-            raise UserError(f"`{name}` {values[name]}", cure="give at least 1")
     for side in ("source", "target"):
         if values[f"{side}_vectors"] is not None:
             continue
@@ -139,7 +126,7 @@ def _main(options: argparse.Namespace) -> None:
         _mine_negatives(options)
         return
     _check(options)
-    shard = _shard(options.shard)
+    shard = parse_shard(options.shard)
 
     from xrep.inference.mining import MiningOptions, Text, mine
     from xrep.inference.sentence_encoder import SentenceEncoder
@@ -164,7 +151,7 @@ def _main(options: argparse.Namespace) -> None:
         result = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"
         left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
         said = f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}"
-        print(said if streamed else f"{said}: {mined.path}", file=message_stream(options.output))
+        print_result(said, options.output, mined.path)
 
 
 def _mine_negatives(options: argparse.Namespace) -> None:
@@ -200,7 +187,7 @@ def _mine_negatives(options: argparse.Namespace) -> None:
         mean = {name: f"{scores['mean']:.3f}" for name, scores in mined.scores.items()}
         said = f"{found}, from {mined.candidates:,} candidates; left out: {dropped}; mean cosine of translations "
         said += f"{mean['translations']}, of negatives {mean['negatives']}"
-        print(said if streamed else f"{said}: {mined.path}", file=message_stream(options.output))
+        print_result(said, options.output, mined.path)
 
 
 main = command_script(build_parser, _main)

@@ -82,11 +82,7 @@ class CommandLine:
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
-    """Split a command line into layers of configuration.
-
-    Raises:
-        UserError: a YAML file or a plugin cannot be read.
-    """
+    """Split a command line into layers of configuration. Raises UserError if a YAML file or a plugin cannot be read."""
     selected, files = _first_look(argv)
     layers = [(path, read_yaml(path)) for path in files["config"]]
     plugins = [plugin for _, layer in layers for plugin in plugins_of(layer)] + files["plugin"]

@@ -43,13 +43,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     check_outputs({"--output": options.output}, {"--input": options.input})
-    from xrep.errors import UserError
     from xrep.files import write_aside
     from xrep.inference.classifier import SentenceClassifier
     from xrep.text.readers import read_lines
 
-    if options.batch_tokens < 1:
-        raise UserError(f"`batch_tokens` {options.batch_tokens}", cure="give at least 1")
     device = choose_device(options.device)
     classifier = SentenceClassifier.load(options.path, device=device, batch_tokens=options.batch_tokens)
     predict = {"label": _labels, "tags": _tags, "span": _answers}[classifier.annotation.kind]

@@ -27,6 +27,7 @@ from xrep_cli.common import (
     check_outputs,
     command_parser,
     command_script,
+    parse_shard,
     values_of,
     write_summary,
 )
@@ -109,7 +110,7 @@ def build_parser() -> Parser:
 def _main(options: argparse.Namespace) -> None:
     named = {"train": options.bitext, "valid": options.valid, "test": options.test}
     splits = {split: [parse_bitext(spec) for spec in specs] for split, specs in named.items()}
-    shard, workers = _shard(options.shard), default_workers() if options.workers is None else options.workers
+    shard, workers = parse_shard(options.shard), default_workers() if options.workers is None else options.workers
     if options.merge:
         _check_merge(options)
     inputs = [path for bitexts in splits.values() for bitext in bitexts for path in bitext.paths]
@@ -155,13 +156,6 @@ def _work_folder(directory: str) -> Iterator[Path]:
                 shutil.rmtree(step)
             raise
         shutil.rmtree(work)
-
-
-def _shard(text: str | None) -> tuple[int, int] | None:
-    match = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text or "")
-    if text is not None and not match:
-        raise UserError(f"cannot read the part {text!r}", cure="write --shard 3/64")
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def _check_merge(options: argparse.Namespace) -> None:

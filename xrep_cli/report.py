@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep_cli.common import add_shared_options, check_outputs, command_parser, command_script
 
@@ -37,8 +36,6 @@ def _main(options: argparse.Namespace) -> None:
     from xrep.report.page import render
     from xrep.report.runs import read_results, read_runs
 
-    if options.batch_tokens < 1:
-        raise UserError(f"--batch-tokens {options.batch_tokens}", cure="give at least 1")
     runs = read_runs(options.runs)
     inside = [str(path) for run in runs for path in run.path.iterdir() if path.is_file() and path.suffix != ".html"]
     check_outputs({"--output": options.output}, {"--results": options.results, "a file of RUN": inside})

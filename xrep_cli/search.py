@@ -22,7 +22,6 @@ from xrep_cli.common import (
     choose_device,
     command_parser,
     command_script,
-    limit_kept_products,
     say_if_slow,
 )
 
@@ -115,12 +114,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _main(options: argparse.Namespace) -> None:
-    limit_kept_products()
     if options.command == "query":
         _query(options)
         return
-    if options.batch_tokens < 1:
-        raise UserError(f"`batch_tokens` {options.batch_tokens}", cure="give at least 1")
     directory = Path(options.output if options.command == "build" else options.index)
     if str(directory) == "-" or is_stream(directory):
         raise UserError("an index is a directory", path=directory, cure="name a directory")
@@ -170,9 +166,6 @@ def _query(options: argparse.Namespace) -> None:
     from xrep.inference.generation.stream import Chunks
     from xrep.inference.search_index import SearchIndex
 
-    for name in ("k", "probes"):
-        if vars(options)[name] < 1:
-            raise UserError(f"`{name}` {vars(options)[name]}", cure="give at least 1")
     if any(not query.strip() for query in options.queries):
         raise UserError("an empty query", cure="give a sentence")
     index = SearchIndex(options.index, options.path, device=choose_device(options.device))

@@ -172,7 +172,7 @@ class Queue(Contest):
 
     def tiles(self) -> dict[str, tuple[int, int]]:
         rows, columns = (len(side) for side in self.sides)
-        return {"floor-blocks": (rows, steps_for(self.queue.device).QUEUE_ROWS), "floor-whole": (rows, columns)}
+        return {"floor-blocks": (rows, steps_for(self.queue.device).queue_rows(rows)), "floor-whole": (rows, columns)}
 
     def names(self) -> list[str]:
         return super().names() + (["bfloat16-products"] if self.rounds else [])

@@ -17,6 +17,7 @@ from xrep.evaluation.all import find_tests
 from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.tatoeba import Tatoeba
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.metrics.retrieval import accuracy_of
 from xrep.registry import EVALUATIONS
 from xrep.text.cleaning import sentence_hashes
 from xrep_cli.eval import build_parser, main
@@ -148,7 +149,7 @@ def test_margin_and_components_reach_the_measurement(
     assert _eval("--path", shared, "--data", data, *options, "--save-embeddings", tmp_path / "vectors") == 0
     values = json.loads(capsys.readouterr().out)
     config = Tatoeba.Config(data=str(data), langs="de", margin="ratio", neighbours=3, remove_components=2)
-    expected = tatoeba.accuracies(open_encoder(shared), [tatoeba.read_pool(data, "deu")], config)["de"]
+    expected = accuracy_of(tatoeba.answers(open_encoder(shared), [tatoeba.read_pool(data, "deu")], config)["de"])
     assert values["values"]["languages"]["de"]["xx-en"] == expected.forward
     scoring = {"protocol": tatoeba.PROTOCOL, "margin": "ratio", "neighbours": 3, "remove_components": 2, "whiten": 0}
     assert values["settings"] == {"languages": ["de"], **scoring}

@@ -54,7 +54,7 @@ def test_the_command_of_the_manual(text):
     assert table[0][:3] == ["corpus", "read", "excluded"] and table[-1][:3] == ["total", "360", "4"]
     report = json.loads((text / "report.json").read_text())
     assert report["cleaning"]["de-en deu-eng.tsv"]["excluded"] == 2 and report["languages"] == ["de", "en", "fr"]
-    data = DataDirectory.open(text / "data-bin")
+    data = DataDirectory(text / "data-bin")
     pair = data.splits["train"][0]
     source, target = data.tokenizers["shared"].decode(pair.source[0]), data.tokenizers["shared"].decode(pair.target[0])
     assert GERMAN.index(source) == ENGLISH.index(target) > 1
@@ -140,7 +140,7 @@ def test_multi30k_validation_text(tmp_path):
     assert result.returncode == 2 and "1,014 in valid/test" in result.stderr
     result = run(tmp_path, *command[:2], "--vocab-size", "2000", "--destdir", "out", "--valid-size", "40")
     assert result.returncode == 0, result.stderr
-    (pair,) = DataDirectory.open(tmp_path / "out").splits["valid"]
+    (pair,) = DataDirectory(tmp_path / "out").splits["valid"]
     assert len(pair) == 40 and pair.languages == ("de", "en")
 
 
@@ -151,7 +151,7 @@ def test_the_vocabulary_of_a_run_or_of_other_data(text):
     assert made.returncode == 0, made.stderr
     again = run(text, *"--bitext fr-en=train.fr,train.en --tokenizer first --destdir second".split())
     assert again.returncode == 0, again.stderr
-    first, second = (DataDirectory.open(text / name).tokenizers["shared"] for name in ("first", "second"))
+    first, second = (DataDirectory(text / name).tokenizers["shared"] for name in ("first", "second"))
     assert first.model == second.model
     sides = "--source-tokenizer first --target-tokenizer second --destdir third"
     third = run(text, *f"--bitext fr-en=train.fr,train.en {sides}".split())
@@ -179,7 +179,7 @@ def test_parts_of_the_text_and_their_union(text, monkeypatch, capsys):
             "--merge 1 2 --vocab-size 60",
             "--vocab-size has no effect on --merge; leave it out, or make the parts with it",
         ),
-        ("--bitext de-en=deu-eng.tsv --shard 2", "cannot read the part '2'; write --shard 3/64"),
+        ("--bitext de-en=deu-eng.tsv --shard 2", "--shard 2; write --shard 1/8, the parts being counted from 1"),
         ("--bitext de-en=deu-eng.tsv --shard 1/2", "2 shards of a training text with 1 file; ask for fewer"),
         ("--bitext de-en=deu-eng.tsv --workers 0", "0 workers; give at least 1"),
         ("--vocab-size 60", "no training text; name some in --bitext"),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.corpus import write_corpus
 from tests.programs import PATIENCE, Finished, Program, free_port, rank_environment, run_program
@@ -113,6 +114,37 @@ def test_a_killed_rank_is_named_and_torchrun_restarts_the_run(
     assert "going on from" in done.stderr
     # The result equals that of an undisturbed run to the last bit.
     assert weights(run) == weights(two_ranks)
+
+
+@pytest.mark.slow
+def test_a_sharded_optimizer_goes_on_after_a_kill_and_on_other_ranks(
+    two_ranks: Path, data_directory: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = torchrun(data_directory, run, restarts=1, max_steps=20, shard="optimizer")
+    wait_for(run / "checkpoint-00000005", process)
+    os.kill(rank_processes(process.pid)[1], signal.SIGKILL)
+    (done,) = finish([process])
+    assert done.returncode == 0 and "going on from" in done.stderr, done.stderr
+    # Weights and checkpoints are those of a run that was neither sharded nor killed, to the last bit.
+    assert weights(run) == weights(two_ranks)
+    states = [open_checkpoint(folder / "last").training_state()["optimizer"] for folder in (run, two_ranks)]
+    assert [[*state["state"]] for state in states] == 2 * [[*range(len(states[1]["state"]))]]
+    for number, state in states[1]["state"].items():
+        assert all(torch.equal(tensor, states[0]["state"][number][name]) for name, tensor in state.items())
+    # Three ranks go on, with shards and without, from the run that had them.
+    found = []
+    for name, shard in (("sharded", "optimizer"), ("whole", "none")):
+        copy = shutil.copytree(run, tmp_path / name, symlinks=True)
+        line = arguments(data_directory, copy, max_steps=24, batch_size=10, shard=shard)
+        done = finish(start_ranks(line, line, line))
+        assert [each.returncode for each in done] == [0, 0, 0], done[0].stderr
+        assert f"going on from {copy / 'checkpoint-00000020'}" in done[0].stderr
+        found.append(weights(copy))
+    assert found[0] == found[1] != weights(run)
+    # One process has the whole state.
+    done = xrep_train(*arguments(data_directory, tmp_path / "sharded", max_steps=26, shard="optimizer"))
+    assert done.returncode == 0 and "checkpoint-00000024" in done.stderr, done.stderr
 
 
 @pytest.mark.slow

@@ -231,7 +231,7 @@ def test_lines_without_words_share_no_vector(tmp_path: Path) -> None:
 def test_a_text_that_lacks_a_sentence_is_refused_before_anything_is_written(
     data_directory: Path, tmp_path: Path
 ) -> None:
-    data = DataDirectory.open(data_directory)
+    data = DataDirectory(data_directory)
     pairs = data.splits["train"]
     taught = [data.tokenizers["shared"].decode(pair.target[row]) for pair in pairs for row in range(len(pair))]
     options = {"criterion": "frozen_source", "source_side": "target", "projection_size": 20, "max_steps": 2}

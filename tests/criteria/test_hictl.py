@@ -21,7 +21,7 @@ from tests.runs import compose_run, contents, make_trainer
 from xrep.config import compose, read_yaml
 from xrep.criteria import hictl as module
 from xrep.criteria.criterion import Loss
-from xrep.criteria.hictl import BATCHES, Hardness, HiCTL, bag_of_words, special_ids
+from xrep.criteria.hictl import BATCHES, Hardness, HiCTL, bag_of_words
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.data.masking import mask_counts
 from xrep.errors import UserError
@@ -179,7 +179,7 @@ def test_negatives_become_harder_once_sentences_are_told_apart(data_directory, t
 def test_special_tokens_are_neither_in_the_bag_nor_sampled(text: TextSpec, make_batch, monkeypatch) -> None:
     vocabulary = text.vocabulary("shared")
     specials = {vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id}
-    assert set(special_ids(vocabulary)) == specials and len(specials) == 5
+    assert set(vocabulary.special_ids) == specials and len(specials) == 5
     pairs = [(f"漢字 {german}", english) for german, english in sentence_pairs(6)]
     unknown = make_batch(pairs)
     assert (unknown.source.tokens == vocabulary.unk_id).any()

@@ -47,8 +47,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "frozen_source, cached": {**CASES["frozen_source"], "cache_source": "CACHE"},
     "dap, both directions": {**CASES["dap"], "reconstruction_ratio": 0.5, "rtl_direction": "both"},
     "mlm, whole words": {**TEXT, "whole_word": None},
+    "dual_moco, sharded": {**CASES["dual_moco"], "shard": "optimizer"},
 }
-"""Further runs, on one rank only. CACHE stands for a new directory."""
+"""Further runs; only the sharded one is of several ranks. CACHE stands for a new directory."""
 
 
 def command_line(name: str, data: Path, folder: Path, **given: Any) -> list[str]:

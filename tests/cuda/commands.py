@@ -1,6 +1,8 @@
 """Runs commands one after the other in a process with a GPU, or with the emulated one.
 
-python -m tests.cuda.commands LINES    # a JSON list of [MODULE, ARGUMENT...], such as ["xrep_cli.encode", "--help"]
+python -m tests.cuda.commands LINES    # JSON: [[PORT, MODULE, ARGUMENT...], ...], such as [[29500, "xrep_cli.train"]]
+
+PORT is where the ranks of a command meet, if there are several. Modules of the tests emulate the GPU themselves.
 """
 
 # ruff: noqa: E402
@@ -8,9 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 
 if os.path.exists("/dev/nvidiactl"):
-    from contextlib import nullcontext as device
+    device = nullcontext
 else:
     from tests.cuda.device import EmulatedDevice as device
 import importlib
@@ -19,8 +22,9 @@ from pathlib import Path
 
 
 def main() -> None:
-    for module, *arguments in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        with device():
+    for port, module, *arguments in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        os.environ["MASTER_PORT"] = str(port)
+        with nullcontext() if module.startswith("tests.") else device():
             code = importlib.import_module(module).main(arguments)
         if code:
             sys.exit(code)

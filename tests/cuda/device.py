@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
-from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,9 +27,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tests.cuda.counts import Counts, lines_of_xrep
 from tests.cuda.flash import flash, flash_backward
 
-ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda", 0)
 READ_ON_THE_HOST = {
     "_local_scalar_dense", "nonzero", "nonzero_numpy", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
@@ -68,6 +65,14 @@ class EmulatedTensor(Tensor):
     def device(self) -> torch.device:
         return CUDA
 
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: EmulatedTensor) -> None:
+        self.held = other.held
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"EmulatedTensor({self.held!r})"
 
@@ -78,33 +83,6 @@ class EmulatedTensor(Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         assert EmulatedDevice.current is not None, f"{func} outside of the block"
         return EmulatedDevice.current.run(func, args, kwargs or {})
-
-
-class Counts:
-    """What happened since the last ``clear``.
-
-    Attributes:
-        syncs: operations after which the host waits for the device, with the lines of xrep that made them.
-        launches: operations that start a kernel, by name; one on a list of tensors counts once.
-        float32_products: matrix products of float32 operands, by line.
-    """
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.syncs, self.launches, self.float32_products = Counter[str](), Counter[str](), Counter[str]()
-
-
-def lines_of_xrep() -> str:
-    """Return the innermost three lines of xrep on the stack."""
-    frame, found = sys._getframe(1), list[str]()
-    while frame is not None and len(found) < 3:
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(ROOT / "xrep"):
-            found.append(f"{path.relative_to(ROOT)}:{frame.f_lineno}")
-        frame = frame.f_back
-    return " < ".join(found) or "torch"
 
 
 def held(values: Any) -> Any:

@@ -1,15 +1,13 @@
 """Runs cases on the CPU and on CUDA, as one rank or as one of several, and writes what rank 0 found as JSON.
 
-    python -m tests.cuda.job FOLDER OUTPUT PRECISION CASE...
-
-Without a GPU, CUDA is the emulated device of device.py. FOLDER has the data (``write_data``).
+The arguments of ``main`` are a folder of data (``write_data``), the file to write, and PRECISION/CASE for each case;
+``tests.cuda.commands`` calls it. Without a GPU, CUDA is the emulated device of device.py.
 """
 
 # ruff: noqa: E402
 from __future__ import annotations
 
 import os
-import sys
 
 GPU = os.path.exists("/dev/nvidiactl")
 if not GPU:
@@ -26,7 +24,7 @@ import torch
 
 from tests.cuda.cases import command_line
 from xrep.config import compose
-from xrep.kernels.paths import set_path
+from xrep.kernels.paths import use_path
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import Distributed, World, leave, start
 from xrep.training.progress import Quiet
@@ -97,10 +95,15 @@ class WarnedSyncs:
         return {place: places.count(place) for place in places}
 
 
-def of_case(name: str, data: Path, precision: str, world: World) -> dict[str, Any]:
-    """Return how far the run on CUDA is from that on the CPU, and what was counted."""
-    results: dict[str, Any] = {}
+def of_case(name: str, data: Path, precision: str, world: World, results: dict[str, Any]) -> dict[str, Any]:
+    """Return how far the run on CUDA is from that on the CPU, and what was counted.
+
+    Args:
+        results: the results of earlier runs of the case, by device; new ones are added.
+    """
     for device, precision_there in (("cpu", "float32"), ("cuda", precision)):
+        if device == "cpu" and device in results:
+            continue
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             counts, here = None, replace(world, device=torch.device(device))
             if device == "cuda" and GPU:
@@ -126,15 +129,14 @@ def of_case(name: str, data: Path, precision: str, world: World) -> dict[str, An
     return found
 
 
-def main() -> None:
-    data, output, precision, *names = sys.argv[1:]
-    set_path("chunked")  # Triton's kernels take long to interpret, and have tests of their own
+def main(arguments: list[str]) -> None:
+    data, output, *cases = arguments
     world = start(Distributed.Config(backend="gloo"), "cpu")
-    found = {name: of_case(name, Path(data), precision, world) for name in names}
+    found, results = dict[str, Any](), dict[str, Any]()
+    with use_path("chunked"):  # Triton's kernels take long to interpret, and have tests of their own
+        for case in cases:
+            precision, _, name = case.partition("/")
+            found[case] = of_case(name, Path(data), precision, world, results.setdefault(name, {}))
     if world.is_main:
         Path(output).write_text(json.dumps(found, indent=1), encoding="utf-8")
     leave(world)
-
-
-if __name__ == "__main__":
-    main()

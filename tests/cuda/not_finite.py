@@ -1,13 +1,12 @@
 """Trains on CUDA until a loss or a gradient of step 3 is not a number, and writes what happened as JSON.
 
-python -m tests.cuda.not_finite DATA OUTPUT
+The arguments of ``main`` are a folder of data and the file to write; ``tests.cuda.commands`` calls it.
 """
 
 # ruff: noqa: E402
 from __future__ import annotations
 
 import os
-import sys
 
 if os.path.exists("/dev/nvidiactl"):
     from contextlib import nullcontext as device
@@ -57,9 +56,9 @@ def train(data: Path, steps: int, kind: str = "", example: int = -1) -> tuple[st
         return end, {name: tensor.cpu() for name, tensor in trainer.module.model.state_dict().items()}
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     CRITERIA.register("poisoned", f"{Poisoned.__module__}:{Poisoned.__qualname__}")
-    data, found = Path(sys.argv[1]), {}
+    data, output, found = *map(Path, arguments), {}
     with device():
         _, expected = train(data, 2)
         _, later = train(data, 5)
@@ -70,8 +69,4 @@ def main() -> None:
             kept = all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
             found[kind] = {"end": end, "kept": kept}
         found["changes"] = not all(torch.equal(later[name], tensor) for name, tensor in expected.items())
-    Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    output.write_text(json.dumps(found), encoding="utf-8")

@@ -22,13 +22,16 @@ from tests.runs import environment
 TABLE = Path(__file__).with_name("steps.tsv")
 HALF_QUEUE = "dual_moco, bfloat16 queue"
 """A case whose products read bfloat16 on GPUs in any precision, so that it is not as close to a CPU's as others."""
-JOBS: dict[tuple[int, str], list[str]] = {
-    (1, "float32"): [case for case in (*CASES, *VARIANTS) if case != HALF_QUEUE],
-    (1, "bf16"): [*CASES, HALF_QUEUE],
-    (1, "fp16"): ["dual_moco"],
-    (2, "float32"): [*CASES],
+SHARDED = "dual_moco, sharded"
+JOBS: dict[int, list[str]] = {
+    1: [
+        *(f"float32/{case}" for case in (*CASES, *VARIANTS) if case not in (HALF_QUEUE, SHARDED)),
+        *(f"bf16/{case}" for case in (*CASES, HALF_QUEUE)),
+        "fp16/dual_moco",
+    ],
+    2: [f"float32/{case}" for case in (*CASES, SHARDED)],
 }
-"""The cases that are run by a number of ranks in a precision."""
+"""The cases that are run by a number of ranks, with their precision."""
 COLUMNS = {"syncs": "syncs", "launches": "launches", "float32_products": "float32 products"}
 Found = dict[str, dict[str, Any]]
 
@@ -40,24 +43,28 @@ def absence() -> str | None:
     return None
 
 
-def run_job(ranks: int, precision: str, data: Path, output: Path) -> Found:
-    """Run the cases of a job and return what its rank 0 found."""
-    line = [sys.executable, "-m", "tests.cuda.job", str(data), str(output), precision, *JOBS[ranks, precision]]
-    port = free_port()
-    places = [rank_environment(rank, ranks, port) if ranks > 1 else {} for rank in range(ranks)]
-    pipe = subprocess.PIPE
-    processes = [
-        subprocess.Popen(line, env={**environment(threads=1), **place}, stderr=pipe, stdout=pipe, text=True)
-        for place in places
-    ]
+def run(lines: list[list[str]], folder: Path, ranks: int = 1) -> None:
+    """Run lines of ``tests.cuda.commands`` in one process with a GPU, or in each of several that train together."""
+    file = folder / "lines.json"
+    file.write_text(json.dumps([[free_port(), *line] for line in lines]), encoding="utf-8")
+    places: list[dict[str, str]] = [{}]
+    if ranks > 1:  # each is the first rank of its host, so that all of them share the device
+        places = [{**rank_environment(rank, ranks, 0), "LOCAL_RANK": "0"} for rank in range(ranks)]
+    line, pipe = [sys.executable, "-m", "tests.cuda.commands", str(file)], subprocess.PIPE
+    given = [{**environment(threads=1), **place} for place in places]
+    processes = [subprocess.Popen(line, env=each, stdout=pipe, stderr=pipe, text=True) for each in given]
     try:
-        ends = [process.communicate(timeout=PATIENCE) for process in processes]
+        ends = [process.communicate(timeout=3 * PATIENCE) for process in processes]
     finally:
         for process in processes:
             process.kill()
     for process, (out, err) in zip(processes, ends, strict=True):
         assert process.returncode == 0, out + err
-    return json.loads(output.read_text(encoding="utf-8"))
+
+
+def job(ranks: int, data: Path, output: Path) -> list[str]:
+    """Return a line that runs the cases of a number of ranks; rank 0 writes what it found to ``output``."""
+    return ["tests.cuda.job", str(data), str(output), *JOBS[ranks]]
 
 
 def totals(found: dict[str, Any]) -> dict[str, float]:
@@ -66,31 +73,36 @@ def totals(found: dict[str, Any]) -> dict[str, float]:
     return {column: figures[name] for name, column in COLUMNS.items()}
 
 
-def read_table() -> tuple[str, dict[tuple[str, str, str], dict[str, float]]]:
-    """Return the version of torch that the table is of, and the figures by case, ranks and precision."""
+def read_table() -> tuple[str, dict[tuple[int, str], dict[str, float]]]:
+    """Return the version of torch that the table is of, and the figures by number of ranks and PRECISION/CASE."""
     first, header, *lines = TABLE.read_text(encoding="utf-8").splitlines()
     columns = header.split("\t")[3:]
     rows = [line.split("\t") for line in lines]
     return first.split()[-1], {
-        (case, ranks, precision): dict(zip(columns, map(float, figures), strict=True))
+        (int(ranks), f"{precision}/{case}"): dict(zip(columns, map(float, figures), strict=True))
         for case, ranks, precision, *figures in rows
     }
 
 
-def write_table(jobs: dict[tuple[int, str], Found]) -> None:
+def write_table(jobs: dict[int, Found]) -> None:
     lines = [f"# Written by python -m tests.cuda.table with torch {version('torch')}"]
     lines.append("\t".join(["case", "ranks", "precision", *COLUMNS.values()]))
-    for (ranks, precision), cases in jobs.items():
-        for case, found in cases.items():
+    for ranks, cases in jobs.items():
+        for name, found in cases.items():
+            precision, _, case = name.partition("/")
             lines.append("\t".join([case, str(ranks), precision, *(f"{value:g}" for value in totals(found).values())]))
     TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder, jobs = Path(name), {}
         os.environ["XREP_HOME"] = f"{folder}/home"
-        data = write_data(Path(folder) / "data")
-        write_table({job: run_job(*job, data, Path(folder) / "found.json") for job in JOBS})
+        data = write_data(folder / "data")
+        for ranks in JOBS:
+            run([job(ranks, data, folder / "found.json")], folder, ranks)
+            jobs[ranks] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+        write_table(jobs)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def run(tmp_path, splits, **options):
 
 
 def texts(path, split):
-    data = DataDirectory.open(path)
+    data = DataDirectory(path)
     return {
         pair.name: [
             (data.tokenizers["shared"].decode(pair.source[i]), data.tokenizers["shared"].decode(pair.target[i]))
@@ -68,7 +68,7 @@ def test_every_step_is_counted(tmp_path):
     splits = {"train": [tsv(tmp_path / "x.tsv", rows)], "valid": [tsv(tmp_path / "v.tsv", valid)]}
     cleaning = CleaningOptions(minimum_length=2, maximum_length=12, maximum_length_ratio=2, sample=100)
     report = run(tmp_path, splits, exclude=[str(evaluation)], cleaning=cleaning)
-    assert report.cleaning.as_dict()["de-en x.tsv"] == {
+    assert report.cleaning.counts["de-en x.tsv"] == {
         "read": 188,
         "empty": 2,
         "identical": 1,
@@ -83,7 +83,7 @@ def test_every_step_is_counted(tmp_path):
         "sampled away": 78,
         "kept": 100,
     }
-    assert report.cleaning.as_dict()["valid de-en v.tsv"]["empty"] == 1
+    assert report.cleaning.counts["valid de-en v.tsv"]["empty"] == 1
     kept = texts(report.path, "train")["de-en"]
     assert len(set(kept)) == len(kept) == 100 and set(kept) <= set(rows)
     assert not {PAIRS[0], PAIRS[33]} & set(kept)
@@ -94,7 +94,7 @@ def test_a_corpus_may_have_a_sample_of_its_own(tmp_path):
     first, second = (tsv(tmp_path / name, rows) for name, rows in (("x.tsv", PAIRS[:90]), ("y.tsv", PAIRS[90:])))
     few = replace(first, sample=20)
     report = run(tmp_path, {"train": [few, second]}, cleaning=CleaningOptions(sample=50))
-    assert [row["kept"] for row in report.cleaning.as_dict().values()] == [20, 50]
+    assert [row["kept"] for row in report.cleaning.counts.values()] == [20, 50]
     with pytest.raises(UserError, match=r"x\.tsv: only training text is sampled; leave out @20"):
         run(tmp_path / "other", {"train": [second], "valid": [few]})
 
@@ -119,7 +119,7 @@ def test_held_out_pairs_have_no_near_duplicate_in_training(tmp_path):
     again = [(f"Übrigens: {de}", en) for de, en in PAIRS]
     train = [tsv(tmp_path / "x.tsv", counted), tsv(tmp_path / "y.tsv", again), tsv(tmp_path / "t.tsv", TURKISH, "tr")]
     report = run(tmp_path, {"train": train}, valid_size=20, vocabulary_size=75)
-    data = DataDirectory.open(report.path)
+    data = DataDirectory(report.path)
     sizes = {pair.name: len(pair) for pair in data.splits["valid"]}
     assert sizes == {"de-en": 20, "tr-en": 9}  # at most 5%
     training = np.unique(np.concatenate([pair.hashes.ravel() for pair in data.splits["train"]]))
@@ -286,9 +286,9 @@ def test_prepare_when_another_process_finishes_first(tmp_path, monkeypatch):
             finished[0] = prepare(tmp_path / "raw", options, lambda line: None)
 
     assert prepare(tmp_path / "raw", options, log) == finished[0]
-    assert DataDirectory.open(finished[0]).splits["train"] and len(os.listdir(finished[0].parent)) == 1
+    assert DataDirectory(finished[0]).splits["train"] and len(os.listdir(finished[0].parent)) == 1
     (finished[0] / "manifest.json").unlink()  # what is incomplete is built again
-    assert DataDirectory.open(prepare(tmp_path / "raw", options, log)).splits["train"]
+    assert DataDirectory(prepare(tmp_path / "raw", options, log)).splits["train"]
     options = PreprocessOptions(vocabulary_size=62, exclude=[str(tmp_path / "nowhere")])
     with pytest.raises(UserError, match="nowhere: no such file; check the name"):
         prepare(tmp_path / "raw", options, log)

@@ -35,7 +35,7 @@ def folder(original, tmp_path):
 
 
 def test_sentences_come_back_with_their_hashes(folder):
-    data = DataDirectory.open(folder)
+    data = DataDirectory(folder)
     decoded = {}
     for split, (pair,) in data.splits.items():
         sides = [
@@ -77,18 +77,18 @@ def test_columns(tmp_path, vocabulary_size):
 
 
 def test_nothing_can_be_written_through_the_maps(folder):
-    pair = DataDirectory.open(folder).splits["train"][0]
+    pair = DataDirectory(folder).splits["train"][0]
     with pytest.raises(ValueError, match="read-only"):
         pair.source.tokens[0] = 1
 
 
 def test_fingerprint_follows_the_content(folder, tmp_path):
-    first = DataDirectory.open(folder).fingerprint
+    first = DataDirectory(folder).fingerprint
     (tmp_path / "x.tsv").write_text("".join(f"{de}\t{en}\n" for de, en in PAIRS[:-1]), encoding="utf-8")
     options = PreprocessOptions(vocabulary_size=62, valid_size=10)
     train = {"train": [parse_bitext(f"de-en={tmp_path / 'x.tsv'}")]}
     other = preprocess(train, tmp_path / "other", options, lambda line: None, False).path
-    assert DataDirectory.open(other).fingerprint != first == DataDirectory.open(folder).fingerprint
+    assert DataDirectory(other).fingerprint != first == DataDirectory(folder).fingerprint
 
 
 def truncate(folder, name):
@@ -125,5 +125,5 @@ def edit_manifest(folder, **changes):
 def test_damaged_directories_are_refused(folder, damage, problem):
     damage(folder)
     with pytest.raises(UserError, match=problem) as error:
-        DataDirectory.open(folder)
+        DataDirectory(folder)
     assert error.value.cure and "\n" not in str(error.value)

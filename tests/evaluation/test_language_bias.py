@@ -212,7 +212,7 @@ def test_tatoeba_pairs_each_language_with_english(tatoeba_folder: Path) -> None:
         ("tatoeba", None, "tatoeba.deu-eng.eng: no such file"),
         ("twice.{lang}", None, "twice.deu: .*twice.de is of the same language"),
         ("blank.{lang}", None, "blank.de: 0 different sentences with a translation"),
-        ("short-{lang}.tsv", None, "short-de.tsv:2: 1 columns, but `column` 2"),
+        ("short-{lang}.tsv", None, "short-de.tsv:2: 1 columns where 2 are needed"),
     ],
 )
 def test_bad_data_is_one_clear_line(tmp_path: Path, data: str, languages: str | None, message: str) -> None:

@@ -41,9 +41,9 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pairs = preprocess(splits, folder / "bin", options, lambda line: None, progress=False).path
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XREP_HOME", str(folder / "home"))
-        text = prepare_text(folder / "text", TextOptions(vocabulary_size=24), {}, lambda line: None)
+        text = prepare_text(folder / "text", TextOptions(vocabulary_size=24), {})
         nli_options = NliOptions(triplets=False, language="en", vocabulary_size=60)
-        nli = prepare_nli(folder / "nli", nli_options, {}, lambda line: None)
+        nli = prepare_nli(folder / "nli", nli_options, {})
     return {"xrep-data": pairs, "xrep-text": text.path, "xrep-nli": nli.path}
 
 
@@ -150,7 +150,7 @@ def test_hashes_that_were_changed_are_not_copied(directories: dict[str, Path], t
     file = folder / "training_hashes.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     with pytest.raises(UserError, match=r"training_hashes\.npy: has other bytes than the manifest says"):
-        DataDirectory.open(folder).copy_training_hashes(tmp_path / "copy.npy")
+        DataDirectory(folder).copy_training_hashes(tmp_path / "copy.npy")
     assert not (tmp_path / "copy.npy").exists()
 
 

@@ -20,6 +20,7 @@ ENCODE = "--device cpu --path enc --input de.txt --output v.npy"
 MINE = "--device cpu --output m.tsv --source-vectors x.npy --target-vectors y.npy"
 GENERATE = "--device cpu --path nmt --max-length-b 5 --input de.txt --output hyp.txt"
 EXPORT = "--path enc --output out"
+GRAPHS = ("onnx", "openvino")
 
 LINES = {
     "latin.txt": "latin.txt:1: invalid UTF-8 (byte 3 of the line)",
@@ -110,8 +111,9 @@ CASES = [
     Case("export", f"{EXPORT} --average 0", "--average must be at least 1, not 0"),
     Case("export", f"{EXPORT} --average 1{'0' * 12}", "enc: has 0 checkpoints"),
     Case("export", f"{EXPORT} --no-projection", "enc: has no projection to leave out; export it without --no"),
-    Case("export", f"{EXPORT} --format hf --pooling cls", "are for the format sentence-transformers, not for hf"),
+    Case("export", f"{EXPORT} --format hf --pooling cls", "are for the format sentence-transformers and graphs, not"),
     Case("export", f"{EXPORT} --path nmt", "nmt: a translation model, which sentence-transformers does not have"),
+    *(Case("export", f"{EXPORT} --path nmt --format {form}", f"model, which {form} does not have") for form in GRAPHS),
     Case("export", f"{EXPORT} --path dir", "dir: not a checkpoint"),
 ]
 

@@ -32,8 +32,8 @@ def variants() -> Iterator[Variant]:
         block = {"query_ids": IDS if ids else None, "block_ids": IDS if ids else None}
         sizes = dict.fromkeys(("stride", "weights_stride", "columns", "dimension"), INTEGER)
         types = {"scores": FLOAT, "weights": half, "scale": FLOAT if scaled else None, **per_query, **block, **sizes}
-        constants = {"IDS": ids, "SCALED": scaled, "MIXED": mixed, "BLOCK": 8192, "BLOCK_D": 1024}
-        yield triton_kernels.absorb_row, types, constants, 8
+        constants = {"IDS": ids, "SCALED": scaled, "MIXED": mixed, "BLOCK": 16384, "BLOCK_D": 1024}
+        yield triton_kernels.absorb_row, types, constants, 16
     for hard, ids, half in ((False, 0, FLOAT), (False, 2, "*bf16"), (True, 0, FLOAT), (True, 1, "*fp16")):
         yield from pair_variants(hard, ids, half)
     for half in (FLOAT, "*bf16", "*fp16"):

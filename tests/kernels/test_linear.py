@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from xrep.kernels import precision
-from xrep.kernels.linear import fused_linear, linear
-from xrep.kernels.precision import fast_float32_is_exact, fast_products
+from xrep.kernels.linear import PackedWeight, fused_linear, linear
+from xrep.kernels.precision import default_float32_products, fast_float32_is_exact, fast_products
 
 
 @pytest.mark.parametrize("shape", [(31, 70), (5, 9, 70), (70,), (0, 70)], ids=str)
@@ -86,3 +88,27 @@ def test_the_fused_form_is_the_same_and_for_inference_alone(dtype: torch.dtype, 
         slack = 2e-5 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(found.double(), exact, rtol=slack, atol=slack)
         assert fused_linear(x.double(), weight.double(), bias.double(), gelu) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_packed_weight_is_the_weight_until_it_changes(dtype: torch.dtype, with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    table, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((70, 40), (64,)))
+    packed, slack = PackedWeight.of(table[:64]), 2e-5 if dtype == torch.float32 else 2e-2
+    assert PackedWeight.of(table.double()) is None
+    if packed is None:
+        pytest.skip("this CPU has no faster product")
+    for rows in (1, 5, 33):
+        x = torch.randn((rows, 3, 40), generator=generator).to(dtype)
+        with torch.no_grad():
+            found = fused_linear(x, table[:64], bias if with_bias else None, packed=packed)
+        exact = F.linear(x.double(), table[:64].double(), bias.double() if with_bias else None)
+        torch.testing.assert_close(found.double(), exact, rtol=slack, atol=slack)
+    assert packed.tensor(table) is packed.tensor(table[6:]) is None
+    again, packed_again = copy.deepcopy((table[:64], packed))
+    assert packed_again.tensor(again) is not None
+    with default_float32_products(), torch.no_grad():
+        assert fused_linear(x, table[:64], None, packed=packed) is None
+    table[0] = 0
+    assert packed.tensor(table[:64]) is None

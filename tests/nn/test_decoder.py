@@ -116,12 +116,14 @@ def test_does_not_look_ahead() -> None:
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("width", [SIZE, 16])
-def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int) -> None:
+@pytest.mark.parametrize(("width", "room"), [(SIZE, 8), (16, 3), (SIZE, 1)])
+def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int, room: int, monkeypatch) -> None:
     """Hypotheses change places, are copied and dropped, their number changes, and sentences leave the batch."""
+    monkeypatch.setattr("xrep.nn.decoder.ROOM", room)
     decoder, (states, mask) = make_decoder(norm, width), sources(width)
     decoder.eval()
-    memory, cache, draw = remember(decoder, states, mask), StepCache(LAYERS), torch.Generator().manual_seed(6)
+    memory, draw = remember(decoder, states, mask), torch.Generator().manual_seed(6)
+    cache = StepCache(LAYERS, memory.keys[0])
     rows = torch.arange(3)
     chains = torch.zeros(3, 1, 0, SIZE, dtype=torch.float64)  # the tokens of each hypothesis
     for position, count in enumerate([1, 4, 4, 2, 5, 1, 1, 3]):
@@ -140,19 +142,19 @@ def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int) -> No
             for hypothesis in range(count):
                 whole = decoder(chains[:, hypothesis], Masking(), remember(decoder, states[rows], mask[rows]))
                 torch.testing.assert_close(stepped[:, hypothesis], whole[:, -1], rtol=0, atol=1e-10)
+    assert room > 1 or cache.own.size(2) < 12  # of 21 tokens
 
 
 def test_the_cache_grows() -> None:
-    cache, total = StepCache(1), []
+    cache = StepCache(1, torch.zeros(2))
     for step in range(70):
         new = torch.full((2, 3, 1, 4), float(step))
         cache.advance(None, 1)
         keys, values = cache.add(0, new, -new)
-        total.append(float(step))
-    assert keys.shape == values.shape == (2, 3, 70, 4)
-    assert keys[1, 2, :, 3].tolist() == total and values[0, 0, :, 0].tolist() == [-x for x in total]
+    own = cache.own[1, 0] == 0
+    assert keys[1, 2, own, 3].tolist() == list(range(70)) and values[0, 0, own, 0].tolist() == [-x for x in range(70)]
 
 
 def test_what_hypotheses_continue_must_be_said() -> None:
     with pytest.raises(ValueError, match="continue"):
-        StepCache(1).advance(None, 2)
+        StepCache(1, torch.zeros(2)).advance(None, 2)

@@ -176,7 +176,7 @@ def test_fingerprint_and_hashes(data_directory: Path, tmp_path: Path, monkeypatc
     (cached,) = (tmp_path / "home" / "preprocessed").iterdir()
     before = (cached / "manifest.json").stat()
     again = make(raw, vocab_size=130, batch_size=20)
-    assert again.fingerprint() == from_raw.fingerprint() == DataDirectory.open(cached).fingerprint
+    assert again.fingerprint() == from_raw.fingerprint() == DataDirectory(cached).fingerprint
     assert (cached / "manifest.json").stat() == before
 
 

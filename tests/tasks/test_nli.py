@@ -142,7 +142,7 @@ def test_premise_and_hypothesis_of_different_languages(make, both: Path, form: s
 
 def test_sides_with_tokenizers_of_their_own(make, both: Path, data_directory: Path, tmp_path: Path) -> None:
     other = train_tokenizer([text for row in GERMAN for text in row[:2]], 95, tmp_path / "german")
-    english = DataDirectory.open(data_directory).tokenizers["shared"]
+    english = DataDirectory(data_directory).tokenizers["shared"]
     save_tokenizers({"source": other, "target": english}, tmp_path / "sides" / "tokenizer")
     task = make(both, tokenizer=str(tmp_path / "sides"), cross_lingual=True, batch_size=600)
     assert {side: vocabulary.size for side, vocabulary in task.text.vocabularies.items()} == {

@@ -111,7 +111,7 @@ def test_parallel_files_and_reviews(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.tsv", "one\n", "a.tsv:1: 1 columns and no header"),
-        ("a.tsv", "1\ttext\n2\n", "a.tsv:2: 1 columns, where the first line has 2"),
+        ("a.tsv", "1\ttext\n2\n", "a.tsv:2: 1 columns where 2 are needed"),
         ("a.jsonl", "{}\n", "a.jsonl:1: no keys of a label and a text"),
         ("a.jsonl", '{"text": "x", "label": "y"}\n[\n', "a.jsonl:2: not a line of JSON"),
         ("a.jsonl", '{"text": 3, "label": "y"}\n', "must be strings"),

@@ -164,16 +164,19 @@ def test_compressed_files(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "train.jsonl": ['{"sentence1": "a"}', "train.jsonl:1: no column 'sentence2'; fetch the file again"],
-    "b_train.jsonl": ["sentence1", "b_train.jsonl:1: no line of JSON; fetch the file again"],
-    "c_train.jsonl": ['{"sentence1": 1, "sentence2": "a", "gold_label": "-"}', "must be text"],
-    "train.tsv": ["a\tb\t-\na\tb", "train.tsv:2: 2 columns where 3 are needed; separate premise"],
+    "train.jsonl": [
+        '{"sentence1": "a"}',
+        "train.jsonl:1: no keys of a label and a text; name them gold_label, ",
+    ],
+    "b_train.jsonl": ["sentence1", "b_train.jsonl:1: not a line of JSON; fetch the file again"],
+    "c_train.jsonl": ['{"sentence1": 1, "sentence2": "a", "gold_label": "-"}', "must be strings"],
+    "train.tsv": ["a\tb\t-\na\tb", "train.tsv:2: 2 columns where 3 are needed; separate the columns"],
     "train-de.tsv": [
         "a\tb\t1",
         "train-de.tsv:1: unknown label '1'; labels are entailment, neutral, contradiction, and -",
     ],
-    "x.csv": ["a,b", "x.csv:1: columns a, b, not sent0, sent1, hard_neg"],
-    "y.csv": ["sent0,sent1,hard_neg\na,b", "y.csv:2: 2 columns, not 3; fetch it again"],
+    "x.csv": ["a,b,c", "x.csv:1: columns a, b, c, not sent0, sent1, hard_neg"],
+    "y.csv": ["sent0,sent1,hard_neg\na,b", "y.csv:2: 2 columns, not 3; fetch the file again"],
     "z.csv": ['sent0,sent1,hard_neg\na,"b', "z.csv:2: unexpected end of data; fetch the file again"],
     "dev.tsv": ["a\tb\tneutral", "no training text for natural language inference; name SNLI, MNLI"],
     "s1.train": ["a", "s1.train: no s2.train and labels.train beside it; put them there"],

@@ -52,20 +52,14 @@ class FieldSpec:
 
 
 def read_fields(section: str, target: str) -> list[FieldSpec]:
-    """Return the options of a dataclass, given as ``module:Class.Config``; see ``option_class``.
-
-    Raises:
-        UserError: there is no such dataclass.
-    """
+    """Return the options of a dataclass, given as ``module:Class.Config``; see ``option_class``. Raises UserError if
+    there is no such dataclass."""
     return fields_of_class(section, option_class(target))
 
 
 def fields_of_class(section: str, cls: type) -> list[FieldSpec]:
-    """Return the options that are the fields of a dataclass and of its bases.
-
-    Raises:
-        UserError: the class is not a dataclass.
-    """
+    """Return the options that are the fields of a dataclass and of its bases. Raises UserError if the class is not a
+    dataclass."""
     name = f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else shown(cls)
     if not dataclasses.is_dataclass(cls):
         raise UserError(f"{name} is not a dataclass", cure="declare the options of a part in a dataclass")
@@ -83,11 +77,8 @@ def fields_of_class(section: str, cls: type) -> list[FieldSpec]:
 
 
 def convert(value: Any, annotation: Any) -> Any:
-    """Convert ``value`` (from a YAML file, or a string from the command line) to a type.
-
-    Raises:
-        ValueError: the value is not of that type.
-    """
+    """Convert ``value`` (from a YAML file, or a string from the command line) to a type. Raises ValueError if the value
+    is not of that type."""
     allowed = members(annotation)
     if types.NoneType in allowed and (value is None or isinstance(value, str) and value.lower() in ("none", "null")):
         return None

@@ -110,11 +110,7 @@ class Section:
 
     @property
     def target(self) -> str:
-        """The class of the section, as ``module:Class``.
-
-        Raises:
-            UserError: there is no part of that name.
-        """
+        """The class of the section, as ``module:Class``. Raises UserError if there is no part of that name."""
         if self.kind in OWN_OPTIONS:
             return f"{__name__}:{OWN_OPTIONS[self.kind].__name__}"
         return FIXED_SECTIONS[self.kind] if self.name is None else REGISTRIES[self.kind].target(self.name)
@@ -182,11 +178,8 @@ def plugins_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a configuration file as nested values, with short forms expanded (``expand``).
-
-    Raises:
-        UserError: the file is missing or is not a YAML mapping, or it is larger than a configuration is.
-    """
+    """Read a configuration file as nested values, with short forms expanded (``expand``). Raises UserError if the file
+    is missing or is not a YAML mapping, or it is larger than a configuration is."""
     return expand(load_yaml(path))
 
 

@@ -33,11 +33,8 @@ def option_class(target: str) -> type:
 
 
 def class_attribute(target: str, name: str) -> Any:
-    """Return an attribute of the class ``module:Class`` whose value is a literal, without importing the class.
-
-    Raises:
-        LookupError: neither the class nor a base class assigns such a value.
-    """
+    """Return an attribute of the class ``module:Class`` whose value is a literal, without importing the class. Raises
+    LookupError if neither the class nor a base class assigns such a value."""
     module, _, class_name = target.partition(":")
     node = _class_node(module, class_name)
     for statement in node.body:

@@ -18,11 +18,8 @@ MOST_BYTES, MOST_VALUES, MOST_LEVELS, MOST_INTERPOLATIONS = 100_000, 10_000, 50,
 
 
 def load_yaml(path: str | Path) -> Mapping[Any, Any]:
-    """Read a YAML file, whose interpolations (``${trainer.max_steps}``) are resolved.
-
-    Raises:
-        UserError: the file is missing, is not a YAML mapping, or has more than the MOST... of something.
-    """
+    """Read a YAML file, whose interpolations (``${trainer.max_steps}``) are resolved. Raises UserError if the file is
+    missing, is not a YAML mapping, or has more than the MOST... of something."""
     try:
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)

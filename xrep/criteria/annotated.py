@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.data.annotated import IGNORED, AnnotatedBatch
-from xrep.data.batching import TextSpec
 from xrep.models.model import ClassifyingModel
 from xrep.tasks.task import Examples
 
@@ -23,15 +21,7 @@ class AnnotationCriterion(Criterion):
 
     @dataclass(kw_only=True)
     class Config:
-        def problems(self) -> list[str]:
-            return []
-
-    def __init__(self, config: Config, model: ClassifyingModel, text: TextSpec) -> None:
-        super().__init__()
-        self.config = config
-
-    @abstractmethod
-    def plan(self, batch: AnnotatedBatch, generator: torch.Generator) -> Planned: ...
+        pass
 
 
 class Classification(AnnotationCriterion):

@@ -56,11 +56,8 @@ class Queued(Nested):
 
 
 def new_queue(config: Queued, width: int, count: int = 1) -> Queue | None:
-    """Return a queue of vectors, one of ``count`` that are made; None if the size is 0.
-
-    Raises:
-        UserError: the machine cannot hold all of them.
-    """
+    """Return a queue of vectors, one of ``count`` that are made; None if the size is 0. Raises UserError if the machine
+    cannot hold all of them."""
     size, dtype = config.queue_size, torch.bfloat16 if config.queue_dtype == "bfloat16" else torch.float32
     what = f"{count if count > 1 else 'a'} {'queues' if count > 1 else 'queue'} of {size:,} vectors of {width} numbers"
     check_memory(count * size * (width * dtype.itemsize + 16), what, cure="lower `queue_size`")  # 16: two ids

@@ -91,23 +91,16 @@ class Planned(Movable):
         return len(self.batch)
 
 
-def check_state(criterion: nn.Module, tensors: Mapping[str, Tensor], path: Path, *, whole: bool = False) -> None:
-    """Check the tensors of a checkpoint before they are loaded into a criterion.
-
-    Args:
-        whole: they must be exactly those of the criterion; otherwise those of other names and shapes are left out.
+def check_state(criterion: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Check the tensors of a checkpoint that have the name and the shape of one of a criterion.
 
     Raises:
-        UserError: a tensor is missing, has another shape or kind of numbers, is not finite, or is a negative count.
+        UserError: a tensor has another kind of numbers, is not finite, or is a negative count.
     """
-    own = criterion.state_dict()
-    problems = [f"{name}: it is missing" for name in own if whole and name not in tensors]
+    own, problems = criterion.state_dict(), list[str]()
     for name, tensor in tensors.items():
         fits = name in own and own[name].shape == tensor.shape
-        if whole and not fits:
-            expected = f"of the shape {list(own[name].shape)}" if name in own else "missing"
-            problems.append(f"{name}: it has the shape {list(tensor.shape)} and should be {expected}")
-        elif fits and own[name].is_floating_point() != tensor.is_floating_point():
+        if fits and own[name].is_floating_point() != tensor.is_floating_point():
             problems.append(f"{name}: it holds numbers of type {tensor.dtype}, not {own[name].dtype}")
         elif fits and not tensor.isfinite().all():
             problems.append(f"{name}: it has numbers that are not finite")

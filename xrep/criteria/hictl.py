@@ -173,7 +173,7 @@ class HiCTL(ContrastiveCriterion):
         self.hardness = Hardness(config.slack) if config.sentence_contrast and config.hard_negatives else None
         if config.word_contrast:
             # Embeddings beyond the vocabulary belong to no word.
-            special = [*special_ids(self._vocabulary), *range(self._vocabulary.size, shape.vocabulary_size)]
+            special = [*self._vocabulary.special_ids, *range(self._vocabulary.size, shape.vocabulary_size)]
             self.register_buffer("special", torch.tensor(special), persistent=False)
         self.idle_parameters = len(model.projections) > 0 and not config.sentence_contrast
 
@@ -288,12 +288,6 @@ class Words(Movable):
     together: TokenBatch
     words: Tensor
     bag: Tensor
-
-
-def special_ids(vocabulary: Vocabulary) -> list[int]:
-    """Return the sorted ids of the special tokens that the vocabulary has."""
-    ids = (vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id)
-    return sorted({special for special in ids if special is not None})
 
 
 def bag_of_words(batch: TokenBatch, vocabulary: Vocabulary) -> Words:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import islice
 
 import numpy as np
 import torch
@@ -183,14 +183,10 @@ def _tokens_of(question: Question, spans: list[tuple[int, int]]) -> tuple[int, i
 
 
 def _chunks(items: Iterable) -> Iterator[tuple[int, list]]:
-    chunk, start = [], 0
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == _CHUNK:
-            yield start, chunk
-            start, chunk = start + len(chunk), []
-    if chunk:
+    rest, start = iter(items), 0
+    while chunk := list(islice(rest, _CHUNK)):
         yield start, chunk
+        start += len(chunk)
 
 
 @dataclass
@@ -232,14 +228,13 @@ class Rows:
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        ids, labels = _Ragged(), _Ragged()
+        self._ids, self._labels = list[np.ndarray](), list[np.ndarray]()
         first, examples = list[int](), list[int]()
         for row in rows:
-            ids.append(row.ids)
-            labels.append(row.labels)
+            self._ids.append(np.array(row.ids, dtype=np.int32))
+            self._labels.append(np.array(row.labels, dtype=np.int32))
             first.append(row.first)
             examples.append(row.example)
-        self._ids, self._labels = ids.arrays(), labels.arrays()
         self._first = np.array(first, dtype=np.int64)
         self.examples = np.array(examples, dtype=np.int64)
         self.lengths = np.array([len(row) for row in self._ids], dtype=np.int64)
@@ -277,26 +272,3 @@ class Rows:
         )
         targets = torch.from_numpy(labels[:, 0] if kind == "label" else labels)
         return AnnotatedBatch(batch, targets, torch.from_numpy(rows))
-
-
-class _Ragged:
-    """Lists of numbers of different lengths, gathered in blocks that need four bytes a number."""
-
-    def __init__(self) -> None:
-        self._blocks, self._open = list[np.ndarray](), list[list[int]]()
-
-    def append(self, numbers: list[int]) -> None:
-        self._open.append(numbers)
-        if len(self._open) == _CHUNK:
-            self._close()
-
-    def _close(self) -> None:
-        flat = np.fromiter((n for numbers in self._open for n in numbers), dtype=np.int32)
-        ends = accumulate(map(len, self._open), initial=0)
-        self._blocks += [flat[start:end] for start, end in pairwise(ends)]
-        self._open = []
-
-    def arrays(self) -> list[np.ndarray]:
-        """Return the lists as arrays."""
-        self._close()
-        return self._blocks

@@ -33,6 +33,12 @@ class Vocabulary:
         """Number of special tokens around a sentence."""
         return 1 if self.bos_id is None else 2
 
+    @property
+    def special_ids(self) -> list[int]:
+        """The ids of the special tokens that there are, sorted."""
+        ids = (self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.mask_id)
+        return sorted({special for special in ids if special is not None})
+
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
         special = {f"{name}_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "unk", "bos", "eos", "mask")}
@@ -181,6 +187,11 @@ class TokenBatch(Movable):
     @property
     def is_padded(self) -> bool:
         return self.real_tokens < self.tokens.numel()
+
+    @property
+    def density(self) -> float:
+        """Share of real tokens in a batch that is not empty."""
+        return self.real_tokens / self.tokens.numel()
 
     def followed_by(self, other: TokenBatch, pad_id: int) -> TokenBatch:
         """Return one batch with the rows of this batch, followed by the rows of ``other``."""

@@ -45,11 +45,9 @@ def mask_counts(batch: TokenBatch, vocabulary: Vocabulary, rate: float) -> Tenso
 
 def maskable(batch: TokenBatch, vocabulary: Vocabulary) -> Tensor:
     """Return which tokens may be masked, bool [B, T]: all but padding and special tokens, including unknown words."""
-    specials = (vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id)
     mask = batch.mask
-    for special in specials:
-        if special is not None:
-            mask = mask & (batch.tokens != special)
+    for special in vocabulary.special_ids:
+        mask = mask & (batch.tokens != special)
     return mask
 
 
@@ -113,9 +111,7 @@ def _whole_words(begins: Tensor, allowed: Tensor, counts: Tensor, generator: tor
 
 def _random_subwords(like: Tensor, vocabulary: Vocabulary, generator: torch.Generator) -> Tensor:
     """Draw subwords uniformly from those that are not special."""
-    specials = sorted(
-        {vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id} - {None}
-    )
+    specials = vocabulary.special_ids
     drawn = torch.randint(vocabulary.size - len(specials), like.shape, generator=generator)
     for special in specials:  # in increasing order, so that each step skips one special id
         drawn = drawn + (drawn >= special)

@@ -104,7 +104,7 @@ def prepare_negatives(
     read = [*map(Path, files), *files_in(exclude)]
     facts = [list(files), list(exclude)]
     path = build_cached("negatives", NEGATIVES, facts, read, build, {SHARED: tokenizer})
-    return NegativeStore(DataDirectory.open(path, NEGATIVES))
+    return NegativeStore(DataDirectory(path, NEGATIVES))
 
 
 def _write(folder: Path, files: Sequence[str], tokenizer: Tokenizer, excluded: HashSet) -> tuple[dict, HashRuns]:

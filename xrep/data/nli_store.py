@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,7 @@ class NliData(DataDirectory):
             self.check_below(corpora[0], "labels", len(LABELS))
 
 
-def prepare_nli(
-    path: str | Path, options: NliOptions, tokenizers: Tokenizers, log: Callable[[str], None] = print
-) -> NliData:
+def prepare_nli(path: str | Path, options: NliOptions, tokenizers: Tokenizers) -> NliData:
     """Read and tokenise inference data (layouts: ``xrep.text.nli_readers``) unless this was done before, and open it.
 
     Args:
@@ -92,8 +90,8 @@ def prepare_nli(
     files = discover_nli(path, options.language)
 
     def build(folder: Path, place: Path) -> None:
-        log(f"tokenising {path} (once; kept in {place})")
-        _Writer(folder, files, options, log).write(tokenizers)
+        print(f"tokenising {path} (once; kept in {place})")
+        _Writer(folder, files, options).write(tokenizers)
 
     read = [path for some in files.values() for file in some for path in file.paths]
     return NliData(build_cached("nli", NLI, asdict(options), read, build, tokenizers))
@@ -102,10 +100,8 @@ def prepare_nli(
 class _Writer:
     """Writer of the directory ``output``."""
 
-    def __init__(
-        self, output: Path, files: dict[str, list[NliFile]], options: NliOptions, log: Callable[[str], None]
-    ) -> None:
-        self.output, self.files, self.options, self.log = output, files, options, log
+    def __init__(self, output: Path, files: dict[str, list[NliFile]], options: NliOptions) -> None:
+        self.output, self.files, self.options = output, files, options
         self._places: dict[str, int] = {}
         self._training = HashRuns(output)
 
@@ -129,7 +125,7 @@ class _Writer:
         if next(sentences(), None) is None:
             raise self._nothing("train")
         size, place = self.options.vocabulary_size, self.output / TOKENIZER_DIRECTORY
-        return {SHARED: train_vocabulary(sentences, size, place, self.log)}
+        return {SHARED: train_vocabulary(sentences, size, place, print)}
 
     def _write_split(self, split: str, tokenizers: Tokenizers) -> dict[str, Any]:
         counts, names, size = Counter[str](), self.options.columns, vocabulary_size(tokenizers)
@@ -151,7 +147,7 @@ class _Writer:
             raise self._nothing(split)
         unit = "triplets" if self.options.triplets else "pairs"
         left_out = "".join(f", {count:,} left out ({why})" for why, count in counts.items() if why != "read")
-        self.log(f"{split}: {writer.rows:,} {unit} of {counts['read']:,} examples{left_out}")
+        print(f"{split}: {writer.rows:,} {unit} of {counts['read']:,} examples{left_out}")
         return {"columns": list(names), **writer.facts}
 
     def _place(self, language: str) -> int:

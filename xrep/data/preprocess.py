@@ -82,7 +82,7 @@ class PreprocessReport:
         facts = {
             key: self.manifest[key] for key in ("shard", "languages", "splits", "vocabularies") if key in self.manifest
         }
-        return {"path": str(self.path), **facts, "cleaning": self.cleaning.as_dict(), "notes": self.notes}
+        return {"path": str(self.path), **facts, "cleaning": self.cleaning.counts, "notes": self.notes}
 
 
 def default_workers() -> int:
@@ -350,7 +350,7 @@ class _Run:
             "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
             "options": asdict(self.options),
             "corpora": [{"split": spool.split, **asdict(spool.bitext)} for spool in corpora],
-            "cleaning": self.report.as_dict(),
+            "cleaning": self.report.counts,
         }
         return facts, training
 

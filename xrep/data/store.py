@@ -82,11 +82,8 @@ class TokenColumn:
         return self.gather(np.array([index]), len(self.tokens))[0]
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
-        """Return the number of tokens of each of the sentences ``indices``: int64 [N] -> int64 [N].
-
-        Raises:
-            UserError: The files are damaged.
-        """
+        """Return the number of tokens of each of the sentences ``indices``: int64 [N] -> int64 [N]. Raises UserError if
+        the files are damaged."""
         return self._spans(indices)[1]
 
     def gather(self, indices: np.ndarray, maximum_length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -188,8 +185,8 @@ class DataDirectory:
             (for example because a copy is incomplete), or the tokenizer is not the one that made the tokens.
     """
 
-    def __init__(self, path: Path, kind: Kind) -> None:
-        self.path, self.kind, self.manifest = path, kind, _read_manifest(path, kind)
+    def __init__(self, path: str | Path, kind: Kind = PAIRS) -> None:
+        self.path, self.kind, self.manifest = Path(path), kind, _read_manifest(Path(path), kind)
         self._files: dict[str, dict[str, Any]] = self.manifest["files"]
         for name, file in self._files.items():
             self._check_file(name, file["bytes"], file["sha256"])
@@ -197,10 +194,6 @@ class DataDirectory:
             split: [self._corpus(split, tuple(row[kind.columns]), row["rows"]) for row in rows]
             for split, rows in self.manifest["splits"].items()
         }
-
-    @classmethod
-    def open(cls, path: str | Path, kind: Kind = PAIRS) -> DataDirectory:
-        return cls(Path(path), kind)
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -280,7 +273,7 @@ class DataDirectory:
 
 
 def is_data_directory(path: str | Path) -> bool:
-    """Return whether ``path`` is a folder with a manifest; only ``DataDirectory.open`` checks that it is complete."""
+    """Return whether ``path`` is a folder with a manifest; only ``DataDirectory`` checks that it is complete."""
     return (Path(path) / MANIFEST_FILE).is_file()
 
 

@@ -41,11 +41,8 @@ class TeacherVectors:
         self._hashes, self._first = np.unique(hashes.view(np.int64), return_index=True)
 
     def rows(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the row of the vector of each sentence, int64 [N], given the sentences' hashes, int64 [N].
-
-        Raises:
-            UserError: A sentence has no vector.
-        """
+        """Return the row of the vector of each sentence, int64 [N], given the sentences' hashes, int64 [N]. Raises
+        UserError if a sentence has no vector."""
         if wordless := np.count_nonzero(hashes == NO_KEY):
             problem = f"{wordless} of {len(hashes)} training pairs have a source sentence without words"
             raise UserError(problem, path=self.text, cure="remove these pairs; such lines cannot be told apart")
@@ -56,11 +53,8 @@ class TeacherVectors:
         return self._first[places]
 
     def read(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the vectors of the sentences with these hashes (int64 [N]), float32 [N, D].
-
-        Raises:
-            UserError: A sentence has no vector, or its vector is not finite.
-        """
+        """Return the vectors of the sentences with these hashes (int64 [N]), float32 [N, D]. Raises UserError if a
+        sentence has no vector, or its vector is not finite."""
         rows = self.rows(hashes)
         vectors = self._rows[rows].astype(np.float32)
         finite = np.isfinite(vectors).all(axis=1)

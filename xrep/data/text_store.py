@@ -11,7 +11,7 @@ While a directory is built, memory does not grow with the text.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,7 @@ class TextOptions:
     """Files or folders of evaluation sets, whose sentences are dropped from the training text."""
 
 
-def prepare_text(
-    data: str | Path, options: TextOptions, tokenizers: Tokenizers, log: Callable[[str], None] = print
-) -> DataDirectory:
+def prepare_text(data: str | Path, options: TextOptions, tokenizers: Tokenizers) -> DataDirectory:
     """Read and tokenise text unless this was done before, and open the result.
 
     Args:
@@ -58,12 +56,12 @@ def prepare_text(
     files = find_text(data)
 
     def build(folder: Path, place: Path) -> None:
-        log(f"tokenising {data} (once; kept in {place})")
-        _Writer(folder, files, options, log).write(tokenizers)
+        print(f"tokenising {data} (once; kept in {place})")
+        _Writer(folder, files, options).write(tokenizers)
 
     read = [file.path for some in files.values() for file in some] + files_in(options.exclude)
     languages = {split: [(file.language, str(file.path)) for file in some] for split, some in files.items()}
-    return DataDirectory.open(build_cached("text", TEXT, [languages, asdict(options)], read, build, tokenizers), TEXT)
+    return DataDirectory(build_cached("text", TEXT, [languages, asdict(options)], read, build, tokenizers), TEXT)
 
 
 def packed(corpus: Corpus, most: int) -> Corpus:
@@ -90,10 +88,8 @@ def packed(corpus: Corpus, most: int) -> Corpus:
 class _Writer:
     """Writer of the directory ``output``."""
 
-    def __init__(
-        self, output: Path, files: dict[str, list[TextFile]], options: TextOptions, log: Callable[[str], None]
-    ) -> None:
-        self.output, self.files, self.options, self.log = output, files, options, log
+    def __init__(self, output: Path, files: dict[str, list[TextFile]], options: TextOptions) -> None:
+        self.output, self.files, self.options = output, files, options
         self.dropped, self.training = HashSet(), HashRuns(output)
 
     def write(self, tokenizers: Tokenizers) -> None:
@@ -112,12 +108,10 @@ class _Writer:
         def sentences() -> Iterator[tuple[str, str]]:
             return ((file.language, text) for file in self.files["train"] for text, _ in read_sentences(file))
 
-        options, place = self.options, self.output / TOKENIZER_DIRECTORY
+        size, exponent = self.options.vocabulary_size, self.options.vocabulary_alpha
+        place = self.output / TOKENIZER_DIRECTORY
         save_tokenizers(given, place)
-        exponent = options.vocabulary_alpha
-        return given or {
-            SHARED: train_vocabulary(sentences, options.vocabulary_size, place, self.log, exponent=exponent)
-        }
+        return given or {SHARED: train_vocabulary(sentences, size, place, print, exponent=exponent)}
 
     def _write_split(self, split: str, tokenizers: Tokenizers) -> list[dict[str, Any]]:
         """Tokenise the text of a split, and return the facts of each language that has sentences."""
@@ -141,7 +135,7 @@ class _Writer:
                 writer.append([joined(ids)], {"hashes": hashes[keep], "followed": followed})
                 before, read, pairs = keep[-1], read + len(chunk), pairs + len(followed)
         left_out = f" of {read:,}" if read > writer.rows else ""
-        self.log(f"{split} {language}: {writer.rows:,} sentences{left_out}, {pairs:,} followed by another")
+        print(f"{split} {language}: {writer.rows:,} sentences{left_out}, {pairs:,} followed by another")
         return {"languages": [language], **writer.facts}
 
 

@@ -84,11 +84,8 @@ class VectorCache:
         return places
 
     def read(self, places: np.ndarray) -> np.ndarray:
-        """Return the vectors at these places, float32 [N, D].
-
-        Raises:
-            UserError: A row differs from what was written, or is not finite.
-        """
+        """Return the vectors at these places, float32 [N, D]. Raises UserError if a row differs from what was written,
+        or is not finite."""
         if places.max(initial=-1) >= len(self._rows):
             self._rows = np.asarray(np.memmap(self._vectors_path, _FLOAT, "r", shape=(self._count, self.width)))
             self._entries = np.asarray(np.memmap(self._index_path, _ENTRY, "r", shape=(self._count,)))
@@ -101,11 +98,8 @@ class VectorCache:
         return vectors
 
     def add(self, keys: np.ndarray, vectors: np.ndarray) -> None:
-        """Write the vectors, float32 [N, D], of ``keys``, int64 [N].
-
-        Raises:
-            UserError: The file system has no locks, without which several processes could write at the same time.
-        """
+        """Write the vectors, float32 [N, D], of ``keys``, int64 [N]. Raises UserError if the file system has no locks,
+        without which several processes could write at the same time."""
         vectors = np.ascontiguousarray(vectors, _FLOAT)
         entries = np.empty(len(keys), _ENTRY)
         entries["key"], entries["check"] = keys, _checksum(vectors)

@@ -13,7 +13,7 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
-from xrep.evaluation.reading import NothingThere
+from xrep.evaluation.reading import NothingThere, existing_folder
 from xrep.registry import EVALUATIONS, check_returned
 
 
@@ -45,13 +45,7 @@ class All(Evaluation):
     config: Config
 
     def read(self) -> None:
-        root = Path(self.config.data)
-        if not root.is_dir():
-            raise UserError("no such folder", path=root, cure="name a folder with data of tests")
-        self.tests = find_tests(root)
-        if not self.tests:
-            cure = "xrep-eval TEST --help says what each test reads"
-            raise UserError("no data of any test in it", path=root, cure=cure)
+        self.tests = find_tests(existing_folder(self.config.data, "name a folder with data of tests"))
 
     def measure(self, encoder: Encoder) -> Figures:
         results: dict[str, dict[str, Any]] = {}
@@ -123,10 +117,13 @@ class All(Evaluation):
 
 
 def find_tests(root: Path) -> dict[str, tuple[str, Any]]:
-    """Return the tests whose data is in a folder: label -> name of the evaluation, and its ``Config``."""
+    """Return the tests whose data is in a folder, of which there must be one: label -> name of the evaluation, and its
+    ``Config``."""
     tests = {}
     for name in EVALUATIONS.names():
         places = EVALUATIONS.load(name).find(root)
         for place, config in places.items():
             tests[name if len(places) == 1 else f"{name} {place.relative_to(root)}"] = name, config
+    if not tests:
+        raise UserError("no data of any test in it", path=root, cure="xrep-eval TEST --help says what each test reads")
     return tests

@@ -24,20 +24,6 @@ from xrep.text.languages import name
 SPLITS: dict[str, Literal["valid", "test"]] = {"dev": "valid", "test": "test"}
 
 
-@dataclass(kw_only=True)
-class AnnotatedOptions(OverlapOption):
-    """Options of every evaluation of a classifier."""
-
-    data: str
-    """File or folder of the test, as it is published. The names of files tell their split and language."""
-    langs: str = "all"
-    """Languages to measure (de,fr or deu,fra), or all that are there."""
-    split: Literal["test", "dev"] = "test"
-    """Split to measure on."""
-    language: str = "en"
-    """Language of files that do not name it."""
-
-
 class AnnotatedEvaluation(Evaluation):
     """Base class of the evaluations of classifiers.
 
@@ -51,8 +37,15 @@ class AnnotatedEvaluation(Evaluation):
     config: Any
 
     @dataclass(kw_only=True)
-    class Config(AnnotatedOptions):
-        pass
+    class Config(OverlapOption):
+        data: str
+        """File or folder of the test, as it is published. The names of files tell their split and language."""
+        langs: str = "all"
+        """Languages to measure (de,fr or deu,fra), or all that are there."""
+        split: Literal["test", "dev"] = "test"
+        """Split to measure on."""
+        language: str = "en"
+        """Language of files that do not name it."""
 
     def read(self) -> None:
         config = self.config

@@ -145,24 +145,16 @@ class Loaded:
         return vectors
 
 
-@dataclass(frozen=True)
+@dataclass
 class Shortened:
     """An encoder whose vectors are cut to their first ``width`` numbers."""
 
     encoder: Encoder
     width: int
 
-    @property
-    def path(self) -> str:
-        return f"{self.encoder.path}:{self.width}"
-
-    @property
-    def training_hashes(self) -> Path | None:
-        return self.encoder.training_hashes
-
-    @property
-    def languages(self) -> list[str]:
-        return self.encoder.languages
+    def __post_init__(self) -> None:
+        self.path = f"{self.encoder.path}:{self.width}"
+        self.training_hashes, self.languages = self.encoder.training_hashes, self.encoder.languages
 
     def fingerprint(self) -> str:
         return f"{self.encoder.fingerprint()}:{self.width}"
@@ -176,11 +168,8 @@ class Shortened:
 
 
 def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
-    """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``.
-
-    Raises:
-        UserError: ``dimensions`` is not a list of numbers above 0 and below the width of the vectors.
-    """
+    """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``. Raises
+    UserError if ``dimensions`` is not a list of numbers above 0 and below the width of the vectors."""
     widths = [width.strip() for width in dimensions.split(",")] if dimensions is not None else []
     if not all(width.isascii() and width.isdigit() and 0 < int(width) < 2**31 for width in widths):
         raise UserError(f"`dimensions` {dimensions!r}", cure="write numbers above 0, such as 256,128,64")
@@ -191,11 +180,8 @@ def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
 
 
 def with_random_weights(encoder: Any, seed: int) -> Any:
-    """Return an encoder of the same architecture whose weights are drawn by ``seed``.
-
-    Raises:
-        UserError: The encoder is not one that xrep loaded, such as the vectors of another system.
-    """
+    """Return an encoder of the same architecture whose weights are drawn by ``seed``. Raises UserError if the encoder
+    is not one that xrep loaded, such as the vectors of another system."""
     if isinstance(encoder, Shortened):
         return replace(encoder, encoder=with_random_weights(encoder.encoder, seed))
     if not isinstance(encoder, Loaded):

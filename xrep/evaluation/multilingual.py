@@ -15,9 +15,8 @@ from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.evaluation import tatoeba
-from xrep.evaluation.reading import NothingThere, check_parallel, choose_languages, read_sentences
+from xrep.evaluation.reading import NothingThere, check_parallel, choose_languages, read_columns, read_sentences
 from xrep.text.languages import canonical
-from xrep.text.readers import read_lines
 
 SHOWN = ("de", "en", "es", "fr", "ja", "ko", "zh")
 """The languages of PAWS-X, which are also those of figure 2 in "Universal Sentence Representation Learning with
@@ -113,14 +112,7 @@ def _chosen(options: TextOptions, known: Collection[str]) -> list[str]:
 def _read(path: Path, column: int) -> list[str]:
     if ".tsv" not in path.suffixes:
         return read_sentences(path)
-    sentences = []
-    for number, line in read_lines(path):
-        fields = line.split("\t")
-        if len(fields) < column:
-            problem = f"{len(fields)} columns, but `column` {column}"
-            raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
-        sentences.append(fields[column - 1])
-    return sentences
+    return [columns[column - 1] for _, columns in read_columns(path, column)]
 
 
 def _clean(group: Group, files: list[Path]) -> Group:

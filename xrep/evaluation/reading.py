@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from xrep.errors import UserError
@@ -72,6 +72,16 @@ def existing_folder(path: str | Path, cure: str) -> Path:
 def read_sentences(path: Path) -> list[str]:
     """Return the lines of a text file."""
     return [line for _, line in read_lines(path)]
+
+
+def read_columns(path: Path, least: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the tab-separated columns of each line, of which there must be at least ``least``."""
+    for number, line in read_lines(path):
+        columns = line.split("\t")
+        if len(columns) < least:
+            problem = f"{len(columns)} columns where {least} are needed"
+            raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
+        yield number, columns
 
 
 def check_parallel(columns: Sequence[Sequence[object]], paths: Sequence[Path]) -> None:

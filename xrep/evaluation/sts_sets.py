@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Iterator
@@ -21,9 +20,9 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.overlap import chosen
-from xrep.evaluation.reading import check_parallel, existing_folder, folders_with, read_sentences
+from xrep.evaluation.reading import check_parallel, existing_folder, folders_with, read_columns, read_sentences
 from xrep.text.languages import canonical
-from xrep.text.readers import read_lines
+from xrep.text.readers import read_csv
 
 _SICK = {"test": "SICK_test_annotated.txt", "dev": "SICK_trial.txt", "train": "SICK_train.txt"}
 _STSB = re.compile(r"sts-(train|dev|test)\.csv")
@@ -145,19 +144,19 @@ def _subset(name: str, path: Path, rows: Iterator[_Row]) -> Subset:
 
 
 def _semeval_rows(file: Path, gold: Path) -> Iterator[_Row]:
-    pairs, scores = list(_fields(file, 2)), read_sentences(gold)
+    pairs, scores = list(read_columns(file, 2)), read_sentences(gold)
     check_parallel((scores, pairs), (gold, file))
     for (line, fields), score in zip(pairs, scores, strict=True):
         yield line, fields[0], fields[1], score
 
 
 def _stsb_rows(file: Path) -> Iterator[_Row]:
-    for line, fields in _fields(file, 7):
+    for line, fields in read_columns(file, 7):
         yield line, fields[5], fields[6], fields[4]
 
 
 def _sick_rows(file: Path) -> Iterator[_Row]:
-    rows = _fields(file, 4)
+    rows = read_columns(file, 4)
     names = ["sentence_A", "sentence_B", "relatedness_score"]
     header = next(rows)[1]
     if missing := [name for name in names if name not in header]:
@@ -171,23 +170,6 @@ def _sick_rows(file: Path) -> Iterator[_Row]:
 
 
 def _csv_rows(file: Path) -> Iterator[_Row]:
-    reader = csv.reader((f"{line}\n" for _, line in read_lines(file)), strict=True)
-    try:
-        for fields in reader:
-            if len(fields) != 3:
-                problem = f"{len(fields)} columns, not 3"
-                raise UserError(problem, path=file, line=reader.line_num, cure="fetch the file again")
-            one, other, score = (field.replace("\n", " ") for field in fields)
-            yield reader.line_num, one, other, score
-    except csv.Error as error:
-        raise UserError(str(error), path=file, line=reader.line_num, cure="fetch the file again") from None
-
-
-def _fields(path: Path, least: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the tab-separated columns of each line, of which there must be at least ``least``."""
-    for number, line in read_lines(path):
-        fields = line.split("\t")
-        if len(fields) < least:
-            problem = f"{len(fields)} columns where {least} are needed"
-            raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
-        yield number, fields
+    for line, fields in read_csv(file, width=3):
+        one, other, score = (field.replace("\n", " ") for field in fields)
+        yield line, one, other, score

@@ -243,11 +243,6 @@ def read_pool(folder: str | Path, code: str) -> Pool:
 # -- accuracy ---------------------------------------------------------------------------------------------------------
 
 
-def accuracies(encoder: Encoder, pools: Sequence[Pool], config: Tatoeba.Config) -> dict[str, Accuracy]:
-    """Return the accuracy of each canonical language in percent, by ``PROTOCOL``."""
-    return {language: accuracy_of(right) for language, right in answers(encoder, pools, config).items()}
-
-
 def answers(
     encoder: Encoder,
     pools: Sequence[Pool],

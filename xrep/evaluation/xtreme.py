@@ -11,6 +11,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Evaluation, Figures, table
+from xrep.evaluation.reading import existing_folder
 from xrep.registry import EVALUATIONS
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -82,9 +83,7 @@ class Xtreme(Evaluation):
     config: Config
 
     def read(self) -> None:
-        root = Path(self.config.data)
-        if not root.is_dir():
-            raise UserError("no such folder", path=root, cure="name a folder with a folder for each task")
+        root = existing_folder(self.config.data, "name a folder with a folder for each task")
         self.runs = parse_runs(self.config.paths or "")
         if self.config.retrieval is not None:
             self.runs |= dict.fromkeys(RETRIEVAL, self.config.retrieval)
@@ -150,11 +149,8 @@ def task_score(task: str, figures: Figures) -> float:
 
 
 def parse_runs(text: str) -> dict[str, str]:
-    """Return the run of each task; ``qa`` stands for every task of question answering.
-
-    Raises:
-        UserError: A part is not TASK=RUN, or there is no such task.
-    """
+    """Return the run of each task; ``qa`` stands for every task of question answering. Raises UserError if a part is
+    not TASK=RUN, or there is no such task."""
     known = [task for group in GROUPS.values() for task in group if task not in RETRIEVAL]
     runs: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):

@@ -1,4 +1,4 @@
-"""Directories of transformers and sentence-transformers, written from a sentence encoder."""
+"""Directories of transformers, sentence-transformers, ONNX Runtime and OpenVINO, written from a sentence encoder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
+from xrep.inference.graphs import FILES, INPUTS, Runtime, check_runtime, write_graph
 from xrep.inference.model_card import Card, write_card
 from xrep.interop.exported import write_huggingface, write_router, write_sentence_transformers
 from xrep.interop.sentence_modules import Prompts
@@ -18,7 +19,7 @@ from xrep.models.projection import MeanOfSpaces
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import Tokenizers, tokenizer_of
 
-Format = Literal["sentence-transformers", "hf"]
+Format = Literal["sentence-transformers", "hf", Runtime]
 _POOLED = {"mean": "the mean of its token vectors", "max": "their maximum", "cls": "the vector of the first token"}
 
 
@@ -35,28 +36,39 @@ def write_encoder(
     fingerprint: Callable[[], str],
 ) -> dict[Path, str]:
     """Write an encoder as ``SentenceEncoder.save`` describes; ``place`` is what its card names to load it."""
+    graphs: Runtime | None = format if format == "onnx" or format == "openvino" else None
+    if graphs is not None:
+        check_runtime(graphs)
     languages = {tower: _languages(text, tower) for tower in model.encoders}
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
     with naming(directory), directory_aside(directory) as aside:
+        opens = format != "hf"  # whether sentence-transformers does
         for tower, folder in folders.items():
-            _write_tower(model, tower, aside / folder, format, prompts, read_by(text, tokenizers, tower))
-        if format == "hf":
+            about = read_by(text, tokenizers, tower)
+            if graphs is None:
+                _write_tower(model, tower, aside / folder, format, prompts, about)
+            else:
+                opens = _write_graph_tower(model, tower, aside / folder, graphs, prompts, about) and opens
+        if opens and len(languages) > 1:
+            routes = {code: folders[tower] for tower, codes in languages.items() for code in codes}
+            write_router(aside, routes, prompts)
+        if format == "sentence-transformers":
+            loaded = {directory: _encoding_line(place, languages)}
+        else:
             classes = {tower: encoder.library_class for tower, encoder in model.encoders.items()}
             loaded = {
-                directory / folders[tower]: opening_line(name, str(Path(place, folders[tower])), languages[tower])
-                for tower, name in classes.items()
+                directory / folder: opening_line(graphs or classes[tower], str(Path(place, folder)), languages[tower])
+                for tower, folder in folders.items()
             }
-        else:
-            if len(languages) > 1:
-                routes = {code: folders[tower] for tower, codes in languages.items() for code in codes}
-                write_router(aside, routes, prompts)
-            loaded = {directory: _encoding_line(place, languages)}
+        lines = _description(model, languages, format, list(loaded.values()))
+        if graphs is not None:
+            lines += _graph_lines(graphs, text.max_length, prompts, place if opens else None)
         write_card(
             aside,
             Path(place).name,
-            _description(model, languages, format, list(loaded.values())),
+            lines,
             card,
-            library="transformers" if format == "hf" else "sentence-transformers",
+            library="transformers" if format == "hf" else format,
             pipeline="feature-extraction" if format == "hf" else "sentence-similarity",
             languages=text.languages,
             fingerprint=fingerprint,
@@ -68,10 +80,15 @@ def _languages(text: TextSpec, tower: str) -> list[str]:
     return {"source": text.source_languages, "target": text.target_languages}.get(tower, text.languages)
 
 
-def opening_line(library_class: str, place: str, languages: list[str]) -> str:
-    """Return the line of Python that opens a transformer."""
+def opening_line(name: str, place: str, languages: list[str]) -> str:
+    """Return the line of Python that opens a transformer of a class, or a graph of a runtime, with this ``name``."""
     reads = f"  # reads {', '.join(languages)}" if languages else ""
-    return f"import transformers; transformers.{library_class}.from_pretrained({json.dumps(place)}){reads}"
+    if name not in FILES:
+        return f"import transformers; transformers.{name}.from_pretrained({json.dumps(place)}){reads}"
+    file = json.dumps(str(Path(place, FILES[name])))
+    if name == "onnx":
+        return f"import onnxruntime; onnxruntime.InferenceSession({file}){reads}"
+    return f'import openvino; openvino.compile_model({file}, "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}}){reads}'
 
 
 def _encoding_line(place: str, languages: dict[str, list[str]]) -> str:
@@ -118,6 +135,39 @@ def _write_tower(
     )
 
 
+def _write_graph_tower(
+    model: DualEncoder, tower: str, path: Path, runtime: Runtime, prompts: Prompts, text: dict[str, Any]
+) -> bool:
+    """Write the graph of a tower, with what sentence-transformers needs to open it; return whether it can."""
+    try:
+        _write_tower(model, tower, path, "sentence-transformers", prompts, {**text, "weights": False})
+        opens = True
+    except UserError:  # it has no counterpart there (pre-norm, projection spaces), which does not matter to a graph
+        text["save_tokenizer"](path)
+        opens = False
+    write_graph(model, tower, path, runtime)
+    return opens
+
+
+def _graph_lines(runtime: Runtime, max_length: int, prompts: Prompts, place: str | None) -> list[str]:
+    """Return what the card says of graphs; ``place`` is the directory if sentence-transformers opens it."""
+    outputs = "`sentence_embedding`, a vector for each sentence, and `last_hidden_state`, one for each token"
+    lines = [
+        "",
+        f"The inputs of the graph are {' and '.join(f'`{name}`' for name in INPUTS)}, int64 [sentences, tokens], of"
+        f" sentences of at most {max_length} tokens, padded at the end. The outputs are {outputs}. The tokenizer is"
+        " beside the graph: `transformers.AutoTokenizer` opens the directory, and `tokenizers` its `tokenizer.json`.",
+    ]
+    if prompts.text:
+        lines += ["", f"The text {json.dumps(prompts.text, ensure_ascii=False)} belongs in front of each sentence."]
+    if runtime == "openvino":
+        lines += ["", "Without the precision hint, OpenVINO computes in bfloat16 on processors that multiply it."]
+    if place is not None:
+        opened = f'SentenceTransformer({json.dumps(place)}, backend="{runtime}")'
+        lines += ["", f"With `pip install 'sentence-transformers[{runtime}]'`, `{opened}` opens the directory, too."]
+    return lines
+
+
 def _description(model: DualEncoder, languages: dict[str, list[str]], format: Format, loading: list[str]) -> list[str]:
     # If a projection was left out, vectors of the two towers cannot be compared.
     comparable = len(model.projections) == len(model.architecture()["projections"])
@@ -144,6 +194,6 @@ def _description(model: DualEncoder, languages: dict[str, list[str]], format: Fo
         if model.config.normalize:
             steps.append("brought to length 1")
         lines += ["", f"The sentence vector is {', '.join(steps)}."]
-    else:
+    elif format == "sentence-transformers":
         lines += ["", "`xrep.SentenceEncoder.load` reads it, too."]
     return lines

@@ -1,4 +1,4 @@
-"""Export of an encoder to directories that transformers, sentence-transformers or xrep can load."""
+"""Export of an encoder to directories that other libraries or xrep can load."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def export_path(
         UserError: If there is no encoder, too few checkpoints, or no projection or pooling, or as
             ``SentenceEncoder.save``.
     """
-    if (pooling or no_projection) and format != "sentence-transformers":
-        problem = f"`pooling` and `no_projection` are for the format sentence-transformers, not for {format}"
+    if (pooling or no_projection) and format in ("hf", "xrep"):
+        problem = f"`pooling` and `no_projection` are for the format sentence-transformers and graphs, not for {format}"
         raise UserError(problem, cure="leave `format` out")
     if layer is not None and format == "xrep":
         raise UserError("`layer` is for the formats of other libraries", cure="leave `format` out")
@@ -146,7 +146,7 @@ def _write_its_encoder(
 ) -> dict[Path, str]:
     """Write the encoder of a translation model as a directory of transformers."""
     if format != "hf":
-        problem = "a translation model, which sentence-transformers does not have"
+        problem = f"a translation model, which {format} does not have"
         cure = "set `format` to xrep, or to hf for its encoder alone"
         raise UserError(problem, path=checkpoint.path, cure=cure)
     model = _loaded(checkpoint, tensors)

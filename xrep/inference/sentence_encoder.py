@@ -24,6 +24,7 @@ from xrep.memory import check_memory, check_move
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.bert import CONFIG
+from xrep.nn.layers import pack_weights
 from xrep.nn.shape import UNLIMITED
 from xrep.precision import Precision, type_of
 from xrep.registry import one_line
@@ -213,12 +214,14 @@ class SentenceEncoder:
         license: str | None = None,
         results: Sequence[str | Path] = (),
     ) -> dict[Path, str]:
-        """Write the encoder as directories of sentence-transformers or transformers, which contain no code.
+        """Write the encoder as directories of other libraries, which contain no code.
 
         ``load`` and sentence-transformers read the directory ``path`` again, with exactly the same weights; an encoder
         with two towers keeps both, and the languages that each reads. ``hf`` is the transformer alone: two towers are
-        written to the folders ``source`` and ``target``. A model card (``README.md``) says how to load them, and has
-        the languages, the checksums of the training data, results and licence as metadata.
+        written to the folders ``source`` and ``target``. ``onnx`` and ``openvino`` are graphs for these runtimes, with
+        pooling and projection inside, which ``load`` does not read (extras of these names). A model card
+        (``README.md``) says how to load them, and has the languages, the checksums of the training data, results and
+        licence as metadata.
 
         Args:
             license: Identifier of the licence of the encoder, such as ``apache-2.0``.
@@ -319,11 +322,13 @@ def has_foreign_encoder(directory: Path) -> bool:
 
 
 def place(model: M, device: str | None, dtype: Precision) -> M:
-    """Move a model to a device, by default a GPU if there is one, and convert it to a type of numbers."""
+    """Move a model to a device, by default a GPU if there is one, convert it to a type of numbers, and pack it."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = model.to(type_of(dtype, device))
     check_move(model, device, gradients=False, cure="use another `device`, such as cpu")
-    return model.to(device)
+    model = model.to(device)
+    pack_weights(model)
+    return model
 
 
 def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:

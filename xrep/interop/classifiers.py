@@ -77,11 +77,8 @@ def write_classifier(directory: Path, encoder: Encoder, annotation: Annotation, 
 
 
 def read_classifier(directory: Path) -> Head:
-    """Read the head of a classifier that transformers or ``write_classifier`` saved.
-
-    Raises:
-        UserError: There is no such classifier in the directory, or a file is damaged.
-    """
+    """Read the head of a classifier that transformers or ``write_classifier`` saved. Raises UserError if there is no
+    such classifier in the directory, or a file is damaged."""
     path = directory / CONFIG
     config = read_json(path)
     architectures = config.get("architectures")

@@ -35,6 +35,7 @@ def write_huggingface(
     bos_id: int | None,
     eos_id: int,
     layers: int | None = None,
+    weights: bool = True,
     save_tokenizer: Callable[[Path], None] | None = None,
     modules: Sequence[tuple[str, dict[str, Any], dict[str, Tensor]]] | None = None,
     prompts: Prompts | None = None,
@@ -50,6 +51,7 @@ def write_huggingface(
         bos_id: Token in front of a sentence; None if there is none.
         layers: Number of layers to write, counted from the first: if vectors are taken from layer k, the exported
             encoder has k layers, and 0 writes only the embeddings. None: all layers.
+        weights: Whether to write the weights; a graph beside the configuration may have them already.
         save_tokenizer: Called with the temporary folder, to write the tokenizer's files before the folder is renamed.
         modules: Class, configuration and tensors of each module of sentence-transformers after the transformer; None
             writes the transformer alone.
@@ -70,11 +72,13 @@ def write_huggingface(
     directory = Path(os.path.expanduser(directory)).resolve()
     with naming(directory), directory_aside(directory) as aside:
         write_json(aside / CONFIG, {**config, "bos_token_id": bos_id, "eos_token_id": eos_id})
-        save_tensors(tensors, aside / SAFETENSORS)
+        if weights:
+            save_tensors(tensors, aside / SAFETENSORS)
         if modules is not None:
             _write_modules(aside, modules, prompts or Prompts())
             options: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
-            if config["model_type"] in FAMILIES:  # without it, transformers draws a pooler and warns that it is new
+            # Without the option, transformers draws a pooler and warns that it is new. The backend onnx refuses it.
+            if weights and config["model_type"] in FAMILIES:
                 options["model_args"] = {"add_pooling_layer": False}
             write_json(aside / OPTIONS, options)
         if save_tokenizer is not None:

@@ -50,11 +50,8 @@ class Pretrained:
     languages: list[str] = field(default_factory=list)
 
     def check_size(self) -> None:
-        """Compare the sizes in the configuration with those of the weights' files, before an encoder is built.
-
-        Raises:
-            UserError: The weights cannot hold so many parameters, or there are none.
-        """
+        """Compare the sizes in the configuration with those of the weights' files, before an encoder is built. Raises
+        UserError if the weights cannot hold so many parameters, or there are none."""
         weights = Weights(self.path)
         most = sum(path.stat().st_size for path in weights.files) // 2  # a number has at least two bytes
         # Other encoders may use the weights of one layer in all layers.

@@ -63,11 +63,8 @@ class SentenceModules:
 
 
 def read_modules(root: Path) -> SentenceModules | None:
-    """Read ``modules.json`` and the folders that it names; return None if there is no such file.
-
-    Raises:
-        UserError: xrep cannot express a module, its options or the order of the modules, or a file is damaged.
-    """
+    """Read ``modules.json`` and the folders that it names; return None if there is no such file. Raises UserError if
+    xrep cannot express a module, its options or the order of the modules, or a file is damaged."""
     if not (root / MODULES).exists():
         return None
     folders = _read_chain(root / MODULES)
@@ -80,11 +77,8 @@ def read_modules(root: Path) -> SentenceModules | None:
 
 
 def read_prompts(root: Path) -> Prompts:
-    """Read the prompts of a directory of sentence-transformers; there are none if it has no such file.
-
-    Raises:
-        UserError: The file is damaged.
-    """
+    """Read the prompts of a directory of sentence-transformers; there are none if it has no such file. Raises UserError
+    if the file is damaged."""
     path = root / PROMPTS
     options = read_json(path) if path.is_file() else {}
     texts, default = options.get("prompts") or {}, options.get("default_prompt_name")
@@ -98,11 +92,8 @@ def read_prompts(root: Path) -> Prompts:
 
 
 def read_router(root: Path) -> dict[str, Path] | None:
-    """Return the folder of each language's tower if the only module is a Router; None if it is not.
-
-    Raises:
-        UserError: A tower is no directory of sentence-transformers in ``root``, or a file is damaged.
-    """
+    """Return the folder of each language's tower if the only module is a Router; None if it is not. Raises UserError if
+    a tower is no directory of sentence-transformers in ``root``, or a file is damaged."""
     if not (root / MODULES).is_file() or [_kind(module) for module in read_json(root / MODULES, list)] != ["Router"]:
         return None
     path = root / ROUTER

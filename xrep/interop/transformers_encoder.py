@@ -105,11 +105,8 @@ class TransformersEncoder(Encoder):
         return module
 
     def forward(self, batch: TokenBatch, hidden_layer: int | None = None) -> Tensor:
-        """As ``Encoder.forward``, but the layers above ``hidden_layer`` are computed, too.
-
-        Raises:
-            UserError: The model has no list of layers from which ``hidden_layer`` could be taken.
-        """
+        """As ``Encoder.forward``, but the layers above ``hidden_layer`` are computed, too. Raises UserError if the
+        model has no list of layers from which ``hidden_layer`` could be taken."""
         last = self.shape.layers
         if not 0 <= (last if hidden_layer is None else hidden_layer) <= last:
             raise ValueError(f"hidden_layer must lie in [0, {last}], not {hidden_layer}")

@@ -83,18 +83,18 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
     return torch.bmm(weights, v.flatten(0, 1)).unflatten(0, (batch, heads))
 
 
-def cached_attention(q: Tensor, keys: Tensor, values: Tensor, own: Tensor | None) -> Tensor:
-    """Compute the attention of the next token of K hypotheses per sentence to all decoded tokens, [B, heads, K, d].
+def cached_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Compute the attention of the next token of K hypotheses of each sentence, [B, heads, K, d], without gradient.
 
     Args:
-        keys, values: [B, heads, N, d], of all hypotheses.
-        own: [B, K, N], added to the scores: -inf at tokens of other hypotheses. None if there are no such tokens.
+        keys, values: [B, heads, N, d], shared by the hypotheses of a sentence.
+        mask: [B, 1, K or 1, N], added to the scores: -inf at keys that a hypothesis must not attend to.
     """
     dtype = layer_dtype(q)
     if dtype != q.dtype:
-        return cached_attention(q.to(dtype), keys.to(dtype), values.to(dtype), own).to(q.dtype)
-    scores = torch.matmul(q, keys.transpose(2, 3)) * q.size(3) ** -0.5
-    if own is not None:
-        scores = scores + own.unsqueeze(1)
+        return cached_attention(q.to(dtype), keys.to(dtype), values.to(dtype), mask).to(q.dtype)
+    scores = torch.matmul(q * q.size(3) ** -0.5, keys.transpose(2, 3))
+    if mask is not None:
+        scores = scores.add_(mask)
     weights = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(values.dtype)
     return torch.matmul(weights, values)

@@ -35,6 +35,11 @@ VOCABULARY_LOGITS = 2**25
 """Number of logits in one block of the vocabulary loss. A block consists of whole rows."""
 
 
+def queue_rows(queries: int) -> int:
+    """Return the rows of the queue in one block for a number of queries."""
+    return QUEUE_ROWS
+
+
 def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
     """Add a block of the queue to the running softmax of each query.
 

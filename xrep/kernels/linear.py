@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.kernels.precision import fast_products, layer_dtype, takes_fast_product
+from xrep.kernels.precision import allows_library, fast_products, layer_dtype, takes_fast_product
 from xrep.kernels.processor import has_fused_linear
 
 _WIDENED = 1 << 20
@@ -36,21 +36,54 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _FastLinear.apply(x, weight, bias)
 
 
-def fused_linear(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool) -> Tensor | None:
+class PackedWeight:
+    """A copy of a weight [D_out, D_in] in the order in which the CPU library multiplies it.
+
+    The library otherwise puts the weight into this order at every product, which with few rows takes as long as the
+    product itself. The copy is not used any more once the weight has changed.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight, self._version = weight, weight._version
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+
+    def __reduce__(self) -> tuple[type[PackedWeight], tuple[Tensor]]:
+        return PackedWeight, (self._weight,)  # torch cannot copy what the library has ordered
+
+    @staticmethod
+    def of(weight: Tensor) -> PackedWeight | None:
+        """Return the packed weight, or None if the library is not used for its type on its device."""
+        return PackedWeight(weight) if allows_library(weight) and has_fused_linear(weight.dtype) else None
+
+    def tensor(self, weight: Tensor) -> Tensor | None:
+        """Return the packed copy if it is one of ``weight`` as it is now."""
+        same = weight.data_ptr() == self._weight.data_ptr() and weight.shape == self._weight.shape
+        return self._packed if same and weight._version == self._version else None
+
+
+def fused_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool = False, packed: PackedWeight | None = None
+) -> Tensor | None:
     """Compute ``linear``, followed by (exact) GELU if ``gelu``, in one pass of the CPU library.
 
     Float32 stays float32, because the library is called directly and not through the global precision setting.
+
+    Args:
+        packed: of ``weight``; the library then computes float32 on all processors.
 
     Returns:
         The result, or None if the library cannot compute it; it never does if gradients are enabled.
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return None
+    attributes = ("gelu", [], "none") if gelu else ("none", [], "")
+    ordered = None if packed is None or not allows_library(x) else packed.tensor(weight)
+    if ordered is not None and x.dtype == weight.dtype:
+        return torch.ops.mkldnn._linear_pointwise(x, ordered, bias, *attributes)
     rows = x.to(layer_dtype(x))
     faster = takes_fast_product(rows) or (rows.device.type == "cpu" and rows.dtype == torch.bfloat16)
-    if not faster or x.dtype != weight.dtype or not has_fused_linear(rows.dtype):
+    if not faster or x.dtype != weight.dtype or bias is None or not has_fused_linear(rows.dtype):
         return None
-    attributes = ("gelu", [], "none") if gelu else ("none", [], "")
     result = torch.ops.mkldnn._linear_pointwise(rows, weight.to(rows.dtype), bias.to(rows.dtype), *attributes)
     return result.to(x.dtype)
 

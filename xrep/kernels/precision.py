@@ -7,6 +7,7 @@ it. On CPUs without bfloat16 products, layers in bfloat16 compute in float32 and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from xrep.kernels.processor import fast_float32_is_exact, float32_precision, multiplies_bfloat16
 
+_LIBRARY_TYPES = torch.float32, torch.bfloat16
 _fast_allowed = True
 
 
@@ -27,6 +29,11 @@ def default_float32_products() -> Iterator[None]:
         yield
     finally:
         _fast_allowed = before
+
+
+def allows_library(tensor: Tensor) -> bool:
+    """Return whether oneDNN may be called directly for products of tensors like this one, in its own type."""
+    return _fast_allowed and tensor.device.type == "cpu" and layer_dtype(tensor) == tensor.dtype in _LIBRARY_TYPES
 
 
 def takes_fast_product(tensor: Tensor) -> bool:
@@ -87,5 +94,18 @@ def multiply_add(total: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype == accumulation_dtype(a):
         with fast_products(a):
             total.addmm_(a, b)
+    elif _adds_products(a.device, a.dtype):
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:
         total.add_(torch.mm(a, b, out_dtype=torch.float32))
+
+
+@functools.cache
+def _adds_products(device: torch.device, half: torch.dtype) -> bool:
+    """Return whether torch adds products of half-precision operands to float32 in one kernel, which 2.8 does not."""
+    total, operand = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device, dtype=half)
+    try:
+        torch.addmm(total, operand, operand, out_dtype=torch.float32, out=total)
+    except RuntimeError:
+        return False
+    return bool((total == 17).all())

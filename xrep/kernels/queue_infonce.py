@@ -157,9 +157,10 @@ def _sweep_blocks(rows: Tensor, queue: Tensor, query_ids, queue_ids, state: Queu
     if not len(rows) or not len(queue):
         return
     steps = steps_for(rows.device)
-    scores = state.maximum.new_empty(len(rows) * min(steps.QUEUE_ROWS, len(queue)))
-    for start in range(0, len(queue), steps.QUEUE_ROWS):
-        block = queue[start : start + steps.QUEUE_ROWS].to(state.operand)
+    size = steps.queue_rows(len(rows))
+    scores = state.maximum.new_empty(len(rows) * min(size, len(queue)))
+    for start in range(0, len(queue), size):
+        block = queue[start : start + size].to(state.operand)
         place = scores[: len(rows) * len(block)].view(len(rows), -1)
         ids = None if query_ids is None else (query_ids, queue_ids[start : start + len(block)])
         weights = steps.absorb(multiply(rows, block.t(), out=place), state, ids)

@@ -19,7 +19,7 @@ _kernels: Any = triton_kernels  # a launch takes options that a kernel does not 
 
 _ABSENT = (None,) * 4
 
-QUEUE_ROWS = 8192
+QUEUE_ROWS = 16384
 """Rows of the queue in one block. The scores of one query are held in the registers of one program."""
 
 TILE = (1024, 8192)
@@ -30,6 +30,11 @@ VOCABULARY_LOGITS = 2**27
 
 SHARED_REACH = float("-inf")
 """Exponentials are never shared: rows and columns are the work of different programs."""
+
+
+def queue_rows(queries: int) -> int:
+    """Return the rows of the queue in one block: fewer for many queries, whose scores would not fit the L2 cache."""
+    return QUEUE_ROWS if queries <= 512 else QUEUE_ROWS // 2
 
 
 def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -48,7 +53,7 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
         MIXED=state.mixture is not None,
         BLOCK=triton.next_power_of_2(columns),
         BLOCK_D=1024,
-        num_warps=8,
+        num_warps=8 if columns <= 8192 else 16,
     )
     return weights
 

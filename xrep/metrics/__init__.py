@@ -8,19 +8,7 @@ from xrep.metrics.retrieval import mean_cosine, retrieval_accuracy
 from xrep.metrics.translation import bleu, chrf, multi_bleu
 
 __all__ = [
-    "alignment_loss",
-    "best_threshold",
-    "bleu",
-    "chrf",
-    "language_shares",
-    "mean_cosine",
-    "mining_scores",
-    "multi_bleu",
-    "pearson",
-    "principal_components",
-    "remove_components",
-    "retrieval_accuracy",
-    "spearman",
-    "uniformity_loss",
+    "alignment_loss", "best_threshold", "bleu", "chrf", "language_shares", "mean_cosine", "mining_scores", "multi_bleu",
+    "pearson", "principal_components", "remove_components", "retrieval_accuracy", "spearman", "uniformity_loss",
     "whiten",
-]
+]  # fmt: skip

@@ -90,11 +90,7 @@ class Checkpoint:
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """The name and the options of the model.
-
-        Raises:
-            UserError: The configuration has none.
-        """
+        """The name and the options of the model. Raises UserError if the configuration has none."""
         options = self.config.get("model")
         if not isinstance(options, dict) or not isinstance(options.get("name"), str):
             raise UserError("no name of a model in it", path=self.path / CONFIG, cure="use another checkpoint")
@@ -118,11 +114,8 @@ class Checkpoint:
         return read_tensors(self.path / name) if name in self.manifest["files"] else {}
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state of optimizer, schedule, random generators and cursor, with all tensors on the CPU.
-
-        Raises:
-            UserError: There is none, or it contains something other than plain data and tensors, which might be code.
-        """
+        """Return the state of optimizer, schedule, random generators and cursor, with all tensors on the CPU. Raises
+        UserError if there is none, or it contains something other than plain data and tensors, which might be code."""
         if STATE not in self.manifest["files"]:
             problem = "an encoder alone, not a run to go on with"
             raise UserError(problem, path=self.path, cure="set `init` to start from it")
@@ -133,11 +126,8 @@ class Checkpoint:
 
 
 def read_saved_config(path: Path) -> dict[str, Any]:
-    """Return the configuration that a run saved, as plain data without interpolation or resolvers.
-
-    Raises:
-        UserError: The file is damaged.
-    """
+    """Return the configuration that a run saved, as plain data without interpolation or resolvers. Raises UserError if
+    the file is damaged."""
     try:
         text = path.read_text(encoding="utf-8")
         values = None if excess_of(text) else yaml.safe_load(text)
@@ -190,10 +180,7 @@ class Snapshot:
 
 def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint under a temporary name and rename it to ``path``; after a failure nothing is left behind.
-
-    Raises:
-        OSError: The disk is full, or the directory cannot be written.
-    """
+    Raises OSError if the disk is full, or the directory cannot be written."""
     with naming(path):
         with directory_aside(path, is_current=lambda directory: False) as aside:
             _fill(aside, snapshot)
@@ -201,11 +188,8 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a checkpoint directory after comparing every file with its checksum.
-
-    Raises:
-        UserError: This is not a checkpoint, it has another schema, or a file is damaged.
-    """
+    """Open a checkpoint directory after comparing every file with its checksum. Raises UserError if this is not a
+    checkpoint, it has another schema, or a file is damaged."""
     path = Path(path)
     if not path.exists():
         raise UserError("no such checkpoint", path=path, cure="name a directory such as RUN/best or RUN/last")
@@ -290,8 +274,7 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
 
 def _check_text(text: TextSpec) -> None:
     for side, own in text.vocabularies.items():
-        ids = (own.pad_id, own.unk_id, own.bos_id, own.eos_id, own.mask_id)
-        if not all(0 <= number < own.size for number in ids if number is not None):
+        if not all(0 <= number < own.size for number in own.special_ids):
             raise UserError(f"special ids are outside of the vocabulary {side}", cure="use another checkpoint")
     if text.vocabularies.keys() not in ({"shared"}, {"source", "target"}) or text.max_length < 3:
         raise UserError("describes no text that a model can read", cure="use another checkpoint")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -29,8 +29,7 @@ from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.shape import EncoderSizes
-
-SHARED, SIDES = "shared", ("source", "target")
+from xrep.text.sides import SHARED, SIDES
 
 
 class DualEncoder(SentenceModel):
@@ -176,11 +175,8 @@ class DualEncoder(SentenceModel):
         raise UserError(problem, cure="known: " + ", ".join(self.languages))
 
     def pool_layer(self, layer: int) -> None:
-        """Pool the token vectors of this layer from now on.
-
-        Raises:
-            UserError: A tower has fewer layers, or a projection that was trained for another layer.
-        """
+        """Pool the token vectors of this layer from now on. Raises UserError if a tower has fewer layers, or a
+        projection that was trained for another layer."""
         fewest = min(encoder.shape.layers for encoder in self.encoders.values())
         if not 0 <= layer <= fewest:
             raise UserError(f"`layer` {layer} of an encoder of {fewest} layers", cure=f"choose one of 0 to {fewest}")
@@ -215,7 +211,7 @@ def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[s
     return {
         "towers": {name: shape.as_dict() for name, shape in shapes.items()},
         "pooling": _pooling(config, names, pretrained),
-        "projections": {name: shape.as_dict() for name, shape in _projections(config, shapes, pretrained).items()},
+        "projections": {name: asdict(shape) for name, shape in _projections(config, shapes, pretrained).items()},
     }
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,6 @@ class ProjectionShape:
     activation: DenseActivation = "none"
     spaces: int | None = None
     """Number of projection spaces to average, all as wide as the input; None for a linear layer."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def of(cls, dense: DenseSpec) -> ProjectionShape:

@@ -76,11 +76,8 @@ class EncoderOptions:
         return {SHARED: self.encoder} if self.encoder else {}
 
     def tokenizers(self) -> dict[str, str]:
-        """Return the folders of the pretrained encoders' tokenizers by tower or side; empty if there are none.
-
-        Raises:
-            UserError: A pretrained encoder does not exist.
-        """
+        """Return the folders of the pretrained encoders' tokenizers by tower or side; empty if there are none. Raises
+        UserError if a pretrained encoder does not exist."""
         starts = {name: find_start(path, self.encoder_type) for name, path in self.pretrained().items()}
         return {name: str(start.tokenizer) for name, start in starts.items()}
 
@@ -112,11 +109,8 @@ class Architecture:
 
 
 def shape_from(values: Any) -> EncoderSizes:
-    """Return the shape that ``EncoderSizes.as_dict`` made into plain data.
-
-    Raises:
-        UserError: There is no encoder of this type, or it has other sizes.
-    """
+    """Return the shape that ``EncoderSizes.as_dict`` made into plain data. Raises UserError if there is no encoder of
+    this type, or it has other sizes."""
     kind = values.get("type") if isinstance(values, dict) else None
     return from_plain(ENCODERS.load(str(kind)).Shape, values, f"the {kind} encoder")
 
@@ -138,10 +132,7 @@ def check_sizes(shapes: dict[str, StackSizes], other_parameters: int = 0) -> Non
 
 def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Pretrained | None) -> EncoderSizes:
     """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options.
-
-    Raises:
-        UserError: The weights of ``start`` cannot be those of its shape, or it has too few layers.
-    """
+    Raises UserError if the weights of ``start`` cannot be those of its shape, or it has too few layers."""
     if start is not None:
         start.check_size()
         return start.shape.first_layers(config.pretrained_layers, start.path)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
-from xrep.kernels.linear import linear
+from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.models.model import Origin, TranslationModel
 from xrep.models.plain import from_plain
 from xrep.models.start import (
@@ -115,6 +115,7 @@ class Translation(TranslationModel):
         target = None if tied == "all" else nn.Embedding(words.size, width, padding_idx=words.pad_id)
         self.target_embedding: nn.Embedding | None = target
         self.output_embedding = nn.Embedding(words.size, width) if tied == "none" else None
+        self._packed_scores: PackedWeight | None = None
         self.language_embedding = nn.Embedding(len(text.target_languages), width)
         for own in (self.target_embedding, self.output_embedding, self.language_embedding):
             if own is not None:
@@ -162,6 +163,10 @@ class Translation(TranslationModel):
     def _scores(self) -> Tensor:
         """Output embeddings of the target vocabulary, [V, H]."""
         return self._words if self.output_embedding is None else self.output_embedding.weight
+
+    def pack_scores(self) -> None:
+        """Prepare the output embeddings for searches, as ``pack_weights`` does it with linear layers."""
+        self._packed_scores = PackedWeight.of(self._scores)
 
     def predict(self, source: TokenBatch, target: TokenBatch, languages: Tensor) -> Predictions:
         states = self._encode(source)
@@ -211,7 +216,7 @@ class Decoding:
 
     def __init__(self, model: Translation, memory: SourceMemory, languages: Tensor, bias: Tensor | None) -> None:
         self._model, self._memory, self._languages, self._bias = model, memory, languages, bias
-        self._cache = StepCache(len(model.decoder.layers))
+        self._cache = StepCache(len(model.decoder.layers), memory.keys[0])
         self._position = 0
 
     @torch.no_grad()
@@ -230,7 +235,8 @@ class Decoding:
         self._cache.advance(parents, vectors.size(1))
         states = model.decoder.step(vectors, self._position, self._cache, self._memory)
         self._position += 1
-        logits = linear(states, model._scores).float()
+        logits = fused_linear(states, model._scores, None, packed=model._packed_scores)
+        logits = (linear(states, model._scores) if logits is None else logits).float()
         return logits if self._bias is None else logits.add_(self._bias.unsqueeze(1))
 
     @torch.no_grad()

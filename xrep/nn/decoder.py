@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.kernels.attention import attention, cached_attention
@@ -13,6 +14,9 @@ from xrep.nn.encoder import initialise
 from xrep.nn.half import in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
 from xrep.nn.shape import DecoderShape, LayerShape
+
+ROOM = 8
+"""Number of steps for which a cache makes room at a time."""
 
 
 @dataclass
@@ -39,18 +43,21 @@ class StepCache:
     """The keys and values of all tokens decoded so far, for all hypotheses of each sentence, in the order of decoding.
 
     Hypotheses share the tokens that they have in common, and nothing is moved when hypotheses change their order. A
-    mask marks the tokens of each hypothesis, and attention ignores the others. With K hypotheses, attention reads as
-    much as from K separate caches, but no cache has to be copied at each step.
+    mask marks the tokens of each hypothesis, and attention ignores the others. The tensors have room for some more
+    tokens, so that their sizes rarely change. When they are full, the tokens that no hypothesis continues are dropped:
+    most hypotheses of a beam differ in their last tokens only.
+
+    Args:
+        layers: number of layers of the decoder.
+        like: [B, ...], a tensor of B sentences with the type and the device of keys and values.
 
     Attributes:
-        own: [B, K, N], 0 at the tokens of a hypothesis and -inf at all others; the last K columns are the tokens of
-            this step. None until a sentence has several hypotheses.
+        own: [B, K, N], 0 at the tokens of a hypothesis and -inf at all others and where there is no token yet.
     """
 
-    def __init__(self, layers: int) -> None:
-        self.length = 0
-        """N, the number of tokens of all hypotheses of a sentence."""
-        self.own: Tensor | None = None
+    def __init__(self, layers: int, like: Tensor) -> None:
+        self.own = like.new_full((len(like), 1, ROOM), -torch.inf)
+        self._length = 0
         self._buffers: list[Tensor | None] = [None] * layers
 
     def advance(self, parents: Tensor | None, count: int) -> None:
@@ -60,33 +67,46 @@ class StepCache:
             parents: int64 [B, count], the index of the previous hypothesis that each one continues. It may be None
                 until a sentence has several hypotheses.
         """
-        if count > 1 or self.own is not None:
-            if parents is None or self._buffers[0] is None:
-                raise ValueError("what several hypotheses continue must be said, and the first token is one for all")
-            batch = self._buffers[0].size(1)
-            before = self._buffers[0].new_zeros(batch, 1, self.length) if self.own is None else self.own
-            before = before.gather(1, parents.unsqueeze(2).expand(-1, -1, self.length))
-            new = torch.full((count, count), float("-inf"), dtype=before.dtype, device=before.device).fill_diagonal_(0)
-            self.own = torch.cat([before, new.expand(batch, -1, -1)], dim=2)
-        self.length += count
+        if parents is not None:
+            self.own = self.own.gather(1, parents.unsqueeze(2).expand(-1, -1, self.own.size(2)))
+        elif count > 1 or self.own.size(1) > 1:
+            raise ValueError("what several hypotheses continue must be said, and the first token is one for all")
+        if self._length + count > self.own.size(2):
+            self._make_room(ROOM * count)
+        new = torch.full((count, count), -torch.inf, dtype=self.own.dtype, device=self.own.device).fill_diagonal_(0)
+        self.own[:, :, self._length : self._length + count] = new
+        self._length += count
+
+    def _make_room(self, more: int) -> None:
+        """Copy the tokens that a hypothesis has into tensors that have room for ``more``."""
+        used = (self.own == 0).any(1)
+        self._length = int(used.sum(1).max())
+        # Places behind the used ones hold copies of any tokens, whose numbers are finite and which the mask excludes.
+        places = used.byte().argsort(dim=1, descending=True, stable=True)[:, : self._length + more]
+        places = F.pad(places, (0, self._length + more - places.size(1)))
+        self.own = self.own.gather(2, places.unsqueeze(1).expand(-1, self.own.size(1), -1))
+        self.own[:, :, self._length :] = -torch.inf
+        for number, buffer in enumerate(self._buffers):
+            if buffer is not None:
+                *shape, room, size = buffer.shape
+                first = torch.arange(buffer.numel() // (room * size), device=buffer.device).mul_(room).view(*shape, 1)
+                rows = (first + places.unsqueeze(1)).flatten()
+                self._buffers[number] = buffer.view(-1, size).index_select(0, rows).view(*shape, -1, size)
 
     def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append the keys and values of one layer, [B, heads, K, d]; return those of all steps, [B, heads, N, d]."""
-        buffer, count = self._buffers[layer], keys.size(2)
-        if buffer is None or buffer.size(3) < self.length:
+        buffer = self._buffers[layer]
+        if buffer is None:
             batch, heads, _, size = keys.shape
-            larger = keys.new_empty(2, batch, heads, max(32 * count, 2 * self.length), size)
-            if buffer is not None:
-                larger[:, :, :, : self.length - count] = buffer[:, :, :, : self.length - count]
-            self._buffers[layer] = buffer = larger
-        new = slice(self.length - count, self.length)
+            self._buffers[layer] = buffer = keys.new_zeros(2, batch, heads, self.own.size(2), size)
+        new = slice(self._length - keys.size(2), self._length)
         buffer[0, :, :, new], buffer[1, :, :, new] = keys, values
-        return buffer[0, :, :, : self.length], buffer[1, :, :, : self.length]
+        return buffer[0], buffer[1]
 
     def keep(self, rows: Tensor) -> None:
         """Keep only the sentences with the indices ``rows``, int64 [B']."""
         self._buffers = [None if b is None else b.index_select(1, rows) for b in self._buffers]
-        self.own = None if self.own is None else self.own.index_select(0, rows)
+        self.own = self.own.index_select(0, rows)
 
 
 class TransformerDecoder(nn.Module):
@@ -142,8 +162,9 @@ class TransformerDecoder(nn.Module):
             cache: has already advanced to these tokens.
         """
         x = self._embed(vectors, torch.full((), position, device=vectors.device))
+        mask = None if memory.mask is None else x.new_zeros(memory.mask.shape).masked_fill_(~memory.mask, -torch.inf)
         for number, (layer, keys, values) in enumerate(zip(self.layers, memory.keys, memory.values, strict=True)):
-            x = layer(x, Masking(), (keys, values, memory.mask), (number, cache))
+            x = layer.step(x, (keys, values, mask), number, cache)
         return self.norm(x) if self.norm_first else x
 
     def _embed(self, vectors: Tensor, positions: Tensor) -> Tensor:
@@ -163,19 +184,16 @@ class DecoderLayer(TransformerLayer):
         self.source_attention = SourceAttention(shape, dropout)
         self.source_attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
 
-    def forward(
-        self,
-        x: Tensor,
-        layout: Layout,
-        source: tuple[Tensor, Tensor, Tensor | None],
-        step: tuple[int, StepCache] | None = None,
-    ) -> Tensor:
-        # source: keys, values and mask of the source; step: number of the layer and the cache, for one token alone.
-        if step is None:
-            x = self._sublayer(x, self.attention_norm, self.attention, layout)
-        else:
-            x = self._sublayer(x, self.attention_norm, self.attention.step, *step)
+    def forward(self, x: Tensor, layout: Layout, source: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+        # source: keys, values and mask of the source
+        x = self._sublayer(x, self.attention_norm, self.attention, layout)
         x = self._sublayer(x, self.source_attention_norm, self.source_attention, layout, *source)
+        return self._sublayer(x, self.feedforward_norm, self._feedforward)
+
+    def step(self, x: Tensor, source: tuple[Tensor, Tensor, Tensor | None], number: int, cache: StepCache) -> Tensor:
+        """As ``forward`` for the next token of each hypothesis; the mask of the source is added to the scores."""
+        x = self._sublayer(x, self.attention_norm, self.attention.step, number, cache)
+        x = self._sublayer(x, self.source_attention_norm, self.source_attention.step, *source)
         return self._sublayer(x, self.feedforward_norm, self._feedforward)
 
 
@@ -185,7 +203,7 @@ class CausalAttention(SelfAttention):
     def step(self, x: Tensor, number: int, cache: StepCache) -> Tensor:
         q, k, v = self.project(x, Masking())
         keys, values = cache.add(number, k, v)
-        return self.output(cached_attention(q, keys, values, cache.own).transpose(1, 2).flatten(2))
+        return self.output(cached_attention(q, keys, values, cache.own.unsqueeze(1)).transpose(1, 2).flatten(2))
 
 
 class SourceAttention(nn.Module):
@@ -202,9 +220,16 @@ class SourceAttention(nn.Module):
         """Return keys and values, [B, heads, S, d] each; ``states`` are packed as in ``layout``."""
         both = layout.pad(self.key_value(states)).unflatten(-1, (2, self.heads, -1))
         keys, values = both.permute(2, 0, 3, 1, 4)
-        return keys, values
+        if torch.is_grad_enabled():
+            return keys, values
+        # Every step reads them, fastest in this order.
+        return keys.transpose(2, 3).contiguous().transpose(2, 3), values.contiguous()
 
     def forward(self, x: Tensor, layout: Layout, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         q = layout.pad(self.query(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
         return self.output(layout.pack(attention(q, keys, values, mask, dropout).transpose(1, 2).flatten(2)))
+
+    def step(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return self.output(cached_attention(q, keys, values, mask).transpose(1, 2).flatten(2))

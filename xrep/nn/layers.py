@@ -12,16 +12,29 @@ from torch import Tensor, nn
 
 from xrep.data.batching import TokenBatch, on_device
 from xrep.kernels.attention import attention, packed_attention
-from xrep.kernels.linear import fused_linear, linear
+from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.nn.shape import Activation, LayerShape
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` that uses a faster float32 product on CPUs where that product is as exact."""
+    """``nn.Linear`` that uses a faster float32 product on CPUs where that product is as exact.
+
+    Attributes:
+        packed: the weight in the order in which it is multiplied, if ``pack_weights`` was called.
+    """
+
+    packed: PackedWeight | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        fused = fused_linear(input, self.weight, self.bias, gelu=False) if self.bias is not None else None
+        fused = fused_linear(input, self.weight, self.bias, packed=self.packed)
         return linear(input, self.weight, self.bias) if fused is None else fused
+
+
+def pack_weights(module: nn.Module) -> None:
+    """Prepare all linear layers of a module for many products with few rows; it takes the memory of their weights."""
+    for layer in module.modules():
+        if isinstance(layer, Linear):
+            layer.packed = PackedWeight.of(layer.weight)
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
@@ -33,7 +46,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 def feedforward(x: Tensor, inner: Linear, outer: Linear, activation: Activation) -> Tensor:
     """Apply two linear layers with the activation function between them."""
-    hidden = fused_linear(x, inner.weight, inner.bias, gelu=True) if activation == "gelu" else None
+    gelu = activation == "gelu"
+    hidden = fused_linear(x, inner.weight, inner.bias, gelu=True, packed=inner.packed) if gelu else None
     return outer(activate(inner(x), activation) if hidden is None else hidden)
 
 
@@ -124,8 +138,7 @@ def layout_of(batch: TokenBatch) -> Layout:
     """Return the layout in which an encoder or decoder computes a batch."""
     if not batch.is_padded:
         return Masking()
-    packed = batch.real_tokens < PACKED_BELOW * batch.tokens.numel()
-    return Packing.of(batch) if packed else Masking(batch.mask)
+    return Packing.of(batch) if batch.density < PACKED_BELOW else Masking(batch.mask)
 
 
 class SelfAttention(nn.Module):

@@ -12,6 +12,7 @@ from xrep.evaluation.alignment import Alignment
 from xrep.evaluation.all import find_tests
 from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.evaluation import Evaluation, Figures, differences
+from xrep.evaluation.reading import existing_folder
 from xrep.evaluation.scatter import Scatter
 from xrep.evaluation.tatoeba import available, files_of, read_pool
 from xrep.models.directory import open_checkpoint
@@ -36,12 +37,7 @@ def measure(runs: Sequence[Run], data: str, batch_tokens: int) -> tuple[dict[str
     Raises:
         UserError: There is no data of any test, or a run has no checkpoint that encodes sentences.
     """
-    root = Path(data)
-    if not root.is_dir():
-        raise UserError("no such folder", path=root, cure="name a folder with data of tests")
-    tests = find_tests(root)
-    if not tests:
-        raise UserError("no data of any test in it", path=root, cure="xrep-eval TEST --help says what each test reads")
+    tests = find_tests(existing_folder(data, "name a folder with data of tests"))
     encoders = [open_encoder(run.path / "best", batch_tokens=batch_tokens) for run in runs]
     trained = open_checkpoint(runs[0].path / "best").text
     for name, config in list(tests.values()):

@@ -52,11 +52,8 @@ class Run:
 
 
 def read_runs(paths: Sequence[str]) -> list[Run]:
-    """Read the directories of runs, which are named by their last folder if that tells them apart.
-
-    Raises:
-        UserError: One of them holds no run, or is named twice.
-    """
+    """Read the directories of runs, which are named by their last folder if that tells them apart. Raises UserError if
+    one of them holds no run, or is named twice."""
     places = [Path(path) for path in paths]
     if len({os.path.realpath(place) for place in places}) < len(places):
         raise UserError("a run is named twice", cure="name each run once")
@@ -94,11 +91,8 @@ def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds; None if there is no file.
-
-    Raises:
-        UserError: The file is not JSON, or too large.
-    """
+    """Return what a JSON file holds; None if there is no file. Raises UserError if the file is not JSON, or too
+    large."""
     if not path.is_file():
         return None
     if path.stat().st_size > MOST_BYTES:

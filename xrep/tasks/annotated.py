@@ -6,7 +6,7 @@ import hashlib
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,7 +24,7 @@ from xrep.data.store import TOKENIZER_DIRECTORY, Kind, write_manifest
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.stored import given_tokenizers, rows_by_length
+from xrep.tasks.stored import VocabularyOptions, given_tokenizers, rows_by_length
 from xrep.tasks.task import Examples, Task
 from xrep.text import labelled_readers, question_readers, tagged_readers
 from xrep.text.annotated import AnnotatedFile, LabelledText, Question, TaggedSentence, discover, of_split
@@ -51,9 +51,13 @@ class AnnotatedTask(Task):
     default_model = "classifier"
     default_validation = "annotation"
     kind: ClassVar[Literal["label", "tags", "span"]]
+    what: ClassVar[str]
+    """What its files are, for messages."""
+    forms: ClassVar[str]
+    """Endings of the names of its files, for messages."""
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(VocabularyOptions):
         data: str
         """File or folder of annotated text, as it is published. The names of files tell their split (train, dev) and
         language (dev-de.tsv); a file without a split in its name is training text."""
@@ -63,11 +67,6 @@ class AnnotatedTask(Task):
         """Language of files that do not name it."""
         dev_share: float = 0.0
         """Share of the training examples that are held out for validation, if there is no dev split (CMLM: 0.1)."""
-        tokenizer: str | None = None
-        """Directory that holds the tokenizer, such as a checkpoint's or a data directory's. none: that of the
-        pretrained encoder, or one that is trained on this text."""
-        vocab_size: int | None = None
-        """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
         batch_size: int = 32
         """Number of rows in a batch."""
         max_length: int = 128
@@ -110,19 +109,19 @@ class AnnotatedTask(Task):
         self.training_examples, self.dev_examples = examples, dev
         self._train = Rows(self.rows(examples, self.text, tokenizer))
         self._dev = Rows(self.rows(dev, self.text, tokenizer))
-        self.examples = len(self._train)
+        self.examples, self.has_validation = len(self._train), len(self._dev) > 0
         self._order = ExampleOrder([self.examples], 1.0, seed, lambda _, rows: self._train.lengths[rows])
 
     # -- what the kinds of annotation do differently ------------------------------------------------------------------
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
-        """Return the files of a folder, or the single file."""
+    def accepts(path: Path) -> bool:
+        """Return whether a file of a folder is one that the task reads."""
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[Any]:
+    def read(file: AnnotatedFile, counts: Counter[str]) -> Iterator[Any]:
         """Yield the examples of a file."""
 
     @staticmethod
@@ -140,6 +139,11 @@ class AnnotatedTask(Task):
         """Yield the rows of examples."""
 
     # -- training -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
+        """Return the files of a folder, or the single file."""
+        return discover(path, language, cls.what, cls.forms, cls.accepts)
 
     def _read(self, files: Iterable[AnnotatedFile]) -> list[Any]:
         counts = Counter[str]()
@@ -203,10 +207,6 @@ class AnnotatedTask(Task):
         with path.open("wb") as file:
             np.save(file, hashes.to_array(), allow_pickle=False)
 
-    @property
-    def has_validation(self) -> bool:
-        return len(self._dev) > 0
-
     def validation_batches(self) -> Iterator[AnnotatedBatch]:
         for rows in rows_by_length(self._dev.lengths):
             yield self._dev.batch(rows, self.text.vocabulary(SHARED), self.kind)
@@ -218,20 +218,9 @@ class ClassificationTask(AnnotatedTask):
     The files are described in ``xrep.text.labelled_readers``.
     """
 
-    kind = "label"
-
-    @property
-    def gives(self) -> Examples:
-        return Examples.LABELLED_TEXTS
-
-    @classmethod
-    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
-        forms, accepts = ".tsv, .jsonl or .review", labelled_readers.is_labelled
-        return discover(path, language, "labelled text", forms, accepts)
-
-    @classmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[LabelledText]:
-        return labelled_readers.read_labelled(file, counts)
+    kind, gives = "label", Examples.LABELLED_TEXTS
+    what, forms = "labelled text", ".tsv, .jsonl or .review"
+    accepts, read = staticmethod(labelled_readers.is_labelled), staticmethod(labelled_readers.read_labelled)
 
     @staticmethod
     def labels(examples: Iterable[LabelledText]) -> Iterator[str]:
@@ -242,11 +231,12 @@ class ClassificationTask(AnnotatedTask):
         return example.sentences
 
     def rows(self, examples: Iterable[LabelledText], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
-        numbers = LabelNumbers(text)
-        vocabulary = text.vocabulary(SHARED)
-        return label_rows(
-            examples, tokenizer, vocabulary, lambda e: numbers.of(e.label, e.path, e.line), text.max_length
-        )
+        number_of = numbering(text)
+
+        def of_text(example: LabelledText) -> int:
+            return number_of(example.label, example)
+
+        return label_rows(examples, tokenizer, text.vocabulary(SHARED), of_text, text.max_length)
 
 
 class TaggingTask(AnnotatedTask):
@@ -255,18 +245,12 @@ class TaggingTask(AnnotatedTask):
     The files are described in ``xrep.text.tagged_readers``.
     """
 
-    kind = "tags"
+    kind, gives = "tags", Examples.TAGGED_WORDS
+    what, forms = "tagged words", ".conllu or .tsv"
+    accepts = staticmethod(tagged_readers.is_tagged)
 
-    @property
-    def gives(self) -> Examples:
-        return Examples.TAGGED_WORDS
-
-    @classmethod
-    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
-        return discover(path, language, "tagged words", ".conllu or .tsv", tagged_readers.is_tagged)
-
-    @classmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
+    @staticmethod
+    def read(file: AnnotatedFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
         return tagged_readers.read_tagged(file)
 
     @staticmethod
@@ -278,10 +262,10 @@ class TaggingTask(AnnotatedTask):
         return [" ".join(example.words)]
 
     def rows(self, examples: Iterable[TaggedSentence], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
-        numbers = LabelNumbers(text)
+        number_of = numbering(text)
 
         def of_sentence(example: TaggedSentence) -> list[int]:
-            return [numbers.of(tag, example.path, example.line) for tag in example.tags]
+            return [number_of(tag, example) for tag in example.tags]
 
         return tag_rows(examples, tokenizer, text.vocabulary(SHARED), of_sentence, text.max_length)
 
@@ -293,7 +277,9 @@ class QuestionAnsweringTask(AnnotatedTask):
     where the file says are counted, and nothing is trained on them.
     """
 
-    kind = "span"
+    kind, gives = "span", Examples.QUESTIONS
+    what, forms = "questions", ".json"
+    accepts, read = staticmethod(question_readers.is_questions), staticmethod(question_readers.read_questions)
 
     @dataclass(kw_only=True)
     class Config(AnnotatedTask.Config):
@@ -306,18 +292,6 @@ class QuestionAnsweringTask(AnnotatedTask):
 
         def problems(self) -> list[str]:
             return super().problems() + out_of_range(self, stride="[1, inf)", max_question="[1, inf)")
-
-    @property
-    def gives(self) -> Examples:
-        return Examples.QUESTIONS
-
-    @classmethod
-    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
-        return discover(path, language, "questions", ".json", question_readers.is_questions)
-
-    @classmethod
-    def read(cls, file: AnnotatedFile, counts: Counter[str]) -> Iterator[Question]:
-        return question_readers.read_questions(file, counts)
 
     @staticmethod
     def labels(examples: Iterable[Question]) -> Iterator[str]:
@@ -338,31 +312,25 @@ class QuestionAnsweringTask(AnnotatedTask):
         )
 
 
-class LabelNumbers:
-    """The numbers of the labels of a text."""
+def numbering(text: TextSpec) -> Callable[[str, LabelledText | TaggedSentence], int]:
+    """Return a function that gives the number of a label of an example, and raises UserError if the training text does
+    not have the label."""
+    assert text.annotation is not None
+    numbers = {label: number for number, label in enumerate(text.annotation.labels)}
 
-    def __init__(self, text: TextSpec) -> None:
-        assert text.annotation is not None
-        self._numbers = {label: number for number, label in enumerate(text.annotation.labels)}
-
-    def of(self, label: str, path: Path, line: int) -> int:
-        """Return the number of a label.
-
-        Raises:
-            UserError: The label does not occur in the training text.
-        """
-        if label not in self._numbers:
+    def number_of(label: str, example: LabelledText | TaggedSentence) -> int:
+        if label not in numbers:
             problem = f"the label {label!r} does not occur in the training text"
-            raise UserError(problem, path=path, line=line, cure=f"known: {', '.join(list(self._numbers)[:20])}")
-        return self._numbers[label]
+            known = ", ".join(list(numbers)[:20])
+            raise UserError(problem, path=example.path, line=example.line, cure=f"known: {known}")
+        return numbers[label]
+
+    return number_of
 
 
 def labels_of(labels: Iterable[str]) -> list[str]:
-    """Return the different labels, sorted; numbers by their value.
-
-    Raises:
-        UserError: Two labels differ only in upper and lower case.
-    """
+    """Return the different labels, sorted; numbers by their value. Raises UserError if two labels differ only in upper
+    and lower case."""
     unique = sorted(set(labels), key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
     by_lower: dict[str, str] = {}
     for label in unique:

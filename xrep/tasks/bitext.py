@@ -73,7 +73,7 @@ class BitextTask(StoredTask, ParallelTask):
         self.config = config
         data = _read(config, self._by_side(tokenizers or {}))
         self._splits, path = data.splits, data.path
-        self._train = self._pairs("train")
+        self._train, self.has_validation = self._pairs("train"), bool(self._pairs("valid"))
         if not self._train:
             raise UserError("has no split 'train'", path=path, cure="preprocess the text with that split")
         self.tokenizers: Tokenizers = self._by_side(data.tokenizers)
@@ -169,10 +169,6 @@ class BitextTask(StoredTask, ParallelTask):
             raise UserError("has no split 'valid'", path=self._place, cure=cure)
         return pools
 
-    @property
-    def has_validation(self) -> bool:
-        return bool(self._pairs("valid"))
-
     def validation_batches(self) -> Iterator[PairBatch]:
         pools = self.validation_pools(sys.maxsize) if self.has_validation else []
         return (batch for pool in pools for batch in pool.batches())
@@ -215,7 +211,7 @@ def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 def _read(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirectory:
     options = PreprocessOptions(vocabulary_size=config.vocab_size, tokenizers=dict(tokenizers), exclude=config.exclude)
-    data = DataDirectory.open(prepare(find_resource("demo").get() if config.data is None else config.data, options))
+    data = DataDirectory(prepare(find_resource("demo").get() if config.data is None else config.data, options))
     given = load_tokenizers(tokenizers, partial=True) if tokenizers else {}
     if not same_tokenizers(given, {side: own for side, own in data.tokenizers.items() if side in given}):
         named = " ".join(f"--{side}-tokenizer {path}" for side, path in tokenizers.items()).replace("--shared-", "--")

@@ -58,15 +58,14 @@ class MixtureTask(Task):
         UserError: two parts have different vocabularies, or anything that the parts' own tasks raise.
     """
 
+    gives = Examples.MIXTURE
+
     @dataclass(kw_only=True)
     class Config:
         parts: list[Part]
         """Name, class, ``Config`` and share of the task of each part."""
         mixing: Mixing
         """weight: each batch has all parts. proportion: each batch has one part."""
-
-        def problems(self) -> list[str]:
-            return []
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
@@ -79,6 +78,7 @@ class MixtureTask(Task):
                     cure="preprocess the text of both with the same `tokenizer`",
                 )
         self.tokenizers = self._tasks[first].tokenizers
+        self.has_validation = any(task.has_validation for task in self._tasks.values())
         texts = [task.text for task in self._tasks.values()]
         languages = {
             "source_languages": sorted({code for text in texts for code in text.source_languages}),
@@ -98,10 +98,6 @@ class MixtureTask(Task):
         self._examples_per_batch = sum(rates.values(), Fraction(0)) / (total if by_proportion else 1)
         self._borders = [int(sum(list(shares.values())[: n + 1]) / total * 2**64) for n in range(len(shares))]
         self._start = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
-
-    @property
-    def gives(self) -> Examples:
-        return Examples.MIXTURE
 
     @property
     def parts(self) -> Mapping[str, Task]:
@@ -179,10 +175,6 @@ class MixtureTask(Task):
             for pool in task.validation_pools(max_pool_size):
                 pools.setdefault((pool.source_language, pool.target_language), []).append(pool)
         return [replace(some[0], batches=_one_after_another(some)) for some in pools.values()]
-
-    @property
-    def has_validation(self) -> bool:
-        return any(task.has_validation for task in self._tasks.values())
 
     def validation_batches(self) -> Iterator[MixedBatch]:
         """Return the batches of the dev splits, each with one part."""

@@ -18,7 +18,7 @@ from xrep.data.store import Corpus, gather_rows
 from xrep.data.text_store import TextOptions, packed, prepare_text
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.stored import StoredTask, given_tokenizers, rows_by_length
+from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, rows_by_length
 from xrep.tasks.task import Examples
 from xrep.text.sides import SHARED, Tokenizers
 
@@ -77,7 +77,7 @@ class MonolingualTask(StoredTask):
     default_validation = "loss"
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(VocabularyOptions):
         data: str
         """Text with one sentence per line and a blank line between documents: a folder of files such as news.de,
         en.txt.gz, train.fr.xz and valid.fr, or de=FILE,en=FILE."""
@@ -93,12 +93,6 @@ class MonolingualTask(StoredTask):
         sampling_alpha: float = 0.3
         """Languages are drawn with p proportional to n ** sampling_alpha, where n is their number of sentences (XLM-R:
         0.3). 1 takes every example once per epoch. It must lie in [0, 1]."""
-        tokenizer: str | None = None
-        """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
-        bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
-        trained on this text."""
-        vocab_size: int | None = None
-        """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
         vocabulary_alpha: float = 0.3
         """Weight of languages in the text that the vocabulary is trained on: n ** vocabulary_alpha (CMLM, section 4.1:
         0.3). It must lie in [0, 1]."""
@@ -129,7 +123,7 @@ class MonolingualTask(StoredTask):
             return problems
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
-        self.config, self._seed = config, seed
+        self.config, self._seed, self.gives = config, seed, GIVES[config.units]
         options = TextOptions(
             vocabulary_size=config.vocab_size, vocabulary_alpha=config.vocabulary_alpha, exclude=config.exclude
         )
@@ -148,6 +142,7 @@ class MonolingualTask(StoredTask):
         self._train = _Examples(splits["train"], config.units)
         valid = [corpus for corpus in splits["valid"] if corpus.name in languages]
         self._valid = _Examples(valid, config.units)
+        self.has_validation = self._valid.count > 0
         if not self._train.count:
             problem = "no document has two sentences"
             raise UserError(problem, path=config.data, cure="only a blank line ends one; or set `units` to sentences")
@@ -156,10 +151,6 @@ class MonolingualTask(StoredTask):
             size = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
         order = _NumberedOrder(self._train.sizes, config.sampling_alpha, seed, self._train.lengths)
         self._open(data, order, size, "pairs" if config.units == "adjacent" else "sentences", config.data)
-
-    @property
-    def gives(self) -> Examples:
-        return GIVES[self.config.units]
 
     def make(self, what: np.ndarray) -> SentenceBatch | PairBatch:
         return self._batch(self._train, what)
@@ -170,10 +161,6 @@ class MonolingualTask(StoredTask):
         rows = (first, first + 1) if self.config.units == "adjacent" else (first,)
         texts = [repr(self.tokenizers[SHARED].decode(split.source[number])) for number in rows]
         return f"{split.name} sentence {first}: {' ||| '.join(texts)}"
-
-    @property
-    def has_validation(self) -> bool:
-        return self._valid.count > 0
 
     def validation_batches(self) -> Iterator[SentenceBatch | PairBatch]:
         for corpus, size in enumerate(self._valid.sizes):

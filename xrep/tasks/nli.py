@@ -16,7 +16,7 @@ from xrep.data.nli_store import NliOptions, prepare_nli
 from xrep.data.order import ExampleOrder
 from xrep.data.store import Corpus
 from xrep.data.stream import Plan
-from xrep.tasks.stored import StoredTask, given_tokenizers, rows_by_length
+from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, rows_by_length
 from xrep.tasks.task import Examples
 from xrep.text.languages import canonical
 from xrep.text.nli_readers import LABELS
@@ -76,7 +76,7 @@ class NliTask(StoredTask):
     default_validation = "nli"
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(VocabularyOptions):
         data: str
         """File or directory of inference data: SNLI, MNLI, XNLI or CNSD as downloaded; s1.train with s2.train and
         labels.train; SimCSE's nli_for_simcse.csv; or a directory of such directories."""
@@ -91,12 +91,6 @@ class NliTask(StoredTask):
         target_languages: list[str] = field(default_factory=lambda: ["en"])
         """Languages of the target side, if the sides have separate towers or tokenizers; all other languages belong to
         the source side."""
-        tokenizer: str | None = None
-        """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
-        bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
-        trained on this text."""
-        vocab_size: int | None = None
-        """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
         batch_size: int = 128
         """Number of examples in a batch."""
         max_length: int = 128
@@ -107,6 +101,7 @@ class NliTask(StoredTask):
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
+        self.gives = Examples.TRIPLETS if config.form == "triplets" else Examples.LABELLED_PAIRS
         self._options = NliOptions(
             triplets=config.form == "triplets",
             language=config.language,
@@ -116,7 +111,7 @@ class NliTask(StoredTask):
         )
         data = prepare_nli(config.data, self._options, given_tokenizers(config.tokenizer, tokenizers or {}))
         self._splits, self._languages = {split: corpora[0] for split, corpora in data.splits.items()}, data.languages
-        self._train = self._splits["train"]
+        self._train, self.has_validation = self._splits["train"], "valid" in self._splits
         self.tokenizers: Tokenizers = data.tokenizers
         self._is_target = np.array([self._options.side(code) == "target" for code in data.languages])
         by_side = {side: sorted(c for c in data.languages if self._options.side(c) == side) for side in SIDES}
@@ -128,10 +123,6 @@ class NliTask(StoredTask):
         )
         order = ExampleOrder([len(self._train)], 1.0, seed, lambda _, rows: self._train.lengths(rows))
         self._open(data, order, config.batch_size, "examples", config.data)
-
-    @property
-    def gives(self) -> Examples:
-        return Examples.TRIPLETS if self.config.form == "triplets" else Examples.LABELLED_PAIRS
 
     def plan(
         self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
@@ -147,10 +138,6 @@ class NliTask(StoredTask):
         texts = [repr(tokenizer_of(self.tokenizers, side).decode(column[row])) for side, column in columns]
         label = [] if self._options.triplets else [LABELS[self._train.arrays["labels"][row]]]
         return f"example {row}: {' ||| '.join([*texts, *label])}"
-
-    @property
-    def has_validation(self) -> bool:
-        return "valid" in self._splits
 
     def validation_batches(self) -> Iterator[NliBatch]:
         if self.has_validation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,18 @@ from xrep.tasks.task import Task
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, open_tokenizers, same_tokenizer, tokenizer_of
 
 VALIDATION_BATCH_SIZE = 128
+
+
+@dataclass(kw_only=True)
+class VocabularyOptions:
+    """Options of tasks that tokenise text by the vocabulary of an encoder, or by one of their own."""
+
+    tokenizer: str | None = None
+    """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
+    bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
+    trained on this text."""
+    vocab_size: int | None = None
+    """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
 
 
 class StoredTask(Task):

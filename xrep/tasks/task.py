@@ -60,28 +60,27 @@ class Task(ABC):
     Attributes:
         default_model: Name of the model of a run that names none.
         default_validation: Name of the validation of a run that names none.
+        gives: Kind of the examples in the batches.
         text: What the model needs to know about the text.
         tokenizers: The loaded tokenizers, by side.
         examples: Number of training examples in one epoch.
+        has_validation: Whether there is a dev split.
         has_hard_negatives: Whether training batches have ``PairBatch.negatives``.
     """
 
     default_model: ClassVar[str] = "dual_encoder"
     default_validation: ClassVar[str] = "retrieval"
+    gives: Examples
     text: TextSpec
     tokenizers: Tokenizers
     examples: int
+    has_validation: bool
     has_hard_negatives: bool = False
 
     @abstractmethod
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None: ...
 
     # -- training -----------------------------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def gives(self) -> Examples:
-        """The kind of examples in the batches."""
 
     @property
     def parts(self) -> Mapping[str, Task]:
@@ -134,11 +133,6 @@ class Task(ABC):
 
     # -- validation ---------------------------------------------------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def has_validation(self) -> bool:
-        """Whether there is a dev split."""
-
     @abstractmethod
     def validation_batches(self) -> Iterator[Any]:
         """Return the batches of the dev split, sorted by length; none if there is no such split."""
@@ -151,9 +145,7 @@ class Task(ABC):
 class ParallelTask(Task):
     """A task whose examples are pairs of sentences and their translations."""
 
-    @property
-    def gives(self) -> Examples:
-        return Examples.TRANSLATIONS
+    gives = Examples.TRANSLATIONS
 
     @property
     @abstractmethod

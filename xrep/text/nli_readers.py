@@ -15,27 +15,24 @@ A file is training text unless its name says dev or test. Test files are used fo
 
 from __future__ import annotations
 
-import csv
 import itertools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from xrep.errors import UserError
+from xrep.text.labelled_readers import Row, read_rows
 from xrep.text.languages import canonical
-from xrep.text.readers import SPLITS, plain_name, read_lines, read_parallel, split_in
+from xrep.text.readers import SPLITS, plain_name, read_csv, split_in
 
 LABELS = ("entailment", "neutral", "contradiction")
 """The labels in the order of their class numbers."""
 _SPELLINGS = {**{label: number for number, label in enumerate(LABELS)}, "contradictory": 2, "-": None, "": None}
-_HEADERS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypo", "label"), ("premise", "hypothesis", "label"))
 _TRIPLET = ("sent0", "sent1", "hard_neg")
 _LANGUAGE = re.compile(r"(.*[._-])([a-z]{2}(?:-[A-Z][a-z]{3})?)")
-_HALF = re.compile("[\ud800-\udfff]")
 _WHAT = "SNLI, MNLI, XNLI or CNSD as downloaded, s1.train beside s2.train and labels.train, or nli_for_simcse.csv"
 
 
@@ -43,12 +40,13 @@ _WHAT = "SNLI, MNLI, XNLI or CNSD as downloaded, s1.train beside s2.train and la
 class NliFile:
     """One file of a data set, or three parallel files."""
 
-    kind: Literal["jsonl", "table", "parallel", "triplets"]
     paths: tuple[Path, ...]
     language: str
     """Language of the sentences, used where the rows do not name one."""
     family: str | None = None
     """What the names of files that translate each other have in common; None if the name contains no language."""
+    has_triplets: bool = False
+    """Whether it has triplets without labels, instead of labelled pairs."""
 
 
 class Example(NamedTuple):
@@ -112,14 +110,12 @@ def _files_of(candidates: list[Path], language: str, splits: tuple[str, ...]) ->
             paths = [path, *(named.get(f"{other}.{suffix}") for other in ("s2", "labels"))]
             if None in paths:
                 raise UserError(f"no s2.{suffix} and labels.{suffix} beside it", path=path, cure="put them there")
-            file = NliFile("parallel", tuple(filter(None, paths)), language)
+            file = NliFile(tuple(filter(None, paths)), language)
         elif suffix == "csv":
-            file = NliFile("triplets", (path,), _language_of(stem, language)[0])
-        elif suffix == "jsonl":
-            file = NliFile("jsonl", (path,), *_language_of(stem, language))
+            file = NliFile((path,), _language_of(stem, language)[0], has_triplets=True)
         # A .txt without a split in its name may be a README.txt.
-        elif (suffix == "tsv" or suffix == "txt" and split) and f"{stem}.jsonl" not in named:
-            file = NliFile("table", (path,), *_language_of(stem, language))
+        elif suffix == "jsonl" or (suffix == "tsv" or suffix == "txt" and split) and f"{stem}.jsonl" not in named:
+            file = NliFile((path,), *_language_of(stem, language))
         else:
             continue
         matches.append((split or "train", file))
@@ -154,7 +150,7 @@ def read_nli(
     """
     counts = Counter() if counts is None else counts
     for file in files:
-        if file.kind == "triplets" and (cross_lingual or not triplets):
+        if file.has_triplets and (cross_lingual or not triplets):
             cure = "leave out `cross_lingual`" if triplets else "set `form` triplets"
             raise UserError("holds triplets without labels", path=file.paths[0], cure=cure)
     for source in _crossed(files) if cross_lingual else map(_read_file, files):
@@ -216,73 +212,23 @@ def _crossed_family(files: list[NliFile]) -> Iterator[Example]:
 
 def _read_file(file: NliFile) -> Iterator[Example]:
     """Yield every row of a file, including those without a label."""
-    readers = {"jsonl": _jsonl_rows, "table": _table_rows, "parallel": _parallel_rows, "triplets": _triplet_rows}
-    for line, sentences, label, language in readers[file.kind](file):
+    path = file.paths[0]
+    for line, sentences, label, language in _triplet_rows(path) if file.has_triplets else read_rows(path):
+        if len(sentences) < 2:
+            problem = "a label and one text, where inference has a premise and a hypothesis"
+            raise UserError(problem, path=path, line=line, cure="give labelled pairs")
         clean = tuple(" ".join(sentence.split()) for sentence in sentences)
         code = canonical(language) if language else file.language
-        spelled = "" if label is None else label.strip()
+        spelled = label.strip()
         if spelled.lower() not in _SPELLINGS:
             cure = f"labels are {', '.join(LABELS)}, and - for none"
             raise UserError(f"unknown label {spelled!r}", path=file.paths[-1], line=line, cure=cure)
         yield Example(clean, (code,) * len(clean), _SPELLINGS[spelled.lower()])
 
 
-_Row = tuple[int, tuple[str, ...], str | None, str | None]
-"""Line number, sentences, label and language as written in the file (None if the file has no label or language)."""
-
-
-def _jsonl_rows(file: NliFile) -> Iterator[_Row]:
-    path = file.paths[0]
-    for number, line in read_lines(path):
-        try:
-            row = json.loads(line)
-            sentences, label = (row["sentence1"], row["sentence2"]), row["gold_label"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            problem = f"no column {error}" if isinstance(error, KeyError) else "no line of JSON"
-            raise UserError(problem, path=path, line=number, cure="fetch the file again") from None
-        language = row.get("language")
-        if not all(isinstance(text, str) for text in (*sentences, label, language or "")):
-            problem = "sentence1, sentence2, gold_label and language must be text"
-            raise UserError(problem, path=path, line=number, cure="fetch the file again")
-        if _HALF.search("".join(sentences)):
-            raise UserError(
-                "half of a surrogate pair in a sentence", path=path, line=number, cure="fetch the file again"
-            )
-        yield number, sentences, label, language
-
-
-def _table_rows(file: NliFile) -> Iterator[_Row]:
-    path, columns, language = file.paths[0], (0, 1, 2), None
-    for number, line in read_lines(path):
-        row = line.split("\t")
-        header = next((names for names in _HEADERS if set(names) <= set(row)), None) if number == 1 else None
-        if header:
-            columns = (row.index(header[0]), row.index(header[1]), row.index(header[2]))
-            language = row.index("language") if "language" in row else None
-            continue
-        width = max(*columns, language or 0) + 1
-        if len(row) < width:
-            cure = "separate premise, hypothesis and label by tabs"
-            raise UserError(f"{len(row)} columns where {width} are needed", path=path, line=number, cure=cure)
-        premise, hypothesis, label = (row[column] for column in columns)
-        yield number, (premise, hypothesis), label, None if language is None else row[language]
-
-
-def _parallel_rows(file: NliFile) -> Iterator[_Row]:
-    for number, (premise, hypothesis, label) in read_parallel(file.paths):
-        yield number, (premise, hypothesis), label, None
-
-
-def _triplet_rows(file: NliFile) -> Iterator[_Row]:
-    path = file.paths[0]
-    reader = csv.reader((f"{line}\n" for _, line in read_lines(path)), strict=True)
-    try:
-        header = tuple(next(reader))
-        if header != _TRIPLET:
-            raise UserError(f"columns {', '.join(header)}, not {', '.join(_TRIPLET)}", path=path, line=1)
-        for row in reader:
-            if len(row) != 3:
-                raise UserError(f"{len(row)} columns, not 3", path=path, line=reader.line_num, cure="fetch it again")
-            yield reader.line_num, tuple(row), None, None
-    except csv.Error as error:
-        raise UserError(str(error), path=path, line=reader.line_num, cure="fetch the file again") from None
+def _triplet_rows(path: Path) -> Iterator[Row]:
+    rows = read_csv(path, len(_TRIPLET))
+    if (header := tuple(next(rows)[1])) != _TRIPLET:
+        raise UserError(f"columns {', '.join(header)}, not {', '.join(_TRIPLET)}", path=path, line=1)
+    for number, row in rows:
+        yield number, tuple(row), "", None

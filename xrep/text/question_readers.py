@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +11,7 @@ from typing import Any
 
 from xrep.errors import UserError
 from xrep.text.annotated import AnnotatedFile, Answer, Question
+from xrep.text.lines import Unpacked
 from xrep.text.readers import plain_name
 
 SUFFIXES = (".json",)
@@ -24,8 +22,8 @@ def is_questions(path: Path) -> bool:
     """Return whether a file of a folder may be questions: JSON that has paragraphs near its beginning."""
     if not plain_name(path).endswith(SUFFIXES):
         return False
-    with suppress(UserError):
-        return '"paragraphs"' in _read(path, 1 << 20)
+    with suppress(UserError), Unpacked(path) as stream:
+        return b'"paragraphs"' in stream.read(1 << 20, 1)
     return False
 
 
@@ -40,8 +38,10 @@ def read_questions(file: AnnotatedFile, counts: Counter[str] | None = None) -> I
         UserError: The file is not in SQuAD's form, or a context is empty.
     """
     counts = Counter() if counts is None else counts
+    with Unpacked(file.path) as stream:
+        written = stream.read(-1, 1)
     try:
-        content = json.loads(_read(file.path))
+        content = json.loads(written)
     except (ValueError, RecursionError):
         raise UserError("not a JSON file", path=file.path, cure="fetch the file again") from None
     try:
@@ -76,13 +76,3 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
-
-
-def _read(path: Path, limit: int = -1) -> str:
-    """Return the text of a file, or its first ``limit`` characters."""
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    try:
-        with opener(path, "rt", encoding="utf-8-sig") as stream:
-            return str(stream.read(limit))
-    except (UnicodeDecodeError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise UserError(f"cannot be read ({error})", path=path, cure="fetch the file again") from None

@@ -6,6 +6,7 @@ first.
 
 from __future__ import annotations
 
+import csv
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -179,10 +180,7 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
 
 def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
     """Yield ``(line number, source, target)`` of each pair, as written; a blank line of a TSV file gives empty sides.
-
-    Raises:
-        UserError: As ``read_lines``, and if a TSV row has too few columns or two files have unequal line counts.
-    """
+    Raises UserError as ``read_lines``, and if a TSV row has too few columns or two files have unequal line counts."""
     if len(bitext.paths) == 1 and bitext.paths[0].endswith(".zip"):
         members = tuple(members_of(bitext.paths[0], bitext.languages))
         columns = None if len(members) == 2 or _has_records(members[0]) else (0, 1)
@@ -235,6 +233,20 @@ def read_parallel(
             problem = f"{counts[first]:,} lines, but {paths[other]} has {counts[other]:,}"
             raise UserError(problem, path=paths[first], line=count + 1, cure="align the files line by line")
         yield count + 1, tuple(text for _, text in row)
+
+
+def read_csv(path: str | Path, width: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the last line and the fields of each row of a table whose fields are separated by commas.
+    Raises UserError as ``read_lines``, and if a row has not ``width`` fields or a quote is not closed."""
+    reader = csv.reader((f"{line}\n" for _, line in read_lines(path)), strict=True)
+    try:
+        for fields in reader:
+            if len(fields) != width:
+                problem = f"{len(fields)} columns, not {width}"
+                raise UserError(problem, path=path, line=reader.line_num, cure="fetch the file again")
+            yield reader.line_num, fields
+    except csv.Error as error:
+        raise UserError(str(error), path=path, line=reader.line_num, cure="fetch the file again") from None
 
 
 def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:

@@ -40,11 +40,8 @@ def format_of(path: str | Path) -> str | None:
 
 
 def read_records(path: str | Path) -> Iterator[tuple[int, Record]]:
-    """Yield the number (of the line where it begins or, in Parquet, of the row) and the texts of each record.
-
-    Raises:
-        UserError: As ``read_lines``, and if the file is not of the format that its name says.
-    """
+    """Yield the number (of the line where it begins or, in Parquet, of the row) and the texts of each record. Raises
+    UserError as ``read_lines``, and if the file is not of the format that its name says."""
     readers: dict[str, Callable[[str | Path], Iterator[tuple[int, Record]]]] = {
         "jsonl": _read_jsonl, "csv": _read_csv, "parquet": _read_parquet,
     }  # fmt: skip

@@ -20,11 +20,8 @@ def tokenizer_of(tokenizers: Tokenizers, side: str) -> Tokenizer:
 
 
 def load_tokenizers(paths: Mapping[str, str | Path], *, partial: bool = False) -> dict[str, Tokenizer]:
-    """Load tokenizer folders, given by side; two equal tokenizers are returned as one shared tokenizer.
-
-    Raises:
-        UserError: If a side is missing (unless ``partial``), or as ``Tokenizer.load`` raises it.
-    """
+    """Load tokenizer folders, given by side; two equal tokenizers are returned as one shared tokenizer. Raises
+    UserError if a side is missing (unless ``partial``), or as ``Tokenizer.load`` raises it."""
     if set(paths) not in ({SHARED}, set(SIDES)) and not (partial and set(paths) < set(SIDES)):
         raise UserError(f"a tokenizer of {', '.join(paths)} alone", cure="give one for both sides, or one for each")
     tokenizers = {side: Tokenizer.load(path) for side, path in paths.items()}

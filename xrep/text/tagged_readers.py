@@ -28,11 +28,8 @@ def is_tagged(path: Path) -> bool:
 
 
 def read_tagged(file: AnnotatedFile) -> Iterator[TaggedSentence]:
-    """Yield the tagged sentences of a file.
-
-    Raises:
-        UserError: A line has another number of columns, or a word has no tag.
-    """
+    """Yield the tagged sentences of a file. Raises UserError if a line has another number of columns, or a word has no
+    tag."""
     conllu = ".conllu" in file.path.name
     prefix: bool | None = None
     words, tags, first = list[str](), list[str](), 1

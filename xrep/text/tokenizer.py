@@ -74,11 +74,8 @@ class Tokenizer(ABC):
 
     @staticmethod
     def load(path: str | Path) -> Tokenizer:
-        """Open a tokenizer folder, a Hugging Face model directory, a bare ``sentencepiece.model`` or its folder.
-
-        Raises:
-            UserError: If there is no tokenizer, its kind is unknown to this version, or the model is damaged.
-        """
+        """Open a tokenizer folder, a Hugging Face model directory, a bare ``sentencepiece.model`` or its folder. Raises
+        UserError if there is no tokenizer, its kind is unknown to this version, or the model is damaged."""
         path = Path(path)
         if not path.is_dir():
             return SentencePieceTokenizer(read_model(path), origin=path)

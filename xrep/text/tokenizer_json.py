@@ -63,11 +63,8 @@ def explaining(problem: str, origin: Path | str) -> Iterator[None]:
 
 
 def read_tokenizer_json(text: str, origin: Path | str) -> Tokenizer:
-    """Return the tokenizer in the text of a ``tokenizer.json``, with truncation, padding and dropout turned off.
-
-    Raises:
-        UserError: If the text is not valid, an id is beyond any vocabulary, or a text could grow without bound.
-    """
+    """Return the tokenizer in the text of a ``tokenizer.json``, with truncation, padding and dropout turned off. Raises
+    UserError if the text is not valid, an id is beyond any vocabulary, or a text could grow without bound."""
     with explaining("not a tokenizer.json, or a damaged one", origin):
         tokenizer = Tokenizer.from_str(text)
         if _growth(json.loads(text).get("normalizer")) > _MAXIMUM_GROWTH:

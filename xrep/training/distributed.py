@@ -41,6 +41,12 @@ class Distributed:
         """Minutes that a process waits for another one before it gives up. It must lie in (0, 1e6]."""
         check_every: int = 1000
         """Steps between checks that weights, momentum encoders and queues are equal on every rank. 0: never."""
+        shard: Literal["none", "optimizer"] = "none"
+        """What each rank has only a share of. optimizer: the optimizer's state (ZeRO, stage 1), for models above a
+        billion parameters. Weights are the same as without it, and so are checkpoints."""
+        gradient_compression: Literal["none", "bf16"] = "none"
+        """Type in which gradients are summed over the ranks. bf16: half the bytes, for slow networks; the sums have 8
+        bits of fraction. none: that of the weights, float32."""
 
         def problems(self) -> list[str]:
             return out_of_range(self, timeout_minutes="(0, 1e6]", check_every="[0, inf)")

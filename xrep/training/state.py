@@ -18,6 +18,7 @@ from torch import Tensor
 
 from xrep.errors import UserError
 from xrep.registry import one_line
+from xrep.training.sharding import local_optimizer
 
 
 @dataclass
@@ -85,7 +86,7 @@ def check_cursor(cursor: Any, sample: Any, top: bool = True) -> None:
 def load_optimizer(
     optimizer: torch.optim.Optimizer, saved: Any, build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 ) -> None:
-    """Load the state of an optimizer, whose groups stay as they are.
+    """Load the state of an optimizer, or this rank's part of it; the groups of parameters stay as they are.
 
     Args:
         build: makes such an optimizer of other groups.
@@ -94,7 +95,7 @@ def load_optimizer(
         ValueError: it is the state of another optimizer, or of other parameters.
     """
     sample = _state_of_a_vector(optimizer, build)
-    own = optimizer.state_dict()["param_groups"]
+    own = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]  # that of a sharded one needs all ranks
     _check(isinstance(saved, dict) and saved.keys() == {"state", "param_groups"}, "`optimizer` has other fields")
     _check([group["params"] for group in saved["param_groups"]] == [group["params"] for group in own],
            "`optimizer` is that of other parameters")  # fmt: skip
@@ -112,7 +113,10 @@ def load_optimizer(
                 state[name] = value.clone(memory_format=torch.contiguous_format)  # it may share memory with others
             else:
                 _check(type(value) is type(expected), f"`{name}` in `optimizer` is of another type")
-    optimizer.load_state_dict({"state": saved["state"], "param_groups": own})
+    local, numbers = local_optimizer(optimizer), {parameter: number for number, parameter in enumerate(parameters)}
+    mine = [numbers[parameter] for group in local.param_groups for parameter in group["params"]]
+    state = {place: saved["state"][number] for place, number in enumerate(mine) if number in saved["state"]}
+    local.load_state_dict({"state": state, "param_groups": local.state_dict()["param_groups"]})
 
 
 def load_scaler(scaler: torch.amp.GradScaler, saved: Any) -> None:

@@ -6,10 +6,11 @@ import inspect
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from xrep.criteria.contrastive import ContrastiveCriterion
@@ -26,6 +27,7 @@ from xrep.training.freezing import Freezing
 from xrep.training.gradient_cache import GradientCache
 from xrep.training.lora import LowRank
 from xrep.training.outcome import Results, Tally
+from xrep.training.sharding import local_optimizer
 
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
     name
@@ -83,6 +85,7 @@ class Engine:
         precision: bfloat16 and float16 compute products in half precision; weights stay float32.
         clip_norm: largest norm of the gradient; 0 disables clipping.
         lora: low-rank changes of weights, which the optimizer trains in place of the weights; None: there are none.
+        compression: type in which gradients are summed over the ranks: bf16, or none for that of the weights.
 
     Attributes:
         precision: name of the type in which the steps compute (``type_on``).
@@ -97,8 +100,9 @@ class Engine:
         precision: TrainingPrecision,
         clip_norm: float,
         lora: LowRank | None = None,
+        compression: Literal["none", "bf16"] = "none",
     ) -> None:
-        self.lora = lora
+        self.lora, self._compression = lora, compression
         self.module, self.optimizer, self.freezing, self.world = module, optimizer, freezing, world
         self.limit, chosen = clip_norm or math.inf, type_on(world.device, precision)
         self.precision, self._half = str(chosen).removeprefix("torch."), None if chosen == torch.float32 else chosen
@@ -119,7 +123,13 @@ class Engine:
         options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
         options["device_ids"] = [self.world.device] if self.world.device.type == "cuda" else None
         idle = self.module.criterion.idle_parameters or self.module.model.idle_parameters or self.lora is not None
-        return DistributedDataParallel(self.module, find_unused_parameters=idle, **options)
+        # Gradients are views of what is sent, so that they are in memory once and are not copied.
+        options["gradient_as_bucket_view"] = True
+        parallel = DistributedDataParallel(self.module, find_unused_parameters=idle, **options)
+        if self._compression == "bf16":
+            # A function of its own: torch refuses the hook by name where there is no NCCL, and gloo can add bfloat16.
+            parallel.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+        return parallel
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._half is None else torch.autocast(self.world.device.type, self._half)
@@ -135,7 +145,7 @@ class Engine:
 
         The optimizer must leave the weights unchanged by itself then, if a number is not finite, as fused ones can.
         """
-        return self.world.device.type == "cuda" and bool(self.optimizer.defaults.get("fused"))
+        return self.world.device.type == "cuda" and bool(local_optimizer(self.optimizer).defaults.get("fused"))
 
     def run(
         self,
@@ -183,9 +193,10 @@ class Engine:
     def _change_weights(self, results: Results, skipped: bool) -> None:
         before = self.lora.factors() if self.lora is not None else []
         if self.late:  # as GradScaler.step does, which knows only about float16
-            self.optimizer.found_inf = results.unusable  # pyright: ignore[reportAttributeAccessIssue]
+            local = local_optimizer(self.optimizer)
+            local.found_inf = results.unusable  # pyright: ignore[reportAttributeAccessIssue]
             self.optimizer.step()
-            del self.optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue]
+            del local.found_inf  # pyright: ignore[reportAttributeAccessIssue]
         elif not skipped:
             self.optimizer.step()
         if self.lora is not None:

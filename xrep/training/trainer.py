@@ -38,6 +38,7 @@ from xrep.training.outcome import Results
 from xrep.training.parameter_groups import parameter_groups
 from xrep.training.planned import PlannedBatches
 from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
+from xrep.training.sharding import ShardedOptimizer, whole_state
 from xrep.training.state import (
     TrainingState,
     check_cursor,
@@ -157,9 +158,11 @@ class Trainer:
         adapted = {f"model.{name}" for name in lora.targets} if lora is not None else set()
         trained = [(name, p) for name, p in freezing.ever_trained(self.module) if name not in adapted]
         self._make_optimizer = partial(run.classes["optimizer"].build, options)
-        optimizer = self._make_optimizer(parameter_groups(options, trained, names))
+        groups, shared = parameter_groups(options, trained, names), run.configs["distributed"]
+        sharded = shared.shard == "optimizer" and world.size > 1
+        optimizer = ShardedOptimizer(groups, self._make_optimizer) if sharded else self._make_optimizer(groups)
         rules = self.config.precision, self.config.clip_norm
-        self.engine = Engine(self.module, optimizer, freezing, world, *rules, lora)
+        self.engine = Engine(self.module, optimizer, freezing, world, *rules, lora, shared.gradient_compression)
         schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         step = self.config.update_freq * next(iter(task.plan(None, world.rank, world.size))).examples
         self.budget = Budget(self.config, task.examples, step, schedule)
@@ -352,6 +355,7 @@ class Trainer:
     def _save(self, best: bool, final: bool = False) -> None:
         self._settle()
         everyone = self.world.gather_to_main(random_state(self.world.device))
+        optimizer = whole_state(self.engine.optimizer, self.world)
         if not self.world.is_main:
             return
         self.checkpoints.save(
@@ -366,7 +370,7 @@ class Trainer:
             training_state={
                 **vars(self.state),
                 "data": self.task.fingerprint(),
-                "optimizer": self.engine.optimizer.state_dict(),
+                "optimizer": optimizer,
                 "scaler": self.engine.scaler.state_dict(),
                 "random": everyone,
             },

@@ -30,8 +30,7 @@ class AnnotationValidator(Validator):
 
     @dataclass(kw_only=True)
     class Config:
-        def problems(self) -> list[str]:
-            return []
+        pass
 
     def __init__(self, config: Config, task: Task) -> None:
         if not isinstance(task, AnnotatedTask) or not task.has_validation:

@@ -76,7 +76,9 @@ class Translator:
         if not isinstance(model, TranslationModel):
             problem = "not a translation model: it encodes sentences"
             raise UserError(problem, path=path, cure=f"encode them by xrep-encode, or {cure}")
-        return cls(place(model, device, dtype), open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.text)
+        model = place(model, device, dtype)
+        model.pack_scores()
+        return cls(model, open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.text)
 
     def target(self, language: str | None) -> int:
         """Return the index of a target language, which need not be named if the model has only one; a UserError if the

@@ -1,0 +1,182 @@
+"""Graphs for ONNX Runtime and OpenVINO compute the vectors of the encoder, for batches of any size with padding."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.encoders import write_encoder
+from tests.interop.foreign_models import write_model
+from tests.interop.sentence_models import SENTENCES, write_tokenizer
+from tests.interop.test_exported import BERT, IDS, make_encoder
+from xrep.errors import UserError
+from xrep.inference.export import export_path
+from xrep.inference.graphs import FILES, INPUTS, OUTPUTS
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.interop.exported import write_sentence_transformers
+from xrep.nn.layers import Linear
+
+pytestmark = pytest.mark.slow  # torch takes seconds for the graph of the smallest encoder
+LENGTH = 20
+
+
+def bert(path: Path) -> Path:
+    """A BERT with a layer with tanh on [CLS]."""
+    torch.manual_seed(0)
+    return _written(path, replace(BERT, type_vocabulary_size=2), pooling="cls", projection=Linear(32, 12))
+
+
+def xlmr(path: Path) -> Path:
+    """An XLM-R, whose vectors are not normalised; it has 20 positions, so that their number could become a constant."""
+    shape = replace(BERT, position_offset=1, type_vocabulary_size=1, max_positions=LENGTH)
+    return _written(path, shape, pooling="max", normalize=False)
+
+
+def _written(path: Path, shape: Any, *, normalize: bool = True, **options: Any) -> Path:
+    activation = "tanh" if "projection" in options else "none"
+    options |= {"activation": activation, "normalize": normalize, "save_tokenizer": write_tokenizer}
+    write_sentence_transformers(path, make_encoder(shape), max_length=LENGTH, **options, **IDS)
+    return path
+
+
+def pre_norm(path: Path) -> Path:
+    """Our transformer with CMLM's projections, neither of which other libraries have."""
+    spaces = {"norm": "pre", "pooling": "mean", "projection": "spaces", "projection_spaces": 3}
+    return write_encoder(path, model_options=spaces)
+
+
+def two_towers(path: Path) -> Path:
+    """Two towers, whose vectors are those of the first of two layers."""
+    return write_encoder(path, towers="separate", model_options={"layers": 2, "pooled_layer": 1, "pooling": "cls"})
+
+
+ENCODERS: dict[str, Callable[[Path], Path]] = {
+    "bert": bert,
+    "xlm-r": xlmr,
+    "pre-norm": pre_norm,
+    "modernbert": lambda path: write_model(path, "modernbert"),
+}
+
+
+def need(runtime: str) -> Any:
+    """Return the module of a runtime."""
+    pytest.importorskip("onnxscript", reason=f"it is in the extra {runtime!r}")
+    return pytest.importorskip({"onnx": "onnxruntime"}.get(runtime, runtime), reason=f"it is in the extra {runtime!r}")
+
+
+def tokenize(directory: Path, sentences: list[str]) -> dict[str, np.ndarray]:
+    """Return the inputs of a graph, by the tokenizer beside it."""
+    from transformers import AutoTokenizer
+
+    batch = AutoTokenizer.from_pretrained(directory)(sentences, padding=True, truncation=True, return_tensors="np")
+    return {name: batch[name] for name in INPUTS}
+
+
+def opened(line: str) -> Any:
+    """Return what the line opens that the export prints."""
+    names: dict[str, Any] = {}
+    exec(line.strip().replace("; ", "; graph = "), names)
+    return names["graph"]
+
+
+def check_onnx(line: str, directory: Path, encoder: SentenceEncoder, lang: str | None = None) -> None:
+    session = opened(line)
+    for sentences in (SENTENCES, SENTENCES[:1], SENTENCES[2:4]):
+        inputs = tokenize(directory, sentences)
+        vectors, tokens = session.run(OUTPUTS, inputs)
+        expected = encoder.encode(sentences, lang, normalize=encoder.model.config.normalize)
+        np.testing.assert_allclose(vectors, expected, atol=1e-4)
+        assert tokens.shape[:2] == inputs["input_ids"].shape and not tokens[inputs["attention_mask"] == 0].any()
+    assert np.ptp(tokenize(directory, SENTENCES)["attention_mask"].sum(1)) > 2  # the first batch had padding
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_onnx(kind: str, tmp_path: Path) -> None:
+    need("onnx")
+    path = ENCODERS[kind](tmp_path / "in")
+    ((directory, line),) = export_path(path, tmp_path / "out", "onnx").items()
+    check_onnx(line, directory, SentenceEncoder.load(path, device="cpu"))
+    assert set(os.listdir(directory / "onnx")) == {"model.onnx"}
+    assert (directory / "modules.json").is_file() == (kind != "pre-norm")
+    assert not (directory / "model.safetensors").exists()
+    if kind != "pre-norm":
+        check_sentence_transformers(directory, SentenceEncoder.load(path, device="cpu"))
+
+
+def check_sentence_transformers(directory: Path, encoder: SentenceEncoder) -> None:
+    """Check that sentence-transformers finds the graph, and that its modules turn the graph's token vectors into the
+    vectors of the encoder. Its backend itself needs optimum, which does not work with every transformers."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.backend.utils import backend_should_export
+    from sentence_transformers.sentence_transformer import modules
+
+    export, place = backend_should_export(directory, True, {}, "model.onnx", "*.onnx", "ONNX")
+    assert not export and Path(place["subfolder"], place["file_name"]).as_posix() == FILES["onnx"]
+    assert "model_args" not in json.loads((directory / "sentence_bert_config.json").read_text())
+    inputs = tokenize(directory, SENTENCES)
+    tokens = need("onnx").InferenceSession(str(directory / FILES["onnx"])).run(["last_hidden_state"], inputs)[0]
+    features = {"token_embeddings": tokens, "attention_mask": inputs["attention_mask"]}
+    features = {name: torch.from_numpy(value) for name, value in features.items()}
+    _, *chain = json.loads((directory / "modules.json").read_text())
+    for entry in chain:
+        module = getattr(modules, entry["type"].rpartition(".")[2]).load(str(directory / entry["path"]))
+        features = module(features)
+    expected = encoder.encode(SENTENCES, normalize=encoder.model.config.normalize)
+    np.testing.assert_allclose(features["sentence_embedding"].detach(), expected, atol=1e-4)
+    try:
+        import optimum.onnxruntime  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return
+    vectors = SentenceTransformer(str(directory), backend="onnx").encode(SENTENCES)
+    np.testing.assert_allclose(vectors, expected, atol=1e-4)
+
+
+def test_openvino_with_two_towers(tmp_path: Path) -> None:
+    need("openvino")
+    path = two_towers(tmp_path / "in")
+    lines = export_path(path, tmp_path / "out", "openvino")
+    assert [directory.name for directory in lines] == ["source", "target"]
+    encoder = SentenceEncoder.load(path, device="cpu")
+    for (directory, line), lang in zip(lines.items(), ("de", "en"), strict=True):
+        graph = opened(line)
+        for sentences in (SENTENCES, SENTENCES[:1]):
+            found = graph(tokenize(directory, sentences))["sentence_embedding"]
+            np.testing.assert_allclose(found, encoder.encode(sentences, lang), atol=1e-4)
+    assert (tmp_path / "out" / "router_config.json").is_file()
+
+
+def test_what_is_no_graph_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder that looks at its tokens, one whose result depends on more than them, and a missing package."""
+    need("onnx")
+    encoder = SentenceEncoder.load(write_encoder(tmp_path / "in" / "best"), device="cpu")
+    inner: Any = encoder.model.encoders["shared"]
+    plain, calls = inner.forward, list[int]()
+    os.mkdir(tmp_path / "place")
+
+    def looks(batch: Any, layer: int | None = None) -> torch.Tensor:
+        return plain(batch, layer) * (2 if bool((batch.tokens > 50).any()) else 1)
+
+    def counts(batch: Any, layer: int | None = None) -> torch.Tensor:
+        calls.append(1)
+        return plain(batch, layer) + batch.mask.unsqueeze(-1) * torch.arange(16) * len(calls)
+
+    for forward, message in ((looks, "torch cannot express this encoder as a graph"), (counts, "other vectors")):
+        inner.forward = forward
+        with pytest.raises(UserError, match=message) as error:
+            encoder.save(tmp_path / "place" / "out", format="onnx")
+        assert "\n" not in str(error.value)
+    for package in ("onnxscript", "onnxruntime"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(UserError, match=rf"{package} is not installed; pip install 'xrep\[onnx\]'"):
+                encoder.save(tmp_path / "place" / "out", format="onnx")
+    assert os.listdir(tmp_path / "place") == []

@@ -1,0 +1,175 @@
+"""Graphs of an encoder for ONNX Runtime and OpenVINO, with pooling, projection and normalisation inside."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from xrep.data.batching import TokenBatch
+from xrep.errors import UserError
+from xrep.models.dual_encoder import DualEncoder
+from xrep.registry import one_line
+
+Runtime = Literal["onnx", "openvino"]
+FILES: dict[str, str] = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml"}
+"""Where sentence-transformers looks for the graph of each runtime."""
+INPUTS, OUTPUTS = ("input_ids", "attention_mask"), ("sentence_embedding", "last_hidden_state")
+TOLERANCE = 1e-4
+"""Largest difference of the graph's vectors from the encoder's, as a share of the largest number in them."""
+
+
+def check_runtime(runtime: Runtime) -> None:
+    """Raise UserError if a package that writes and runs graphs of a runtime is not installed."""
+    for package in ("onnxscript", {"onnx": "onnxruntime", "openvino": "openvino"}[runtime]):
+        try:
+            importlib.import_module(package)  # not a plain import: the type checker would need the extra, too
+        except ImportError:
+            raise UserError(f"{package} is not installed", cure=f"pip install 'xrep[{runtime}]'") from None
+
+
+def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtime) -> None:
+    """Write the graph of a tower for a runtime in a directory, in float32, and compare its vectors with the tower's.
+
+    Its inputs are ``input_ids`` and ``attention_mask``, int64 [B, T], of any size, padded at the end. Its outputs are
+    ``sentence_embedding`` [B, D], what ``DualEncoder.encode`` returns, and ``last_hidden_state``, the token vectors
+    [B, T, H].
+
+    Raises:
+        UserError: torch cannot express the encoder as a graph, or the graph computes other vectors.
+    """
+    first = next(model.parameters())
+    if first.device.type != "cpu" or first.dtype != torch.float32:
+        model = copy.deepcopy(model).float().cpu()
+    path = directory / FILES[runtime]
+    path.parent.mkdir()
+    program = _traced(model, tower)
+    if runtime == "onnx":
+        program.save(path)
+        run = _onnx_session(path)
+    else:
+        with tempfile.TemporaryDirectory(dir=directory) as folder:  # on the disk that has room for the result
+            program.save(Path(folder, "model.onnx"))
+            run = _openvino_session(Path(folder, "model.onnx"), path)
+    _compare(run, model, tower)
+
+
+class _Padded(TokenBatch):
+    """A batch whose lengths are not known while it is traced, so that any of its rows may have padding."""
+
+    def __init__(self, tokens: Tensor, mask: Tensor) -> None:
+        super().__init__(tokens, mask.sum(1), np.empty(0, dtype=np.int64))
+        self._mask = mask.bool()
+
+    @property
+    def mask(self) -> Tensor:
+        return self._mask
+
+    @property
+    def is_padded(self) -> bool:
+        return True
+
+    @property
+    def density(self) -> float:
+        return 1.0
+
+
+class _SentenceVectors(nn.Module):
+    """The computation of a tower from the tensors of a tokenizer to vectors."""
+
+    def __init__(self, model: DualEncoder, tower: str) -> None:
+        super().__init__()
+        self.model, self.tower = model, tower
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """int64 [B, T], int64 [B, T] -> [B, D], [B, T, H]."""
+        return self.model.encode(self.tower, _Padded(input_ids, attention_mask))
+
+
+def _traced(model: DualEncoder, tower: str) -> Any:
+    """Return a tower as torch's ONNX program."""
+    batch = _random_batch(model, tower, rows=3, length=7)
+    sizes = {0: "batch", 1: "tokens"}
+    try:
+        with torch.no_grad(), _quietly():
+            return torch.onnx.export(
+                _SentenceVectors(model, tower).eval(),
+                (batch.tokens, batch.mask.long()),
+                dynamo=True,
+                input_names=INPUTS,
+                output_names=OUTPUTS,
+                dynamic_shapes=(sizes, sizes),
+                verbose=False,
+            )
+    except Exception as error:  # of any kind: torch runs the whole encoder with symbols for its sizes
+        problem = f"torch cannot express this encoder as a graph: {one_line(error)[:200]}"
+        raise UserError(problem, cure="choose the format sentence-transformers") from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep torch from warning about its own parts and about optional packages."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _onnx_session(path: Path) -> Callable[..., list[np.ndarray]]:
+    """Return a function that computes the outputs of an ONNX file."""
+    runtime = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda *given: session.run(OUTPUTS, dict(zip(INPUTS, given, strict=True)))
+
+
+def _openvino_session(source: Path, path: Path) -> Callable[..., list[np.ndarray]]:
+    """Write an ONNX file as one of OpenVINO, and return a function that computes its outputs."""
+    openvino = importlib.import_module("openvino")
+    openvino.save_model(openvino.convert_model(source), path, compress_to_fp16=False)
+    # On processors with products in bfloat16, OpenVINO would use them for a model in float32.
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def run(*given: np.ndarray) -> list[np.ndarray]:
+        found = compiled(dict(zip(INPUTS, given, strict=True)))
+        return [found[name] for name in OUTPUTS]
+
+    return run
+
+
+def _compare(run: Callable[..., list[np.ndarray]], model: DualEncoder, tower: str) -> None:
+    """Raise UserError if a graph computes other vectors than a tower on batches of sizes that it was not traced on."""
+    for rows, length in ((1, 2), (4, 11)):
+        batch = _random_batch(model, tower, rows, length)
+        with torch.no_grad():
+            expected = model.encode(tower, batch)
+        found = run(batch.tokens.numpy(), batch.mask.long().numpy())
+        for ours, theirs in zip(expected, found, strict=True):
+            largest = float(ours.abs().max())
+            difference = float(np.abs(ours.numpy() - theirs).max()) if ours.shape == theirs.shape else float("inf")
+            if not difference <= TOLERANCE * max(largest, 1.0):
+                problem = f"the graph of this encoder computes other vectors: they differ by {difference:.1e}"
+                raise UserError(problem, cure="choose the format sentence-transformers")
+
+
+def _random_batch(model: DualEncoder, tower: str, rows: int, length: int) -> TokenBatch:
+    """Return random tokens, with padding in every row but the first."""
+    shape, generator = model.encoders[tower].shape, torch.Generator().manual_seed(0)
+    tokens = torch.randint(shape.vocabulary_size, (rows, length), generator=generator)
+    lengths = torch.tensor([length, *(max(1, length - 2 - row) for row in range(1, rows))])
+    tokens = tokens.masked_fill(torch.arange(length) >= lengths.unsqueeze(1), shape.pad_id or 0)
+    return TokenBatch(tokens, lengths, lengths.numpy())

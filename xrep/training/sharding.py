@@ -1,0 +1,75 @@
+"""The state of an optimizer, shared out among the ranks (ZeRO, stage 1), with the checkpoints of an unsharded one.
+
+Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models". Each rank has the state
+of some parameters, which it alone updates and sends to the others (``torch.distributed.optim``). A parameter is never
+divided, so the rank of the largest one, often the token embedding, may have more than its share.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
+
+from xrep.errors import UserError
+from xrep.training.distributed import World
+
+
+class ShardedOptimizer(ZeroRedundancyOptimizer):
+    """An optimizer of which every rank has a part; it computes what the whole one would.
+
+    Args:
+        groups, build: parameter groups, and the function that makes an optimizer of such groups.
+
+    Raises:
+        UserError: the parameters are of several types.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], build: Any) -> None:
+        if len(kinds := {str(p.dtype) for group in groups for p in group["params"]}) > 1:
+            problem = f"`shard` is optimizer, and the parameters are of several types: {', '.join(sorted(kinds))}"
+            raise UserError(problem, cure="set `shard` to none")
+        # It warns whenever parameters thaw, which is meant.
+        logging.getLogger(ZeroRedundancyOptimizer.__module__).setLevel(logging.ERROR)
+        # The parameters of a rank lie together in memory, so that they are sent together.
+        super().__init__(groups, build, parameters_as_bucket_view=True)
+
+
+def local_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that has the state of this rank: the optimizer itself, unless it is sharded."""
+    return optimizer.optim if isinstance(optimizer, ShardedOptimizer) else optimizer
+
+
+def whole_state(optimizer: Optimizer, world: World) -> dict[str, Any]:
+    """Return the state of the whole optimizer on rank 0, and nothing on the others. All ranks must call this.
+
+    (``consolidate_state_dict`` of torch needs memory on the device for all that a rank has, twice.)
+    """
+    if not isinstance(optimizer, ShardedOptimizer):
+        return optimizer.state_dict() if world.is_main else {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    held = optimizer.optim.state
+    mine = {number: held[parameter] for number, parameter in enumerate(parameters) if parameter in held}
+    state = dict(mine)
+    shapes = {n: {name: _like(value, "meta") for name, value in values.items()} for n, values in mine.items()}
+    for rank, known in enumerate(world.gather(shapes)[1:], start=1):
+        for number, values in known.items():
+            state[number] = values
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    own = rank == world.rank
+                    sent = mine[number][name].to(world.device) if own else _like(value, world.device)
+                    dist.broadcast(sent, src=rank)
+                    values[name] = sent.cpu() if world.is_main else None
+    groups = Optimizer.state_dict(optimizer)["param_groups"]
+    return {"state": dict(sorted(state.items())), "param_groups": groups} if world.is_main else {}
+
+
+def _like(value: Any, device: torch.device | str) -> Any:
+    """Return an uninitialised tensor on a device for a tensor, and any other value as it is."""
+    return torch.empty(value.shape, dtype=value.dtype, device=device) if isinstance(value, Tensor) else value
