@@ -7,16 +7,14 @@ the k-th best one than the bound cannot be among the k best. The few others are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels.processor import multiplies_bfloat16
-
-if TYPE_CHECKING:
-    from xrep.retrieval.neighbours import Best
+from xrep.retrieval.best import Best
 
 FEWEST = 1000
 """Fewest vectors of a side that are screened. The maxima of groups bound the k-th best, so there must be many."""

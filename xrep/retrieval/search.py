@@ -18,7 +18,8 @@ from xrep.interrupts import StopRequest
 from xrep.kernels.precision import operand_dtype
 from xrep.memory import check_memory
 from xrep.progress import Counter
-from xrep.retrieval.neighbours import TILE, Best, Neighbours, search_block
+from xrep.retrieval.best import Best
+from xrep.retrieval.neighbours import TILE, Neighbours, search_block
 from xrep.retrieval.vectors import VectorFile
 
 _UNIT_BYTES = 1 << 27
