@@ -8,16 +8,20 @@ divided, so the rank of the largest one, often the token embedding, may have mor
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from xrep.errors import UserError
 from xrep.training.distributed import World
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # what it imports calls what torch itself deprecates
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
 class ShardedOptimizer(ZeroRedundancyOptimizer):
