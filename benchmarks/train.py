@@ -84,8 +84,8 @@ class Ours:
         self.trainer, self.waited, self.busy = trainer, 0.0, 0.0
         trainer.engine.train_mode()
         trainer._started = time.monotonic()
-        never = lambda: (0.0, False)  # noqa: E731
-        self.groups = agreed(trainer._groups(), trainer.world, trainer.module.criterion, never)
+        status = lambda: (trainer._seconds(), False)  # noqa: E731
+        self.groups = agreed(trainer._groups(), trainer.world, trainer.module.criterion, status)
 
     def __call__(self, steps: int) -> None:
         trainer = self.trainer
