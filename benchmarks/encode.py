@@ -2,10 +2,11 @@
 
 Contestants take turns in one process. The script prints ratios of medians (above 1: faster than sentence-transformers
 with its defaults, batches of 32) and the smallest cosine with its vectors. The other contestants are
-sentence-transformers with the precision settings that ours uses ("tuned"), and OpenVINO, which reads our batches sorted
-by tokens and shows what can be reached outside of torch (pip install openvino). "products alone" is the time of nothing
-but the linear layers' matrix products on the real tokens, with the fastest product that torch has: no encoder made of
-these products can be faster on this machine.
+sentence-transformers with the precision settings that ours uses ("tuned"), and ONNX Runtime and OpenVINO, which read
+the encoder as xrep-export writes it and our batches sorted by tokens, and show what can be reached outside of torch
+(extras onnx and openvino). Their int8 is that of their own quantisers (pip install nncf for OpenVINO's). "products
+alone" is the time of nothing but the linear layers' matrix products on the real tokens, with the fastest product that
+torch has: no encoder made of these products can be faster on this machine.
 
   python benchmarks/encode.py --path $(xrep-data get minilm --print-path) --text newstest2012.en
 """
@@ -13,7 +14,10 @@ these products can be faster on this machine.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,8 +25,7 @@ from harness import make_parser, progress, take_turns, write_json
 
 from xrep.data.batching import batches_of, collate
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.kernels.precision import default_float32_products, float32_precision
-from xrep.nn.pooling import pool
+from xrep.kernels.precision import float32_precision
 from xrep.text.readers import read_lines
 
 Encode = Callable[[list[str]], np.ndarray | None]
@@ -58,29 +61,43 @@ def peers(path: str) -> dict[str, Encode]:
     }  # fmt: skip
 
 
-def openvino(encoder: SentenceEncoder, batch_tokens: int, precision: str) -> Encode:
-    """Return our encoder, converted to OpenVINO and fed with our batches."""
+def onnxruntime(encoder: SentenceEncoder, batch_tokens: int, folder: Path) -> Iterator[tuple[str, Encode]]:
+    """Yield the names and functions of ONNX Runtime in float32, and in int8 by its own quantiser."""
+    import onnxruntime as ort
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    encoder.save(folder / "onnx", "onnx")
+    graph, quantised = folder / "onnx" / "onnx" / "model.onnx", folder / "int8.onnx"
+    quantize_dynamic(graph, quantised, per_channel=True, weight_type=QuantType.QInt8)
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = torch.get_num_threads()
+    for name, file in (("f32", graph), ("int8", quantised)):
+        session = ort.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
+        run = partial(session.run, None)
+        yield f"ONNX Runtime, {name}", fed_with_our_batches(encoder, batch_tokens, run)
+
+
+def openvino(encoder: SentenceEncoder, batch_tokens: int, folder: Path) -> Iterator[tuple[str, Encode]]:
+    """Yield the names and functions of OpenVINO in float32, bfloat16 and, by its own quantiser (nncf), int8."""
     import openvino as ov
 
-    class Tokens(torch.nn.Module):
-        """The encoder in plain torch, with every position of a padded batch, so that a converter can trace it."""
+    encoder.save(folder / "openvino", "openvino")
+    graph = ov.Core().read_model(folder / "openvino" / "openvino" / "openvino_model.xml")
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = encoder.model.encoders["shared"]
+    def compiled(model: ov.Model, precision: str) -> Encode:
+        options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
+        run = ov.Core().compile_model(model, "CPU", options)
+        return fed_with_our_batches(encoder, batch_tokens, lambda inputs: run(inputs)[0][None])
 
-        def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            x = self.encoder._embed(tokens, torch.arange(tokens.size(1)).expand_as(tokens))
-            layout = type("Layout", (), {"attention_mask": mask[:, None, None, :], "pack": _same, "pad": _same})()
-            for layer in self.encoder.layers:
-                x = layer(x, layout)
-            return x
+    yield "OpenVINO, f32", compiled(graph, "f32")
+    yield "OpenVINO, bf16", compiled(graph, "bf16")
+    import nncf
 
-    example = (torch.randint(5, 1000, (3, 8)), torch.ones(3, 8, dtype=torch.bool))
-    with default_float32_products(), torch.no_grad():
-        converted = ov.convert_model(Tokens().eval(), example_input=example)
-    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
-    model = ov.Core().compile_model(converted, "CPU", options)
+    yield "OpenVINO, int8", compiled(nncf.compress_weights(graph, mode=nncf.CompressWeightsMode.INT8_SYM), "f32")
+
+
+def fed_with_our_batches(encoder: SentenceEncoder, batch_tokens: int, run: Callable[..., np.ndarray]) -> Encode:
+    """Return what encodes our batches, sorted by tokens, with a function from names and inputs to [vectors [B, D]]."""
     vocabulary, longest = encoder.text.vocabulary("shared"), encoder.text.max_length
 
     def encode(sentences: list[str]) -> np.ndarray:
@@ -88,17 +105,11 @@ def openvino(encoder: SentenceEncoder, batch_tokens: int, precision: str) -> Enc
         vectors = np.empty((len(sentences), encoder.output_size), dtype=np.float32)
         for rows in batches_of(tokens, batch_tokens, longest):
             batch = collate([tokens[row] for row in rows], vocabulary, longest)
-            hidden = torch.from_numpy(model([batch.tokens.numpy(), batch.mask.numpy()])[0])
-            vectors[rows] = torch.nn.functional.normalize(
-                pool(hidden, batch.mask, encoder.model.pooling["shared"]), dim=1
-            ).numpy()
+            inputs = {"input_ids": batch.tokens.numpy(), "attention_mask": batch.mask.long().numpy()}
+            vectors[rows] = run(inputs)[0]
         return vectors
 
     return encode
-
-
-def _same(self: object, x: torch.Tensor) -> torch.Tensor:
-    return x
 
 
 def products_alone(encoder: SentenceEncoder, batch_tokens: int) -> Encode:
@@ -119,18 +130,19 @@ def products_alone(encoder: SentenceEncoder, batch_tokens: int) -> Encode:
     return encode
 
 
-def contestants(options: argparse.Namespace, encoder: SentenceEncoder) -> dict[str, Encode]:
-    half = SentenceEncoder.load(options.path, device="cpu", dtype="bfloat16")
+def contestants(options: argparse.Namespace, encoder: SentenceEncoder, folder: Path) -> dict[str, Encode]:
     found = peers(options.path)
-    found["xrep, float32"] = lambda s: encoder.encode(s, batch_tokens=options.batch_tokens)
-    found["xrep, bfloat16"] = lambda s: half.encode(s, batch_tokens=options.batch_tokens)
-    found["products alone, float32"] = products_alone(encoder, options.batch_tokens)
-    found["products alone, bfloat16"] = products_alone(half, options.batch_tokens)
-    for precision in ("f32", "bf16"):
+    for precision in ("float32", "bfloat16", "int8"):
+        ours = SentenceEncoder.load(options.path, device="cpu", dtype=precision)
+        found[f"xrep, {precision}"] = partial(ours.encode, batch_tokens=options.batch_tokens)
+        if precision != "int8":
+            found[f"products alone, {precision}"] = products_alone(ours, options.batch_tokens)
+    for runtime in (onnxruntime, openvino):
         try:
-            found[f"OpenVINO, {precision}"] = openvino(encoder, options.batch_tokens, precision)
+            for name, encode in runtime(encoder, options.batch_tokens, folder):
+                found[name] = encode
         except Exception as error:  # the others can be compared without this one
-            progress(f"no OpenVINO ({precision}): {str(error).splitlines()[0]}")
+            progress(f"no further rows of {runtime.__name__}: {str(error).splitlines()[0]}")
     return found
 
 
@@ -144,8 +156,9 @@ def main() -> None:
     options = parser.parse_args()
     encoder = SentenceEncoder.load(options.path, device="cpu")
     sentences = real_sentences(options.text, encoder, options.sentences)
-    entries = contestants(options, encoder)
-    turns = take_turns(entries, [sentences] * (options.repeats + 1), verbose=True)
+    with tempfile.TemporaryDirectory() as folder:
+        entries = contestants(options, encoder, Path(folder))
+        turns = take_turns(entries, [sentences] * (options.repeats + 1), verbose=True)
     medians, vectors = turns.medians(), turns.results
     first = next(iter(entries))
     rows = {

@@ -35,6 +35,7 @@ from xrep.config import RunConfig, compose
 from xrep.data.stream import stream
 from xrep.kernels.precision import default_float32_products, float32_precision
 from xrep.tasks.bitext import BitextTask
+from xrep.training.agreement import agreed
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import alone, pick_device
 from xrep.training.progress import Quiet
@@ -83,15 +84,16 @@ class Ours:
         self.trainer, self.waited, self.busy = trainer, 0.0, 0.0
         trainer.engine.train_mode()
         trainer._started = time.monotonic()
-        self.groups = trainer._groups()
+        status = lambda: (trainer._seconds(), False)  # noqa: E731
+        self.groups = agreed(trainer._groups(), trainer.world, trainer.module.criterion, status)
 
     def __call__(self, steps: int) -> None:
         trainer = self.trainer
         for _ in range(steps):
             before = time.monotonic()
-            group = next(self.groups)
+            group, wait = next(self.groups)
             self.waited += time.monotonic() - before
-            trainer._step(group, *trainer._agree(group)[:2], before)
+            trainer._step(group, wait(), before)
             self.busy += time.monotonic() - before
             every = trainer.checkpoints.config.save_every
             if every and trainer.state.step % every == 0:

@@ -9,7 +9,7 @@ import torch
 from tests.fixtures import data_directory as data_directory
 from tests.runs import compose_run, make_trainer
 from xrep.errors import UserError
-from xrep.inference.sentence_encoder import place
+from xrep.inference.placing import place
 from xrep.memory import check_memory, check_move, machine_memory, size_of
 from xrep.nn.queue import Queue
 from xrep.training.distributed import alone

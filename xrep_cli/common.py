@@ -215,9 +215,10 @@ def limit_kept_products() -> None:
 SHARED_OPTIONS: dict[str, dict[str, Any]] = {
     "--batch-tokens": {"type": int, "default": 4096, "metavar": "N", "help": "number of subwords that the encoder "
         "reads at once"},
-    "--precision": {"choices": ("float32", "bf16", "bfloat16", "fp16", "float16"), "default": "float32", "help": "type "
-        "in which the model computes; bf16 (bfloat16) is faster on GPUs and on most CPUs that have instructions for it "
-        "(AMX, AVX512-BF16), fp16 (float16) is for GPUs"},
+    "--precision": {"choices": ("float32", "bf16", "bfloat16", "fp16", "float16", "int8"), "default": "float32",
+        "help": "type in which the model computes; bf16 (bfloat16) is faster on GPUs and on most CPUs that have "
+        "instructions for it (AMX, AVX512-BF16), fp16 (float16) is for GPUs, int8 is for CPUs and faster than float32, "
+        "and than bf16 where there is no AMX"},
     "--device": {"help": "cpu, cuda, cuda:1 and so on (default: a GPU if there is one)"},
     "--plugin": {"metavar": "MODULE", "action": "append", "default": [], "help": "import this module, which registers "
         "parts, such as the model (repeatable)"},

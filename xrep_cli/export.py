@@ -37,6 +37,12 @@ needs:
   xrep-export --path nmt --average 10 --format xrep --output nmt-mean
   xrep-generate --path nmt-mean --input test.de --output hyp.en
 
+--format int8 writes a checkpoint of a run's model, or of a pretrained encoder, whose transformer layers are in int8,
+a quarter of their size. It gives the vectors that --precision int8 gives, and cannot be trained further:
+
+  xrep-export --path run1/best --format int8 --output run1-int8
+  xrep-encode --path run1-int8 --input lines.txt --output vectors.npy
+
 Of a translation model --format hf writes the encoder alone. README.md is a model card with metadata for the Hugging
 Face Hub: languages, the checksums of the training data and, if they are given, licence and results:
 
@@ -56,10 +62,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--output", required=True, metavar="DIR", help="a new directory")
     add(
         "--format",
-        choices=("sentence-transformers", "hf", "onnx", "openvino", "xrep"),
+        choices=("sentence-transformers", "hf", "onnx", "openvino", "xrep", "int8"),
         default="sentence-transformers",
         help="hf: the transformer alone, without pooling and projection; onnx, openvino: a graph from tokens to vectors"
-        " for ONNX Runtime or OpenVINO (extra of that name); xrep: a checkpoint, without what training alone needs",
+        " for ONNX Runtime or OpenVINO (extra of that name); xrep: a checkpoint, without what training alone needs;"
+        " int8: one with the weights of transformer layers in int8, for CPUs",
     )
     add(
         "--average",

@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
             add_field(parser, spec)
     add("--shard", metavar="I/N", help="search only part I of N parts of the source")
     add("--merge", type=int, metavar="N", help="merge the results of N shards")
-    add_shared_options(parser, "--batch-tokens", "--device", "--plugin")
+    add_shared_options(parser, "--batch-tokens", "--precision", "--device", "--plugin")
     add("--json", metavar="FILE", help="write a summary as JSON; - prints it on standard output")
     return parser
 
@@ -89,7 +89,7 @@ def _add_negatives(parser: argparse.ArgumentParser) -> None:
     for spec in read_fields("", "xrep.inference.hard_negatives:NegativeOptions"):
         if spec.name not in ("batch_tokens", "device"):
             add_field(parser, spec)
-    add_shared_options(parser, "--batch-tokens", "--device", "--plugin")
+    add_shared_options(parser, "--batch-tokens", "--precision", "--device", "--plugin")
     add("--json", metavar="FILE", help="write a summary as JSON; - prints it on standard output")
 
 
@@ -139,7 +139,7 @@ def _main(options: argparse.Namespace) -> None:
         files = {"text": text and Path(text), "vectors": vectors and Path(vectors)}
         sides.append(Text(name=side, lang=values[f"{side}_lang"], **files))
     needed = any(side.vectors is None for side in sides)
-    encoder = SentenceEncoder.load(options.path, device=device) if needed else None
+    encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision) if needed else None
     mining = MiningOptions(**{**values_of(options, MiningOptions), "device": device})
     source, target = sides
     more = {"encoder": encoder, "shard": shard, "merged": options.merge}
@@ -175,7 +175,7 @@ def _mine_negatives(options: argparse.Namespace) -> None:
 
     device = choose_device(options.device)
     mining = NegativeOptions(**{**values_of(options, NegativeOptions), "device": device})
-    encoder = SentenceEncoder.load(options.path, device=device)
+    encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
     more = {"encoder": encoder, "candidates": options.candidates and Path(options.candidates)}
     with output_file(options.output) as output:
         mined = mine_negatives(bitext, output, mining, **more, show_progress=True)

@@ -93,7 +93,7 @@ def test_operators_of_negatives_keep_the_rules(layout: str, kind: str) -> None:
         statistics = [tensor.detach() for tensor in torch.ops.xrep.negatives(*inputs)[5:]]
         gradients = (make.vector(4), make.vector(0 if column_shift is None else 5))
         detached = [tensor.detach() for tensor in (rows, columns, tau)]
-        rest = (excluded, ids, [tensor.detach() for tensor in hard], torch.float32)
+        rest = (excluded, ids, [tensor.detach() for tensor in hard], torch.float32, True)
         opcheck(torch.ops.xrep.negatives_backward, (*gradients, statistics, *detached, *rest))
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xrep.retrieval import neighbours as module
+from xrep.retrieval import screening
 from xrep.retrieval.neighbours import Neighbours, neighbours, normalize_rows
 
 
@@ -52,6 +53,58 @@ def test_of_equal_similarities_the_lowest_index_wins_whatever_the_tiles(data: st
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TILE", tile)
         assert_same(neighbours(x, y, k), plain(x, y, k))
+
+
+@pytest.fixture
+def screened(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Make all processors screen pairs in bfloat16, and return a list of whether each tile could be screened."""
+    found: list[bool] = []
+    update = screening.update_screened
+
+    def recording(*given) -> bool:
+        found.append(update(*given))
+        return found[-1]
+
+    monkeypatch.setattr(screening, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(screening, "FEWEST", 300)
+    monkeypatch.setattr(module, "TILE", 160)
+    monkeypatch.setattr(module, "update_screened", recording)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("lengths", ["equal", "different"])
+def test_screened_neighbours_are_exact(screened: list[bool], seed: int, lengths: str) -> None:
+    """Vectors lie in a few dense clusters, so most similarities differ by less than bfloat16 can tell."""
+    draw = np.random.default_rng(seed)
+    centres = draw.standard_normal((5, 48))
+    x, y = (centres[draw.integers(5, size=n)] + 0.02 * draw.standard_normal((n, 48)) for n in (471, 340))
+    x, y = (normalize_rows(side.astype(np.float32)) for side in (x, y))
+    if lengths == "different":
+        x, y = (side * draw.uniform(0.2, 3.0, (len(side), 1)).astype(np.float32) for side in (x, y))
+    found, expected = neighbours(x, y, 4), plain(x, y, 4)
+    similarity = x.astype(np.float64) @ y.astype(np.float64).T
+    for index, mine, exact, whole in (
+        (found.xy, found.xy_similarity, expected.xy_similarity, similarity),
+        (found.yx, found.yx_similarity, expected.yx_similarity, similarity.T),
+    ):  # float32 cannot tell which of two neighbours is nearer if they differ by less than 1e-6
+        np.testing.assert_allclose(mine, exact, atol=3e-6)
+        np.testing.assert_allclose(np.take_along_axis(whole, index, 1), exact, atol=3e-6)
+        assert all(len(set(row)) == 4 for row in index.tolist())
+    assert screened == [True] * 9
+
+
+def test_screened_ties_go_to_the_lowest_index(screened: list[bool]) -> None:
+    x, y = vectors(330, 24, seed=5)[np.arange(660) % 330], vectors(400, 24, seed=6)[np.arange(800) // 2]
+    found = neighbours(x, y, 3)
+    assert_same(found, plain(x, y, 3))
+    assert (found.xy[:, 0] % 2 == 0).all() and (found.yx[:, 1] == found.yx[:, 0] + 330).all() and all(screened)
+
+
+def test_similarities_below_0_are_not_screened(screened: list[bool]) -> None:
+    x, y = np.abs(vectors(400, 12, seed=7)), -np.abs(vectors(400, 12, seed=8))
+    assert_same(neighbours(x, y, 2), plain(x, y, 2))
+    assert screened == [False]
 
 
 def test_types() -> None:

@@ -17,6 +17,7 @@ from xrep.errors import UserError
 from xrep.files import check_regular, sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components, whiten
+from xrep.precision import Precision
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.retrieval.vectors import open_array, open_vectors
 from xrep.text.languages import canonical
@@ -48,7 +49,12 @@ class Encoder(Protocol):
 
 
 def open_encoder(
-    path: str | Path, *, batch_tokens: int = 4096, cache: str | Path | None = None, layer: int | None = None
+    path: str | Path,
+    *,
+    batch_tokens: int = 4096,
+    cache: str | Path | None = None,
+    layer: int | None = None,
+    precision: Precision = "float32",
 ) -> Encoder:
     """Open the encoder at ``path``.
 
@@ -57,13 +63,13 @@ def open_encoder(
             [N, D] and ``sentences.tsv`` (lines ``language<TAB>sentence``).
         batch_tokens: Number of subwords that are encoded at a time.
         cache: Folder in which vectors are kept, by encoder, language and sentences.
-        layer: Layer whose token vectors are pooled, as in ``SentenceEncoder.load``.
+        layer, precision: As ``layer`` and ``dtype`` of ``SentenceEncoder.load``.
     """
     if (Path(path) / VECTORS).is_file():
         if layer is not None:
             raise UserError("`layer` of vectors that another system computed", path=path, cure="leave it out")
         return Precomputed(path)
-    encoder = SentenceEncoder.load(path, layer=layer)
+    encoder = SentenceEncoder.load(path, layer=layer, dtype=precision)
     return Loaded(str(path), encoder, batch_tokens, None if cache is None else Path(cache))
 
 
@@ -188,7 +194,9 @@ def with_random_weights(encoder: Any, seed: int) -> Any:
         cure = "measure without `random_baseline`"
         raise UserError("no encoder whose weights can be drawn at random", path=encoder.path, cure=cure)
     layer = encoder.encoder.model.config.pooled_layer
-    drawn = replace(encoder, encoder=SentenceEncoder.load(encoder.path, random_weights=seed, layer=layer))
+    precision = encoder.encoder.precision
+    random = SentenceEncoder.load(encoder.path, random_weights=seed, layer=layer, dtype=precision)
+    drawn = replace(encoder, encoder=random)
     drawn.training_hashes = encoder.training_hashes  # so that both are measured on the same examples
     return drawn
 

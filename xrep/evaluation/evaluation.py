@@ -17,6 +17,7 @@ from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
 from xrep.metrics.bootstrap import interval, shown_difference
+from xrep.precision import Precision
 
 Item = TypeVar("Item")
 
@@ -30,6 +31,8 @@ class EncoderOptions:
     layer: int | None = None
     """Pool the token vectors of this layer instead of the last one; 0: the embeddings. XTREME's retrieval uses layer 7
     of mBERT and 13 of XLM-R large. none: the layer with which the encoder was trained."""
+    precision: Precision = "float32"
+    """Type in which the encoder computes; int8 is for CPUs, and faster than float32 there."""
     cache: str | None = None
     """Folder in which the vectors are kept, and from which they are taken the next time."""
     list_sentences: str | None = None
@@ -117,7 +120,8 @@ class Evaluation(ABC):
             UserError: There is no such model at ``path``.
         """
         config = self.config
-        return open_encoder(path, batch_tokens=config.batch_tokens, cache=config.cache, layer=config.layer)
+        more = {"cache": config.cache, "layer": config.layer, "precision": config.precision}
+        return open_encoder(path, batch_tokens=config.batch_tokens, **more)
 
     @abstractmethod
     def measure(self, encoder: Any) -> Figures:

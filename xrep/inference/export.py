@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import Tensor
 
+from xrep.config import to_yaml
 from xrep.errors import UserError
-from xrep.files import check_new_directory, directory_aside, naming
+from xrep.files import check_new_directory, directory_aside, naming, write_json
 from xrep.inference.classifier_files import PIPELINES, export_classifier
 from xrep.inference.encoder_files import Format, opening_line, read_by
 from xrep.inference.model_card import README, Card, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_huggingface
+from xrep.interop.sentence_modules import PROMPTS
 from xrep.models.averaging import average_last
 from xrep.models.directory import (
     CONFIG,
@@ -30,14 +34,15 @@ from xrep.models.directory import (
     open_checkpoint,
     write_checkpoint,
 )
+from xrep.nn.layers import quantise_layers
 from xrep.nn.pooling import Pooling
-from xrep.text.sides import open_tokenizers
+from xrep.text.sides import open_tokenizers, save_tokenizers
 
 
 def export_path(
     path: str | Path,
     directory: str | Path,
-    format: Format | Literal["xrep"],
+    format: Format | Literal["xrep", "int8"],
     average: int | None = None,
     *,
     pooling: Pooling | None = None,
@@ -51,7 +56,9 @@ def export_path(
     Args:
         path: A checkpoint, or what ``SentenceEncoder.load`` accepts; with ``average``, the directory of a run.
         format: ``xrep`` is a checkpoint of an encoder or a translation model, without the parts that only training
-            needs. The others are those of ``SentenceEncoder.save``; of a translation model, ``hf`` is the encoder.
+            needs; ``int8`` is one with the weights of transformer layers in int8 alone, a quarter as large, also of a
+            pretrained encoder. The others are those of ``SentenceEncoder.save``; of a translation model, ``hf`` is the
+            encoder.
         average: Average the weights of this many of the newest checkpoints of the run; None averages nothing.
         pooling: Pooling to use instead of that with which the encoder was trained.
         no_projection: Whether to leave out the projection (frozen_source, table 8, '[CLS] without MLP').
@@ -65,10 +72,10 @@ def export_path(
         UserError: If there is no encoder, too few checkpoints, or no projection or pooling, or as
             ``SentenceEncoder.save``.
     """
-    if (pooling or no_projection) and format in ("hf", "xrep"):
+    if (pooling or no_projection) and format in ("hf", "xrep", "int8"):
         problem = f"`pooling` and `no_projection` are for the format sentence-transformers and graphs, not for {format}"
         raise UserError(problem, cure="leave `format` out")
-    if layer is not None and format == "xrep":
+    if layer is not None and format in ("xrep", "int8"):
         raise UserError("`layer` is for the formats of other libraries", cure="leave `format` out")
     checkpoint, mean, directory = None, None, Path(directory)
     if average is not None:
@@ -77,9 +84,16 @@ def export_path(
         checkpoint, mean = average_last(path, average)
         path = checkpoint.path
     card = Card.of(path, license, results)
-    if format == "xrep":
-        return _write_checkpoint(checkpoint or open_checkpoint(path), mean, directory, card)
-    if Path(path, MANIFEST).is_file() and (checkpoint := checkpoint or open_checkpoint(path)).translates:
+    if checkpoint is None and (format == "xrep" or Path(path, MANIFEST).is_file()):
+        checkpoint = open_checkpoint(path)
+    if checkpoint is not None and checkpoint.is_quantised and format != "xrep":
+        raise UserError(f"in int8, which cannot become {format}", path=path, cure="export the original, or to xrep")
+    if format == "xrep" or format == "int8":
+        check_new_directory(directory)
+        with TemporaryDirectory() as folder:
+            exported = _of_checkpoint(checkpoint, mean, format) if checkpoint else _of_encoder(path, Path(folder))
+            return _write_checkpoint(exported, directory, card, Path(folder))
+    if checkpoint is not None and checkpoint.translates:
         return _write_its_encoder(checkpoint, mean, directory, format, card)
     if checkpoint is not None and checkpoint.text.annotation is not None:
         return export_classifier(checkpoint, mean, directory, format, card)
@@ -97,39 +111,73 @@ def export_path(
     return encoder.save(directory, format, license=license, results=results)
 
 
+def _of_checkpoint(
+    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, format: Literal["xrep", "int8"]
+) -> tuple[Snapshot, Callable[[], str]]:
+    """Return a checkpoint without what training alone needs, and a function that returns its model's fingerprint."""
+    hashes = checkpoint.training_hashes
+    snapshot = Snapshot(
+        step=checkpoint.step,
+        config_yaml=(checkpoint.path / CONFIG).read_text(encoding="utf-8"),
+        text=checkpoint.text,
+        save_tokenizers=lambda folder: shutil.copytree(checkpoint.path / TOKENIZER, folder),
+        architecture=checkpoint.manifest["architecture"],
+        model=checkpoint.tensors(quantised=True) if tensors is None else tensors,
+        files={} if hashes is None else {hashes.name: hashes},
+        precision="int8" if checkpoint.is_quantised else "float32",
+    )
+    if format == "xrep":
+        return snapshot, lambda: fingerprint(_loaded(checkpoint, tensors), checkpoint.text)
+    model = _loaded(checkpoint, tensors)
+    quantise_layers(model)
+    snapshot = replace(snapshot, model=model.state_dict(), precision="int8")
+    return snapshot, lambda: fingerprint(model, checkpoint.text)
+
+
+def _of_encoder(path: str | Path, folder: Path) -> tuple[Snapshot, Callable[[], str]]:
+    """Return a pretrained encoder in int8 as a checkpoint, as ``_of_checkpoint`` does; ``folder`` is for its files."""
+    encoder = SentenceEncoder.load(path, device="cpu")
+    quantise_layers(encoder.model)
+    prompts = {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt_name}
+    write_json(folder / PROMPTS, prompts)
+    options = replace(encoder.model.config, encoder=None, source_encoder=None, target_encoder=None)
+    snapshot = Snapshot(
+        step=0,
+        config_yaml=to_yaml({"model": {"name": "dual_encoder", **asdict(options)}}),
+        text=encoder.text,
+        save_tokenizers=partial(save_tokenizers, encoder.tokenizers),
+        architecture=encoder.model.architecture(),
+        model=encoder.model.state_dict(),
+        files={PROMPTS: folder / PROMPTS},
+        precision="int8",
+    )
+    return snapshot, encoder.fingerprint
+
+
 def _write_checkpoint(
-    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, card: Card
+    exported: tuple[Snapshot, Callable[[], str]], directory: Path, card: Card, folder: Path
 ) -> dict[Path, str]:
-    """Write a checkpoint with the model alone and, if they are available, the hashes of its training sentences."""
-    check_new_directory(directory)
-    hashes, annotation = checkpoint.training_hashes, checkpoint.text.annotation
+    """Write what ``_of_checkpoint`` or ``_of_encoder`` returns, with a model card; ``folder`` is for its files."""
+    snapshot, fingerprint_of_it = exported
+    annotation = snapshot.text.annotation
     kind, pipeline = "SentenceEncoder", "sentence-similarity"
-    if checkpoint.translates:
+    if "decoder" in snapshot.architecture:
         kind, pipeline = "Translator", "translation"
     if annotation is not None:
         kind, pipeline = "SentenceClassifier", PIPELINES[annotation.kind]
     loading = f"import xrep; xrep.{kind}.load({json.dumps(str(directory))})"
-    with TemporaryDirectory() as folder:
-        write_card(
-            Path(folder),
-            directory.name,
-            ["A model of xrep.", "", "```python", loading, "```"],
-            card,
-            library="xrep",
-            pipeline=pipeline,
-            languages=checkpoint.text.languages,
-            fingerprint=lambda: fingerprint(_loaded(checkpoint, tensors), checkpoint.text),
-        )
-        snapshot = Snapshot(
-            step=checkpoint.step,
-            config_yaml=(checkpoint.path / CONFIG).read_text(encoding="utf-8"),
-            text=checkpoint.text,
-            save_tokenizers=lambda folder: shutil.copytree(checkpoint.path / TOKENIZER, folder),
-            architecture=checkpoint.manifest["architecture"],
-            model=checkpoint.tensors() if tensors is None else tensors,
-            files={README: Path(folder, README), **({} if hashes is None else {hashes.name: hashes})},
-        )
-        write_checkpoint(directory.absolute(), snapshot)
+    quantised = " The weights of its transformer layers are in int8." if snapshot.precision == "int8" else ""
+    write_card(
+        folder,
+        directory.name,
+        [f"A model of xrep.{quantised}", "", "```python", loading, "```"],
+        card,
+        library="xrep",
+        pipeline=pipeline,
+        languages=snapshot.text.languages,
+        fingerprint=fingerprint_of_it,
+    )
+    write_checkpoint(directory.absolute(), replace(snapshot, files={README: folder / README, **snapshot.files}))
     return {directory: loading}
 
 

@@ -104,7 +104,7 @@ class SearchIndex:
         facts = {
             "encoder": named,
             "fingerprint": encoder.fingerprint(),
-            "precision": str(next(encoder.model.parameters()).dtype).removeprefix("torch."),
+            "precision": encoder.precision,
             "prompt": encoder.find_prompt(prompt_name, DOCUMENT_PROMPTS),
             "options": IndexOptions(index=index, quantize=quantize),
         }

@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 import numpy as np
 import torch
@@ -18,15 +18,16 @@ from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
 from xrep.inference.model_card import Card
+from xrep.inference.placing import place
 from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import MODULES, Prompts, read_prompts, read_router
-from xrep.memory import check_memory, check_move
+from xrep.memory import check_memory
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.bert import CONFIG
-from xrep.nn.layers import pack_weights
+from xrep.nn.layers import is_quantised
 from xrep.nn.shape import UNLIMITED
-from xrep.precision import Precision, type_of
+from xrep.precision import Precision
 from xrep.registry import one_line
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.pretrained_tokenizer import maximum_length
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 TOKENIZE_CHUNK = 4096
-M = TypeVar("M", bound=torch.nn.Module)
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 """Usual names of the prompts of queries and of what they find, which sentence-transformers knows, too."""
 
@@ -103,7 +103,10 @@ class SentenceEncoder:
             device: Device of the encoder. The default is a GPU if there is one, else the CPU.
             dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4. It is
                 faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs compute products
-                in float32 and round their results, which is not faster than float32.
+                in float32 and round their results, which is not faster than float32. int8 computes the products of
+                transformer layers in int8, on CPUs (cosine distances of about 1e-3): weights with a scale for each
+                output, inputs with one for each token, so that the vector of a sentence does not depend on others. An
+                encoder that was saved in int8 remains so.
             random_weights: Seed by which the architecture is initialised randomly, instead of loading the trained
                 weights, as the baseline of an evaluation.
             layer: Layer whose token vectors are pooled; 0: the embeddings. None: that with which it was trained.
@@ -272,6 +275,14 @@ class SentenceEncoder:
                 raise UserError(problem, cure="check the name and the network, and log in: hf auth login") from error
         return str(made)
 
+    @property
+    def precision(self) -> Precision:
+        """The precision in which it computes: float32, bfloat16, float16 or int8."""
+        if is_quantised(self.model):
+            return "int8"
+        names: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+        return names.get(next(self.model.parameters()).dtype, "float32")
+
     def fingerprint(self) -> str:
         """Return a hex digest of the weights and of what else determines the vectors, but not of the path."""
         digest = fingerprint(self.model, self.text)
@@ -284,6 +295,9 @@ class SentenceEncoder:
         return next(self.model.parameters()).device
 
     def _write(self, directory: Path, place: str, format: Format, card: Card) -> dict[Path, str]:
+        if is_quantised(self.model):
+            problem = "an encoder in int8 cannot be written for other libraries"
+            raise UserError(problem, cure="load the original in float32, or export it in the format int8")
         return write_encoder(
             self.model,
             self.tokenizers,
@@ -321,16 +335,6 @@ def has_foreign_encoder(directory: Path) -> bool:
     return not (directory / MANIFEST).exists() and any((directory / name).exists() for name in (CONFIG, MODULES))
 
 
-def place(model: M, device: str | None, dtype: Precision) -> M:
-    """Move a model to a device, by default a GPU if there is one, convert it to a type of numbers, and pack it."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = model.to(type_of(dtype, device))
-    check_move(model, device, gradients=False, cure="use another `device`, such as cpu")
-    model = model.to(device)
-    pack_weights(model)
-    return model
-
-
 def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
     checkpoint = open_checkpoint(path)
     if checkpoint.translates:
@@ -339,7 +343,7 @@ def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
     model = load_model(checkpoint, random_weights)
     tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
     hashes = None if random_weights else checkpoint.training_hashes
-    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path)
+    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(Path(path)))
 
 
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:

@@ -28,6 +28,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
     plain = not (dropout or torch.is_grad_enabled() or torch.compiler.is_compiling())
     if plain and q.device.type == "cpu" and q.size(2) <= SHORT:
         return _written_out(q, k, v, mask if not causal else mask_of_future(q.size(2), k.size(2), q.device))
+    half = q.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
+    if half and q.device.type == "cpu" and torch.is_grad_enabled():
+        # torch's backward pass takes ten times as long in bfloat16 as in float32 (torch 2.13, with AMX).
+        with torch.autocast("cpu", enabled=False):
+            wide = (each.float() for each in (q, k, v))
+            return F.scaled_dot_product_attention(*wide, attn_mask=mask, dropout_p=dropout, is_causal=causal).to(dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
 
 

@@ -12,6 +12,13 @@ from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, Pairs, PairStatistics
 NOTHING = float("-inf")
 """The logit of a pair that is not compared."""
 
+HUGE = 1e30
+"""Stands for infinity where infinity times 0 must be 0."""
+
+SHARED_REACH = 40.0
+"""Largest absolute logit with which rows and columns share one exponential of each logit, without an offset. Sums of
+e^40 = 2 * 10^17 and quotients by e^-40 are far from the ends of float32."""
+
 QUEUE_ROWS = 4096
 """Rows of the queue in one block: few enough that the block stays in cache between the two products."""
 
@@ -61,18 +68,28 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
 
 
 def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> None:
-    """Add a tile of similarities [r, c] to its statistics; it may be masked in place."""
+    """Add a tile of similarities [r, c] to its statistics.
+
+    It may be masked in place. If exponentials are shared, it is overwritten by them, unless negatives are hard.
+    """
+    room = _room(similarities, 0 if pairs.hard is None else 4)
     for strip in _strips(similarities):
         part, logits, of_strip = pairs.tile(*strip), similarities[strip], statistics.tile(*strip)
         maximum, total, *hard = of_strip.rows
         if hard:
-            logits = _collect_hard(logits, part, *hard)
+            logits = _collect_hard(logits, part, *hard, _fitting(room, logits))
         else:
             logits = _mask(_scaled(logits, part), part, NOTHING)
-        _update(maximum, total, logits, 1)
-        if of_strip.columns:
-            maximum, total = of_strip.columns
-            _update(maximum, total, logits, 0)
+        sides = [(maximum, total, 1), *((*side, 0) for side in (of_strip.columns,) if side)]
+        if not part.shared:
+            for side in sides:
+                _update(*side, logits)
+            continue
+        for maximum, _, dim in () if hard else sides:
+            torch.maximum(maximum, logits.amax(dim), out=maximum)
+        logits.exp_()
+        for _, total, dim in sides:
+            total += logits.sum(dim)
 
 
 def _scaled(similarities: Tensor, pairs: Pairs) -> Tensor:
@@ -88,20 +105,33 @@ def _strips(tile: Tensor) -> Iterator[tuple[slice, slice]]:
         yield slice(start, start + size), slice(0, columns)
 
 
-def _collect_hard(dot: Tensor, pairs: Pairs, best: Tensor, interpolation: Tensor, compared: Tensor) -> Tensor:
+def _room(tile: Tensor, count: int) -> list[Tensor]:
+    """Return memory for ``count`` strips of a tile: to allocate it for each step would take as long as the step."""
+    size = min(tile.numel(), max(STRIP, tile.size(1)))
+    return [tile.new_empty(size) for _ in range(count)]
+
+
+def _fitting(room: list[Tensor], strip: Tensor) -> list[Tensor]:
+    return [each[: strip.numel()].view(strip.shape) for each in room]
+
+
+def _collect_hard(
+    dot: Tensor, pairs: Pairs, best: Tensor, interpolation: Tensor, compared: Tensor, room: list[Tensor]
+) -> Tensor:
     """Update the statistics of hard negatives, and return their logits."""
     assert pairs.hard is not None and pairs.scale is not None
     excluded = _excluded(dot, pairs)
-    cosine, mixed, _ = _harden(dot, pairs.hard)
-    norms = pairs.hard.row_squares.rsqrt().unsqueeze(1) * pairs.hard.column_squares.rsqrt()
-    plain = norms.mul_(dot).masked_fill_(excluded, NOTHING).amax(1) * pairs.scale
-    torch.maximum(best, plain, out=best)
+    mixed, along_query, along_key, square = _harden(dot, pairs.hard, room)
+    scale = pairs.hard.row_squares.rsqrt() * pairs.scale
+    logits = along_query.mul_(square.rsqrt_()).mul_(scale.unsqueeze(1)).masked_fill_(excluded, NOTHING)
+    plain = torch.mul(dot, pairs.hard.column_squares.rsqrt(), out=along_key).masked_fill_(excluded, NOTHING)
+    torch.maximum(best, plain.amax(1) * scale, out=best)
     interpolation += mixed.masked_fill_(excluded, 0).sum(1)
     compared += excluded.size(1) - excluded.sum(1)
-    return cosine.mul_(pairs.scale).masked_fill_(excluded, NOTHING)
+    return logits
 
 
-def _update(maximum: Tensor, total: Tensor, logits: Tensor, dim: int) -> None:
+def _update(maximum: Tensor, total: Tensor, dim: int, logits: Tensor) -> None:
     raised = torch.maximum(maximum, logits.amax(dim))
     finite = raised.masked_fill(raised == NOTHING, 0)
     total.mul_((maximum - finite).exp_()).add_((logits - finite.unsqueeze(dim)).exp_().sum(dim))
@@ -113,48 +143,53 @@ def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, 
 
     With hard negatives, the sums in ``gradient`` are also updated in place.
     """
+    room = _room(similarities, 0 if pairs.hard is None else 7)
     for strip in _strips(similarities):
         part, logits, of_strip = pairs.tile(*strip), similarities[strip], gradient.tile(*strip)
         if part.hard is not None:
-            offset, weight, of_squares, of_scale = of_strip.rows
-            _differentiate_hard(logits, part, offset, weight, of_squares, of_scale, of_strip.columns[0], out[strip])
+            _differentiate_hard(logits, part, of_strip, _fitting(room, logits), out[strip])
             continue
         offset, weight = of_strip.rows
-        logits = _scaled(logits, part)
-        room = out[strip] if out.dtype == logits.dtype else None
-        weights = torch.sub(logits, offset.unsqueeze(1), out=room).exp_().mul_(weight.unsqueeze(1))
-        if of_strip.columns:
-            offset, weight = of_strip.columns
-            weights.addcmul_((logits - offset).exp_(), weight)
-        _mask(weights, part, 0.0)
-        if room is None:
+        place = out[strip] if out.dtype == logits.dtype else torch.empty_like(logits)
+        if part.shared:  # these are exponentials already, and 0 where pairs are not compared
+            weights = torch.mul(logits, weight.unsqueeze(1), out=place)
+            if of_strip.columns:
+                weights.addcmul_(logits, of_strip.columns[1])
+        else:
+            logits = _scaled(logits, part)
+            weights = torch.sub(logits, offset.unsqueeze(1), out=place).exp_().mul_(weight.unsqueeze(1))
+            if of_strip.columns:
+                offset, weight = of_strip.columns
+                weights.addcmul_((logits - offset).exp_(), weight)
+            _mask(weights, part, 0.0)
+        if out.dtype != logits.dtype:
             out[strip] = weights
 
 
-def _differentiate_hard(
-    dot: Tensor,
-    pairs: Pairs,
-    offset: Tensor,
-    weight: Tensor,
-    of_row_squares: Tensor,
-    of_scale: Tensor,
-    of_column_squares: Tensor,
-    out: Tensor,
-) -> None:
+def _differentiate_hard(dot: Tensor, pairs: Pairs, gradient: PairStatistics, room: list[Tensor], out: Tensor) -> None:
     assert pairs.hard is not None and pairs.scale is not None
-    cosine, interpolation, square = _harden(dot, pairs.hard)
-    weight = (cosine * pairs.scale).sub_(offset.unsqueeze(1)).exp_().mul_(weight.unsqueeze(1))
-    weight.masked_fill_(_excluded(dot, pairs), 0)
-    of_scale += (weight * cosine).sum(1)
-    # With a = |q|², b = |k|², u = q·k and N = |k̂|², the cosine is ((1 - λ) a + λ u) / √(a N). Its derivatives by a, b
-    # and u follow.
-    a, rest = pairs.hard.row_squares.unsqueeze(1), 1 - interpolation
-    inverse = (a * square).rsqrt_()
-    per_square = cosine / square
-    of_a = (rest * inverse).sub_(cosine / (2 * a)).sub_(per_square * rest.square(), alpha=0.5)
-    of_row_squares += of_a.mul_(weight).sum(1)
-    of_column_squares -= (weight * per_square).mul_(interpolation.square()).sum(0) / 2
-    torch.mul(weight, inverse.sub_(per_square.mul_(rest)).mul_(interpolation), out=out)
+    offset, weight, of_row_squares, of_scale = gradient.rows
+    mixed, along_query, along_key, square = _harden(dot, pairs.hard, room)
+    inverse, cosine, logits = room[4:]
+    a = pairs.hard.row_squares
+    # With a = |q|², b = |k|², u = q·k, N = |k̂|² and λ, the cosine c is q·k̂ / √(a N). Because N = (1 - λ) q·k̂ + λ k·k̂,
+    # its derivatives are, with t = λ k·k̂ / N,
+    # by u: λ t / √(a N);  by a: ((1 - λ) (1 + t) / √(a N) - c / a) / 2;  by b: -λ² q·k̂ / (2 N √(a N)).
+    torch.rsqrt(square, out=inverse)
+    torch.mul(along_query, inverse, out=cosine)  # times √a
+    torch.mul(cosine, (a.rsqrt() * pairs.scale).unsqueeze(1), out=logits)
+    weights = logits.sub_(offset.unsqueeze(1)).exp_().mul_((weight * a.rsqrt()).unsqueeze(1))
+    weights.masked_fill_(_excluded(dot, pairs), 0)
+    of_logits = cosine.mul_(weights).sum(1)
+    of_scale += of_logits
+    weights *= inverse
+    per_square = torch.div(mixed, square, out=square)
+    share = along_key.mul_(per_square)
+    of_key = mixed.mul_(weights)
+    torch.mul(of_key, share, out=out)
+    of_query = weights.sub_(of_key)
+    of_row_squares += (torch.addcmul(of_query, of_query, share, out=cosine).sum(1) - of_logits / a) / 2
+    gradient.columns[0].sub_(per_square.mul_(of_key).mul_(along_query).sum(0), alpha=0.5)
 
 
 def vocabulary_softmax(
@@ -212,13 +247,20 @@ def _mask(tile: Tensor, pairs: Pairs, value: float) -> Tensor:
     return tile
 
 
-def _harden(dot: Tensor, hard: Hardness) -> tuple[Tensor, Tensor, Tensor]:
-    """Return cos(q, k̂), λ and |k̂|² [r, c] of the harder negative k̂ = q + λ(k - q) (HiCTL, equations 5 and 6)."""
+def _harden(dot: Tensor, hard: Hardness, room: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return λ, q·k̂, k·k̂ and |k̂|² [r, c] of the harder negative k̂ = q + λ(k - q) (HiCTL, equations 5 and 6).
+
+    They are the first four arrays of ``room``, in this order.
+    """
+    mixed, along_query, along_key, square = room[:4]
     a, b, positive = hard.row_squares.unsqueeze(1), hard.column_squares, hard.row_distance.unsqueeze(1)
-    distance = (a + b).sub_(dot, alpha=2).clamp_(min=0)
-    interpolation = torch.where(distance > positive, positive / distance, 1.0).pow_(hard.exponent / 2)
-    rest = 1 - interpolation
-    square = rest.square().mul_(a) + interpolation.square().mul_(b) + (2 * interpolation * rest).mul_(dot)
-    square.clamp_(min=SMALLEST_SQUARE)
-    cosine = (rest * a).addcmul_(interpolation, dot).mul_((a * square).rsqrt_())
-    return cosine, interpolation, square
+    # λ = (d⁺² / d⁻²)^(ζ p⁺ / 2), or 1 if d⁻ <= d⁺. A logarithm and an exponential take less time than a power.
+    least = positive.clamp(min=torch.finfo(dot.dtype).tiny)
+    slope = torch.full_like(positive, -0.5).masked_fill_(positive == 0, -0.5 * HUGE)  # with d⁺ = 0, λ is 0 or 1
+    torch.add(b, dot, alpha=-2, out=mixed).add_(a)
+    torch.maximum(mixed, least, out=mixed).log_().sub_(least.log()).mul_(slope * hard.exponent).exp_()
+    # k̂ lies between q and k, and so do its products with both.
+    torch.lerp(a, dot, mixed, out=along_query)
+    torch.lerp(dot, b, mixed, out=along_key)
+    torch.lerp(along_query, along_key, mixed, out=square).clamp_(min=SMALLEST_SQUARE)
+    return mixed, along_query, along_key, square

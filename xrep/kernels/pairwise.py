@@ -7,6 +7,7 @@ two if there are few of them, and computed again otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -141,14 +142,28 @@ def _pairs(
     ids: Sequence[Tensor],
     hard: Sequence[Tensor],
     operand: torch.dtype,
+    shared: bool,
 ) -> tuple[Pairs, Tensor, Tensor]:
     """Return what the steps need to know, and the operands of the product."""
     # Scaled rows save a pass over the similarities, but would be rounded once more in half precision.
     folded = operand == tau.dtype and not hard
     left = (rows.to(tau.dtype) / tau if folded else rows).to(operand)
     both = (ids[0].contiguous(), ids[1].contiguous()) if ids else None  # as the fused kernels read them
-    pairs = Pairs(None if folded else 1 / tau, excluded, both, Hardness(*hard) if hard else None, operand)
+    pairs = Pairs(None if folded else 1 / tau, excluded, both, Hardness(*hard) if hard else None, operand, shared)
     return pairs, left, columns.to(operand)
+
+
+def _shares(rows: Tensor, columns: Tensor, tau: Tensor, hard: Sequence[Tensor], operand: torch.dtype) -> bool:
+    """Return whether all logits are so small that rows and columns can share their exponentials.
+
+    Then the statistics have the maximum 0, and without hard negatives the exponentials are kept. On GPUs, the answer
+    would have to be waited for.
+    """
+    if rows.is_cuda or operand != tau.dtype:
+        return False
+    sides = () if hard else (rows, columns)
+    longest = (max(side.to(tau.dtype).norm(dim=1).tolist(), default=0.0) for side in sides)
+    return math.prod(longest) <= steps_for(rows.device).SHARED_REACH * float(tau)
 
 
 def _tiles(left: Tensor, right: Tensor, *likes: Tensor) -> Iterator[tuple[slice, slice, list[Tensor]]]:
@@ -181,7 +196,8 @@ def _sweep(
     """Return the fields of ``Negatives``, maxima and totals of rows and columns, and the similarities if ``keep``."""
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
-        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand)
+        shared = _shares(rows, columns, tau, hard, operand)
+        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand, shared)
         row = [*_nothing_seen(row_shift), *((*_nothing_seen(row_shift), torch.zeros_like(row_shift)) if hard else ())]
         column = [] if column_shift is None else _nothing_seen(column_shift)
         statistics = PairStatistics(row, column)
@@ -191,16 +207,24 @@ def _sweep(
             steps.collect(similarities, pairs.tile(i, j), statistics.tile(i, j))
         maximum, total, *of_hard = row
         row_best = maximum - row_shift
-        row_lse = row_best + total.log()  # in this order, because a large maximum would round a small logarithm away
+        row_lse = _lse(maximum, total, row_shift, shared)
         column_lse, column_best, interpolation, *nothing = (tau.new_empty(0) for _ in range(5))
         if column_shift is not None:
             column_best = column[0] - column_shift
-            column_lse = column_best + column[1].log()
+            column_lse = _lse(*column, column_shift, shared)
         if hard:
             row_best, interpolation = of_hard[0] - row_shift, _mean(of_hard[1], of_hard[2])
         of_columns = column or nothing
         results = row_lse, column_lse, row_best, column_best, interpolation
-        return *results, maximum, total, of_columns[0], of_columns[1], kept
+        maxima = (torch.zeros_like(each) if shared else each for each in (maximum, of_columns[0]))
+        return *results, next(maxima), total, next(maxima), of_columns[1], kept
+
+
+def _lse(maximum: Tensor, total: Tensor, shift: Tensor, shared: bool) -> Tensor:
+    """Return the log-sum-exp minus the shift."""
+    if shared:
+        return total.log() - shift
+    return (maximum - shift) + total.log()  # in this order, because a large maximum would round a small logarithm away
 
 
 def _nothing_seen(shift: Tensor) -> list[Tensor]:
@@ -228,48 +252,66 @@ def _gradients(
     ids: Sequence[Tensor],
     hard: Sequence[Tensor],
     operand: torch.dtype,
+    of_tau: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients towards rows, columns, temperature and squared norms (empty without hard negatives)."""
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
-        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand)
-        gradient, unit = _gradient_of(of_rows, of_columns, statistics, hard)
         kept = statistics[-1]
-        for_rows = torch.zeros(rows.shape, dtype=tau.dtype, device=rows.device)
-        for_columns = torch.zeros(columns.shape, dtype=tau.dtype, device=rows.device)
+        shared = not hard and kept.numel() > 0 and _shares(rows, columns, tau, hard, operand)
+        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand, shared)
+        gradient, unit = _gradient_of(of_rows, of_columns, statistics, hard, tau, operand)
+        # The first product of each row and column of tiles overwrites what is there.
+        make = torch.empty_like if len(left) and len(right) else torch.zeros_like
+        for_rows, for_columns = (
+            make(side, dtype=tau.dtype, memory_format=torch.contiguous_format) for side in (rows, columns)
+        )
         factor = rows.to(pairs.operand)
         for i, j, (weights, *room) in _tiles(left, right, left, *([] if kept.numel() else [tau])):
             similarities = kept[i, j] if kept.numel() else multiply(left[i], right[j].t(), out=room[0])
             steps.differentiate(similarities, pairs.tile(i, j), gradient.tile(i, j), weights)
-            multiply_add(for_rows[i], weights, right[j])
-            multiply_add(for_columns[j], weights.t(), factor[i])
+            for total, first, a, b in (
+                (for_rows[i], j.start == 0, weights, right[j]),
+                (for_columns[j], i.start == 0, weights.t(), factor[i]),
+            ):
+                multiply(a, b, out=total) if first else multiply_add(total, a, b)
         scale = unit / tau
-        for_rows *= scale
-        for_columns *= scale
+        if unit is not tau:
+            for_rows *= scale
+            for_columns *= scale
         if hard:
             for_tau = -(gradient.rows[3].sum() * scale) / tau
             squares = (gradient.rows[2] * scale, gradient.columns[0] * scale)
         else:
-            for_tau = -(for_rows * rows).sum() / tau  # Σ gradient · similarity, summed over the columns first
+            # Σ gradient · similarity, summed over the columns first
+            for_tau = -(for_rows * rows).sum() / tau if of_tau else torch.zeros_like(tau)
             squares = (tau.new_empty(0), tau.new_empty(0))
         return for_rows.to(rows.dtype), for_columns.to(columns.dtype), for_tau, *squares
 
 
 def _gradient_of(
-    of_rows: Tensor, of_columns: Tensor, statistics: Sequence[Tensor], hard: Sequence[Tensor]
+    of_rows: Tensor,
+    of_columns: Tensor,
+    statistics: Sequence[Tensor],
+    hard: Sequence[Tensor],
+    tau: Tensor,
+    operand: torch.dtype,
 ) -> tuple[PairStatistics, Tensor]:
     """Return how the gradient of a logit is computed, and the unit in which it is given.
 
-    A unit of about the largest weight keeps half-precision products within the range of the type. The maximum is itself
+    The unit is the temperature, so that nothing needs to be scaled afterwards; in half precision it is about the
+    largest weight, which keeps products within the range of the type. The maximum is itself
     a logit, so the difference to it is exact where it matters; a log-sum-exp would have been rounded.
     """
     row_maximum, row_total, column_maximum, column_total, _ = statistics
     both = len(column_total) > 0
-    unit = torch.cat([of_rows, of_columns if both else of_rows, of_rows.new_zeros(1)]).abs().amax()
-    unit = torch.where(unit > 0, unit, 1.0)
+    unit = tau
+    if operand != tau.dtype:
+        unit = torch.cat([of_rows, of_columns if both else of_rows, of_rows.new_zeros(1)]).abs().amax()
+        unit = torch.where(unit > 0, unit, 1.0)
 
     def offset_and_weight(of_side: Tensor, maximum: Tensor, total: Tensor) -> list[Tensor]:
-        return [maximum.masked_fill(total == 0, float("inf")), of_side / (unit * total.clamp(min=1))]
+        return [maximum.masked_fill(total == 0, float("inf")), of_side / (unit * total.masked_fill(total == 0, 1))]
 
     row = offset_and_weight(of_rows, row_maximum, row_total)
     column = offset_and_weight(of_columns, column_maximum, column_total) if both else []
@@ -279,7 +321,7 @@ def _gradient_of(
 
 
 @_gradients.register_fake
-def _(of_rows, of_columns, statistics, rows, columns, tau, excluded, ids, hard, operand):
+def _(of_rows, of_columns, statistics, rows, columns, tau, excluded, ids, hard, operand, of_tau):
     squares = (torch.empty_like(tensor) for tensor in (hard[:2] or (tau.new_empty(0), tau.new_empty(0))))
     return rows.new_empty(rows.shape), columns.new_empty(columns.shape), torch.empty_like(tau), *squares
 
@@ -301,7 +343,9 @@ def _backward(ctx, of_rows, of_columns, *_):
         kept = kept.new_empty(0)
     ids, hard = ctx.saved_tensors[9 : 9 + ctx.counts[0]], ctx.saved_tensors[9 + ctx.counts[0] :]
     *three, of_row_squares, of_column_squares = _gradients(
-        of_rows, of_columns, [*statistics, kept], rows, columns, tau, excluded, list(ids), list(hard), ctx.operand
+        *(of_rows, of_columns, [*statistics, kept], rows, columns, tau, excluded, list(ids), list(hard)),
+        ctx.operand,
+        ctx.needs_input_grad[2],
     )
     for_hard = [of_row_squares, of_column_squares, None, None] if hard else []
     return *three, None, None, None, [None] * len(ids), for_hard, None, None

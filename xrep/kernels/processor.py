@@ -90,6 +90,27 @@ def has_fused_linear(dtype: torch.dtype) -> bool:
         return _is_near(found, exact)
 
 
+@functools.cache
+def multiplies_int8() -> bool:
+    """Return whether torch has oneDNN's int8 product here, and it is exact for the weights of ``xrep.kernels.int8``.
+
+    They are the largest for which a processor without VNNI is exact: two neighbours have at most 128 as their sum.
+    """
+    with _plain():
+        x = torch.randint(0, 256, (_SIZE, _SIZE), generator=_generator(0), dtype=torch.uint8, device="cpu")
+        weight = torch.randint(-64, 65, (_SIZE, _SIZE), generator=_generator(1), dtype=torch.int8, device="cpu")
+        x[0], weight[:2], weight[0, ::2], weight[1, ::2] = 255, 1, 127, -127
+        weight[1, 1::2] = -1
+        ones, zeros = torch.ones(_SIZE, device="cpu"), torch.zeros(_SIZE, dtype=torch.int64, device="cpu")
+        try:
+            packed = torch.ops.onednn.qlinear_prepack(weight, None)
+            settings = (1.0, 0, torch.float32, "none", [], "")
+            found = torch.ops.onednn.qlinear_pointwise(x, 1.0, 0, packed, ones, zeros, None, *settings)
+        except (AttributeError, RuntimeError):  # torch lacks this operation, or the processor does
+            return False
+        return torch.equal(found.double(), x.double() @ weight.double().t())
+
+
 @contextmanager
 def _plain() -> Iterator[None]:
     """Context manager that turns off gradients and autocast, because the first caller may have turned them on."""
@@ -97,9 +118,12 @@ def _plain() -> Iterator[None]:
         yield
 
 
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator(device="cpu").manual_seed(seed)
+
+
 def _random(seed: int, dtype: torch.dtype) -> Tensor:
-    generator = torch.Generator(device="cpu").manual_seed(seed)
-    return torch.randn(_SIZE, _SIZE, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
+    return torch.randn(_SIZE, _SIZE, generator=_generator(seed), dtype=torch.float32, device="cpu").to(dtype)
 
 
 def _is_near(found: Tensor, exact: Tensor) -> bool:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -35,6 +35,7 @@ from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import check_regular, directory_aside, flush_to_disk, naming, sha256_of
 from xrep.models.plain import from_plain
+from xrep.nn.layers import quantise_layers
 from xrep.nn.weights import inside, load_weights, read_tensors, read_torch, save_tensors
 from xrep.registry import MODELS
 
@@ -62,6 +63,8 @@ class Manifest:
     text: TextSpec
     architecture: dict[str, Any]
     files: dict[str, Described]
+    precision: Literal["float32", "int8"] = "float32"
+    """int8: the weights of transformer layers are quantised, and there are no others, as ``xrep-export`` writes it."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,20 @@ class Checkpoint:
         real = self.path.resolve() / TRAINING_HASHES_FILE
         return next((file for file in (real, real.parent.parent / real.name) if file.exists()), None)
 
-    def tensors(self, name: str = MODEL) -> dict[str, Tensor]:
-        """Return the tensors of a file; empty if the file was left out."""
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the weights of transformer layers are saved in int8."""
+        return self.manifest.get("precision") == "int8"
+
+    def tensors(self, name: str = MODEL, *, quantised: bool = False) -> dict[str, Tensor]:
+        """Return the tensors of a file; empty if the file was left out.
+
+        Raises:
+            UserError: The weights are saved in int8, and the caller cannot use ``quantised`` ones.
+        """
+        if self.is_quantised and not quantised:
+            problem = "its weights are in int8, which serve to compute vectors or translations and nothing else"
+            raise UserError(problem, path=self.path, cure="use the checkpoint that it was made from")
         if self.contents is not None:
             return self.contents[name]
         return read_tensors(self.path / name) if name in self.manifest["files"] else {}
@@ -153,6 +168,7 @@ class Snapshot:
     training_state: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     """Further files to copy into the checkpoint, by their names in it."""
+    precision: Literal["float32", "int8"] = "float32"
 
     @classmethod
     def of(
@@ -267,8 +283,10 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
     with _naming(checkpoint.path / MANIFEST):
         _check_text(checkpoint.text)
         model = model_class(config, checkpoint.text, checkpoint.manifest["architecture"])
+    if checkpoint.is_quantised:
+        quantise_layers(model)
     if not random_weights:
-        load_weights(model, checkpoint.tensors(), checkpoint.path / MODEL)
+        load_weights(model, checkpoint.tensors(quantised=True), checkpoint.path / MODEL)
     return model.eval()
 
 
@@ -335,7 +353,9 @@ def _fill(folder: Path, snapshot: Snapshot) -> None:
     for name, source in snapshot.files.items():
         shutil.copyfile(source, folder / name)
     files = {str(path.relative_to(folder)): describe(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-    facts = {"text": snapshot.text.as_dict(), "architecture": snapshot.architecture}
+    facts: dict[str, Any] = {"text": snapshot.text.as_dict(), "architecture": snapshot.architecture}
+    if snapshot.precision != "float32":
+        facts["precision"] = snapshot.precision
     manifest = {"schema": SCHEMA, "step": snapshot.step, **facts, "files": files}
     manifest["sha256"] = digest_of(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Building blocks of the transformer: linear layer, packed batches, self-attention, encoder layer."""
+"""Building blocks of the transformer: linear layers, packed batches, self-attention, encoder layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.data.batching import TokenBatch, on_device
+from xrep.errors import UserError
 from xrep.kernels.attention import attention, packed_attention
+from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
 from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.nn.shape import Activation, LayerShape
 
@@ -29,6 +31,74 @@ class Linear(nn.Linear):
         fused = fused_linear(input, self.weight, self.bias, packed=self.packed)
         return linear(input, self.weight, self.bias) if fused is None else fused
 
+    def activated(self, input: Tensor, activation: Activation) -> Tensor:
+        """Return the output after the activation function."""
+        gelu = activation == "gelu"
+        hidden = fused_linear(input, self.weight, self.bias, gelu=True, packed=self.packed) if gelu else None
+        return activate(self(input), activation) if hidden is None else hidden
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with a bias whose products are computed in int8 (``xrep.kernels.int8``), without gradient.
+
+    Attributes:
+        weight, scale, bias: int8 [D_out, D_in] and float32 [D_out] each.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, original: Linear) -> None:
+        super().__init__()
+        weight, scale = quantise(original.weight)
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", original.bias.detach().float())
+        self._product: Int8Product | None = None
+        self.register_load_state_dict_post_hook(_forget_product)
+
+    @property
+    def product(self) -> Int8Product:
+        """The product with these weights, which is prepared when it is first used."""
+        if self._product is None:
+            self._product = Int8Product(self.weight, self.scale, self.bias)
+        return self._product
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.product(input.flatten(0, -2)).unflatten(0, input.shape[:-1])
+
+    def activated(self, input: Tensor, activation: Activation) -> Tensor:
+        """Return the output after the activation function, of rows [N, D_in]."""
+        if activation == "gelu":
+            return self.product(input, gelu=True)
+        return activate(self.product(input), activation)
+
+
+def _forget_product(layer: Int8Linear, _: Any) -> None:
+    layer._product = None
+
+
+def quantise_layers(module: nn.Module) -> None:
+    """Replace the linear layers of every transformer layer in a module by ``Int8Linear``, for inference.
+
+    Raises:
+        UserError: It has no transformer layers of xrep's own.
+    """
+    layers = [part for part in module.modules() if isinstance(part, TransformerLayer)]
+    if not layers:
+        problem = "an encoder of another library, which does not compute in int8 here"
+        raise UserError(problem, cure="choose the precision float32 or bfloat16")
+    for owner in [part for layer in layers for part in layer.modules()]:
+        for name, child in owner.named_children():
+            if isinstance(child, Linear):
+                setattr(owner, name, Int8Linear(child))
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Return whether ``quantise_layers`` has changed a module."""
+    return any(isinstance(part, Int8Linear) for part in module.modules())
+
 
 def pack_weights(module: nn.Module) -> None:
     """Prepare all linear layers of a module for many products with few rows; it takes the memory of their weights."""
@@ -44,11 +114,12 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
-def feedforward(x: Tensor, inner: Linear, outer: Linear, activation: Activation) -> Tensor:
+def feedforward(x: Tensor, inner: Linear | Int8Linear, outer: nn.Module, activation: Activation) -> Tensor:
     """Apply two linear layers with the activation function between them."""
-    gelu = activation == "gelu"
-    hidden = fused_linear(x, inner.weight, inner.bias, gelu=True, packed=inner.packed) if gelu else None
-    return outer(activate(inner(x), activation) if hidden is None else hidden)
+    if isinstance(inner, Linear):
+        return outer(inner.activated(x, activation))
+    parts = x.flatten(0, -2).split(rows_in_cache(len(inner.bias)))  # the second layer finds its inputs in the cache
+    return torch.cat([outer(inner.activated(part, activation)) for part in parts]).view(x.shape)
 
 
 class Packing:

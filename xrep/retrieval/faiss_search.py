@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from xrep.errors import UserError
+from xrep.retrieval.best import Best
 from xrep.retrieval.faiss_files import PROBES, Shape, let_go, open_index
 from xrep.retrieval.ivf import refine
-from xrep.retrieval.neighbours import Best
 from xrep.retrieval.vectors import VectorFile
 
 _PROPOSED = {"none": 1, "int8": 4, "binary": 32}

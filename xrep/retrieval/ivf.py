@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from xrep.retrieval.neighbours import Best
+from xrep.retrieval.best import Best
 from xrep.retrieval.search import SearchState, Side
 from xrep.retrieval.vectors import VectorFile
 

@@ -18,7 +18,8 @@ from xrep.interrupts import StopRequest
 from xrep.kernels.precision import operand_dtype
 from xrep.memory import check_memory
 from xrep.progress import Counter
-from xrep.retrieval.neighbours import TILE, Best, Neighbours, search_block
+from xrep.retrieval.best import Best
+from xrep.retrieval.neighbours import TILE, Neighbours, search_block
 from xrep.retrieval.vectors import VectorFile
 
 _UNIT_BYTES = 1 << 27
@@ -154,7 +155,7 @@ def search_flat(x: Side, y: Side, state: SearchState, *, device: str = "cpu", sh
     """Find exact neighbours: for each block of x, all of y is read, and one product serves both directions.
 
     ``state`` is updated in place; units of work that it already contains are skipped. Memory: the neighbours of both
-    sides, 12 k bytes per sentence, and about 200 MB. A GPU multiplies float16 files in float16.
+    sides, 12 k bytes per sentence, and about 300 MB. A GPU multiplies float16 files in float16.
     """
     units, panels = (
         list(side.blocks(max(1, size // (4 * x.vectors.size) // TILE) * TILE))

@@ -14,7 +14,8 @@ from xrep.errors import UserError
 from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
-from xrep.inference.sentence_encoder import has_foreign_encoder, place
+from xrep.inference.placing import place
+from xrep.inference.sentence_encoder import has_foreign_encoder
 from xrep.memory import check_memory
 from xrep.models.directory import TOKENIZER, load_model, open_checkpoint
 from xrep.models.translation import Translation as TranslationModel

@@ -1,0 +1,60 @@
+"""The int8 product against a float64 reference of the same quantisation."""
+
+import pytest
+import torch
+
+from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
+from xrep.kernels.processor import multiplies_int8
+
+pytestmark = pytest.mark.skipif(not multiplies_int8(), reason="torch has no exact int8 product for this processor")
+
+
+def reference(x, integers, scale, bias):
+    """Each row of inputs is rounded to 127 steps of its largest number; the product is exact."""
+    step = (x.abs().amax(1, keepdim=True) / 127).clamp_min(1e-30)
+    rounded = (x / step).round().double()
+    return rounded @ integers.double().t() * step.double() * scale.double() + bias.double()
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 3), (5, 31, 7), (257, 64, 33), (1000, 48, 1536)])
+def test_results_are_those_of_the_reference(rows, inputs, outputs):
+    torch.manual_seed(rows)
+    weight, bias, x = torch.randn(outputs, inputs), torch.randn(outputs), 3 * torch.randn(rows, inputs)
+    x[0], weight[0] = x[0].abs(), 2.0  # the sums with the largest integers
+    integers, scale = quantise(weight)
+    product, expected = Int8Product(integers, scale, bias), reference(x, integers, scale, bias)
+    assert rows > rows_in_cache(outputs) or outputs < 1536  # several blocks in the last case
+    assert (product(x).double() - expected).abs().max() < 3e-6 * expected.abs().max()
+    activated = torch.nn.functional.gelu(expected)
+    assert (product(x, gelu=True).double() - activated).abs().max() < 3e-6 * expected.abs().max()
+
+
+def test_weights_are_rounded_to_steps_of_their_row():
+    weight = torch.tensor([[0.63, -0.314, 0.0], [-126.0, 63.0, 1.0], [0.0, 0.0, 0.0]])
+    integers, scale = quantise(weight)
+    assert integers.tolist() == [[85, -42, 0], [-85, 42, 1], [0, 0, 0]]
+    assert scale[:2].tolist() == pytest.approx([0.944 / 127, 189 / 127])
+    draws = torch.randn(1000, 32, generator=torch.Generator().manual_seed(0))
+    assert quantise(draws)[0].int().abs().unflatten(1, (-1, 2)).sum(2).max() <= 128
+
+
+def test_a_row_does_not_depend_on_the_others():
+    torch.manual_seed(0)
+    product, x = Int8Product(*quantise(torch.randn(20, 40)), torch.randn(20)), torch.randn(50, 40)
+    others = x.clone()
+    others[1:] *= 1000
+    assert torch.equal(product(x)[0], product(others)[0])
+    assert torch.equal(product(x[:1])[0], product(x)[0])
+
+
+def test_zeros_give_the_bias_and_rows_that_are_not_finite_stay_so():
+    bias = torch.randn(5)
+    product, x = Int8Product(*quantise(torch.randn(5, 8)), bias), torch.zeros(3, 8)
+    x[1, 2], x[2, 3] = float("nan"), float("inf")
+    found = product(x)
+    assert torch.equal(found[0], bias)
+    assert not found[1:].isfinite().any()
+
+
+def test_no_rows():
+    assert Int8Product(*quantise(torch.randn(5, 8)), torch.zeros(5))(torch.zeros(0, 8)).shape == (0, 5)
