@@ -77,13 +77,13 @@ def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> N
         part, logits, of_strip = pairs.tile(*strip), similarities[strip], statistics.tile(*strip)
         maximum, total, *hard = of_strip.rows
         if hard:
-            logits = _collect_hard(logits, part, *hard, _fitting(room, logits))
+            logits = _collect_hard(logits, part, hard[0], hard[1], hard[2], _fitting(room, logits))
         else:
             logits = _mask(_scaled(logits, part), part, NOTHING)
-        sides = [(maximum, total, 1), *((*side, 0) for side in (of_strip.columns,) if side)]
+        sides = [(maximum, total, 1), *((side[0], side[1], 0) for side in (of_strip.columns,) if side)]
         if not part.shared:
-            for side in sides:
-                _update(*side, logits)
+            for maximum, total, dim in sides:
+                _update(maximum, total, dim, logits)
             continue
         for maximum, _, dim in () if hard else sides:
             torch.maximum(maximum, logits.amax(dim), out=maximum)

@@ -211,7 +211,7 @@ def _sweep(
         column_lse, column_best, interpolation, *nothing = (tau.new_empty(0) for _ in range(5))
         if column_shift is not None:
             column_best = column[0] - column_shift
-            column_lse = _lse(*column, column_shift, shared)
+            column_lse = _lse(column[0], column[1], column_shift, shared)
         if hard:
             row_best, interpolation = of_hard[0] - row_shift, _mean(of_hard[1], of_hard[2])
         of_columns = column or nothing

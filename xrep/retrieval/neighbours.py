@@ -112,5 +112,5 @@ def neighbours(x: np.ndarray, y: np.ndarray, k: int, *, device: str | torch.devi
     sides = [torch.from_numpy(np.require(side, common, ["C", "W"])).to(device) for side in (x, y)]
     sides = [side.to(operand_dtype(side)) for side in sides]
     nearest = [Best.none(len(side), k, accumulation_dtype(sides[0]), device) for side in sides]
-    search_block(*sides, *nearest, 0, 0)
+    search_block(sides[0], sides[1], nearest[0], nearest[1], 0, 0)
     return Neighbours.of(*nearest)
