@@ -180,7 +180,7 @@ def test_estimates_of_memory_come_before_the_work(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("xrep.memory.machine_memory", lambda device="cpu": 1000)
-    for check in ("xrep.models.start.check_memory", "xrep.inference.sentence_encoder.check_move"):
+    for check in ("xrep.models.start.check_memory", "xrep.inference.placing.check_move"):
         monkeypatch.setattr(check, lambda *sizes, **more: None)  # the models alone need more
     for case in (
         Case("encode", ENCODE, "14 subwords needs 5,376 bytes of memory, and this machine has 1,000 bytes; lower"),

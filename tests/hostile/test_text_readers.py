@@ -150,7 +150,7 @@ def test_hostile_pieces_are_read_or_refused(tmp_path: Path) -> None:
 def test_a_language_that_is_not_text_is_named(tmp_path: Path) -> None:
     row = json.dumps({"sentence1": "a", "sentence2": "b", "gold_label": "neutral", "language": 5})
     (tmp_path / "train.jsonl").write_text(row)
-    with pytest.raises(UserError, match="train.jsonl:1: .*language must be text; fetch the file again"):
+    with pytest.raises(UserError, match="train.jsonl:1: .*language must be strings; fetch the file again"):
         list(read_nli(discover_nli(tmp_path, "en")["train"], triplets=False))
 
 
@@ -219,5 +219,5 @@ def test_refused(case: Case, folder: Path, capsys: pytest.CaptureFixture[str]) -
 def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
     """JSON can spell it, but no tokenizer can encode it."""
     (tmp_path / "train.jsonl").write_text(json.dumps({**PAIR, "sentence1": "a\ud800", "gold_label": "neutral"}))
-    with pytest.raises(UserError, match="train.jsonl:1: half of a surrogate pair in a sentence; fetch the file again"):
+    with pytest.raises(UserError, match="train.jsonl:1: half of a surrogate pair in a text; fetch the file again"):
         list(read_nli(discover_nli(tmp_path, "en")["train"], triplets=False))

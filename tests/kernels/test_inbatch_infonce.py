@@ -25,7 +25,7 @@ from tests.kernels.pairs import (
     tiles,
     units_of,
 )
-from xrep.kernels import chunked_steps, precision
+from xrep.kernels import precision
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.paths import use_path
 
@@ -114,27 +114,6 @@ def test_logits_of_thousands(dtype: torch.dtype, kept: bool) -> None:
     x, y, weights, _ = make(45, 24, tau=0.01, reach=5000.0, closeness=0.9)
     with tiles((16, 7), kept):
         compare(x.to(dtype), y.to(dtype), torch.tensor(0.01), weights, 0.0, None)
-
-
-@pytest.mark.parametrize("reach", [39.0, 41.0], ids=["shared", "not shared"])
-def test_rows_and_columns_share_exponentials_only_of_small_logits(reach: float, monkeypatch) -> None:
-    x, y, weights, _ = make(45, 24)
-    longest = x.norm(dim=1).max() * y.norm(dim=1).max()
-    tau, sharing = torch.tensor(float(longest) / reach), []
-    monkeypatch.setattr(chunked_steps, "collect", record_sharing(sharing))
-    with tiles((16, 7)):
-        compare(x, y, tau, weights, 0.0, None)
-    assert set(sharing) == {reach < 40}
-
-
-def record_sharing(found: list[bool]):
-    plain = chunked_steps.collect
-
-    def collect(similarities, pairs, statistics) -> None:
-        found.append(pairs.shared)
-        plain(similarities, pairs, statistics)
-
-    return collect
 
 
 def test_a_loss_beside_huge_logits_is_not_rounded_away() -> None:

@@ -25,7 +25,7 @@ def test_killed_commands_write_the_same_in_the_end(script: dict[str, Any], comma
 
 def test_problems_are_named(script: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("Haus\thouse\n", encoding="utf-8")
-    command = "preprocess --bitext de-en=x.tsv --destdir out".split()
+    command = "preprocess --bitext de-en=x.tsv --vocab-size 16000 --destdir out".split()
     report = script["kill_test"](command, ["out"], 1, inputs=tmp_path)
     assert len(report.problems) == 1 and report.kills == []
     assert report.problems[0].startswith("the undisturbed command ends with exit code 2: xrep-preprocess: error: ")

@@ -130,7 +130,7 @@ def test_export_without_the_projection(first: Path, tmp_path: Path) -> None:
             np.testing.assert_allclose(found[row], (vector / vector.norm()).numpy(), atol=1e-5)
         readme = (tmp_path / name / "README.md").read_text(encoding="utf-8")
         assert "vectors of 40 or 24 numbers" in readme and "one space" not in readme
-    with pytest.raises(UserError, match="are for the format sentence-transformers, not for hf"):
+    with pytest.raises(UserError, match="are for the format sentence-transformers and graphs, not for hf"):
         export_path(first / "best", tmp_path / "hf", "hf", no_projection=True)
     with pytest.raises(UserError, match="has no projection to leave out"):
         export_path(

@@ -54,7 +54,6 @@ class Pairs:
         ids: int64 [R, I], [C, I] or None; rows and columns equal in any of the I are not compared.
         hard: None: the negatives stay as they are.
         operand: type in which a gradient multiplies rows and columns.
-        shared: all logits are so small that rows and columns share one exponential of each, without an offset.
     """
 
     scale: Tensor | None
@@ -62,7 +61,6 @@ class Pairs:
     ids: tuple[Tensor, Tensor] | None
     hard: Hardness | None
     operand: torch.dtype
-    shared: bool = False
 
     def tile(self, rows: slice, columns: slice) -> Pairs:
         """Return the pairs of some rows and columns; ``excluded`` then counts from the first of these columns."""
@@ -71,7 +69,7 @@ class Pairs:
             ids = ids[0][rows], ids[1][columns]
         if hard is not None:
             hard = Hardness(hard[0][rows], hard[1][columns], hard[2][rows], hard[3])
-        return Pairs(self.scale, self.excluded[rows] - columns.start, ids, hard, self.operand, self.shared)
+        return Pairs(self.scale, self.excluded[rows] - columns.start, ids, hard, self.operand)
 
 
 @dataclass

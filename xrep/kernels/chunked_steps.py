@@ -15,10 +15,6 @@ NOTHING = float("-inf")
 HUGE = 1e30
 """Stands for infinity where infinity times 0 must be 0."""
 
-SHARED_REACH = 40.0
-"""Largest absolute logit with which rows and columns share one exponential of each logit, without an offset. Sums of
-e^40 = 2 * 10^17 and quotients by e^-40 are far from the ends of float32."""
-
 QUEUE_ROWS = 4096
 """Rows of the queue in one block: few enough that the block stays in cache between the two products."""
 
@@ -68,10 +64,7 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
 
 
 def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> None:
-    """Add a tile of similarities [r, c] to its statistics.
-
-    It may be masked in place. If exponentials are shared, it is overwritten by them, unless negatives are hard.
-    """
+    """Add a tile of similarities [r, c] to its statistics. It may be masked in place."""
     room = _room(similarities, 0 if pairs.hard is None else 4)
     for strip in _strips(similarities):
         part, logits, of_strip = pairs.tile(*strip), similarities[strip], statistics.tile(*strip)
@@ -80,16 +73,9 @@ def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> N
             logits = _collect_hard(logits, part, hard[0], hard[1], hard[2], _fitting(room, logits))
         else:
             logits = _mask(_scaled(logits, part), part, NOTHING)
-        sides = [(maximum, total, 1), *((side[0], side[1], 0) for side in (of_strip.columns,) if side)]
-        if not part.shared:
-            for maximum, total, dim in sides:
-                _update(maximum, total, dim, logits)
-            continue
-        for maximum, _, dim in () if hard else sides:
-            torch.maximum(maximum, logits.amax(dim), out=maximum)
-        logits.exp_()
-        for _, total, dim in sides:
-            total += logits.sum(dim)
+        _update(maximum, total, 1, logits)
+        if of_strip.columns:
+            _update(of_strip.columns[0], of_strip.columns[1], 0, logits)
 
 
 def _scaled(similarities: Tensor, pairs: Pairs) -> Tensor:
@@ -151,17 +137,12 @@ def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, 
             continue
         offset, weight = of_strip.rows
         place = out[strip] if out.dtype == logits.dtype else torch.empty_like(logits)
-        if part.shared:  # these are exponentials already, and 0 where pairs are not compared
-            weights = torch.mul(logits, weight.unsqueeze(1), out=place)
-            if of_strip.columns:
-                weights.addcmul_(logits, of_strip.columns[1])
-        else:
-            logits = _scaled(logits, part)
-            weights = torch.sub(logits, offset.unsqueeze(1), out=place).exp_().mul_(weight.unsqueeze(1))
-            if of_strip.columns:
-                offset, weight = of_strip.columns
-                weights.addcmul_((logits - offset).exp_(), weight)
-            _mask(weights, part, 0.0)
+        logits = _scaled(logits, part)
+        weights = torch.sub(logits, offset.unsqueeze(1), out=place).exp_().mul_(weight.unsqueeze(1))
+        if of_strip.columns:
+            offset, weight = of_strip.columns
+            weights.addcmul_((logits - offset).exp_(), weight)
+        _mask(weights, part, 0.0)
         if out.dtype != logits.dtype:
             out[strip] = weights
 

@@ -7,7 +7,6 @@ two if there are few of them, and computed again otherwise.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -142,28 +141,14 @@ def _pairs(
     ids: Sequence[Tensor],
     hard: Sequence[Tensor],
     operand: torch.dtype,
-    shared: bool,
 ) -> tuple[Pairs, Tensor, Tensor]:
     """Return what the steps need to know, and the operands of the product."""
     # Scaled rows save a pass over the similarities, but would be rounded once more in half precision.
     folded = operand == tau.dtype and not hard
     left = (rows.to(tau.dtype) / tau if folded else rows).to(operand)
     both = (ids[0].contiguous(), ids[1].contiguous()) if ids else None  # as the fused kernels read them
-    pairs = Pairs(None if folded else 1 / tau, excluded, both, Hardness(*hard) if hard else None, operand, shared)
+    pairs = Pairs(None if folded else 1 / tau, excluded, both, Hardness(*hard) if hard else None, operand)
     return pairs, left, columns.to(operand)
-
-
-def _shares(rows: Tensor, columns: Tensor, tau: Tensor, hard: Sequence[Tensor], operand: torch.dtype) -> bool:
-    """Return whether all logits are so small that rows and columns can share their exponentials.
-
-    Then the statistics have the maximum 0, and without hard negatives the exponentials are kept. On GPUs, the answer
-    would have to be waited for.
-    """
-    if rows.is_cuda or operand != tau.dtype:
-        return False
-    sides = () if hard else (rows, columns)
-    longest = (max(side.to(tau.dtype).norm(dim=1).tolist(), default=0.0) for side in sides)
-    return math.prod(longest) <= steps_for(rows.device).SHARED_REACH * float(tau)
 
 
 def _tiles(left: Tensor, right: Tensor, *likes: Tensor) -> Iterator[tuple[slice, slice, list[Tensor]]]:
@@ -196,8 +181,7 @@ def _sweep(
     """Return the fields of ``Negatives``, maxima and totals of rows and columns, and the similarities if ``keep``."""
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
-        shared = _shares(rows, columns, tau, hard, operand)
-        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand, shared)
+        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand)
         row = [*_nothing_seen(row_shift), *((*_nothing_seen(row_shift), torch.zeros_like(row_shift)) if hard else ())]
         column = [] if column_shift is None else _nothing_seen(column_shift)
         statistics = PairStatistics(row, column)
@@ -207,23 +191,20 @@ def _sweep(
             steps.collect(similarities, pairs.tile(i, j), statistics.tile(i, j))
         maximum, total, *of_hard = row
         row_best = maximum - row_shift
-        row_lse = _lse(maximum, total, row_shift, shared)
+        row_lse = _lse(maximum, total, row_shift)
         column_lse, column_best, interpolation, *nothing = (tau.new_empty(0) for _ in range(5))
         if column_shift is not None:
             column_best = column[0] - column_shift
-            column_lse = _lse(column[0], column[1], column_shift, shared)
+            column_lse = _lse(column[0], column[1], column_shift)
         if hard:
             row_best, interpolation = of_hard[0] - row_shift, _mean(of_hard[1], of_hard[2])
         of_columns = column or nothing
         results = row_lse, column_lse, row_best, column_best, interpolation
-        maxima = (torch.zeros_like(each) if shared else each for each in (maximum, of_columns[0]))
-        return *results, next(maxima), total, next(maxima), of_columns[1], kept
+        return *results, maximum, total, of_columns[0], of_columns[1], kept
 
 
-def _lse(maximum: Tensor, total: Tensor, shift: Tensor, shared: bool) -> Tensor:
+def _lse(maximum: Tensor, total: Tensor, shift: Tensor) -> Tensor:
     """Return the log-sum-exp minus the shift."""
-    if shared:
-        return total.log() - shift
     return (maximum - shift) + total.log()  # in this order, because a large maximum would round a small logarithm away
 
 
@@ -258,8 +239,7 @@ def _gradients(
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
         kept = statistics[-1]
-        shared = not hard and kept.numel() > 0 and _shares(rows, columns, tau, hard, operand)
-        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand, shared)
+        pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand)
         gradient, unit = _gradient_of(of_rows, of_columns, statistics, hard, tau, operand)
         # The first product of each row and column of tiles overwrites what is there.
         make = torch.empty_like if len(left) and len(right) else torch.zeros_like

@@ -28,9 +28,6 @@ KEPT_PAIRS = 2**28
 
 VOCABULARY_LOGITS = 2**27
 
-SHARED_REACH = float("-inf")
-"""Exponentials are never shared: rows and columns are the work of different programs."""
-
 
 def queue_rows(queries: int) -> int:
     """Return the rows of the queue in one block: fewer for many queries, whose scores would not fit the L2 cache."""
