@@ -33,8 +33,10 @@ class MomentOptions(ParameterOptions):
 
 
 class AdamW:
-    """Adam with decoupled weight decay, in torch's fused form (about three times the default's speed on a CPU), for which
-    the gradient of an embedding may be sparse."""
+    """Adam with decoupled weight decay, in torch's fused form (about three times the default's speed on a CPU).
+
+    Gradients of embeddings may be sparse.
+    """
 
     @dataclass(kw_only=True)
     class Config(MomentOptions):
