@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from xrep.config.yaml_files import flat
 from xrep.data.store import MANIFEST_FILE
 from xrep.errors import UserError
 from xrep.files import sha256_of
@@ -147,18 +148,10 @@ def _training_files(path: str | Path) -> Iterator[tuple[str, str]]:
     if not (Path(path) / MANIFEST).is_file():
         return
     checkpoint = open_checkpoint(path)
-    folders = dict.fromkeys(_data_of(checkpoint.config))
-    for folder in map(Path, folders):
+    options = flat(checkpoint.config).items()
+    data = dict.fromkeys(value for name, value in options if name.endswith("task.data") and isinstance(value, str))
+    for folder in map(Path, data):
         files = [folder / MANIFEST_FILE] if (folder / MANIFEST_FILE).is_file() else sorted(folder.glob("train*"))
         yield from ((f"{folder.name}/{file.name}", sha256_of(file)) for file in files if file.is_file())
     if (hashes := checkpoint.training_hashes) is not None:
         yield hashes.name, sha256_of(hashes)
-
-
-def _data_of(options: Any) -> Iterator[str]:
-    """Yield the data of every task in the options of a run, also of the tasks of its parts."""
-    for inner in options.values() if isinstance(options, dict) else options if isinstance(options, list) else ():
-        yield from _data_of(inner)
-    task = options.get("task") if isinstance(options, dict) else None
-    if isinstance(task, dict) and isinstance(task.get("data"), str):
-        yield task["data"]
