@@ -56,14 +56,11 @@ def neighbour_means(nearest: Neighbours) -> tuple[np.ndarray, np.ndarray]:
     return mean_of_each(nearest.xy, nearest.xy_similarity), mean_of_each(nearest.yx, nearest.yx_similarity)
 
 
-def margin_scores(
-    x: np.ndarray, y: np.ndarray, k: int, margin: Margin, pairs: tuple[np.ndarray, np.ndarray] | None = None
-) -> np.ndarray:
-    """Return the margin scores of all pairs of L2-normalised rows of x [N, D] and y [M, D], float [N, M], or of some.
+def margin_scores(x: np.ndarray, y: np.ndarray, k: int, margin: Margin) -> np.ndarray:
+    """Return the margin scores of all pairs of L2-normalised rows of x [N, D] and y [M, D], float [N, M].
 
     Args:
         k: number of neighbours in each direction; the absolute margin does not use it.
-        pairs: (rows of x [P], rows of y [P]), whose scores [P] are returned; None for all pairs.
 
     Raises:
         UserError: k is not between 1 and the number of sentences of the smaller side.
@@ -75,10 +72,7 @@ def margin_scores(
     if margin != "absolute":
         check_neighbours(k, len(x), len(y))
         mean_x, mean_y = neighbour_means(neighbours(x, y, k))
-    if pairs is None:
-        return apply_margin(x @ y.T, mean_x[:, None], mean_y[None, :], margin)
-    of_x, of_y = pairs
-    return apply_margin(np.einsum("pd,pd->p", x[of_x], y[of_y]), mean_x[of_x], mean_y[of_y], margin)
+    return apply_margin(x @ y.T, mean_x[:, None], mean_y[None, :], margin)
 
 
 def check_neighbours(k: int, sources: int, targets: int) -> None:
