@@ -110,10 +110,10 @@ def write_card(
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of evaluations in a file, of which ``xrep-eval all`` writes several."""
-    found = read_json(path)
-    values = found.get("values") if found.get("test") == "all" else None
+    content = read_json(path)
+    values = content.get("values") if content.get("test") == "all" else None
     several: Any = values.get("results") if isinstance(values, dict) else None
-    for record in several.values() if isinstance(several, dict) else [found]:
+    for record in several.values() if isinstance(several, dict) else [content]:
         figures, model = (record.get(key) if isinstance(record, dict) else None for key in ("headline", "model"))
         whole = isinstance(model, dict) and {"path", "fingerprint"} <= model.keys() and isinstance(figures, dict)
         if not whole or not all(isinstance(value, (int, float)) for value in dict(figures or {}).values()):
@@ -148,10 +148,14 @@ def _training_files(path: str | Path) -> Iterator[tuple[str, str]]:
     if not (Path(path) / MANIFEST).is_file():
         return
     checkpoint = open_checkpoint(path)
-    options = flat(checkpoint.config).items()
-    data = dict.fromkeys(value for name, value in options if name.endswith("task.data") and isinstance(value, str))
-    for folder in map(Path, data):
+    for folder in map(Path, _data_of(checkpoint.config)):
         files = [folder / MANIFEST_FILE] if (folder / MANIFEST_FILE).is_file() else sorted(folder.glob("train*"))
         yield from ((f"{folder.name}/{file.name}", sha256_of(file)) for file in files if file.is_file())
     if (hashes := checkpoint.training_hashes) is not None:
         yield hashes.name, sha256_of(hashes)
+
+
+def _data_of(options: dict[str, Any]) -> list[str]:
+    """Return the data of every task in the options of a run, also of the tasks of its parts, each once."""
+    values = [value for name, value in flat(options).items() if name.endswith("task.data")]
+    return list(dict.fromkeys(value for value in values if isinstance(value, str)))

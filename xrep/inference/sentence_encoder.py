@@ -202,8 +202,8 @@ class SentenceEncoder:
                 encoded = self.model.encode(tower, batch)[0].float()
                 vectors[rows] = (F.normalize(encoded, dim=1) if normalize else encoded).cpu().numpy()
                 bar.update(len(rows))
-        found = vectors[0] if isinstance(sentences, str) else vectors
-        return found if convert_to == "numpy" else torch.from_numpy(found).to(device)
+        result = vectors[0] if isinstance(sentences, str) else vectors
+        return result if convert_to == "numpy" else torch.from_numpy(result).to(device)
 
     def similarity(self, a: np.ndarray | Tensor, b: np.ndarray | Tensor) -> Tensor:
         """Return the cosine of every vector of [N, D] with every one of [M, D], float32 [N, M]; [D] is one vector."""

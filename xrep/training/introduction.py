@@ -87,8 +87,8 @@ def _encoder_line(name: str, model: Model, text: TextSpec, trainer: Trainer) -> 
 
 
 def _negatives_line(task: Task) -> str:
-    found = task.statistics()["negatives"]
-    return f"hard negatives: {found['pairs']:,} of {task.examples:,} training pairs have some"
+    counts = task.statistics()["negatives"]
+    return f"hard negatives: {counts['pairs']:,} of {task.examples:,} training pairs have some"
 
 
 def _millions(count: int) -> str:
