@@ -6,8 +6,7 @@ import pytest
 from tests.retrieval import plain_margins
 from tests.retrieval.test_neighbours import vectors
 from xrep.errors import UserError
-from xrep.retrieval.candidates import RETRIEVALS, choose
-from xrep.retrieval.margins import MARGINS, apply_margin, margin_scores
+from xrep.retrieval.margins import MARGINS, RETRIEVALS, apply_margin, choose, margin_scores
 from xrep.retrieval.neighbours import Neighbours, neighbours
 
 X, Y = np.abs(vectors(60, 8, seed=1)), np.abs(vectors(45, 8, seed=2))

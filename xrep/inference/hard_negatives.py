@@ -19,7 +19,7 @@ from xrep.hashing import find_sorted
 from xrep.inference.mining import OWN_FILE, Index, MiningOptions, Opened, Text, clear, open_text, search_texts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
-from xrep.retrieval.candidates import first_of_each
+from xrep.retrieval.margins import first_of_each
 from xrep.retrieval.neighbours import Neighbours
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.readers import Bitext, read_pairs, read_text

@@ -142,8 +142,8 @@ def _mteb_entries(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _training_files(path: str | Path) -> Iterator[tuple[str, str]]:
     """Yield the names and checksums of the training data of a run, as far as it is still there.
 
-    Of data that ``xrep-preprocess`` wrote it is the manifest, which has the checksum of every other file. The checksum
-    of the hashes of all training sentences is part of the run and always known.
+    For data that ``xrep-preprocess`` wrote, this is the manifest, which has the checksum of every other file. The
+    checksum of the hashes of all training sentences is part of the run and always known.
     """
     if not (Path(path) / MANIFEST).is_file():
         return

@@ -1,7 +1,7 @@
 """Classifiers as transformers saves them: BERT and XLM-R with a head for texts, words or answers.
 
 Source of the layouts: ``BertFor{SequenceClassification,TokenClassification,QuestionAnswering}`` and the same of XLM-R
-in transformers. Of BERT, the dense layer below the classes is the pooler; of XLM-R it belongs to the head.
+in transformers. In BERT, the dense layer below the classes is the pooler; in XLM-R, it belongs to the head.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLASSES: dict[Kind, str] = {
     "span": "ForQuestionAnswering",
 }
 PREFIXES = {"bert": ("Bert", "bert."), "xlm-roberta": ("XLMRoberta", "roberta.")}
-"""Of each family, the beginning of the names of its classes, and that of the names of its encoder's tensors."""
+"""The beginning of the names of each family's classes, and that of the names of its encoder's tensors."""
 HEADS: dict[tuple[str, str], dict[str, str]] = {
     ("bert", "label"): {"dense": "bert.pooler.dense", "output": "classifier"},
     ("xlm-roberta", "label"): {"dense": "classifier.dense", "output": "classifier.out_proj"},
