@@ -106,23 +106,42 @@ class TransformersEncoder(Encoder):
 
     def forward(self, batch: TokenBatch, hidden_layer: int | None = None) -> Tensor:
         """As ``Encoder.forward``, but the layers above ``hidden_layer`` are computed, too. Raises UserError if the
-        model does not give the states of its layers."""
+        model has no list of layers from which ``hidden_layer`` could be taken."""
         last = self.shape.layers
-        layer = last if hidden_layer is None else hidden_layer
-        if not 0 <= layer <= last:
+        if not 0 <= (last if hidden_layer is None else hidden_layer) <= last:
             raise ValueError(f"hidden_layer must lie in [0, {last}], not {hidden_layer}")
         if not len(batch):  # models cannot compute an empty batch, but all parameters shall have a gradient
             ones = torch.ones(1, batch.tokens.size(1), dtype=torch.long, device=batch.tokens.device)
             return self(TokenBatch(ones, ones.sum(1), np.array([batch.tokens.size(1)])), hidden_layer)[:0]
-        several = batch.types is not None and (getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
-        named: dict[str, Any] = {"token_type_ids": batch.types} if several else {}
-        if layer < last:
-            named["output_hidden_states"] = True
-        output = self.model(input_ids=batch.tokens, attention_mask=batch.mask.long(), **named)
-        if layer < last and not output.get("hidden_states"):
-            raise UserError(f"a {self.library_class} gives no states of its layers", cure="leave out `pooled_layer`")
-        states = output.hidden_states[layer] if layer < last else output.last_hidden_state
-        return states.masked_fill(~batch.mask.unsqueeze(-1), 0.0)
+        with self._recorded(None if hidden_layer == last else hidden_layer) as recorded:
+            several = batch.types is not None and (getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
+            types = {"token_type_ids": batch.types} if several else {}
+            states = self.model(input_ids=batch.tokens, attention_mask=batch.mask.long(), **types).last_hidden_state
+        return (recorded[0] if recorded else states).masked_fill(~batch.mask.unsqueeze(-1), 0.0)
+
+    @contextmanager
+    def _recorded(self, hidden_layer: int | None) -> Iterator[list[Tensor]]:
+        """Yield a list that receives the output of a layer; it remains empty if ``hidden_layer`` is None."""
+        recorded: list[Tensor] = []
+        if hidden_layer is None:
+            yield recorded
+            return
+        if not len(self.layers):
+            raise UserError(f"a {self.library_class} has no list of layers", cure="leave out `pooled_layer`")
+
+        def before(_layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            recorded.append(inputs[0] if inputs else named["hidden_states"])
+
+        def after(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+            recorded.append(output[0] if isinstance(output, tuple) else output)
+
+        layer = self.layers[max(hidden_layer - 1, 0)]
+        hook = layer.register_forward_hook(after) if hidden_layer else None
+        hook = hook or layer.register_forward_pre_hook(before, with_kwargs=True)
+        try:
+            yield recorded
+        finally:
+            hook.remove()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Apply a conversion, but keep the type of buffers: half precision is too coarse for rotary frequencies."""
