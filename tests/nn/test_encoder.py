@@ -125,6 +125,8 @@ def test_the_first_tokens_alone_are_those_of_the_whole(name: str, lengths: list[
             found.append([states.detach(), *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+        with torch.no_grad():
+            torch.testing.assert_close(encoder(batch, layers, first_only=True), found[0][0], rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", SHAPES)

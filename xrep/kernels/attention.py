@@ -39,7 +39,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
 
 
-def attention_of_runs(qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int) -> Tensor:
+def attention_of_runs(qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int, dropout: float) -> Tensor:
     """Compute the attention of packed tokens to all tokens of their own sentence, [N, H], without padding or gradient.
 
     Args:
@@ -51,7 +51,7 @@ def attention_of_runs(qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int) 
     for count, length in runs:
         some = slice(first, first + count * length)
         q, k, v = qkv[some].view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
-        mixed[some].view(count, length, heads, -1).copy_(attention(q, k, v, None, 0.0).transpose(1, 2))
+        mixed[some].view(count, length, heads, -1).copy_(attention(q, k, v, None, dropout).transpose(1, 2))
         first = some.stop
     mixed[first:] = 0
     return mixed

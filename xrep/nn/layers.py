@@ -286,7 +286,7 @@ class SelfAttention(nn.Module):
             mixed = packed_attention(qkv, layout.offsets, layout.length, dropout).flatten(1)
             return self.output(layout.first(mixed) if first_only else mixed)
         if isinstance(layout, Runs):
-            mixed = attention_of_runs(self.qkv(x), layout.runs, self.heads)
+            mixed = attention_of_runs(self.qkv(x), layout.runs, self.heads, dropout)
             return self.output(layout.first(mixed) if first_only else mixed)
         q, k, v = self.project(x, layout)
         mask = None if self.causal else layout.attention_mask

@@ -27,7 +27,7 @@ from xrep.training.freezing import Freezing
 from xrep.training.gradient_cache import GradientCache
 from xrep.training.lora import LowRank
 from xrep.training.outcome import Results, Tally
-from xrep.training.row_adamw import RowAdamW
+from xrep.training.row_adamw import RowAdamW, read_rows_alone
 from xrep.training.sharding import local_optimizer
 
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
@@ -118,6 +118,8 @@ class Engine:
         self.precision, self._half = str(chosen).removeprefix("torch."), None if chosen == torch.float32 else chosen
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=chosen == torch.float16)
         self._parallel: nn.Module | None = None
+        if isinstance(optimizer, RowAdamW) and world.size == 1 and world.device.type == "cpu":
+            read_rows_alone(module)
 
     def prepare(self, step: int) -> None:
         """Freeze and thaw parameters for a step; call this before the step."""

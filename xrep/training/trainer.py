@@ -37,7 +37,6 @@ from xrep.training.lora import LowRank
 from xrep.training.outcome import Results
 from xrep.training.parameter_groups import parameter_groups
 from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
-from xrep.training.row_adamw import RowAdamW, read_rows_alone
 from xrep.training.sharding import ShardedOptimizer, whole_state
 from xrep.training.state import (
     TrainingState,
@@ -161,8 +160,6 @@ class Trainer:
         groups, shared = parameter_groups(options, trained, names), run.configs["distributed"]
         sharded = shared.shard == "optimizer" and world.size > 1
         optimizer = ShardedOptimizer(groups, self._make_optimizer) if sharded else self._make_optimizer(groups)
-        if isinstance(optimizer, RowAdamW) and world.size == 1 and world.device.type == "cpu":
-            read_rows_alone(self.module)
         rules = self.config.precision, self.config.clip_norm
         self.engine = Engine(self.module, optimizer, freezing, world, *rules, lora, shared.gradient_compression)
         schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
