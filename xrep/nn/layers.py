@@ -210,7 +210,7 @@ class Runs(Packing):
     @staticmethod
     def pay(batch: TokenBatch) -> bool:
         """Return whether this layout is faster than ``layout_of``; it is the one of inference on CPUs."""
-        if torch.is_grad_enabled() or batch.tokens.device.type != "cpu" or torch.compiler.is_compiling():
+        if torch.is_grad_enabled() or batch.tokens.device.type != "cpu":
             return False
         return batch.tokens.numel() - batch.real_tokens > TOKENS_OF_A_RUN * len(np.unique(batch.host_lengths))
 
