@@ -5,6 +5,7 @@ python -m tests.cuda.table        # writes steps.tsv anew, after a change that i
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -23,11 +24,15 @@ TABLE = Path(__file__).with_name("steps.tsv")
 HALF_QUEUE = "dual_moco, bfloat16 queue"
 """A case whose products read bfloat16 on GPUs in any precision, so that it is not as close to a CPU's as others."""
 SHARDED = "dual_moco, sharded"
+DEEP = "dual_moco, as deep as BERT"
+"""A case with the layers of BERT-base, the queues of dual momentum contrast and the fused kernels, whose launches are
+counted. Their number depends neither on the batch nor on the width, so both are small."""
 JOBS: dict[int, list[str]] = {
     1: [
-        *(f"float32/{case}" for case in (*CASES, *VARIANTS) if case not in (HALF_QUEUE, SHARDED)),
+        *(f"float32/{case}" for case in (*CASES, *VARIANTS) if case not in (HALF_QUEUE, SHARDED, DEEP)),
         *(f"bf16/{case}" for case in (*CASES, HALF_QUEUE)),
         "fp16/dual_moco",
+        *([f"bf16/{DEEP}"] if importlib.util.find_spec("triton") is not None else []),
     ],
     2: [f"float32/{case}" for case in (*CASES, SHARDED)],
 }
