@@ -27,8 +27,8 @@ from harness import make_parser, progress, say_absent, take_turns, write_json
 from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, collate
-from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.search import search
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.precision import fast_products, float32_precision
 from xrep.models.translation import Translation

@@ -2,7 +2,7 @@
 
   python benchmarks/mining.py                                    # two sides of 50,000 x 768, half an hour
   python benchmarks/mining.py --sizes 5000 --repeats 1          # a quick look
-  python benchmarks/mining.py --vectors de.npy en.npy --ivf-sizes 50000,100000,200000    # real vectors
+  python benchmarks/mining.py --vectors de.npy en.npy --sizes 50000 --ivf-sizes 50000,100000    # real vectors
 
 Exact search: ours needs one product for both directions, IndexFlatIP of faiss is searched both ways. They take turns on
 the same vectors, and a figure is the median. With --precision default ours uses torch's own float32 product instead of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from xrep.retrieval.neighbours import Neighbours
+    from xrep.retrieval.vectors import VectorFile
 
 PRECISIONS = ("fast", "default")
 CLOSE = 1e-6
@@ -88,29 +89,42 @@ def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, A
     from xrep.kernels.precision import default_float32_products
     from xrep.retrieval.neighbours import neighbours
 
-    x, y, k = drawn(size, options.width, 0), drawn(size, options.width, 1), options.neighbours
+    k = options.neighbours
+    if options.vectors:
+        x, y = (file.read(slice(0, size)) for file in opened(options.vectors, size))
+    else:
+        x, y = drawn(size, options.width, 0), drawn(size, options.width, 1)
 
     def ours(rows: int) -> Neighbours:
         with default_float32_products() if precision == "default" else nullcontext():
             return neighbours(x[:rows], y[:rows], k)
 
     contestants = {"ours": ours, "faiss": lambda rows: faiss_both_ways(x[:rows], y[:rows], k)}
-    progress(f"{size:,} x {options.width}, {precision}")
+    progress(f"{size:,} x {x.shape[1]}, {precision}")
     turns = take_turns(
         contestants, [max(k, size // 10)] + [size] * options.repeats, verbose=True, title=f"{size}, {precision}"
     )
     medians = turns.medians()
     return {
         "size": size,
-        "width": options.width,
+        "width": x.shape[1],
         "neighbours": k,
         "precision": precision,
         "seconds": medians,
         "rounds": turns.seconds,
         "faiss/ours": medians["faiss"] / medians["ours"],
-        "tflops": 2 * size * size * options.width / medians["ours"] / 1e12,
+        "tflops": 2 * size * size * x.shape[1] / medians["ours"] / 1e12,
         "differing": differing(x, y, turns.results["ours"], turns.results["faiss"]),
     }
+
+
+def opened(paths: Sequence[str], rows: int) -> list[VectorFile]:
+    from xrep.retrieval.vectors import VectorFile
+
+    files = [VectorFile(path) for path in paths]
+    if (fewest := min(len(file) for file in files)) < rows:
+        raise UserError(f"--vectors have {fewest} rows, fewer than {rows}", cure="give smaller sizes")
+    return files
 
 
 def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[str, Any]]:
@@ -123,9 +137,7 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
     from xrep.retrieval.vectors import VectorFile
 
     if options.vectors:
-        sides = [Side(VectorFile(path), np.arange(size)) for path in options.vectors]
-        if min(len(side.vectors) for side in sides) < size:
-            raise UserError(f"--vectors hold fewer than {size} rows", cure="give smaller --ivf-sizes")
+        sides = [Side(file, np.arange(size)) for file in opened(options.vectors, size)]
     else:
         sides = [Side(VectorFile(path), np.arange(size)) for path in planted(folder, size, options.width)]
     k, results = options.neighbours, []
@@ -207,7 +219,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--threads", type=int, help="threads of both (default: one for each core)")
     add("--ivf-sizes", type=numbers, default=[], metavar="N,N", help="sentences a side, inverted files")
     add("--probes", type=numbers, default=[16, 32, 64], metavar="N,N", help="cells searched")
-    add("--vectors", nargs=2, metavar="FILE.npy", help="take rows of these for the inverted files")
+    add("--vectors", nargs=2, metavar="FILE.npy", help="take rows of these instead of random vectors")
     add("--memory-sizes", type=numbers, default=[], metavar="N,N", help="sentences a side of xrep-mine, float16")
     add("--memory-width", type=int, default=384, help="their width")
     add("--memory-index", choices=("flat", "ivf", "ivf-pq"), default="flat", help="their index")
@@ -235,7 +247,7 @@ def main_script(argv: Sequence[str]) -> None:
                 figures["exact"].append(result)
                 seconds = result["seconds"]
                 print(
-                    f"| {size} x {options.width} | {precision} | {seconds['ours']:.1f} | {seconds['faiss']:.1f} | "
+                    f"| {size} x {result['width']} | {precision} | {seconds['ours']:.1f} | {seconds['faiss']:.1f} | "
                     f"{result['faiss/ours']:.2f} | {result['differing']} |",
                     flush=True,
                 )

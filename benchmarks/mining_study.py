@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from xrep.evaluation.bucc import Split
     from xrep.evaluation.encoders import Encoder
-    from xrep.retrieval.candidates import Candidates, Retrieval
-    from xrep.retrieval.margins import Margin
+    from xrep.retrieval.margins import Candidates, Margin, Retrieval
 
 Pair = tuple[int, int]
 Vectors = tuple["np.ndarray", "np.ndarray"]
@@ -43,7 +42,7 @@ def laser(x: np.ndarray, y: np.ndarray, k: int, margin: str, retrieval: str) -> 
     import faiss
     import numpy as np
 
-    from xrep.retrieval.candidates import Candidates
+    from xrep.retrieval.margins import Candidates
 
     found = []
     for queries, side in ((x, y), (y, x)):
@@ -84,7 +83,7 @@ def laser(x: np.ndarray, y: np.ndarray, k: int, margin: str, retrieval: str) -> 
 
 def ours(x: np.ndarray, y: np.ndarray, k: int, margin: Margin, retrieval: str) -> Candidates:
     """Return the pairs that xrep finds with one of the ``RETRIEVALS``, best first."""
-    from xrep.retrieval.candidates import choose
+    from xrep.retrieval.margins import choose
     from xrep.retrieval.neighbours import neighbours
 
     name, _, once = retrieval.partition(", ")

@@ -35,7 +35,7 @@ from xrep.config import RunConfig, compose
 from xrep.data.stream import stream
 from xrep.kernels.precision import default_float32_products, float32_precision
 from xrep.tasks.bitext import BitextTask
-from xrep.training.agreement import agreed
+from xrep.training.batches import agreed
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import alone, pick_device
 from xrep.training.progress import Quiet

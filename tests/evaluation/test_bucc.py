@@ -18,8 +18,7 @@ from tests.retrieval import plain_margins
 from xrep.errors import UserError
 from xrep.evaluation import bucc
 from xrep.evaluation.bucc import Bucc
-from xrep.retrieval.candidates import RETRIEVALS
-from xrep.retrieval.margins import MARGINS
+from xrep.retrieval.margins import MARGINS, RETRIEVALS
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.text.cleaning import sentence_hashes
 from xrep_cli.eval import main

@@ -112,5 +112,5 @@ def test_the_data_of_every_part() -> None:
         {"name": "a", "task": {"data": "one"}},
         {"name": "b", "task": {"data": "two"}, "criterion": {"data": "no"}},
     ]
-    assert list(_data_of({"task": {"data": "zero"}, "parts": parts})) == ["one", "two", "zero"]
-    assert list(_data_of({"task": {"data": None}, "stages": 3})) == []
+    assert _data_of({"task": {"data": "zero"}, "parts": parts}) == ["zero", "one", "two"]
+    assert _data_of({"task": {"data": None}, "stages": 3}) == []

@@ -51,22 +51,24 @@ def write(run: Path, step: int, **given: float) -> None:
 def test_the_mean_of_the_newest(tmp_path: Path) -> None:
     for step in (5, 100, 10, 20):
         write(tmp_path, step)
-    newest, mean = average_last(tmp_path, 3)
+    newest = average_last(tmp_path, 3)
+    mean = newest.tensors()
     assert newest.step == 100
     expected = np.mean([np.float64(np.float32(1 + step / 7)) for step in (10, 20, 100)])
     assert mean["weight"].dtype == torch.float32 and mean["weight"].tolist() == [np.float32(expected)] * 3
     halves = torch.tensor([0.1 * step for step in (10, 20, 100)], dtype=torch.bfloat16).double()
     assert torch.equal(mean["short"], halves.mean().expand(2).bfloat16())
     assert int(mean["count"]) == 100
-    one, alone = average_last(tmp_path, 1)
-    assert one.step == 100 and all(torch.equal(alone[name], tensor) for name, tensor in one.tensors().items())
+    one = average_last(tmp_path, 1)
+    alone, stored = one.tensors(), open_checkpoint(one.path).tensors()
+    assert one.step == 100 and all(torch.equal(alone[name], tensor) for name, tensor in stored.items())
 
 
 def test_the_mean_is_exact_where_float32_is_not(tmp_path: Path) -> None:
     large = 2.0**24
     for step, value in ((1, large), (2, 1.0), (3, 1.0), (4, 2 - large)):
         write(tmp_path, step, value=value)
-    assert average_last(tmp_path, 4)[1]["weight"].tolist() == [1, 1, 1]
+    assert average_last(tmp_path, 4).tensors()["weight"].tolist() == [1, 1, 1]
 
 
 def test_what_cannot_be_averaged(tmp_path: Path) -> None:

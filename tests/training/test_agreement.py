@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from xrep.criteria.criterion import Planned
-from xrep.training.agreement import Agreement, agreed
+from xrep.training.batches import Agreement, agreed
 
 
 class TwoRanks:

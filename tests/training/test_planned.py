@@ -26,7 +26,7 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
 from xrep.tasks.task import Task
-from xrep.training.planned import PlannedBatches
+from xrep.training.batches import PlannedBatches
 from xrep.training.run import train
 
 PARTS = {

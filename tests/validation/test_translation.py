@@ -22,8 +22,8 @@ from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
 from xrep.criteria.multitask import Multitask
 from xrep.data.batching import PairBatch, collate
 from xrep.errors import UserError
-from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.search import search
 from xrep.models.translation import Translation
 from xrep.tasks.mixture import MixtureTask
 from xrep.tasks.monolingual import MonolingualTask

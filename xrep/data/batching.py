@@ -73,6 +73,10 @@ class TextSpec:
         """All languages, sorted."""
         return sorted({*self.source_languages, *self.target_languages})
 
+    def languages_of(self, side: str) -> list[str]:
+        """Return the languages of ``source`` or ``target``, and all languages for any other name."""
+        return {"source": self.source_languages, "target": self.target_languages}.get(side, self.languages)
+
     def vocabulary(self, side: str) -> Vocabulary:
         """Return the vocabulary of ``source``, ``target`` or ``shared``; a shared one is returned for every side."""
         return self.vocabularies.get(side) or self.vocabularies["shared"]
@@ -304,20 +308,19 @@ def pad(ids: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> TokenBa
     return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths + count), lengths + count)
 
 
-def batches_of(
-    tokens: Sequence[np.ndarray], batch_tokens: int, max_length: int, most: int | None = None
-) -> Iterator[list[int]]:
+def batches_of(lengths: Sequence[int] | np.ndarray, batch_tokens: int, most: int | None = None) -> Iterator[list[int]]:
     """Group sentences of similar length, the longest first, and yield the row numbers of each group.
 
-    A group has at most ``most`` rows and at most ``batch_tokens`` tokens, including padding and special tokens. A
-    sentence that is longer than ``batch_tokens`` gets a group of its own.
+    A group has at most ``most`` rows and at most ``batch_tokens`` tokens, including padding. A sentence that is longer
+    than ``batch_tokens`` gets a group of its own.
+
+    Args:
+        lengths: Number of tokens of each sentence, special tokens included.
     """
-    rows: list[int] = []
-    for row in np.argsort([-len(sentence) for sentence in tokens], kind="stable").tolist():
-        longest = min(len(tokens[rows[0] if rows else row]) + 2, max_length)
-        if rows and (longest * (len(rows) + 1) > batch_tokens or len(rows) == most):
-            yield rows
-            rows = []
-        rows.append(row)
-    if rows:
-        yield rows
+    lengths, start = np.asarray(lengths, dtype=np.int64), 0
+    order = np.argsort(-lengths, kind="stable")
+    while start < len(order):
+        size = max(1, batch_tokens // int(lengths[order[start]]))
+        stop = start + min(size, most or size)
+        yield order[start:stop].tolist()
+        start = stop

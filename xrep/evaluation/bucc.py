@@ -22,8 +22,7 @@ from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import NothingThere, existing_folder, folders_with
 from xrep.metrics.bootstrap import resampled_shares
 from xrep.metrics.mining import best_threshold, mining_scores
-from xrep.retrieval.candidates import Candidates, choose
-from xrep.retrieval.margins import check_neighbours
+from xrep.retrieval.margins import Candidates, check_neighbours, choose
 from xrep.retrieval.neighbours import neighbours
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines

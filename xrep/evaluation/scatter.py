@@ -147,7 +147,7 @@ def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str 
     vectors: list[np.ndarray] = [np.empty(0)] * len(ids)
     device = next(encoder.model.parameters()).device
     with torch.inference_mode():
-        for rows in batches_of(ids, _BATCH_TOKENS, max_length):
+        for rows in batches_of([len(own) + 2 for own in ids], _BATCH_TOKENS):
             batch = collate([ids[row] for row in rows], vocabulary, max_length).to(device)
             states = encoder.model.encode(tower, batch)[1].float().cpu().numpy()
             for row, own in zip(rows, states, strict=True):

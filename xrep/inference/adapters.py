@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from xrep.errors import UserError
-from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
+from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder, unit_rows
 from xrep.lazy import lazy_names
 from xrep.text.languages import canonical, count_english_words
 
@@ -112,7 +111,7 @@ class MtebEncoder:
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return the cosine of the vectors of [N, D] and [N, D], row by row: [N]."""
-        return (_unit(embeddings1) * _unit(embeddings2)).sum(dim=1)
+        return (unit_rows(embeddings1) * unit_rows(embeddings2)).sum(dim=1)
 
     @functools.cached_property
     def mteb_model_meta(self) -> ModelMeta:
@@ -157,12 +156,6 @@ class MtebEncoder:
         if english <= _OTHER_SHARE * words and words >= _ENOUGH_WORDS:
             return others[0]
         raise UserError(f"{subset}: cannot tell whether {texts[:1]} and so on are English", cure=cure)
-
-
-def _unit(vectors: Any) -> torch.Tensor:
-    """Return the rows of an array, a tensor or a list as float32, scaled to length 1; [D] is one row."""
-    vectors = vectors if isinstance(vectors, torch.Tensor) else torch.from_numpy(np.asarray(vectors))
-    return F.normalize(torch.atleast_2d(vectors).float(), dim=1)
 
 
 __getattr__, __dir__ = lazy_names(__name__, {"SentenceVectors": "xrep.inference.sentence_vectors"})

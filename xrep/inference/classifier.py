@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from xrep.data.annotated import IGNORED, AnnotatedBatch, Row, Rows, label_rows, question_rows, tag_rows
-from xrep.data.batching import TextSpec
+from xrep.data.batching import TextSpec, batches_of
 from xrep.errors import UserError
 from xrep.inference.classifier_files import load_classifier
 from xrep.inference.placing import place
@@ -66,6 +66,7 @@ class SentenceClassifier:
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         self.model, self.text, self.tokenizers, self.path = model, text, tokenizers, path
+        self._tokenizer, self._vocabulary = tokenizers[SHARED], text.vocabulary(SHARED)
         self.annotation, self.training_hashes = model.annotation, training_hashes
         self._options, self._batch_tokens = options or {}, batch_tokens
 
@@ -173,21 +174,13 @@ class SentenceClassifier:
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _tokenizer(self) -> Any:
-        return self.tokenizers[SHARED]
-
-    @property
-    def _vocabulary(self) -> Any:
-        return self.text.vocabulary(SHARED)
-
     @torch.inference_mode()
     def _logits(self, rows: Rows) -> Iterator[tuple[AnnotatedBatch, Tensor]]:
         """Yield batches of rows of similar length, and their logits in float32 on the CPU."""
         self.model.eval()
         device = next(self.model.parameters()).device
-        for numbers in _batches(rows.lengths, self._batch_tokens):
-            batch = rows.batch(numbers, self._vocabulary, self.annotation.kind)
+        for numbers in batches_of(rows.lengths, self._batch_tokens):
+            batch = rows.batch(np.array(numbers), self._vocabulary, self.annotation.kind)
             yield batch, self.model(batch.tokens.to(device)).float().cpu()
 
 
@@ -211,20 +204,6 @@ def best_span(logits: np.ndarray, row: Row) -> tuple[int, int, float] | None:
     return best
 
 
-def is_classifier(path: str | Path) -> bool:
-    """Return whether a path is a checkpoint whose text is annotated."""
-    return (Path(path) / MANIFEST).is_file() and open_checkpoint(path).text.annotation is not None
-
-
 def _labelled(text: str | tuple[str, str]) -> LabelledText:
     sentences = (text,) if isinstance(text, str) else tuple(text)
     return LabelledText(tuple(" ".join(sentence.split()) for sentence in sentences), "", "", Path(), 0)
-
-
-def _batches(lengths: np.ndarray, batch_tokens: int) -> Iterable[np.ndarray]:
-    """Yield the numbers of rows of similar length, the longest first, at most ``batch_tokens`` tokens with padding."""
-    order, start = np.argsort(-lengths, kind="stable"), 0
-    while start < len(order):
-        size = max(1, batch_tokens // int(lengths[order[start]]))
-        yield order[start : start + size]
-        start += size

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
-
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
 from xrep.inference.encoder_files import opening_line
 from xrep.inference.model_card import Card, write_card
-from xrep.interop.classifiers import read_classifier, write_classifier
+from xrep.interop.classifiers import CLASSES, read_classifier, write_classifier
 from xrep.models.classifier import Classifier
 from xrep.models.directory import TOKENIZER, Checkpoint, fingerprint, load_model
 from xrep.models.start import find_start
@@ -22,21 +20,12 @@ from xrep.text.tokenizer import Tokenizer
 HEAD = ("dense.", "output.")
 PIPELINES = {"label": "text-classification", "tags": "token-classification", "span": "question-answering"}
 """The Hub's name of what a classifier does, for each kind of annotation."""
-LIBRARY_CLASSES = {
-    "label": "AutoModelForSequenceClassification",
-    "tags": "AutoModelForTokenClassification",
-    "span": "AutoModelForQuestionAnswering",
-}
-"""The class of transformers for each kind of annotation."""
 
 
-def export_classifier(
-    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: str, card: Card
-) -> dict[Path, str]:
+def export_classifier(checkpoint: Checkpoint, directory: Path, format: str, card: Card) -> dict[Path, str]:
     """Write the classifier of a checkpoint as a directory that transformers loads, and xrep reads back bit by bit.
 
     Args:
-        tensors: Other weights, such as averaged ones; None: those of the checkpoint.
         format: ``hf``; other formats have no classifiers.
         card: What the model card says besides.
 
@@ -47,8 +36,6 @@ def export_classifier(
         problem, cure = f"a classifier, which {format} does not have", "set `format` to hf or xrep"
         raise UserError(problem, path=checkpoint.path, cure=cure)
     model = load_model(checkpoint)
-    if tensors is not None:
-        model.load_state_dict(tensors)
     if not isinstance(model, Classifier):
         raise UserError("its model comes from a plugin", path=checkpoint.path, cure="set `format` to xrep")
     if model.annotation.kind == "label" and model.config.pooling != "cls":
@@ -60,7 +47,7 @@ def export_classifier(
         write_classifier(aside, model.encoder, model.annotation, head)
         save_as_huggingface(tokenizer, aside, checkpoint.text.max_length)
         labels = ", ".join(model.annotation.labels) or "answers to questions"
-        loading = opening_line(LIBRARY_CLASSES[model.annotation.kind], str(directory), [])
+        loading = opening_line(f"AutoModel{CLASSES[model.annotation.kind]}", str(directory), [])
         write_card(
             aside,
             directory.name,

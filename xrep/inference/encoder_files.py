@@ -39,7 +39,7 @@ def write_encoder(
     graphs: Runtime | None = format if format == "onnx" or format == "openvino" else None
     if graphs is not None:
         check_runtime(graphs)
-    languages = {tower: _languages(text, tower) for tower in model.encoders}
+    languages = {tower: text.languages_of(tower) for tower in model.encoders}
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
     with naming(directory), directory_aside(directory) as aside:
         opens = format != "hf"  # whether sentence-transformers does
@@ -74,10 +74,6 @@ def write_encoder(
             fingerprint=fingerprint,
         )
     return loaded
-
-
-def _languages(text: TextSpec, tower: str) -> list[str]:
-    return {"source": text.source_languages, "target": text.target_languages}.get(tower, text.languages)
 
 
 def opening_line(name: str, place: str, languages: list[str]) -> str:

@@ -9,9 +9,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import Literal
 
 from xrep.config import to_yaml
 from xrep.errors import UserError
@@ -77,11 +75,11 @@ def export_path(
         raise UserError(problem, cure="leave `format` out")
     if layer is not None and format in ("xrep", "int8"):
         raise UserError("`layer` is for the formats of other libraries", cure="leave `format` out")
-    checkpoint, mean, directory = None, None, Path(directory)
+    checkpoint, directory = None, Path(directory)
     if average is not None:
         if average < 1:
             raise UserError(f"`average` must be at least 1, not {average}")
-        checkpoint, mean = average_last(path, average)
+        checkpoint = average_last(path, average)
         path = checkpoint.path
     card = Card.of(path, license, results)
     if checkpoint is None and (format == "xrep" or Path(path, MANIFEST).is_file()):
@@ -91,15 +89,15 @@ def export_path(
     if format == "xrep" or format == "int8":
         check_new_directory(directory)
         with TemporaryDirectory() as folder:
-            exported = _of_checkpoint(checkpoint, mean, format) if checkpoint else _of_encoder(path, Path(folder))
+            exported = _of_checkpoint(checkpoint, format) if checkpoint else _of_encoder(path, Path(folder))
             return _write_checkpoint(exported, directory, card, Path(folder))
     if checkpoint is not None and checkpoint.translates:
-        return _write_its_encoder(checkpoint, mean, directory, format, card)
+        return _write_its_encoder(checkpoint, directory, format, card)
     if checkpoint is not None and checkpoint.text.annotation is not None:
-        return export_classifier(checkpoint, mean, directory, format, card)
+        return export_classifier(checkpoint, directory, format, card)
     encoder = SentenceEncoder.load(path, device="cpu")
-    if mean is not None:
-        encoder.model.load_state_dict(mean)
+    if average is not None and checkpoint is not None:
+        encoder.model.load_state_dict(checkpoint.tensors())
     if pooling is not None:
         encoder.model.pooling = dict.fromkeys(encoder.model.pooling, pooling)
     if no_projection:
@@ -111,9 +109,7 @@ def export_path(
     return encoder.save(directory, format, license=license, results=results)
 
 
-def _of_checkpoint(
-    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, format: Literal["xrep", "int8"]
-) -> tuple[Snapshot, Callable[[], str]]:
+def _of_checkpoint(checkpoint: Checkpoint, format: Literal["xrep", "int8"]) -> tuple[Snapshot, Callable[[], str]]:
     """Return a checkpoint without what training alone needs, and a function that returns its model's fingerprint."""
     hashes = checkpoint.training_hashes
     snapshot = Snapshot(
@@ -122,13 +118,13 @@ def _of_checkpoint(
         text=checkpoint.text,
         save_tokenizers=lambda folder: shutil.copytree(checkpoint.path / TOKENIZER, folder),
         architecture=checkpoint.manifest["architecture"],
-        model=checkpoint.tensors(quantised=True) if tensors is None else tensors,
+        model=checkpoint.tensors(quantised=True),
         files={} if hashes is None else {hashes.name: hashes},
         precision="int8" if checkpoint.is_quantised else "float32",
     )
     if format == "xrep":
-        return snapshot, lambda: fingerprint(_loaded(checkpoint, tensors), checkpoint.text)
-    model = _loaded(checkpoint, tensors)
+        return snapshot, lambda: fingerprint(load_model(checkpoint), checkpoint.text)
+    model = load_model(checkpoint)
     quantise_layers(model)
     snapshot = replace(snapshot, model=model.state_dict(), precision="int8")
     return snapshot, lambda: fingerprint(model, checkpoint.text)
@@ -181,23 +177,13 @@ def _write_checkpoint(
     return {directory: loading}
 
 
-def _loaded(checkpoint: Checkpoint, tensors: dict[str, Tensor] | None) -> Any:
-    """Return the model of a checkpoint, with other weights if they are given."""
-    model = load_model(checkpoint)
-    if tensors is not None:
-        model.load_state_dict(tensors)
-    return model
-
-
-def _write_its_encoder(
-    checkpoint: Checkpoint, tensors: dict[str, Tensor] | None, directory: Path, format: Format, card: Card
-) -> dict[Path, str]:
+def _write_its_encoder(checkpoint: Checkpoint, directory: Path, format: Format, card: Card) -> dict[Path, str]:
     """Write the encoder of a translation model as a directory of transformers."""
     if format != "hf":
         problem = f"a translation model, which {format} does not have"
         cure = "set `format` to xrep, or to hf for its encoder alone"
         raise UserError(problem, path=checkpoint.path, cure=cure)
-    model = _loaded(checkpoint, tensors)
+    model = load_model(checkpoint)
     text, tokenizers = checkpoint.text, open_tokenizers(checkpoint.path / TOKENIZER)
     loading = opening_line(model.encoder.library_class, str(directory), text.source_languages)
     lines = [

@@ -145,8 +145,8 @@ def _openvino_session(source: Path, path: Path) -> Callable[..., list[np.ndarray
     compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
     def run(*given: np.ndarray) -> list[np.ndarray]:
-        found = compiled(dict(zip(INPUTS, given, strict=True)))
-        return [found[name] for name in OUTPUTS]
+        outputs = compiled(dict(zip(INPUTS, given, strict=True)))
+        return [outputs[name] for name in OUTPUTS]
 
     return run
 
@@ -157,8 +157,8 @@ def _compare(run: Callable[..., list[np.ndarray]], model: DualEncoder, tower: st
         batch = _random_batch(model, tower, rows, length)
         with torch.no_grad():
             expected = model.encode(tower, batch)
-        found = run(batch.tokens.numpy(), batch.mask.long().numpy())
-        for ours, theirs in zip(expected, found, strict=True):
+        computed = run(batch.tokens.numpy(), batch.mask.long().numpy())
+        for ours, theirs in zip(expected, computed, strict=True):
             largest = float(ours.abs().max())
             difference = float(np.abs(ours.numpy() - theirs).max()) if ours.shape == theirs.shape else float("inf")
             if not difference <= TOLERANCE * max(largest, 1.0):

@@ -19,7 +19,7 @@ from xrep.hashing import find_sorted
 from xrep.inference.mining import OWN_FILE, Index, MiningOptions, Opened, Text, clear, open_text, search_texts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
-from xrep.retrieval.candidates import first_of_each
+from xrep.retrieval.margins import first_of_each
 from xrep.retrieval.neighbours import Neighbours
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.readers import Bitext, read_pairs, read_text
@@ -293,11 +293,11 @@ class _Choice:
 def _write(file: IO[str], pairs: _Pairs, source: Opened, target: Opened, choice: _Choice) -> tuple[int, np.ndarray]:
     """Write the pairs with their negatives; return the number of pairs, and the scores of the negatives."""
     assert source.lines is not None and target.lines is not None
-    written, found = 0, list[np.ndarray]()
+    written, of_negatives = 0, list[np.ndarray]()
     for start in range(0, len(pairs.source), _BLOCK):
         negatives, scores = choice(start, start + _BLOCK)
         taken = negatives >= 0
-        found.append(scores[taken])
+        of_negatives.append(scores[taken])
         for number in np.flatnonzero(taken.any(axis=1)).tolist():
             texts = target.lines.fields([int(pairs.target[start + number]), *negatives[number][taken[number]].tolist()])
             file.write("\t".join([*source.lines.fields([int(pairs.source[start + number])]), *texts]) + "\n")
@@ -306,4 +306,4 @@ def _write(file: IO[str], pairs: _Pairs, source: Opened, target: Opened, choice:
         dropped = ", ".join(f"{count:,} by {rule}" for rule, count in choice.dropped.items() if count)
         problem = f"no negative is left ({dropped or 'there are no candidates'})"
         raise UserError(problem, cure="add `candidates`, or choose weaker margins")
-    return written, np.concatenate(found)
+    return written, np.concatenate(of_negatives)

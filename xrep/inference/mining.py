@@ -22,9 +22,8 @@ from xrep.hashing import hash_bytes
 from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
-from xrep.retrieval.candidates import Retrieval, choose, first_of_each
 from xrep.retrieval.ivf import search_ivf
-from xrep.retrieval.margins import Margin, check_neighbours
+from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose, first_of_each
 from xrep.retrieval.neighbours import Neighbours
 from xrep.retrieval.search import SearchState, Side, load_neighbours, merge, search_flat
 from xrep.retrieval.vectors import VectorFile

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from xrep.config.yaml_files import flat
 from xrep.data.store import MANIFEST_FILE
 from xrep.errors import UserError
 from xrep.files import sha256_of
@@ -109,10 +110,10 @@ def write_card(
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of evaluations in a file, of which ``xrep-eval all`` writes several."""
-    found = read_json(path)
-    values = found.get("values") if found.get("test") == "all" else None
+    content = read_json(path)
+    values = content.get("values") if content.get("test") == "all" else None
     several: Any = values.get("results") if isinstance(values, dict) else None
-    for record in several.values() if isinstance(several, dict) else [found]:
+    for record in several.values() if isinstance(several, dict) else [content]:
         figures, model = (record.get(key) if isinstance(record, dict) else None for key in ("headline", "model"))
         whole = isinstance(model, dict) and {"path", "fingerprint"} <= model.keys() and isinstance(figures, dict)
         if not whole or not all(isinstance(value, (int, float)) for value in dict(figures or {}).values()):
@@ -141,24 +142,20 @@ def _mteb_entries(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _training_files(path: str | Path) -> Iterator[tuple[str, str]]:
     """Yield the names and checksums of the training data of a run, as far as it is still there.
 
-    Of data that ``xrep-preprocess`` wrote it is the manifest, which has the checksum of every other file. The checksum
-    of the hashes of all training sentences is part of the run and always known.
+    For data that ``xrep-preprocess`` wrote, this is the manifest, which has the checksum of every other file. The
+    checksum of the hashes of all training sentences is part of the run and always known.
     """
     if not (Path(path) / MANIFEST).is_file():
         return
     checkpoint = open_checkpoint(path)
-    folders = dict.fromkeys(_data_of(checkpoint.config))
-    for folder in map(Path, folders):
+    for folder in map(Path, _data_of(checkpoint.config)):
         files = [folder / MANIFEST_FILE] if (folder / MANIFEST_FILE).is_file() else sorted(folder.glob("train*"))
         yield from ((f"{folder.name}/{file.name}", sha256_of(file)) for file in files if file.is_file())
     if (hashes := checkpoint.training_hashes) is not None:
         yield hashes.name, sha256_of(hashes)
 
 
-def _data_of(options: Any) -> Iterator[str]:
-    """Yield the data of every task in the options of a run, also of the tasks of its parts."""
-    for inner in options.values() if isinstance(options, dict) else options if isinstance(options, list) else ():
-        yield from _data_of(inner)
-    task = options.get("task") if isinstance(options, dict) else None
-    if isinstance(task, dict) and isinstance(task.get("data"), str):
-        yield task["data"]
+def _data_of(options: dict[str, Any]) -> list[str]:
+    """Return the data of every task in the options of a run, also of the tasks of its parts, each once."""
+    values = [value for name, value in flat(options).items() if name.endswith("task.data")]
+    return list(dict.fromkeys(value for value in values if isinstance(value, str)))

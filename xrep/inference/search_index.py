@@ -198,11 +198,11 @@ class SearchIndex:
         full = [number for number, query in enumerate(several) if query.strip()]
         prompt = self.encoder.find_prompt(prompt_name, QUERY_PROMPTS)
         vectors = self.encoder.encode([several[number] for number in full], lang, prompt=prompt)
-        found: list[list[Hit]] = [[] for _ in several]
+        hits: list[list[Hit]] = [[] for _ in several]
         scores_QK, rows_QK = self.search_vectors(vectors, k, probes=probes)
         for number, scores, rows in zip(full, scores_QK.tolist(), rows_QK.tolist(), strict=True):
-            found[number] = [self.hit(row, score) for score, row in zip(scores, rows, strict=True) if row >= 0]
-        return found[0] if isinstance(queries, str) else found
+            hits[number] = [self.hit(row, score) for score, row in zip(scores, rows, strict=True) if row >= 0]
+        return hits[0] if isinstance(queries, str) else hits
 
     def search_vectors(
         self, vectors: np.ndarray, k: int = 10, *, probes: int = PROBES

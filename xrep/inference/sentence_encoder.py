@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import torch
@@ -191,8 +191,9 @@ class SentenceEncoder:
         tokens = self._tokenize(prompted, tokenizer_of(self.tokenizers, tower))
         vectors = np.empty((len(several), self.output_size), dtype=np.float32)
         device, vocabulary = self.device, self.text.vocabulary(tower)
+        lengths = [min(len(ids) + 2, self.text.max_length) for ids in tokens]
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
-            for rows in batches_of(tokens, batch_tokens, self.text.max_length, batch_size):
+            for rows in batches_of(lengths, batch_tokens, batch_size):
                 batch = collate([tokens[row] for row in rows], vocabulary, self.text.max_length)
                 states = 24 * batch.tokens.numel() * self.output_size  # of a feed-forward layer and around it, at least
                 what = f"a batch of {batch.tokens.numel():,} subwords"
@@ -201,13 +202,13 @@ class SentenceEncoder:
                 encoded = self.model.encode(tower, batch)[0].float()
                 vectors[rows] = (F.normalize(encoded, dim=1) if normalize else encoded).cpu().numpy()
                 bar.update(len(rows))
-        found = vectors[0] if isinstance(sentences, str) else vectors
-        return found if convert_to == "numpy" else torch.from_numpy(found).to(device)
+        result = vectors[0] if isinstance(sentences, str) else vectors
+        return result if convert_to == "numpy" else torch.from_numpy(result).to(device)
 
     def similarity(self, a: np.ndarray | Tensor, b: np.ndarray | Tensor) -> Tensor:
         """Return the cosine of every vector of [N, D] with every one of [M, D], float32 [N, M]; [D] is one vector."""
-        rows = [torch.atleast_2d(torch.as_tensor(vectors)).float() for vectors in (a, b)]
-        return F.normalize(rows[0], dim=1) @ F.normalize(rows[1].to(rows[0].device), dim=1).T
+        rows = unit_rows(a)
+        return rows @ unit_rows(b).to(rows.device).T
 
     def save(
         self,
@@ -328,6 +329,12 @@ class SentenceEncoder:
         starts, most = range(0, len(sentences), TOKENIZE_CHUNK), self.text.max_length - 1
         parts = (tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK])) for start in starts)
         return [np.asarray(ids[:most], dtype=np.int64) for part in parts for ids in part]
+
+
+def unit_rows(vectors: Any) -> Tensor:
+    """Return the rows of an array, a tensor or a list as float32, scaled to length 1; [D] is one row."""
+    vectors = vectors if isinstance(vectors, Tensor) else torch.from_numpy(np.asarray(vectors))
+    return F.normalize(torch.atleast_2d(vectors).float(), dim=1)
 
 
 def has_foreign_encoder(directory: Path) -> bool:

@@ -1,25 +1,24 @@
 """Classifiers as transformers saves them: BERT and XLM-R with a head for texts, words or answers.
 
 Source of the layouts: ``BertFor{SequenceClassification,TokenClassification,QuestionAnswering}`` and the same of XLM-R
-in transformers. Of BERT, the dense layer below the classes is the pooler; of XLM-R it belongs to the head.
+in transformers. In BERT, the dense layer below the classes is the pooler; in XLM-R, it belongs to the head.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from xrep.data.batching import Annotation
 from xrep.errors import UserError
+from xrep.files import write_json
 from xrep.nn.bert import CONFIG
 from xrep.nn.encoder import Encoder
-from xrep.nn.weights import SAFETENSORS, Weights, read_json
+from xrep.nn.weights import SAFETENSORS, Weights, read_json, save_tensors
 
 Kind = Literal["label", "tags", "span"]
 CLASSES: dict[Kind, str] = {
@@ -28,7 +27,7 @@ CLASSES: dict[Kind, str] = {
     "span": "ForQuestionAnswering",
 }
 PREFIXES = {"bert": ("Bert", "bert."), "xlm-roberta": ("XLMRoberta", "roberta.")}
-"""Of each family, the beginning of the names of its classes, and that of the names of its encoder's tensors."""
+"""The beginning of the names of each family's classes, and that of the names of its encoder's tensors."""
 HEADS: dict[tuple[str, str], dict[str, str]] = {
     ("bert", "label"): {"dense": "bert.pooler.dense", "output": "classifier"},
     ("xlm-roberta", "label"): {"dense": "classifier.dense", "output": "classifier.out_proj"},
@@ -70,10 +69,10 @@ def write_classifier(directory: Path, encoder: Encoder, annotation: Annotation, 
         config["problem_type"] = "single_label_classification"
     named = {prefix + key: tensor for key, tensor in tensors.items()}
     for ours, theirs in HEADS[family, annotation.kind].items():
-        named |= {f"{theirs}.{part}": head[f"{ours}.{part}"].float().contiguous() for part in ("weight", "bias")}
+        named |= {f"{theirs}.{part}": head[f"{ours}.{part}"].float() for part in ("weight", "bias")}
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    save_file(named, directory / SAFETENSORS, metadata={"format": "pt"})
+    write_json(directory / CONFIG, config)
+    save_tensors(named, directory / SAFETENSORS)
 
 
 def read_classifier(directory: Path) -> Head:

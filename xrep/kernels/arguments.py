@@ -58,7 +58,7 @@ def scalar(
 ) -> Tensor:
     """Return a number as a 0-d tensor, after ``check_number``, or a tensor of one number, whose value is not checked.
 
-    To check it, or to copy the number to a GPU instead of filling it in there, would wait for the GPU.
+    Checking it, or copying the number to a GPU instead of filling it in there, would wait for the GPU.
 
     Raises:
         ValueError: It is not one number, or out of range.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from xrep.errors import UserError
-from xrep.models.directory import Checkpoint, checkpoints_in, open_checkpoint
+from xrep.models.directory import MODEL, Checkpoint, checkpoints_in, open_checkpoint
 
 
-def average_last(run: str | Path, count: int) -> tuple[Checkpoint, dict[str, Tensor]]:
-    """Return the newest checkpoint of a run, and the model's tensors averaged over the ``count`` newest checkpoints.
+def average_last(run: str | Path, count: int) -> Checkpoint:
+    """Return the newest checkpoint of a run with the model's tensors averaged over the ``count`` newest checkpoints.
 
     Floating-point tensors are averaged in float64 and returned in their own type. Other tensors are those of the newest
     checkpoint.
@@ -34,7 +35,8 @@ def average_last(run: str | Path, count: int) -> tuple[Checkpoint, dict[str, Ten
             raise UserError(f"{problem} than in {newest.path.name}", path=checkpoint.path, cure=cure)
         for name, total in sums.items():
             total += others[name]
-    return newest, tensors | {name: (total / count).to(tensors[name].dtype) for name, total in sums.items()}
+    mean = {name: (total / count).to(tensors[name].dtype) for name, total in sums.items()}
+    return replace(newest, contents={MODEL: tensors | mean})
 
 
 def _difference(a: Checkpoint, ours: dict[str, Tensor], b: Checkpoint, theirs: dict[str, Tensor]) -> str:

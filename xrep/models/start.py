@@ -232,7 +232,7 @@ def _tower(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
         path=path / tower,
         tokenizer=_tokenizer(path, tower),
         shape=shape_from(architecture.towers[tower]),
-        languages={"source": text.source_languages, "target": text.target_languages}.get(tower, text.languages),
+        languages=text.languages_of(tower),
         pooling=architecture.pooling[tower],
         projection=DenseSpec(dense["weight"], dense.get("bias"), projection.activation) if projection else None,
         tensors=_below(f"encoders.{tower}.", tensors),

@@ -45,7 +45,7 @@ def weights_cast_once() -> Iterator[None]:
 def in_half(layers: Iterable[nn.Module], x: Tensor) -> Iterator[tuple[list[Call], Tensor]]:
     """Context manager that gives a function for each layer of a stack, and ``x``, which is the input of the first one.
 
-    Without autocast to bfloat16 on a GPU, they are the layers and ``x`` themselves. Else the functions compute the
+    Without autocast to bfloat16 on a GPU, they are the layers and ``x`` themselves. Otherwise the functions compute the
     layers in bfloat16; they may also be called later, by activation checkpointing.
     """
     stack, half = list(layers), half_type(x.device)

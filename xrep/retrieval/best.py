@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 GROUP = 20
 """Number of similarities in a group. The maximum of each group is taken first. It divides the sizes of both tiles, so
 that only the last tiles need padding."""
+
+
+def padded(tile_RC: Tensor) -> Tensor:
+    """Return a tile with rows and columns of -inf at its ends, so that groups divide it in both directions."""
+    ragged = (0, -tile_RC.size(1) % GROUP, 0, -tile_RC.size(0) % GROUP)
+    return F.pad(tile_RC, ragged, value=-torch.inf) if any(ragged) else tile_RC
 
 
 @dataclass

@@ -87,13 +87,13 @@ def recall_of(path: Path, shape: Shape, vectors: VectorFile, k: int = 10, querie
         products = torch.from_numpy(x_QD @ vectors.read(slice(start, min(start + _BLOCK, shape.rows))).T)
         top = products.topk(min(k + 1, products.size(1)))
         exact.merge(slice(None), top.values, top.indices + start)
-    found = list[np.ndarray](), list[np.ndarray]()
+    answers = list[np.ndarray](), list[np.ndarray]()
     index = open_index(path, shape)
     for x_D in x_QD:
-        found[0].append(nearest(index, shape, vectors, x_D[None], k + 1)[1][0])
-        found[1].append(propose(index, shape, x_D[None], k + 1)[0])
+        answers[0].append(nearest(index, shape, vectors, x_D[None], k + 1)[1][0])
+        answers[1].append(propose(index, shape, x_D[None], k + 1)[0])
         let_go(index, shape)
-    shares = [_share(rows, exact.index.numpy(), np.stack(some), k) for some in found]
+    shares = [_share(rows, exact.index.numpy(), np.stack(some), k) for some in answers]
     return Recall(k=k, queries=len(rows), recall=shares[0], not_rescored=shares[1])
 
 

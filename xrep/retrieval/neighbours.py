@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels.precision import accumulation_dtype, multiply, operand_dtype
-from xrep.retrieval.best import GROUP, Best
+from xrep.retrieval.best import Best, padded
 from xrep.retrieval.screening import Rounded, screens, update_screened
 
 TILE = 2000
@@ -65,15 +64,14 @@ def search_block(
             column_best = best_y.slice(column, column + len(columns_CD))
             if rounded is not None:
                 sides = rounded[0].slice(row, row + edge), rounded[1].slice(column, column + edge)
-                if update_screened(*sides, row_best, column_best, first_x + row, first_y + column, GROUP):
+                if update_screened(*sides, row_best, column_best, first_x + row, first_y + column):
                     continue
                 rounded = None
             tile_BC = memory.resize_(len(rows_BD) * len(columns_CD)).view(len(rows_BD), len(columns_CD))
             multiply(rows_BD, columns_CD.t(), out=tile_BC)
-            ragged = (0, -len(columns_CD) % GROUP, 0, -len(rows_BD) % GROUP)
-            padded = F.pad(tile_BC, ragged, value=-torch.inf) if any(ragged) else tile_BC
-            row_best.update(padded[: len(rows_BD)], first_y + column)
-            column_best.update(padded[:, : len(columns_CD)].t(), first_x + row)
+            whole = padded(tile_BC)
+            row_best.update(whole[: len(rows_BD)], first_y + column)
+            column_best.update(whole[:, : len(columns_CD)].t(), first_x + row)
         advance(len(rows_BD) * len(y_CD))
 
 
@@ -89,7 +87,7 @@ def normalize_rows(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(norms, np.finfo(x.dtype).tiny)
 
 
-def neighbours(x: np.ndarray, y: np.ndarray, k: int, *, device: str | torch.device = "cpu") -> Neighbours:
+def neighbours(x: np.ndarray, y: np.ndarray, k: int) -> Neighbours:
     """Find the k nearest neighbours by inner product (cosine if the rows are L2-normalised), in both directions.
 
     One product serves both directions: each tile of similarities updates the k best of its rows and of its columns, so
@@ -97,7 +95,6 @@ def neighbours(x: np.ndarray, y: np.ndarray, k: int, *, device: str | torch.devi
 
     Args:
         x, y: [N, D] and [M, D] float. Products are taken in float32, or in float64 if either side is float64.
-        device: device on which products are computed; both sides must fit on it.
 
     Raises:
         ValueError: one side is empty, the widths differ, or k is not between 1 and the size of the smaller side.
@@ -109,8 +106,8 @@ def neighbours(x: np.ndarray, y: np.ndarray, k: int, *, device: str | torch.devi
     if not 1 <= k <= min(len(x), len(y)):
         raise ValueError(f"{k} neighbours of {len(x)} and {len(y)} vectors")
     common = np.result_type(x, y)
-    sides = [torch.from_numpy(np.require(side, common, ["C", "W"])).to(device) for side in (x, y)]
+    sides = [torch.from_numpy(np.require(side, common, ["C", "W"])) for side in (x, y)]
     sides = [side.to(operand_dtype(side)) for side in sides]
-    nearest = [Best.none(len(side), k, accumulation_dtype(sides[0]), device) for side in sides]
+    nearest = [Best.none(len(side), k, accumulation_dtype(sides[0])) for side in sides]
     search_block(sides[0], sides[1], nearest[0], nearest[1], 0, 0)
     return Neighbours.of(*nearest)

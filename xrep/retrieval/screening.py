@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels.processor import multiplies_bfloat16
-from xrep.retrieval.best import Best
+from xrep.retrieval.best import GROUP, Best, padded
 
 FEWEST = 1000
 """Fewest vectors of a side that are screened. The maxima of groups bound the k-th best, so there must be many."""
@@ -53,31 +52,28 @@ def screens(x_BD: Tensor, y_CD: Tensor, *bests: Best) -> bool:
     return usual and few and multiplies_bfloat16()
 
 
-def update_screened(x: Rounded, y: Rounded, best_x: Best, best_y: Best, first_x: int, first_y: int, group: int) -> bool:
+def update_screened(x: Rounded, y: Rounded, best_x: Best, best_y: Best, first_x: int, first_y: int) -> bool:
     """Update the best neighbours of all rows of two sides with each other, if the screen can tell which pairs matter.
 
     It cannot if the k-th best similarity of a row is near 0 or below.
 
     Args:
         first_x, first_y: The indices of the first vectors.
-        group: Number of similarities in a group. The maximum of each group is taken first.
 
     Returns:
         Whether the neighbours were updated.
     """
-    tile_RC = torch.mm(x.half, y.half.t())
-    ragged = (0, -len(y.half) % group, 0, -len(x.half) % group)
     # Positive numbers in bfloat16 are ordered like the whole numbers that have the same bits, which torch compares in a
     # fraction of the time. All negative numbers become negative ones.
-    keys_RC = (F.pad(tile_RC, ragged, value=-torch.inf) if any(ragged) else tile_RC).view(torch.int16)
-    of_rows = keys_RC.unflatten(1, (group, -1)).amax(1)[: len(x.half)]
-    of_columns = keys_RC.unflatten(0, (group, -1)).amax(0).t()[: len(y.half)]
+    keys_RC = padded(torch.mm(x.half, y.half.t())).view(torch.int16)
+    of_rows = keys_RC.unflatten(1, (GROUP, -1)).amax(1)[: len(x.half)]
+    of_columns = keys_RC.unflatten(0, (GROUP, -1)).amax(0).t()[: len(y.half)]
     directions = ((x, y, best_x, of_rows, keys_RC, first_y), (y, x, best_y, of_columns, keys_RC.t(), first_x))
     leasts = [_least(one, other, best, groups) for one, other, best, groups, *_ in directions]
     if not all((least > 0).all() for least in leasts):
         return False
     for (one, other, best, groups, keys, first), least in zip(directions, leasts, strict=True):
-        rows, columns = _candidates(groups, keys, least, group)
+        rows, columns = _candidates(groups, keys, least)
         if len(rows):
             _merge(best, rows, columns + first, _similarities(one.vectors, other.vectors, rows, columns))
     return True
@@ -100,11 +96,11 @@ def _least(one: Rounded, other: Rounded, best: Best, groups_RG: Tensor) -> Tenso
     return least - _ROUNDING * least.abs()
 
 
-def _candidates(groups_RG: Tensor, keys_RC: Tensor, least_R: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def _candidates(groups_RG: Tensor, keys_RC: Tensor, least_R: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows and columns of similarities that reach their row's least one, sorted by rows, then by columns."""
     floor_R = (least_R.view(torch.int32) >> 16).to(torch.int16)  # the next lower number in bfloat16
     rows_A, chosen_A = (groups_RG >= floor_R.unsqueeze(1)).nonzero(as_tuple=True)
-    columns_AE = chosen_A.unsqueeze(1) + torch.arange(group) * groups_RG.size(1)
+    columns_AE = chosen_A.unsqueeze(1) + torch.arange(GROUP) * groups_RG.size(1)
     reaching = keys_RC[rows_A.unsqueeze(1), columns_AE] >= floor_R[rows_A].unsqueeze(1)
     rows_P, columns_P = rows_A.unsqueeze(1).expand_as(columns_AE)[reaching], columns_AE[reaching]
     order = (rows_P * keys_RC.size(1) + columns_P).argsort()

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from xrep.config.yaml_files import flat
-
 WANDB_ID = "wandb.id"
 """File in the directory of a run with its name at Weights & Biases, so that a resumed run goes on there."""
 
@@ -92,21 +90,3 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
-
-
-def boards_of(
-    tensorboard: Path | None, logger: str, directory: Path, resumed_step: int, options: Mapping[str, Any]
-) -> list[Board]:
-    """Return the boards of a run.
-
-    Args:
-        tensorboard: Folder of TensorBoard's events, or None for none.
-        logger: ``wandb`` or ``none``.
-        options: The configuration of the run, nested.
-    """
-    options, boards = flat(options) if options else {}, list[Board]()
-    if tensorboard is not None:
-        boards.append(TensorBoard(tensorboard, resumed_step, options))
-    if logger == "wandb":
-        boards.append(WeightsAndBiases(directory, options))
-    return boards

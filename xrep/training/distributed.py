@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from xrep.config.ranges import out_of_range
 from xrep.errors import TrainingError, UserError
@@ -98,20 +99,22 @@ class World:
         Raises:
             UserError: as ``together``.
         """
-        tensors, plain = list[Tensor](), None
+        value = None
         with self.together():
             if self.is_main:
-                plain = _without_tensors(read(), tensors)
-        plain, kinds = self.from_main((plain, [(tensor.shape, tensor.dtype) for tensor in tensors]))
-        for number, (shape, dtype) in enumerate(kinds):
-            own = tensors[number] if self.is_main else torch.empty(shape, dtype=dtype)
+                value = read()
+        # Tensors on the device "meta" have shapes and types, but no numbers.
+        described = self.from_main(tree_map_only(Tensor, lambda tensor: tensor.to("meta"), value))
+
+        def sent(tensor: Tensor) -> Tensor:
+            own = tensor if self.is_main else torch.empty(tensor.shape, dtype=tensor.dtype)
             # As bytes, because backends do not know all types.
-            sent = own.contiguous().reshape(-1).view(torch.uint8).to(self.device)
-            if len(sent):
-                dist.broadcast(sent, src=0)
-            if not self.is_main:
-                tensors.append(sent.cpu().view(dtype).reshape(shape))
-        return _with_tensors(plain, tensors)
+            content = own.contiguous().reshape(-1).view(torch.uint8).to(self.device)
+            if len(content):
+                dist.broadcast(content, src=0)
+            return tensor if self.is_main else content.cpu().view(tensor.dtype).reshape(tensor.shape)
+
+        return tree_map_only(Tensor, sent, value if self.is_main else described)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -161,30 +164,6 @@ class World:
                 if turn == mine:
                     made.append(make())
         return made[0]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Stands for a tensor in plain data; the number is its place in a list."""
-
-    number: int
-
-
-def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return _Place(len(tensors) - 1)
-    if isinstance(value, dict):
-        return {key: _without_tensors(inner, tensors) for key, inner in value.items()}
-    return [_without_tensors(inner, tensors) for inner in value] if isinstance(value, list) else value
-
-
-def _with_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(value, _Place):
-        return tensors[value.number]
-    if isinstance(value, dict):
-        return {key: _with_tensors(inner, tensors) for key, inner in value.items()}
-    return [_with_tensors(inner, tensors) for inner in value] if isinstance(value, list) else value
 
 
 def alone(device: torch.device | str) -> World:
@@ -277,7 +256,7 @@ def _meeting_place(limit: timedelta, rank: int, size: int, port: int) -> dict[st
 
 
 @contextmanager
-def missing_each_other(world: World) -> Iterator[None]:
+def explain_lost_ranks(world: World) -> Iterator[None]:
     """Report in one line that another rank is gone, instead of torch's traceback about its sockets.
 
     Raises:

@@ -57,9 +57,8 @@ def _encoders(model: Model) -> list[str]:
 def _languages(name: str, text: TextSpec) -> list[str]:
     """Return the languages that an encoder or a decoder reads."""
     last = name.rpartition(".")[2]
-    if last in ("source", "encoder"):  # that of a classifier reads languages that are on both sides
-        return text.source_languages
-    return text.target_languages if last in ("target", "decoder") else text.languages
+    # The encoder of a classifier reads languages that are on both sides.
+    return text.languages_of({"encoder": "source", "decoder": "target"}.get(last, last))
 
 
 def _encoder_line(name: str, model: Model, text: TextSpec, trainer: Trainer) -> str:
@@ -88,8 +87,8 @@ def _encoder_line(name: str, model: Model, text: TextSpec, trainer: Trainer) -> 
 
 
 def _negatives_line(task: Task) -> str:
-    found = task.statistics()["negatives"]
-    return f"hard negatives: {found['pairs']:,} of {task.examples:,} training pairs have some"
+    counts = task.statistics()["negatives"]
+    return f"hard negatives: {counts['pairs']:,} of {task.examples:,} training pairs have some"
 
 
 def _millions(count: int) -> str:

@@ -85,8 +85,8 @@ def now() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"xrep": __version__, "python": platform.python_version(), "system": platform.platform()}
+    versions = {"xrep": __version__, "python": platform.python_version(), "system": platform.platform()}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions

@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from xrep.config.ranges import out_of_range
+from xrep.config.yaml_files import flat
 from xrep.files import naming, write_aside
 from xrep.nn.queue import Queue
 from xrep.progress import ProgressLine
-from xrep.training.boards import boards_of
+from xrep.training.boards import Board, TensorBoard, WeightsAndBiases
 from xrep.training.launches import now
 
 METRICS, TENSORBOARD, LOG = "metrics.jsonl", "tensorboard", "log.txt"
@@ -54,19 +55,20 @@ class Progress:
         config: Config,
         directory: Path,
         resumed_step: int,
-        stream: IO[str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
-        self._line = ProgressLine(stream, at_once=True)
+        self._line = ProgressLine(at_once=True)
         self._path = directory / METRICS
         with naming(directory):
             _drop_records_after(self._path, resumed_step)
             self._file = open(self._path, "a", encoding="utf-8")
             self._log_file = open(directory / LOG, "a", encoding="utf-8", errors="backslashreplace")
-            events = directory / TENSORBOARD if config.tensorboard else None
-            self._boards = boards_of(events, config.logger, directory, resumed_step, options or {})
-
+            values, self._boards = flat(options) if options else {}, list[Board]()
+            if config.tensorboard:
+                self._boards.append(TensorBoard(directory / TENSORBOARD, resumed_step, values))
+            if config.logger == "wandb":
+                self._boards.append(WeightsAndBiases(directory, values))
         self._log_line = ProgressLine(self._log_file, at_once=True)
 
     def say(self, text: str) -> None:

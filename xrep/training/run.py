@@ -39,7 +39,7 @@ from xrep.models.model import Model
 from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
-from xrep.training.distributed import World, alone, check_equal, missing_each_other, pick_device
+from xrep.training.distributed import World, alone, check_equal, explain_lost_ranks, pick_device
 from xrep.training.introduction import introduction, say_origin
 from xrep.training.launches import LAUNCHES, heard, recorded
 from xrep.training.progress import LOG, METRICS, TENSORBOARD, Progress, Quiet
@@ -72,7 +72,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
     directory, is_new = run_directory(run), False
-    with missing_each_other(world), ExitStack() as stack:
+    with explain_lost_ranks(world), ExitStack() as stack:
         with world.together():
             _check_model(run)
             if world.is_main:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from xrep.errors import UserError
 from xrep.training.distributed import World
@@ -60,20 +62,15 @@ def whole_state(optimizer: Optimizer, world: World) -> dict[str, Any]:
     held = optimizer.optim.state
     mine = {number: held[parameter] for number, parameter in enumerate(parameters) if parameter in held}
     state = dict(mine)
-    shapes = {n: {name: _like(value, "meta") for name, value in values.items()} for n, values in mine.items()}
-    for rank, known in enumerate(world.gather(shapes)[1:], start=1):
-        for number, values in known.items():
-            state[number] = values
-            for name, value in values.items():
-                if isinstance(value, Tensor):
-                    own = rank == world.rank
-                    sent = mine[number][name].to(world.device) if own else _like(value, world.device)
-                    dist.broadcast(sent, src=rank)
-                    values[name] = sent.cpu() if world.is_main else None
+
+    def sent(source: int, tensor: Tensor) -> Tensor | None:
+        """Return on rank 0 the tensor of another rank; ranks that do not have it know its shape and type."""
+        here = torch.empty(tensor.shape, dtype=tensor.dtype, device=world.device) if tensor.is_meta else tensor
+        dist.broadcast(here.to(world.device), src=source)
+        return here.cpu() if world.is_main else None
+
+    described = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), mine)
+    for rank, known in enumerate(world.gather(described)[1:], start=1):
+        state |= tree_map_only(Tensor, partial(sent, rank), mine if rank == world.rank else known)
     groups = Optimizer.state_dict(optimizer)["param_groups"]
     return {"state": dict(sorted(state.items())), "param_groups": groups} if world.is_main else {}
-
-
-def _like(value: Any, device: torch.device | str) -> Any:
-    """Return an uninitialised tensor on a device for a tensor, and any other value as it is."""
-    return torch.empty(value.shape, dtype=value.dtype, device=device) if isinstance(value, Tensor) else value

@@ -159,15 +159,15 @@ def ranking(trials: Sequence[Trial], stage: str = "") -> list[Ranked]:
     Raises:
         UserError: A run has no validation by which it could be ranked.
     """
-    found: dict[tuple[str, ...], list[tuple[Trial, dict[str, Any]]]] = {}
+    finished: dict[tuple[str, ...], list[tuple[Trial, dict[str, Any]]]] = {}
     for trial in trials:
         if (summary := trial.directory / stage / SUMMARY).is_file():
-            found.setdefault(tuple(trial.values.values()), []).append((trial, _best_of(summary)))
+            finished.setdefault(tuple(trial.values.values()), []).append((trial, _best_of(summary)))
     ranked = [
         Ranked([trial for trial, _ in own], own[0][1]["metric"], [best["value"] for _, best in own])
-        for own in found.values()
+        for own in finished.values()
     ]
-    upward = all(best["maximize"] for own in found.values() for _, best in own)
+    upward = all(best["maximize"] for own in finished.values() for _, best in own)
     return sorted(ranked, key=lambda each: each.mean, reverse=upward)
 
 

@@ -26,7 +26,7 @@ from xrep.nn.weights import load_weights
 from xrep.precision import TrainingPrecision
 from xrep.progress import duration
 from xrep.tasks.task import Task
-from xrep.training.agreement import Agreement, Group, agreed, groups_of
+from xrep.training.batches import Agreement, Group, PlannedBatches, agreed, groups_of
 from xrep.training.budget import Budget
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
@@ -36,7 +36,6 @@ from xrep.training.gradient_cache import random_state, restore_random_state
 from xrep.training.lora import LowRank
 from xrep.training.outcome import Results
 from xrep.training.parameter_groups import parameter_groups
-from xrep.training.planned import PlannedBatches
 from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
 from xrep.training.sharding import ShardedOptimizer, whole_state
 from xrep.training.state import (

@@ -14,8 +14,8 @@ import torch
 from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
-from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.search import search
 from xrep.metrics.translation import bleu
 from xrep.models.model import TranslationModel
 from xrep.tasks.mixture import MixedBatch, MixtureTask

@@ -11,9 +11,9 @@ from tests.inference.generation.toys import ToyModel, best_of_all, plain_search,
 from tests.planning import token_batch
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.errors import UserError
-from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.search import search
 from xrep.models.translation import Translation
 
 FORMS = ("fairseq", "gnmt")

@@ -11,10 +11,9 @@ import torch
 
 from tests.inference.generation.toys import WORDS, ToyModel, source_key, sources_of
 from xrep.data.batching import PairBatch, TokenBatch
-from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.sampling import uniforms
+from xrep.inference.generation.search import search, uniforms
 from xrep.models.translation import Translation
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from xrep.errors import UserError
 
-PAYS = 1 / 8
+MIN_FINISHED_SHARE_TO_COMPACT = 1 / 8
 """Share of the sentences that must be done before they leave the batch, because the remaining ones are copied then."""
 
 
@@ -139,8 +139,8 @@ class Repeats:
         return rows, windows[rows, places, -1]
 
 
-def leavers(done: Tensor) -> Tensor | None:
+def remaining(done: Tensor) -> Tensor | None:
     """Return which sentences stay, int64 [B'], given which are done, bool [B]; None while the batch is unchanged."""
     stay = (~done).nonzero().squeeze(1)
     gone = len(done) - len(stay)
-    return stay if gone and (gone >= PAYS * len(done)) else None
+    return stay if gone and (gone >= MIN_FINISHED_SHARE_TO_COMPACT * len(done)) else None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
+from xrep.config.ranges import out_of_range
 from xrep.errors import ConfigError
 
 UNLIMITED = 2**31
@@ -48,26 +48,20 @@ class SearchOptions:
     """Seed of the samples. A sentence of the same number gets the same samples, whatever other sentences there are."""
 
     def problems(self) -> list[str]:
-        least = {"beam": 1, "nbest": 1, "seed": 0}
-        least |= dict.fromkeys(("min_length", "max_length_b", "no_repeat_ngram_size", "top_k"), 0)
-        values, defaults = asdict(self), asdict(DEFAULTS)
-        problems = [f"{name} must be at least {n}, not {values[name]}" for name, n in least.items() if values[name] < n]
-        too_many = not self.sampling and self.nbest > self.beam >= 1
-        known_form = self.length_penalty_form in ("fairseq", "gnmt")
-        too_long = self.max_length_a == 0 and self.min_length > self.max_length_b >= 0
-        rules = {
-            f"seed must be below 2**63, not {self.seed}": self.seed < 2**63,
-            f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam": not too_many,
-            f"length_penalty must lie in [-10, 10], not {self.length_penalty}": abs(self.length_penalty) <= 10,
-            f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}": known_form,
-            f"max_length_a must be at least 0, not {self.max_length_a}": 0 <= self.max_length_a < math.inf,
-            f"min_length {self.min_length} is more than the greatest length {self.max_length_b}": not too_long,
-            f"top_p must lie in (0, 1], not {self.top_p}": 0 < self.top_p <= 1,
-            f"temperature must be above 0, not {self.temperature}": 0 < self.temperature < math.inf,
-        }
+        counts = dict.fromkeys(("min_length", "max_length_b", "no_repeat_ngram_size", "top_k", "seed"), "[0, inf)")
+        counts |= {"beam": "[1, inf)", "nbest": "[1, inf)"}
+        numbers = {"max_length_a": "[0, inf)", "length_penalty": "[-10, 10]"}
+        problems = out_of_range(self, **counts, **numbers, top_p="(0, 1]", temperature="(0, inf)")
+        if not self.sampling and self.nbest > self.beam >= 1:
+            problems.append(f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam")
+        if self.length_penalty_form not in ("fairseq", "gnmt"):
+            problems.append(f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}")
+        if self.max_length_a == 0 and self.min_length > self.max_length_b >= 0:
+            problems.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
         for name in ("top_k", "top_p", "temperature"):
-            rules[f"{name} is an option of sampling, which is off"] = self.sampling or values[name] == defaults[name]
-        return problems + [problem for problem, kept in rules.items() if not kept]
+            if not self.sampling and vars(self)[name] != vars(DEFAULTS)[name]:
+                problems.append(f"{name} is an option of sampling, which is off")
+        return problems
 
     def check(self) -> None:
         """Raise a ConfigError if options make no sense."""

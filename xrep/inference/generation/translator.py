@@ -11,9 +11,9 @@ import torch
 
 from xrep.data.batching import TextSpec, batches_of, collate
 from xrep.errors import UserError
-from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
+from xrep.inference.generation.search import search
 from xrep.inference.placing import place
 from xrep.inference.sentence_encoder import has_foreign_encoder
 from xrep.memory import check_memory
@@ -143,8 +143,8 @@ class Translator:
         translated: list[list[Translation]] = [[NOTHING] for _ in source.tokens]
         with_text = [row for row, ids in enumerate(source.tokens) if len(ids)]
         most = max(1, LOGITS // (options.width * words))
-        sizes = max_tokens // options.width, self.text.max_length, most
-        for places in batches_of([source.tokens[row] for row in with_text], *sizes):
+        lengths = [len(source.tokens[row]) + 2 for row in with_text]
+        for places in batches_of(lengths, max_tokens // options.width, most):
             rows = [with_text[place] for place in places]
             what = f"a batch of {len(rows) * options.width:,} hypotheses"
             needed, cure = len(rows) * self._bytes_of_a_sentence(options), "lower `beam`, `nbest` or `max_tokens`"
