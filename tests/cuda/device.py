@@ -339,6 +339,10 @@ class EmulatedDevice(TorchDispatchMode):
         ours = [x for x in tensors if isinstance(x, EmulatedTensor)]
         if ours and len(ours) < len(tensors):
             raise DeviceMismatch(f"{func} of tensors on both devices")
+        name = func._schema.name.partition("::")[2]
+        if ours:
+            self.counts.collectives[name] += 1
+            self.counts.exchanged[name] += sum(x.numel() * x.element_size() for x in ours)
         # DistributedDataParallel copies the result, which is one of the tensors that are held, into the gradients.
         self._exchanged |= {x.held.untyped_storage().data_ptr(): x.held for x in ours}
         result = func(*held(args), **held(kwargs))

@@ -37,6 +37,9 @@ FIRST, LAST = 2, 4
 """Numbers of steps between which everything is counted: the first steps allocate, and the last one is waited for."""
 
 
+SUMMED = "launches", "float32_products", "collectives", "exchanged"
+
+
 class NoCheckpoints(Checkpoints):
     def save(self, *arguments: Any, **named: Any) -> None:
         pass
@@ -58,8 +61,7 @@ class Watcher(Quiet):
             share = LAST - FIRST
             self.found = {
                 "syncs": {place: count / share for place, count in self.counts.syncs.items()},
-                "launches": sum(self.counts.launches.values()) / share,
-                "float32_products": sum(self.counts.float32_products.values()) / share,
+                **{name: sum(vars(self.counts)[name].values()) / share for name in SUMMED},
             }
 
     def record(self, step: int, values: dict[str, Any], kind: str) -> None:
@@ -81,7 +83,7 @@ def train(
     trainer = Trainer(run, task, model, criterion, checkpoints, watcher, None, world)
     if with_full_queues:
         for queue in [part for part in trainer.module.modules() if isinstance(part, Queue)]:
-            queue.enqueue(queue.vectors, queue.ids)
+            queue.enqueue(queue.vectors.clone(), queue.ids.clone())
     trainer.train()
     state = trainer.module.state_dict()
     return watcher, {name: (tensor.cpu() if GPU else held(tensor)).double() for name, tensor in state.items()}
@@ -91,7 +93,8 @@ class WarnedSyncs:
     """The counts of a real device: the synchronisations that torch warns of."""
 
     def __init__(self, caught: list[warnings.WarningMessage]) -> None:
-        self.caught, self.launches, self.float32_products = caught, {}, {}
+        self.caught = caught
+        self.launches = self.float32_products = self.collectives = self.exchanged = dict[str, int]()
 
     def clear(self) -> None:
         self.caught.clear()

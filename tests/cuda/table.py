@@ -1,4 +1,5 @@
-"""The table of what a training step of each case costs a GPU: host synchronisations, kernel launches, float32 products.
+"""The table of what a training step of each case costs a GPU: host synchronisations, kernel launches, float32 products,
+exchanges between ranks.
 
 python -m tests.cuda.table        # writes steps.tsv anew, after a change that is meant to change it
 """
@@ -37,7 +38,10 @@ JOBS: dict[int, list[str]] = {
     2: [f"float32/{case}" for case in (*CASES, SHARDED)],
 }
 """The cases that are run by a number of ranks, with their precision."""
-COLUMNS = {"syncs": "syncs", "launches": "launches", "float32_products": "float32 products"}
+COLUMNS = {
+    "syncs": "syncs", "launches": "launches", "float32_products": "float32 products", "collectives": "collectives",
+    "exchanged": "bytes exchanged",
+}  # fmt: skip
 Found = dict[str, dict[str, Any]]
 
 
@@ -95,7 +99,8 @@ def write_table(jobs: dict[int, Found]) -> None:
     for ranks, cases in jobs.items():
         for name, found in cases.items():
             precision, _, case = name.partition("/")
-            lines.append("\t".join([case, str(ranks), precision, *(f"{value:g}" for value in totals(found).values())]))
+            figures = [f"{value:.10g}" for value in totals(found).values()]
+            lines.append("\t".join([case, str(ranks), precision, *figures]))
     TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -103,6 +108,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, jobs = Path(name), {}
         os.environ["XREP_HOME"] = f"{folder}/home"
+        if not os.path.exists("/dev/nvidiactl"):
+            os.environ["TRITON_INTERPRET"] = "1"
         data = write_data(folder / "data")
         for ranks in JOBS:
             run([job(ranks, data, folder / "found.json")], folder, ranks)
