@@ -14,6 +14,7 @@ torch has: no encoder made of these products can be faster on this machine.
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,6 +30,9 @@ from xrep.kernels.precision import float32_precision
 from xrep.text.readers import read_lines
 
 Encode = Callable[[list[str]], np.ndarray | None]
+Figures = dict[str, float | None]
+WARM_UP = 20
+"""Calls before those whose latency is measured."""
 
 
 def real_sentences(path: str, encoder: SentenceEncoder, count: int) -> list[str]:
@@ -153,27 +157,48 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=2000, help="sentences that are encoded in each round")
     parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens of our batches")
     parser.add_argument("--repeats", type=int, default=5, help="rounds after the warm-up")
+    parser.add_argument("--calls", type=int, help="measure the latency of so many calls with one sentence each instead")
+    parser.add_argument(
+        "--only", action="append", help="measure only contestants with this in their names, and the first"
+    )
     options = parser.parse_args()
     encoder = SentenceEncoder.load(options.path, device="cpu")
     sentences = real_sentences(options.text, encoder, options.sentences)
     with tempfile.TemporaryDirectory() as folder:
         entries = contestants(options, encoder, Path(folder))
-        turns = take_turns(entries, [sentences] * (options.repeats + 1), verbose=True)
-    medians, vectors = turns.medians(), turns.results
-    first = next(iter(entries))
-    rows = {
-        name: {
-            "times_sentence_transformers": medians[first] / medians[name],
-            "smallest_cosine": None if vectors[name] is None else float((vectors[name] * vectors[first]).sum(1).min()),
-        }
-        for name in entries
-    }
-    print(f"{len(sentences)} sentences, {torch.get_num_threads()} threads, {options.batch_tokens} tokens a batch")
-    for name, row in rows.items():
-        cosine = row["smallest_cosine"]
-        agrees = "" if cosine is None else f"   cosine at least {cosine:.6f}"
-        print(f"{name:38} {row['times_sentence_transformers']:6.2f}x{agrees}")
+        if options.only:
+            first = next(iter(entries))
+            entries = {n: e for n, e in entries.items() if n == first or any(part in n for part in options.only)}
+        rows = latency(entries, sentences, options) if options.calls else throughput(entries, sentences, options)
     write_json(options.json, rows)
+
+
+def throughput(entries: dict[str, Encode], sentences: list[str], options: argparse.Namespace) -> dict[str, Figures]:
+    """Print the speeds of the contestants over that of the first, and the smallest cosines with its vectors."""
+    turns = take_turns(entries, [sentences] * (options.repeats + 1), verbose=True)
+    medians, vectors, first = turns.medians(), turns.results, next(iter(entries))
+    print(f"{len(sentences)} sentences, {torch.get_num_threads()} threads, {options.batch_tokens} tokens a batch")
+    rows: dict[str, Figures] = {}
+    for name in entries:
+        cosine = None if vectors[name] is None else float((vectors[name] * vectors[first]).sum(1).min())
+        rows[name] = {"times_sentence_transformers": medians[first] / medians[name], "smallest_cosine": cosine}
+        agrees = "" if cosine is None else f"   cosine at least {cosine:.6f}"
+        print(f"{name:38} {medians[first] / medians[name]:6.2f}x{agrees}")
+    return rows
+
+
+def latency(entries: dict[str, Encode], sentences: list[str], options: argparse.Namespace) -> dict[str, Figures]:
+    """Print the median and the 95th percentile of the time of a call, of each contestant over those of the first."""
+    calls = [[sentences[number % len(sentences)]] for number in range(options.calls + WARM_UP)]
+    turns = take_turns(entries, calls, warm_up=WARM_UP, title="one sentence")
+    found = {name: statistics.quantiles(seconds, n=20, method="inclusive") for name, seconds in turns.seconds.items()}
+    first = found[next(iter(entries))]
+    print(f"{options.calls} calls with one sentence, {torch.get_num_threads()} threads: shares of the first one's time")
+    rows: dict[str, Figures] = {}
+    for name, cuts in found.items():
+        rows[name] = {"p50": cuts[9] / first[9], "p95": cuts[18] / first[18]}
+        print(f"{name:38} p50 {cuts[9] / first[9]:5.2f}   p95 {cuts[18] / first[18]:5.2f}")
+    return rows
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tests.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.kernels.attention import SHORT
 from xrep.nn.encoder import EncoderShape, TransformerEncoder, set_activation_checkpointing
-from xrep.nn.layers import Masking, SelfAttention
+from xrep.nn.layers import Masking, Runs, SelfAttention
 
 HIDDEN, HEADS, LAYERS, VOCABULARY, PAD = 24, 3, 2, 50, 1
 LENGTHS = torch.tensor([5, 11, 1, 8])
@@ -181,6 +181,23 @@ def test_attention_without_gradient_is_the_same_at_any_length() -> None:
                 torch.testing.assert_close(found[real], expected[real].detach(), rtol=1e-4, atol=1e-5)
                 assert not torch.allclose(attention.train()(x, layout)[real], found[real], atol=1e-3)
                 attention.eval()
+
+
+@pytest.mark.parametrize("lengths", [[5, 11, 1, 8, 5], [70, 3, 70, 2]], ids=["short", "long"])
+def test_without_gradient_sentences_of_one_length_are_computed_together(lengths: list[int]) -> None:
+    encoder = make_encoder(replace(SHAPE, max_positions=max(lengths)))
+    tokens = torch.randint(2, VOCABULARY, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
+    batch = token_batch(tokens, torch.tensor(lengths))
+    with torch.no_grad():
+        assert Runs.pay(batch)
+        found = encoder(batch)
+        for row, length in enumerate(lengths):
+            alone = encoder(batch.rows(row, row + 1))[0]
+            torch.testing.assert_close(found[row, :length], alone, rtol=1e-4, atol=1e-5)
+        assert not found[~batch.mask].any()
+        assert not Runs.pay(token_batch(tokens[:, :5], torch.tensor([5, 5, 4, 3, 5][: len(lengths)])))
+    assert not Runs.pay(batch)
+    torch.testing.assert_close(found, encoder(batch).detach(), rtol=1e-4, atol=1e-5)
 
 
 def kept_bytes(encoder: TransformerEncoder, batch: TokenBatch) -> tuple[torch.Tensor, int]:

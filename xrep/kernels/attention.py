@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,24 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
             wide = (each.float() for each in (q, k, v))
             return F.scaled_dot_product_attention(*wide, attn_mask=mask, dropout_p=dropout, is_causal=causal).to(dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+
+
+def attention_of_runs(qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int) -> Tensor:
+    """Compute the attention of packed tokens to all tokens of their own sentence, [N, H], without padding or gradient.
+
+    Args:
+        qkv: [N, 3 H], queries, keys and values of sentences one after the other. Tokens after the last sentence get
+            zeros.
+        runs: number of sentences and their length, of each run of sentences that have the same length.
+    """
+    mixed, first = qkv.new_empty(len(qkv), qkv.size(1) // 3), 0
+    for count, length in runs:
+        some = slice(first, first + count * length)
+        q, k, v = qkv[some].view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        mixed[some].view(count, length, heads, -1).copy_(attention(q, k, v, None, 0.0).transpose(1, 2))
+        first = some.stop
+    mixed[first:] = 0
+    return mixed
 
 
 def packed_attention(qkv: Tensor, offsets: Tensor, longest: int, dropout: float) -> Tensor:

@@ -67,7 +67,7 @@ class Int8Product:
         found = x.new_empty(len(x), self.outputs)
         step = rows_in_cache(self.outputs)
         for rows, results in zip(x.split(step), found.split(step), strict=True):
-            integers, scale = self._quantise(rows)
+            integers, scale = quantise_rows(rows)
             torch.addcmul(self.bias, self._multiply(integers), scale, out=results)
             if gelu:
                 torch.ops.aten.gelu_(results)
@@ -78,13 +78,13 @@ class Int8Product:
             x, 1.0, 0, self._packed, self.scale, self._no_zeros, self._shift, 1.0, 0, torch.float32, "none", [], ""
         )
 
-    @staticmethod
-    def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows [N, D] as unsigned integers, uint8 [N, D], and the scale of each, float32 [N, 1].
 
-        Rows with NaN or infinity have such a scale, so their results are not finite, either.
-        """
-        largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_())
-        scale = largest.clamp_min_(_TINY).div_(_LEVELS)
-        shifted = x.div(scale).add_(_ROUNDING + _ZERO)
-        return shifted.view(torch.int32).to(torch.uint8), scale
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows [N, D] as unsigned integers, uint8 [N, D], and the scale of each, float32 [N, 1].
+
+    Rows with NaN or infinity have such a scale, so their results are not finite, either.
+    """
+    largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_())
+    scale = largest.clamp_min_(_TINY).div_(_LEVELS)
+    shifted = x.div(scale).add_(_ROUNDING + _ZERO)
+    return shifted.view(torch.int32).to(torch.uint8), scale

@@ -21,7 +21,7 @@ from xrep.kernels.attention import packs_attention
 from xrep.nn import bert
 from xrep.nn.containers import ModuleList
 from xrep.nn.half import half_type, in_half
-from xrep.nn.layers import EncoderLayer, Layout, Masking, Packing, Sentences, layout_of
+from xrep.nn.layers import EncoderLayer, Layout, Masking, Packing, Runs, Sentences, layout_of
 from xrep.nn.shape import EncoderShape, EncoderSizes, Norm
 from xrep.registry import ENCODERS
 
@@ -149,7 +149,7 @@ class TransformerEncoder(Encoder):
         count = last if hidden_layer is None else hidden_layer
         if not 0 <= count <= last:
             raise ValueError(f"hidden_layer must lie in [0, {last}], not {hidden_layer}")
-        layout = Sentences(batch) if prefix is None and self._packs_attention(batch) else layout_of(batch)
+        layout = self._layout_of(batch) if prefix is None else layout_of(batch)
         if positions is None:
             positions = torch.arange(batch.tokens.size(1), device=batch.tokens.device)
         vectors = self.token_embedding(layout.pack(batch.tokens))
@@ -170,11 +170,13 @@ class TransformerEncoder(Encoder):
             return x.masked_fill(~batch.mask.unsqueeze(-1), 0.0)
         return layout.pad(x)
 
-    def _packs_attention(self, batch: TokenBatch) -> bool:
-        """Return whether the layers compute attention without padding."""
+    def _layout_of(self, batch: TokenBatch) -> Layout:
+        """Return the fastest layout, in which the layers compute attention without padding if they can."""
         device, half = batch.tokens.device, half_type(batch.tokens.device)
         size = self.shape.hidden_size // self.shape.heads
-        return half is not None and batch.real_tokens > 0 and packs_attention(device, half, size)
+        if half is not None and batch.real_tokens > 0 and packs_attention(device, half, size):
+            return Sentences(batch)
+        return Runs(batch) if Runs.pay(batch) else layout_of(batch)
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Return the input of the first layer for token ids of any shape at ``positions`` (from 0; None adds none)."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from xrep.data.batching import TokenBatch, on_device
 from xrep.errors import UserError
-from xrep.kernels.attention import attention, packed_attention
+from xrep.kernels.attention import attention, attention_of_runs, packed_attention
 from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
 from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.nn.shape import Activation, LayerShape
@@ -136,8 +136,7 @@ class Packing:
 
     def __init__(self, rows: Tensor, mask: Tensor) -> None:
         self.batch, self.length = mask.shape
-        unit = 1 << max(3, len(rows).bit_length() - 4)
-        self.rows, self.packed_rows = rows, torch.cat([rows, rows[:1].expand(-len(rows) % unit)])
+        self.rows, self.packed_rows = rows, _filled(rows, 4)
         self.attention_mask = mask[:, None, None, :]
 
     @classmethod
@@ -161,6 +160,13 @@ class Packing:
         return flat.index_copy_(0, self.rows, real).unflatten(0, (self.batch, self.length))
 
 
+def _filled(rows: Tensor, digits: int) -> Tensor:
+    """Return rows, int64 [N], and copies of the first one, so that their number has at most ``digits`` binary digits
+    before its zeros, or is a multiple of 8."""
+    unit = 1 << max(3, len(rows).bit_length() - digits)
+    return torch.cat([rows, rows[:1].expand(-len(rows) % unit)])
+
+
 class Sentences(Packing):
     """A packing on a GPU that can compute the attention of packed tokens, so that nothing is ever padded.
 
@@ -179,6 +185,34 @@ class Sentences(Packing):
 
     def pad(self, packed: Tensor) -> Tensor:
         return self._spread(packed)
+
+
+class Runs(Packing):
+    """A packing for inference on CPUs, in which the sentences of one length follow each other.
+
+    The attention of such a run of sentences is computed without padding and without a mask.
+
+    Attributes:
+        runs: The number of sentences and their length, of each run.
+    """
+
+    def __init__(self, batch: TokenBatch) -> None:
+        lengths, device = batch.host_lengths, batch.tokens.device
+        self.batch, self.length = batch.tokens.shape
+        order = np.argsort(lengths, kind="stable")
+        ends = np.cumsum(lengths[order])
+        shift = order * self.length - (ends - lengths[order])
+        self.rows = on_device(np.arange(batch.real_tokens) + np.repeat(shift, lengths[order]), device)
+        self.packed_rows = _filled(self.rows, 6)
+        kinds, counts = np.unique(lengths, return_counts=True)
+        self.runs: list[tuple[int, int]] = list(zip(counts.tolist(), kinds.tolist(), strict=True))
+
+    @staticmethod
+    def pay(batch: TokenBatch) -> bool:
+        """Return whether this layout is faster than ``layout_of``; it is the one of inference on CPUs."""
+        if torch.is_grad_enabled() or batch.tokens.device.type != "cpu" or torch.compiler.is_compiling():
+            return False
+        return batch.tokens.numel() - batch.real_tokens > TOKENS_OF_A_RUN * len(np.unique(batch.host_lengths))
 
 
 class Masking:
@@ -201,6 +235,8 @@ class Masking:
 Layout = Packing | Masking
 """The layout of a batch in memory."""
 
+TOKENS_OF_A_RUN = 4
+"""Number of padding tokens that cost about as much as the calls for one run of sentences."""
 PACKED_BELOW = 0.9
 """Batches with a smaller share of real tokens than this are packed."""
 
@@ -230,6 +266,8 @@ class SelfAttention(nn.Module):
         if isinstance(layout, Sentences):
             qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))
             return self.output(packed_attention(qkv, layout.offsets, layout.length, dropout).flatten(1))
+        if isinstance(layout, Runs):
+            return self.output(attention_of_runs(self.qkv(x), layout.runs, self.heads))
         q, k, v = self.project(x, layout)
         mask = None if self.causal else layout.attention_mask
         mixed = attention(q, k, v, mask, dropout, causal=self.causal).transpose(1, 2).flatten(2)
