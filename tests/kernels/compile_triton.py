@@ -45,7 +45,7 @@ def variants() -> Iterator[Variant]:
         (("*bf16", "*bf16", "*bf16"), 768, True, False),
         (("*bf16", "*bf16", "*bf16"), 1000, False, True),
         ((FLOAT, "*fp16", FLOAT), 1024, True, False),
-        ((FLOAT, FLOAT, FLOAT), 16384, True, True),
+        ((FLOAT, FLOAT, FLOAT), 8192, True, True),
     ):
         yield from norm_variants(kinds, width, dropped, summed)
 

@@ -15,7 +15,7 @@ PARTS = 512
 TILE = 2048
 """Numbers in a tile, unless a row is longer."""
 
-WIDEST = 16384
+WIDEST = 8192
 """Longest row that a program holds in its registers."""
 
 _TYPES = torch.float32, torch.bfloat16, torch.float16
