@@ -41,7 +41,7 @@ def in_float64(encoder: SentenceEncoder) -> SentenceEncoder:
                 if isinstance(child, Int8Linear):
                     setattr(owner, name, InFloat64(child))
         inner, outer = layer.feedforward_in, layer.feedforward_out
-        layer._feedforward = lambda x, inner=inner, outer=outer: outer(torch.nn.functional.gelu(inner(x)))
+        layer._feedforward = lambda x, inner=inner, outer=outer: (outer(torch.nn.functional.gelu(inner(x))), x)
     return encoder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from xrep.data.batching import TokenBatch, on_device
 from xrep.errors import UserError
 from xrep.kernels.attention import attention, attention_of_runs, packed_attention
 from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
-from xrep.kernels.linear import PackedWeight, fused_linear, linear
+from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
+from xrep.kernels.residual_norm import fuses_residuals, residual_norm
 from xrep.nn.shape import Activation, LayerShape
 
 
@@ -112,6 +113,13 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     if activation == "relu":
         return F.relu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def with_input(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the output of a linear layer, and ``x`` for a residual connection (``linear_and_input``)."""
+    if x.is_cuda and isinstance(layer, Linear):
+        return linear_and_input(x, layer.weight, layer.bias)
+    return layer(x), x
 
 
 def feedforward(x: Tensor, inner: Linear | Int8Linear, outer: nn.Module, activation: Activation) -> Tensor:
@@ -261,17 +269,19 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(hidden_size, 3 * hidden_size)
         self.output = Linear(hidden_size, hidden_size)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Return the attention, and ``x`` for the residual connection."""
         dropout = self.dropout if self.training else 0.0
         if isinstance(layout, Sentences):
-            qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))
-            return self.output(packed_attention(qkv, layout.offsets, layout.length, dropout).flatten(1))
+            qkv, x = with_input(self.qkv, x)
+            qkv = qkv.unflatten(-1, (3, self.heads, -1))
+            return self.output(packed_attention(qkv, layout.offsets, layout.length, dropout).flatten(1)), x
         if isinstance(layout, Runs):
-            return self.output(attention_of_runs(self.qkv(x), layout.runs, self.heads))
+            return self.output(attention_of_runs(self.qkv(x), layout.runs, self.heads)), x
         q, k, v = self.project(x, layout)
         mask = None if self.causal else layout.attention_mask
         mixed = attention(q, k, v, mask, dropout, causal=self.causal).transpose(1, 2).flatten(2)
-        return self.output(layout.pack(mixed))
+        return self.output(layout.pack(mixed)), x
 
     def project(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, [B, heads, T, d] each."""
@@ -297,18 +307,41 @@ class TransformerLayer(nn.Module):
         self.attention = SelfAttention(shape.hidden_size, shape.heads, dropout)
         self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
 
-    def _sublayer(self, x: Tensor, norm: nn.Module, change: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        if self.norm_first:
-            return x + self.dropout(change(norm(x), *inputs))
-        return norm(x + self.dropout(change(x, *inputs)))
+    def _sublayers(self, x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
+        """Return the output of the layer.
 
-    def _feedforward(self, x: Tensor) -> Tensor:
-        return feedforward(x, self.feedforward_in, self.feedforward_out, self.activation)
+        Each step is the normalisation of a sublayer, the sublayer, and its inputs besides the tokens. The sublayer
+        returns the change of the tokens, and the tokens.
+        """
+        if not self.norm_first:
+            for norm, change, *inputs in steps:
+                x, _ = self._joined(*change(x, *inputs), norm)
+            return x
+        normed = steps[0][0](x)
+        for (_, change, *inputs), (norm, *_) in pairwise(steps):
+            normed, x = self._joined(change(normed, *inputs)[0], x, norm, summed=True)
+        _, change, *inputs = steps[-1]
+        return x + self.dropout(change(normed, *inputs)[0])
+
+    def _joined(self, change: Tensor, x: Tensor, norm: nn.LayerNorm, *, summed: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the normalisation of x + dropout(change), and that sum, which is undefined unless ``summed``."""
+        if fuses_residuals(x, change):
+            dropout = self.dropout.p if self.dropout.training else 0.0
+            return residual_norm(x, change, norm.weight, norm.bias, norm.eps, dropout, summed=summed)
+        x = x + self.dropout(change)
+        return norm(x), x
+
+    def _feedforward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner, outer = self.feedforward_in, self.feedforward_out
+        if not x.is_cuda:
+            return feedforward(x, inner, outer, self.activation), x
+        hidden, x = with_input(inner, x)
+        return outer(activate(hidden, self.activation)), x
 
 
 class EncoderLayer(TransformerLayer):
     """A layer whose tokens attend to all tokens of their sentence."""
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        x = self._sublayer(x, self.attention_norm, self.attention, layout)
-        return self._sublayer(x, self.feedforward_norm, self._feedforward)
+        attention = self.attention_norm, self.attention, layout
+        return self._sublayers(x, attention, (self.feedforward_norm, self._feedforward))
