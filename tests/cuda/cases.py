@@ -48,7 +48,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dap, both directions": {**CASES["dap"], "reconstruction_ratio": 0.5, "rtl_direction": "both"},
     "mlm, whole words": {**TEXT, "whole_word": None},
     "dual_moco, sharded": {**CASES["dual_moco"], "shard": "optimizer"},
-}
+    "dual_moco, as deep as BERT": {
+        **SEPARATE, "layers": 12, "queue_size": 409600, "queue_dtype": "bfloat16", "batch_size": 1, "max_steps": 4,
+        "dropout": 0.1,
+    },
+}  # fmt: skip
 """Further runs; only the sharded one is of several ranks. CACHE stands for a new directory."""
 
 

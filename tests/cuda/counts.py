@@ -16,6 +16,8 @@ class Counts:
         syncs: operations after which the host waits for the device, with the lines of xrep that made them.
         launches: operations that start a kernel, by name; one on a list of tensors counts once.
         float32_products: matrix products of float32 operands, by line.
+        collectives: exchanges between ranks of tensors on the device, by name.
+        exchanged: bytes of these tensors, by name; what is received counts beside what is sent.
     """
 
     def __init__(self) -> None:
@@ -23,6 +25,7 @@ class Counts:
 
     def clear(self) -> None:
         self.syncs, self.launches, self.float32_products = Counter[str](), Counter[str](), Counter[str]()
+        self.collectives, self.exchanged = Counter[str](), Counter[str]()
 
 
 def lines_of_xrep() -> str:

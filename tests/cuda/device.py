@@ -40,7 +40,10 @@ NOT_LAUNCHED = {
     "is_pinned", "set_", "is_same_size", "sym_size", "requires_grad_",
 }  # fmt: skip
 PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "_addmm_activation"}
-KERNELS = ("absorb_row", "collect_rows", "collect_columns", "differentiate_tile", "vocabulary_row")
+KERNELS = {
+    "triton_kernels": ("absorb_row", "collect_rows", "collect_columns", "differentiate_tile", "vocabulary_row"),
+    "triton_norm": ("normalise_rows", "differentiate_rows", "add_parts"),
+}
 
 
 class DeviceMismatch(RuntimeError):
@@ -150,9 +153,9 @@ class EmulatedDevice(TorchDispatchMode):
             self._undo.callback(change, get())
             change(True)
         if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
-            from xrep.kernels import triton_kernels
-
-            set(triton_kernels, **{name: self._kernel(name, getattr(triton_kernels, name)) for name in KERNELS})
+            for room, names in KERNELS.items():
+                module = importlib.import_module(f"xrep.kernels.{room}")
+                set(module, **{name: self._kernel(name, getattr(module, name)) for name in names})
 
     def note_sync(self, what: str) -> None:
         self.counts.syncs[f"{what} at {lines_of_xrep()}"] += 1
@@ -336,6 +339,10 @@ class EmulatedDevice(TorchDispatchMode):
         ours = [x for x in tensors if isinstance(x, EmulatedTensor)]
         if ours and len(ours) < len(tensors):
             raise DeviceMismatch(f"{func} of tensors on both devices")
+        name = func._schema.name.partition("::")[2]
+        if ours:
+            self.counts.collectives[name] += 1
+            self.counts.exchanged[name] += sum(x.numel() * x.element_size() for x in ours)
         # DistributedDataParallel copies the result, which is one of the tensors that are held, into the gradients.
         self._exchanged |= {x.held.untyped_storage().data_ptr(): x.held for x in ours}
         result = func(*held(args), **held(kwargs))

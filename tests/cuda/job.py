@@ -23,8 +23,10 @@ from typing import Any
 import torch
 
 from tests.cuda.cases import command_line
+from tests.cuda.table import DEEP
 from xrep.config import compose
 from xrep.kernels.paths import use_path
+from xrep.nn.queue import Queue
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import Distributed, World, leave, start
 from xrep.training.progress import Quiet
@@ -33,6 +35,9 @@ from xrep_cli.options import parse
 
 FIRST, LAST = 2, 4
 """Numbers of steps between which everything is counted: the first steps allocate, and the last one is waited for."""
+
+
+SUMMED = "launches", "float32_products", "collectives", "exchanged"
 
 
 class NoCheckpoints(Checkpoints):
@@ -56,15 +61,16 @@ class Watcher(Quiet):
             share = LAST - FIRST
             self.found = {
                 "syncs": {place: count / share for place, count in self.counts.syncs.items()},
-                "launches": sum(self.counts.launches.values()) / share,
-                "float32_products": sum(self.counts.float32_products.values()) / share,
+                **{name: sum(vars(self.counts)[name].values()) / share for name in SUMMED},
             }
 
     def record(self, step: int, values: dict[str, Any], kind: str) -> None:
         self.values = values
 
 
-def train(line: list[str], world: World, counts: Any) -> tuple[Watcher, dict[str, torch.Tensor]]:
+def train(
+    line: list[str], world: World, counts: Any, *, with_full_queues: bool = False
+) -> tuple[Watcher, dict[str, torch.Tensor]]:
     """Train as a command line says; return what was counted, and the weights."""
     parsed = parse(line)
     run = compose(parsed.layers, parsed.problems)
@@ -75,6 +81,9 @@ def train(line: list[str], world: World, counts: Any) -> tuple[Watcher, dict[str
     criterion.prepare(task)
     watcher, checkpoints = Watcher(counts), NoCheckpoints(run.configs["checkpoint"], Path("."))
     trainer = Trainer(run, task, model, criterion, checkpoints, watcher, None, world)
+    if with_full_queues:
+        for queue in [part for part in trainer.module.modules() if isinstance(part, Queue)]:
+            queue.enqueue(queue.vectors.clone(), queue.ids.clone())
     trainer.train()
     state = trainer.module.state_dict()
     return watcher, {name: (tensor.cpu() if GPU else held(tensor)).double() for name, tensor in state.items()}
@@ -84,7 +93,8 @@ class WarnedSyncs:
     """The counts of a real device: the synchronisations that torch warns of."""
 
     def __init__(self, caught: list[warnings.WarningMessage]) -> None:
-        self.caught, self.launches, self.float32_products = caught, {}, {}
+        self.caught = caught
+        self.launches = self.float32_products = self.collectives = self.exchanged = dict[str, int]()
 
     def clear(self) -> None:
         self.caught.clear()
@@ -102,7 +112,7 @@ def of_case(name: str, data: Path, precision: str, world: World, results: dict[s
         results: the results of earlier runs of the case, by device; new ones are added.
     """
     for device, precision_there in (("cpu", "float32"), ("cuda", precision)):
-        if device == "cpu" and device in results:
+        if device == "cpu" and (device in results or name == DEEP):
             continue
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             counts, here = None, replace(world, device=torch.device(device))
@@ -119,7 +129,9 @@ def of_case(name: str, data: Path, precision: str, world: World, results: dict[s
                 counts = stack.enter_context(EmulatedDevice()).counts
                 here = replace(world, device=torch.device("cuda", 0))
             line = command_line(name, data, Path(folder), device=device, precision=precision_there)
-            results[device] = train(line, here, counts)
+            results[device] = train(line, here, counts, with_full_queues=name == DEEP)
+    if name == DEEP:  # it has dropout
+        return results["cuda"][0].found
     (watcher, weights), (expected, exact) = results["cuda"], results["cpu"]
     found = {**watcher.found, "loss": watcher.values["loss"]}
     found["losses apart"] = abs(found["loss"] / expected.values["loss"] - 1)
@@ -133,9 +145,10 @@ def main(arguments: list[str]) -> None:
     data, output, *cases = arguments
     world = start(Distributed.Config(backend="gloo"), "cpu")
     found, results = dict[str, Any](), dict[str, Any]()
-    with use_path("chunked"):  # Triton's kernels take long to interpret, and have tests of their own
-        for case in cases:
-            precision, _, name = case.partition("/")
+    for case in cases:
+        precision, _, name = case.partition("/")
+        # Triton's kernels take long to interpret, and have tests of their own.
+        with use_path("triton" if name == DEEP else "chunked"):
             found[case] = of_case(name, Path(data), precision, world, results.setdefault(name, {}))
     if world.is_main:
         Path(output).write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -1,10 +1,12 @@
-"""The table of what a training step of each case costs a GPU: host synchronisations, kernel launches, float32 products.
+"""The table of what a training step of each case costs a GPU: host synchronisations, kernel launches, float32 products,
+exchanges between ranks.
 
 python -m tests.cuda.table        # writes steps.tsv anew, after a change that is meant to change it
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -23,16 +25,23 @@ TABLE = Path(__file__).with_name("steps.tsv")
 HALF_QUEUE = "dual_moco, bfloat16 queue"
 """A case whose products read bfloat16 on GPUs in any precision, so that it is not as close to a CPU's as others."""
 SHARDED = "dual_moco, sharded"
+DEEP = "dual_moco, as deep as BERT"
+"""A case with the layers of BERT-base, the queues of dual momentum contrast and the fused kernels, whose launches are
+counted. Their number depends neither on the batch nor on the width, so both are small."""
 JOBS: dict[int, list[str]] = {
     1: [
-        *(f"float32/{case}" for case in (*CASES, *VARIANTS) if case not in (HALF_QUEUE, SHARDED)),
+        *(f"float32/{case}" for case in (*CASES, *VARIANTS) if case not in (HALF_QUEUE, SHARDED, DEEP)),
         *(f"bf16/{case}" for case in (*CASES, HALF_QUEUE)),
         "fp16/dual_moco",
+        *([f"bf16/{DEEP}"] if importlib.util.find_spec("triton") is not None else []),
     ],
     2: [f"float32/{case}" for case in (*CASES, SHARDED)],
 }
 """The cases that are run by a number of ranks, with their precision."""
-COLUMNS = {"syncs": "syncs", "launches": "launches", "float32_products": "float32 products"}
+COLUMNS = {
+    "syncs": "syncs", "launches": "launches", "float32_products": "float32 products", "collectives": "collectives",
+    "exchanged": "bytes exchanged",
+}  # fmt: skip
 Found = dict[str, dict[str, Any]]
 
 
@@ -90,7 +99,8 @@ def write_table(jobs: dict[int, Found]) -> None:
     for ranks, cases in jobs.items():
         for name, found in cases.items():
             precision, _, case = name.partition("/")
-            lines.append("\t".join([case, str(ranks), precision, *(f"{value:g}" for value in totals(found).values())]))
+            figures = [f"{value:.10g}" for value in totals(found).values()]
+            lines.append("\t".join([case, str(ranks), precision, *figures]))
     TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -98,6 +108,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, jobs = Path(name), {}
         os.environ["XREP_HOME"] = f"{folder}/home"
+        if not os.path.exists("/dev/nvidiactl"):
+            os.environ["TRITON_INTERPRET"] = "1"
         data = write_data(folder / "data")
         for ranks in JOBS:
             run([job(ranks, data, folder / "found.json")], folder, ranks)

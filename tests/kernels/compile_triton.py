@@ -17,7 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from xrep.kernels import triton_kernels
+from xrep.kernels import triton_kernels, triton_norm
+from xrep.kernels.residual_norm import tile_of
 
 TARGET = GPUTarget("cuda", 90, 32)
 FLOAT, IDS, INTEGER = "*fp32", "*i64", "i32"
@@ -40,6 +41,31 @@ def variants() -> Iterator[Variant]:
         types = {"logits": FLOAT, "gradient": half, "target": IDS, "ignored": "*i1", "correct": "*i1"}
         types |= {"loss": FLOAT, "nll": FLOAT, "columns": INTEGER, "smoothing": "fp32"}
         yield triton_kernels.vocabulary_row, types, {"WANTED": True, "BLOCK": 4096}, 8
+    for kinds, width, dropped, summed in (
+        (("*bf16", "*bf16", "*bf16"), 768, True, False),
+        (("*bf16", "*bf16", "*bf16"), 1000, False, True),
+        ((FLOAT, "*fp16", FLOAT), 1024, True, False),
+        ((FLOAT, FLOAT, FLOAT), 8192, True, True),
+    ):
+        yield from norm_variants(kinds, width, dropped, summed)
+
+
+def norm_variants(kinds: tuple[str, str, str], width: int, dropped: bool, summed: bool) -> Iterator[Variant]:
+    """Variants of the kernels of residual connections, by the types of x, of the change, and of the weights."""
+    x, change, weight = kinds
+    tile, options = tile_of(width)
+    shared = {"weight": weight, "total": x, "mean": FLOAT, "scale": FLOAT, "probability": "fp32", "seed": "i64"}
+    shared |= {"rows": INTEGER, "columns": INTEGER}
+    types = {**shared, "x": x, "change": change, "bias": weight, "normed": x, "epsilon": "fp32"}
+    for kept in (False, True):
+        yield triton_norm.normalise_rows, types, {"DROPPED": dropped, "KEPT": kept, **tile}, options["num_warps"]
+    apart = dropped or x != change
+    types = {**shared, "of_normed": x, "of_total": x if summed else None, "of_x": x, "of_change": change}
+    types |= {"parts": FLOAT, "each": INTEGER}
+    constants = {"DROPPED": dropped, "SUMMED": summed, "APART": apart, **tile}
+    yield triton_norm.differentiate_rows, types, constants, options["num_warps"]
+    types = {"parts": FLOAT, "result": weight, "count": INTEGER, "columns": INTEGER}
+    yield triton_norm.add_parts, types, {"BLOCK_P": 128, "BLOCK_C": 32}, 4
 
 
 def pair_variants(hard: bool, ids: int, half: str) -> Iterator[Variant]:

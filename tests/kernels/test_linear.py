@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from xrep.kernels import precision
-from xrep.kernels.linear import PackedWeight, fused_linear, linear
+from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
 from xrep.kernels.precision import default_float32_products, fast_float32_is_exact, fast_products
 
 
@@ -112,3 +112,24 @@ def test_a_packed_weight_is_the_weight_until_it_changes(dtype: torch.dtype, with
         assert fused_linear(x, table[:64], None, packed=packed) is None
     table[0] = 0
     assert packed.tensor(table[:64]) is None
+
+
+@pytest.mark.parametrize("read", ["both", "result", "input"])
+@pytest.mark.parametrize("frozen", [(), ("x",), ("weight", "bias")], ids=str)
+def test_a_linear_map_adds_the_gradient_of_its_input(read: str, frozen: tuple[str, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=generator).double() for shape in ((2, 3, 7), (5, 7), (5,))]
+    found, names = [], ("x", "weight", "bias")
+    for function in (linear_and_input, lambda x, weight, bias: (F.linear(x, weight, bias), x)):
+        leaves = [value.clone().requires_grad_(n not in frozen) for n, value in zip(names, values, strict=True)]
+        result, again = function(*leaves)
+        assert torch.equal(again, leaves[0])
+        parts = {"result": result.square().sum(), "input": again.pow(3).sum()}
+        objective = sum(part for name, part in parts.items() if read in (name, "both"))
+        if objective.requires_grad:
+            objective.backward()
+        found.append([result.detach(), *(leaf.grad for leaf in leaves)])
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs)

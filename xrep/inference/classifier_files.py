@@ -51,7 +51,8 @@ def export_classifier(checkpoint: Checkpoint, directory: Path, format: str, card
         write_card(
             aside,
             directory.name,
-            [f"A classifier, trained with xrep; it predicts {labels}.", "", "```python", loading, "```"],
+            f"A classifier, trained with xrep; it predicts {labels}.",
+            [loading],
             card,
             library="transformers",
             pipeline=PIPELINES[model.annotation.kind],

@@ -60,14 +60,17 @@ def write_encoder(
                 directory / folder: opening_line(graphs or classes[tower], str(Path(place, folder)), languages[tower])
                 for tower, folder in folders.items()
             }
-        lines = _description(model, languages, format, list(loaded.values()))
+        sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in languages))
+        details = _description(model, languages, format)
         if graphs is not None:
-            lines += _graph_lines(graphs, text.max_length, prompts, place if opens else None)
+            details += _graph_lines(graphs, text.max_length, prompts, place if opens else None)
         write_card(
             aside,
             Path(place).name,
-            lines,
+            f"A cross-lingual sentence encoder, trained with xrep. Sentences become vectors of {sizes} numbers.",
+            list(loaded.values()),
             card,
+            details=details,
             library="transformers" if format == "hf" else format,
             pipeline="feature-extraction" if format == "hf" else "sentence-similarity",
             languages=text.languages,
@@ -164,18 +167,10 @@ def _graph_lines(runtime: Runtime, max_length: int, prompts: Prompts, place: str
     return lines
 
 
-def _description(model: DualEncoder, languages: dict[str, list[str]], format: Format, loading: list[str]) -> list[str]:
+def _description(model: DualEncoder, languages: dict[str, list[str]], format: Format) -> list[str]:
     # If a projection was left out, vectors of the two towers cannot be compared.
     comparable = len(model.projections) == len(model.architecture()["projections"])
-    sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in languages))
-    lines = [
-        f"A cross-lingual sentence encoder, trained with xrep. Sentences become vectors of {sizes} numbers.",
-        "",
-        "```python",
-        *loading,
-        "```",
-        "",
-    ]
+    lines = [""]
     if len(languages) == 1:
         known = ", ".join(*languages.values())
         lines.append(f"One encoder reads every language.{f' It was trained on: {known}.' if known else ''}")

@@ -166,7 +166,8 @@ def _write_checkpoint(
     write_card(
         folder,
         directory.name,
-        [f"A model of xrep.{quantised}", "", "```python", loading, "```"],
+        f"A model of xrep.{quantised}",
+        [loading],
         card,
         library="xrep",
         pipeline=pipeline,
@@ -186,20 +187,14 @@ def _write_its_encoder(checkpoint: Checkpoint, directory: Path, format: Format, 
     model = load_model(checkpoint)
     text, tokenizers = checkpoint.text, open_tokenizers(checkpoint.path / TOKENIZER)
     loading = opening_line(model.encoder.library_class, str(directory), text.source_languages)
-    lines = [
-        f"The encoder of a model trained with xrep to translate from {', '.join(text.source_languages)}; the decoder is"
-        " left out. It gives a vector for each token.",
-        "",
-        "```python",
-        loading,
-        "```",
-    ]
     with naming(directory), directory_aside(directory) as aside:
         write_huggingface(aside, model.encoder, **read_by(text, tokenizers, "source"))
         write_card(
             aside,
             directory.name,
-            lines,
+            f"The encoder of a model trained with xrep to translate from {', '.join(text.source_languages)}; the"
+            " decoder is left out. It gives a vector for each token.",
+            [loading],
             card,
             library="transformers",
             pipeline="feature-extraction",

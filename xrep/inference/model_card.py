@@ -60,9 +60,11 @@ class Card:
 def write_card(
     directory: Path,
     name: str,
-    lines: Sequence[str],
+    about: str,
+    loading: Sequence[str],
     card: Card,
     *,
+    details: Sequence[str] = (),
     library: str,
     pipeline: str,
     languages: Sequence[str],
@@ -72,7 +74,9 @@ def write_card(
 
     Args:
         name: Name of the model.
-        lines: Text below the title.
+        about: Paragraph below the title.
+        loading: Lines of Python that load the model.
+        details: Lines of text below them.
         library, pipeline: The Hub's names of the library that loads the model and of what the model does.
         fingerprint: Function that returns the fingerprint of the model, which the results must be of.
 
@@ -95,7 +99,7 @@ def write_card(
         "model-index": [{"name": name, "results": results}] if results else [],
     }
     front = yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False, width=120)
-    text = ["---", front.rstrip(), "---", "", f"# {name}", "", *lines]
+    text = ["---", front.rstrip(), "---", "", f"# {name}", "", about, "", "```python", *loading, "```", *details]
     if results:
         rows = (
             f"| {entry['dataset']['name']} | {m['type']} | {m['value']:.2f} |"

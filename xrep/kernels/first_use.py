@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.random import fork_rng
 
-from xrep.kernels import paths
+from xrep.kernels import paths, reference
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.paths import use_path
 from xrep.kernels.queue_infonce import queue_infonce
+from xrep.kernels.residual_norm import residual_norm
 
 TOLERANCE = 0.02
 """Largest difference, as a share of the largest number, that rounding to bfloat16 or TF32 may cause."""
@@ -24,7 +26,8 @@ TOLERANCE = 0.02
 def kernel_problem(device: torch.device) -> str | None:
     """Return how Triton's kernels fail on a device or differ from the reference there, or None; warn if they do."""
     try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        # Random numbers that are drawn here must not be missing in the run that uses the kernels.
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), fork_rng([]):
             compare: Any = torch.compiler.disable(_difference)
             problem = compare(device)
     except Exception as error:  # a compiler for a GPU that it does not know can fail in any way
@@ -59,9 +62,20 @@ def _losses(path: str, inputs: list[Tensor], numbers: Tensor) -> dict[str, list[
             "inbatch_infonce": sum(inbatch_infonce(x, y, 0.3, ids=ids)[:2], torch.zeros((), device=x.device)),
             "hard_infonce": sum(hard_infonce(x, y, 0.3, exponent=0.7)[:2], torch.zeros((), device=x.device)),
             "linear_cross_entropy": linear_cross_entropy(x, words, target, label_smoothing=0.1).loss,
+            "residual_norm": _normalised(path, x, y, words),
         }
         gradients = {name: torch.autograd.grad(loss.sum(), leaves, allow_unused=True) for name, loss in losses.items()}
     return {name: [loss.detach(), *(g for g in gradients[name] if g is not None)] for name, loss in losses.items()}
+
+
+def _normalised(path: str, x: Tensor, y: Tensor, words: Tensor) -> Tensor:
+    """Return numbers that depend on all results of ``residual_norm``, with dropout that keeps the same in each path."""
+    change, given = y.sign().detach() + y, (words[0], words[1], 1e-5, 0.3)
+    torch.manual_seed(0)
+    normed, total = residual_norm(x, change, *given, summed=True)
+    if path == "reference":
+        normed, total = reference.residual_norm(x, change, *given, (total - x).detach() != 0)
+    return normed.square() + total * words[2]
 
 
 paths.kernel_check = kernel_problem

@@ -36,6 +36,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _FastLinear.apply(x, weight, bias)
 
 
+def linear_and_input(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ``linear``, and return ``x``, too, for the residual connection that also reads it.
+
+    The product that computes the gradient of the linear map then adds that of the residual connection, which autograd
+    would do in a kernel of its own. This is for GPUs; it uses torch's default product.
+    """
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type) or not torch.is_grad_enabled():
+        return linear(x, weight, bias), x
+    return _LinearAndInput.apply(x, weight, bias)
+
+
 class PackedWeight:
     """A copy of a weight [D_out, D_in] in the order in which the CPU library multiplies it.
 
@@ -117,3 +128,24 @@ class _FastLinear(torch.autograd.Function):
             of_weight = rows.t() @ x.reshape(-1, x.size(-1)) if ctx.needs_input_grad[1] else None
         of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
         return of_x, of_weight, of_bias
+
+
+class _LinearAndInput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
+        return F.linear(x, weight, bias), x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        of_result, of_x = gradients
+        x, weight = ctx.saved_tensors
+        if of_result is None:
+            return of_x, None, None
+        rows, wanted = of_result.reshape(-1, of_result.size(-1)), ctx.needs_input_grad
+        if wanted[0]:
+            added = None if of_x is None else of_x.reshape(-1, x.size(-1))
+            of_x = (rows @ weight if added is None else torch.addmm(added, rows, weight)).view_as(x)
+        of_weight = rows.t() @ x.reshape(-1, x.size(-1)) if wanted[1] else None
+        return of_x, of_weight, rows.sum(0) if wanted[2] else None

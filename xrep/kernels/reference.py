@@ -74,3 +74,12 @@ def linear_cross_entropy(
     counted = target != ignore_index
     at_target = logits.gather(1, target.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)
     return loss, nll.detach(), (at_target == logits.amax(1)) & counted
+
+
+def residual_norm(
+    x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float, kept: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the layer normalisation of x + dropout(change) [..., D], and that sum, if dropout keeps ``kept``."""
+    x, change, weight, bias = (tensor.double() for tensor in (x, change, weight, bias))
+    total = x + change * kept / (1 - dropout)
+    return F.layer_norm(total, x.shape[-1:], weight, bias, epsilon), total

@@ -186,24 +186,24 @@ class DecoderLayer(TransformerLayer):
 
     def forward(self, x: Tensor, layout: Layout, source: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
         # source: keys, values and mask of the source
-        x = self._sublayer(x, self.attention_norm, self.attention, layout)
-        x = self._sublayer(x, self.source_attention_norm, self.source_attention, layout, *source)
-        return self._sublayer(x, self.feedforward_norm, self._feedforward)
+        own = self.attention_norm, self.attention, layout
+        of_source = self.source_attention_norm, self.source_attention, layout, *source
+        return self._sublayers(x, own, of_source, (self.feedforward_norm, self._feedforward))
 
     def step(self, x: Tensor, source: tuple[Tensor, Tensor, Tensor | None], number: int, cache: StepCache) -> Tensor:
         """As ``forward`` for the next token of each hypothesis; the mask of the source is added to the scores."""
-        x = self._sublayer(x, self.attention_norm, self.attention.step, number, cache)
-        x = self._sublayer(x, self.source_attention_norm, self.source_attention.step, *source)
-        return self._sublayer(x, self.feedforward_norm, self._feedforward)
+        own = self.attention_norm, self.attention.step, number, cache
+        of_source = self.source_attention_norm, self.source_attention.step, *source
+        return self._sublayers(x, own, of_source, (self.feedforward_norm, self._feedforward))
 
 
 class CausalAttention(SelfAttention):
     """Self-attention of each token to itself and earlier tokens, for all tokens or for the next one."""
 
-    def step(self, x: Tensor, number: int, cache: StepCache) -> Tensor:
+    def step(self, x: Tensor, number: int, cache: StepCache) -> tuple[Tensor, Tensor]:
         q, k, v = self.project(x, Masking())
         keys, values = cache.add(number, k, v)
-        return self.output(cached_attention(q, keys, values, cache.own.unsqueeze(1)).transpose(1, 2).flatten(2))
+        return self.output(cached_attention(q, keys, values, cache.own.unsqueeze(1)).transpose(1, 2).flatten(2)), x
 
 
 class SourceAttention(nn.Module):
@@ -225,11 +225,14 @@ class SourceAttention(nn.Module):
         # Every step reads them, fastest in this order.
         return keys.transpose(2, 3).contiguous().transpose(2, 3), values.contiguous()
 
-    def forward(self, x: Tensor, layout: Layout, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, layout: Layout, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the attention, and ``x`` for the residual connection."""
         q = layout.pad(self.query(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
-        return self.output(layout.pack(attention(q, keys, values, mask, dropout).transpose(1, 2).flatten(2)))
+        return self.output(layout.pack(attention(q, keys, values, mask, dropout).transpose(1, 2).flatten(2))), x
 
-    def step(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    def step(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return self.output(cached_attention(q, keys, values, mask).transpose(1, 2).flatten(2))
+        return self.output(cached_attention(q, keys, values, mask).transpose(1, 2).flatten(2)), x

@@ -16,9 +16,6 @@ class MaskedLanguageHead(nn.Module):
     and a bias per word. ``linear_cross_entropy`` computes that product: the logits are
     ``head(hidden) @ embedding.T + head.bias``.
 
-    Args:
-        initializer_range: standard deviation of the normal initialisation of the linear layer.
-
     Attributes:
         bias: [V], one value per word of the vocabulary.
     """
@@ -30,14 +27,13 @@ class MaskedLanguageHead(nn.Module):
         *,
         activation: Activation = "gelu",
         norm_epsilon: float = 1e-12,
-        initializer_range: float = 0.02,
     ) -> None:
         super().__init__()
         self.dense = Linear(hidden_size, hidden_size)
         self.norm = nn.LayerNorm(hidden_size, eps=norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(vocabulary_size))
         self.activation: Activation = activation
-        nn.init.normal_(self.dense.weight, std=initializer_range)
+        nn.init.normal_(self.dense.weight, std=0.02)
         nn.init.zeros_(self.dense.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:

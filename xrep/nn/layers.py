@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from xrep.errors import UserError
 from xrep.kernels.attention import attention, attention_of_runs, packed_attention
 from xrep.kernels.dropout import dropout
 from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
-from xrep.kernels.linear import PackedWeight, fused_linear, linear
+from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
+from xrep.kernels.residual_norm import fuses_residuals, residual_norm
 from xrep.nn.shape import Activation, LayerShape
 
 
@@ -113,6 +114,13 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     if activation == "relu":
         return F.relu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def with_input(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the output of a linear layer, and ``x`` for a residual connection (``linear_and_input``)."""
+    if x.is_cuda and isinstance(layer, Linear):
+        return linear_and_input(x, layer.weight, layer.bias)
+    return layer(x), x
 
 
 def feedforward(x: Tensor, inner: Linear | Int8Linear, outer: nn.Module, activation: Activation) -> Tensor:
@@ -224,8 +232,8 @@ class Runs(Packing):
     @staticmethod
     def pay(batch: TokenBatch) -> bool:
         """Return whether this layout is faster than ``layout_of``; it is the one of inference on CPUs."""
-        if torch.is_grad_enabled() or batch.tokens.device.type != "cpu" or torch.compiler.is_compiling():
-            return False
+        if torch.is_grad_enabled() or batch.tokens.device.type != "cpu" or not batch.is_padded or batch.density == 1:
+            return False  # a graph is traced with a density of 1, because its lengths are not known
         return batch.tokens.numel() - batch.real_tokens > TOKENS_OF_A_RUN * len(np.unique(batch.host_lengths))
 
 
@@ -278,22 +286,22 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(hidden_size, 3 * hidden_size)
         self.output = Linear(hidden_size, hidden_size)
 
-    def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> Tensor:
-        """Return what each token gets from the others, in the same layout; or the first token of each row, [B, H]."""
-        dropout = self.dropout if self.training else 0.0
+    def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the attention, and ``x`` for the residual connection; or both of the first token of each row alone."""
+        dropout, kept = self.dropout if self.training else 0.0, layout.first if first_only else lambda tokens: tokens
         if isinstance(layout, Sentences):
-            qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))
+            qkv, x = with_input(self.qkv, x)
+            qkv = qkv.unflatten(-1, (3, self.heads, -1))
             mixed = packed_attention(qkv, layout.offsets, layout.length, dropout).flatten(1)
-            return self.output(layout.first(mixed) if first_only else mixed)
+            return self.output(kept(mixed)), kept(x)
         if isinstance(layout, Runs):
-            mixed = attention_of_runs(self.qkv(x), layout.runs, self.heads, dropout)
-            return self.output(layout.first(mixed) if first_only else mixed)
+            return self.output(kept(attention_of_runs(self.qkv(x), layout.runs, self.heads, dropout))), kept(x)
         q, k, v = self.project(x, layout)
         mask = None if self.causal else layout.attention_mask
         if first_only:
-            return self.output(attention(q[:, :, :1], k, v, mask, dropout).flatten(1))
+            return self.output(attention(q[:, :, :1], k, v, mask, dropout).flatten(1)), kept(x)
         mixed = attention(q, k, v, mask, dropout, causal=self.causal).transpose(1, 2).flatten(2)
-        return self.output(layout.pack(mixed))
+        return self.output(layout.pack(mixed)), x
 
     def project(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, [B, heads, T, d] each."""
@@ -319,13 +327,36 @@ class TransformerLayer(nn.Module):
         self.attention = SelfAttention(shape.hidden_size, shape.heads, dropout)
         self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
 
-    def _sublayer(self, x: Tensor, norm: nn.Module, change: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        if self.norm_first:
-            return x + self.dropout(change(norm(x), *inputs))
-        return norm(x + self.dropout(change(x, *inputs)))
+    def _sublayers(self, x: Tensor, *steps: tuple[Any, ...]) -> Tensor:
+        """Return the output of the layer.
 
-    def _feedforward(self, x: Tensor) -> Tensor:
-        return feedforward(x, self.feedforward_in, self.feedforward_out, self.activation)
+        Each step is the normalisation of a sublayer, the sublayer, and its inputs besides the tokens. The sublayer
+        returns the change of the tokens, and the tokens.
+        """
+        if not self.norm_first:
+            for norm, change, *inputs in steps:
+                x, _ = self._joined(*change(x, *inputs), norm)
+            return x
+        normed = steps[0][0](x)
+        for (_, change, *inputs), (norm, *_) in pairwise(steps):
+            normed, x = self._joined(change(normed, *inputs)[0], x, norm, summed=True)
+        _, change, *inputs = steps[-1]
+        return x + self.dropout(change(normed, *inputs)[0])
+
+    def _joined(self, change: Tensor, x: Tensor, norm: nn.LayerNorm, *, summed: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the normalisation of x + dropout(change), and that sum, which is undefined unless ``summed``."""
+        if fuses_residuals(x, change):
+            dropout = self.dropout.p if self.dropout.training else 0.0
+            return residual_norm(x, change, norm.weight, norm.bias, norm.eps, dropout, summed=summed)
+        x = x + self.dropout(change)
+        return norm(x), x
+
+    def _feedforward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner, outer = self.feedforward_in, self.feedforward_out
+        if not x.is_cuda:
+            return feedforward(x, inner, outer, self.activation), x
+        hidden, x = with_input(inner, x)
+        return outer(activate(hidden, self.activation)), x
 
 
 class EncoderLayer(TransformerLayer):
@@ -333,10 +364,9 @@ class EncoderLayer(TransformerLayer):
 
     def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> Tensor:
         """Return the states of all tokens in their layout; or of the first token of each row alone, [B, H]."""
-        if not first_only:
-            x = self._sublayer(x, self.attention_norm, self.attention, layout)
-        elif self.norm_first:
-            x = layout.first(x) + self.dropout(self.attention(self.attention_norm(x), layout, True))
-        else:
-            x = self.attention_norm(layout.first(x) + self.dropout(self.attention(x, layout, True)))
-        return self._sublayer(x, self.feedforward_norm, self._feedforward)
+        if first_only and self.norm_first:
+            change, _ = self.attention(self.attention_norm(x), layout, True)
+            normed, x = self._joined(change, layout.first(x), self.feedforward_norm, summed=True)
+            return x + self.dropout(self._feedforward(normed)[0])
+        attention = self.attention_norm, self.attention, layout, first_only
+        return self._sublayers(x, attention, (self.feedforward_norm, self._feedforward))

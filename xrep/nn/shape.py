@@ -34,7 +34,7 @@ class StackSizes:
 
     @property
     def parameters(self) -> int:
-        """About the number of parameters, from below."""
+        """A lower bound of the number of parameters, which is close to it."""
         size, inner = self.hidden_size, self.feedforward_size
         positions = 0 if self.max_positions == UNLIMITED else self.max_positions
         return self.layers * (4 * size * size + 2 * size * inner + inner + 9 * size) + positions * size

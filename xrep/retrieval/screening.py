@@ -26,7 +26,7 @@ _ROUNDING = 2.0**-8
 
 
 class Rounded(NamedTuple):
-    """Vectors float32 [N, D], the same in bfloat16, and of each the length and the length of the difference [N]."""
+    """Vectors in float32 and in bfloat16, [N, D] each, the length of each vector and that of its rounding error [N]."""
 
     vectors: Tensor
     half: Tensor

@@ -177,8 +177,6 @@ def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
 
 def merge(parts: list[Neighbours]) -> Neighbours:
     """Merge the neighbours of consecutive parts of x (at least one) with all of y into those of all of x with y."""
-    if not parts:
-        raise ValueError("there are no parts to merge")
     best, first = Best.none(*parts[0].yx.shape), 0
     for part in parts:
         index = np.where(part.yx < 0, -1, part.yx + first)

@@ -23,7 +23,7 @@ Group = list[tuple[Planned, Plan]]
 
 
 class PlannedBatches:
-    """What ``xrep.data.stream.stream`` makes batches of: those of a task, planned by a criterion.
+    """The batches of a task with the plans of a criterion, which ``xrep.data.stream.stream`` makes.
 
     The random numbers of a plan are drawn from (seed, rank, number of examples so far). So a batch is the same
     whichever process makes it, and after the run was resumed.
