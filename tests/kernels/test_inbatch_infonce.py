@@ -116,6 +116,17 @@ def test_logits_of_thousands(dtype: torch.dtype, kept: bool) -> None:
         compare(x.to(dtype), y.to(dtype), torch.tensor(0.01), weights, 0.0, None)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("tau", [1 / 59.9, 1 / 60.1], ids=["small", "large"])
+def test_logits_on_both_sides_of_the_limit(tau: float, kept: bool) -> None:
+    """Vectors of length 1 and their opposites have the largest and the smallest logits that can be."""
+    x, _, weights, _ = make(40, 24, seed=3)
+    x = torch.nn.functional.normalize(torch.cat([x[:10], -x[:10], x[20:]]), dim=1).double()
+    y = torch.cat([x[10:20], x[:10], -x[20:]])
+    with tiles((16, 9), kept):
+        compare(x.float(), y.float(), torch.tensor(tau), weights, 0.0, None)
+
+
 def test_a_loss_beside_huge_logits_is_not_rounded_away() -> None:
     # Each positive's logit is 2^20 and its negatives' 10 less: losses of 9.1e-5, where logits are 1/8 apart.
     x, y = torch.eye(3), torch.full((3, 3), 2.0**20 - 10).fill_diagonal_(2.0**20)

@@ -43,6 +43,10 @@ class Hardness(NamedTuple):
     row_distance: Tensor
     exponent: Tensor
 
+    def rows(self, some: slice) -> Hardness:
+        """Return what makes the negatives of some rows harder."""
+        return Hardness(self.row_squares[some], self.column_squares, self.row_distance[some], self.exponent)
+
 
 @dataclass
 class Pairs:
@@ -54,6 +58,7 @@ class Pairs:
         ids: int64 [R, I], [C, I] or None; rows and columns equal in any of the I are not compared.
         hard: None: the negatives stay as they are.
         operand: type in which a gradient multiplies rows and columns.
+        small: whether exp(logit) and its sums neither overflow nor underflow, so that no maximum must be subtracted.
     """
 
     scale: Tensor | None
@@ -61,6 +66,7 @@ class Pairs:
     ids: tuple[Tensor, Tensor] | None
     hard: Hardness | None
     operand: torch.dtype
+    small: bool = False
 
     def tile(self, rows: slice, columns: slice) -> Pairs:
         """Return the pairs of some rows and columns; ``excluded`` then counts from the first of these columns."""
@@ -68,15 +74,16 @@ class Pairs:
         if ids is not None:
             ids = ids[0][rows], ids[1][columns]
         if hard is not None:
-            hard = Hardness(hard[0][rows], hard[1][columns], hard[2][rows], hard[3])
-        return Pairs(self.scale, self.excluded[rows] - columns.start, ids, hard, self.operand)
+            hard = hard.rows(rows)._replace(column_squares=hard.column_squares[columns])
+        return Pairs(self.scale, self.excluded[rows] - columns.start, ids, hard, self.operand, self.small)
 
 
 @dataclass
 class PairStatistics:
     """What is collected of rows and columns, and what is needed for their gradient.
 
-    Collected are the running maximum of logits and Σ exp(logit - maximum), which begin with -inf and 0; with hard
+    Collected are the running maximum of logits and Σ exp(logit - maximum), which begin with -inf and 0 (with small
+    logits, Σ exp(logit), which becomes relative to the maximum at the end); with hard
     negatives also, of rows, the largest logit of a negative before it was made harder, Σ λ, and the number of
     negatives.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ STRIP = 2**16
 
 KEPT_PAIRS = 2**26
 """Most similarities that are kept from the forward to the backward pass; if there are more, they are computed again."""
+
+SMALL = 60.0
+"""Logits of this size have exponentials whose sums are far from the limits of float32, on both sides."""
 
 VOCABULARY_LOGITS = 2**25
 """Number of logits in one block of the vocabulary loss. A block consists of whole rows."""
@@ -64,18 +67,32 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
 
 
 def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> None:
-    """Add a tile of similarities [r, c] to its statistics. It may be masked in place."""
-    room = _room(similarities, 0 if pairs.hard is None else 4)
+    """Add a tile of similarities [r, c] to its statistics. It is masked in place.
+
+    Small logits are replaced by their exponentials, whose sums are collected as they are: rows, columns and gradient
+    need no other ones, and nothing is rounded before the exponential.
+    """
+    if pairs.hard is not None:
+        _collect_hard(similarities, pairs, statistics.rows)
+        return
+    logits = _mask(_scaled(similarities, pairs), pairs, NOTHING)
     for strip in _strips(similarities):
-        part, logits, of_strip = pairs.tile(*strip), similarities[strip], statistics.tile(*strip)
-        maximum, total, *hard = of_strip.rows
-        if hard:
-            logits = _collect_hard(logits, part, hard[0], hard[1], hard[2], _fitting(room, logits))
-        else:
-            logits = _mask(_scaled(logits, part), part, NOTHING)
-        _update(maximum, total, 1, logits)
-        if of_strip.columns:
-            _update(of_strip.columns[0], of_strip.columns[1], 0, logits)
+        part, of_strip = logits[strip], statistics.tile(*strip)
+        sides = [(1, of_strip.rows), *([(0, of_strip.columns)] if of_strip.columns else [])]
+        if not pairs.small:
+            for dim, (maximum, total) in sides:
+                _update(maximum, total, dim, part)
+            continue
+        for dim, (maximum, _) in sides:
+            torch.maximum(maximum, part.amax(dim), out=maximum)
+        part.exp_()
+        for dim, (_, total) in sides:
+            total += part.sum(dim)
+
+
+def exponentials(similarities: Tensor, pairs: Pairs) -> Tensor:
+    """Return the exponentials of a tile of small logits, in place; those of pairs that are not compared are 0."""
+    return _mask(similarities, pairs, NOTHING).exp_()
 
 
 def _scaled(similarities: Tensor, pairs: Pairs) -> Tensor:
@@ -101,20 +118,25 @@ def _fitting(room: list[Tensor], strip: Tensor) -> list[Tensor]:
     return [each[: strip.numel()].view(strip.shape) for each in room]
 
 
-def _collect_hard(
-    dot: Tensor, pairs: Pairs, best: Tensor, interpolation: Tensor, compared: Tensor, room: list[Tensor]
-) -> Tensor:
-    """Update the statistics of hard negatives, and return their logits."""
+def _collect_hard(similarities: Tensor, pairs: Pairs, rows: Sequence[Tensor]) -> None:
+    """Add a tile to the statistics of rows with hard negatives."""
     assert pairs.hard is not None and pairs.scale is not None
-    excluded = _excluded(dot, pairs)
-    mixed, along_query, along_key, square = _harden(dot, pairs.hard, room)
-    scale = pairs.hard.row_squares.rsqrt() * pairs.scale
-    logits = along_query.mul_(square.rsqrt_()).mul_(scale.unsqueeze(1)).masked_fill_(excluded, NOTHING)
-    plain = torch.mul(dot, pairs.hard.column_squares.rsqrt(), out=along_key).masked_fill_(excluded, NOTHING)
-    torch.maximum(best, plain.amax(1) * scale, out=best)
-    interpolation += mixed.masked_fill_(excluded, 0).sum(1)
-    compared += excluded.size(1) - excluded.sum(1)
-    return logits
+    room, (count, width) = _room(similarities, 4), similarities.shape
+    of_rows, of_columns = pairs.hard.row_squares.rsqrt() * pairs.scale, pairs.hard.column_squares.rsqrt()
+    holes = _holes(similarities, pairs)
+    for strip, places in zip(_strips(similarities), _by_strip(holes, similarities), strict=True):
+        dot, some = similarities[strip], strip[0]
+        maximum, total, best, interpolation, _ = (each[some] for each in rows)
+        mixed, along_query, along_key, square = _harden(dot, pairs.hard.rows(some), _fitting(room, dot))
+        scale = of_rows[some]
+        logits = along_query.mul_(square.rsqrt_()).mul_(scale.unsqueeze(1))
+        plain = torch.mul(dot, of_columns, out=along_key)
+        for array, value in ((logits, NOTHING), (plain, NOTHING), (mixed, 0.0)):
+            array.view(-1).index_fill_(0, places, value)
+        torch.maximum(best, plain.amax(1) * scale, out=best)
+        interpolation += mixed.sum(1)
+        _update(maximum, total, 1, logits)
+    rows[4].add_(width - torch.bincount(holes // width, minlength=count))
 
 
 def _update(maximum: Tensor, total: Tensor, dim: int, logits: Tensor) -> None:
@@ -128,13 +150,18 @@ def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, 
     """Write the gradient towards a tile of similarities [r, c] into ``out``, without the factor 1 / temperature.
 
     With hard negatives, the sums in ``gradient`` are also updated in place.
+
+    Args:
+        similarities: with small logits, their exponentials.
     """
-    room = _room(similarities, 0 if pairs.hard is None else 7)
+    if pairs.hard is not None:
+        _differentiate_hard(similarities, pairs, gradient, out)
+        return
+    if pairs.small:
+        _differentiate_small(similarities, gradient, out)
+        return
     for strip in _strips(similarities):
         part, logits, of_strip = pairs.tile(*strip), similarities[strip], gradient.tile(*strip)
-        if part.hard is not None:
-            _differentiate_hard(logits, part, of_strip, _fitting(room, logits), out[strip])
-            continue
         offset, weight = of_strip.rows
         place = out[strip] if out.dtype == logits.dtype else torch.empty_like(logits)
         logits = _scaled(logits, part)
@@ -142,35 +169,69 @@ def differentiate(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, 
         if of_strip.columns:
             offset, weight = of_strip.columns
             weights.addcmul_((logits - offset).exp_(), weight)
-        _mask(weights, part, 0.0)
         if out.dtype != logits.dtype:
             out[strip] = weights
+    _mask(out, pairs, 0.0)
 
 
-def _differentiate_hard(dot: Tensor, pairs: Pairs, gradient: PairStatistics, room: list[Tensor], out: Tensor) -> None:
+def _differentiate_small(powers: Tensor, gradient: PairStatistics, out: Tensor) -> None:
+    rows, *columns = (side[1] * (-side[0]).exp() for side in (gradient.rows, gradient.columns) if side)
+    for some, _ in _strips(powers):
+        if columns:
+            torch.add(rows[some].unsqueeze(1), columns[0], out=out[some]).mul_(powers[some])
+        else:
+            torch.mul(powers[some], rows[some].unsqueeze(1), out=out[some])
+
+
+def _differentiate_hard(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, out: Tensor) -> None:
     assert pairs.hard is not None and pairs.scale is not None
-    offset, weight, of_row_squares, of_scale = gradient.rows
-    mixed, along_query, along_key, square = _harden(dot, pairs.hard, room)
-    inverse, cosine, logits = room[4:]
-    a = pairs.hard.row_squares
-    # With a = |q|², b = |k|², u = q·k, N = |k̂|² and λ, the cosine c is q·k̂ / √(a N). Because N = (1 - λ) q·k̂ + λ k·k̂,
-    # its derivatives are, with t = λ k·k̂ / N,
-    # by u: λ t / √(a N);  by a: ((1 - λ) (1 + t) / √(a N) - c / a) / 2;  by b: -λ² q·k̂ / (2 N √(a N)).
-    torch.rsqrt(square, out=inverse)
-    torch.mul(along_query, inverse, out=cosine)  # times √a
-    torch.mul(cosine, (a.rsqrt() * pairs.scale).unsqueeze(1), out=logits)
-    weights = logits.sub_(offset.unsqueeze(1)).exp_().mul_((weight * a.rsqrt()).unsqueeze(1))
-    weights.masked_fill_(_excluded(dot, pairs), 0)
-    of_logits = cosine.mul_(weights).sum(1)
-    of_scale += of_logits
-    weights *= inverse
-    per_square = torch.div(mixed, square, out=square)
-    share = along_key.mul_(per_square)
-    of_key = mixed.mul_(weights)
-    torch.mul(of_key, share, out=out)
-    of_query = weights.sub_(of_key)
-    of_row_squares += (torch.addcmul(of_query, of_query, share, out=cosine).sum(1) - of_logits / a) / 2
-    gradient.columns[0].sub_(per_square.mul_(of_key).mul_(along_query).sum(0), alpha=0.5)
+    room, of_columns = _room(similarities, 7), gradient.columns[0]
+    places_of = _by_strip(_holes(similarities, pairs), similarities)
+    inverse_norm = pairs.hard.row_squares.rsqrt()
+    factors = gradient.rows[1] * inverse_norm
+    for strip, places in zip(_strips(similarities), places_of, strict=True):
+        dot, some = similarities[strip], strip[0]
+        offset, _, of_row_squares, of_scale = (each[some] for each in gradient.rows)
+        arrays = _fitting(room, dot)
+        mixed, along_query, along_key, square = _harden(dot, pairs.hard.rows(some), arrays)
+        inverse, cosine, logits = arrays[4:]
+        # With a = |q|², b = |k|², u = q·k, N = |k̂|² and λ, the cosine c is q·k̂ / √(a N). Because N = (1 - λ) q·k̂ +
+        # λ k·k̂, its derivatives are, with t = λ k·k̂ / N,
+        # by u: λ t / √(a N);  by a: ((1 - λ) (1 + t) / √(a N) - c / a) / 2;  by b: -λ² q·k̂ / (2 N √(a N)).
+        torch.rsqrt(square, out=inverse)
+        torch.mul(along_query, inverse, out=cosine)  # times √a
+        torch.mul(cosine, (inverse_norm[some] * pairs.scale).unsqueeze(1), out=logits)
+        weights = logits.sub_(offset.unsqueeze(1)).exp_().mul_(factors[some].unsqueeze(1))
+        weights.view(-1).index_fill_(0, places, 0)
+        of_logits = cosine.mul_(weights).sum(1)
+        of_scale += of_logits
+        weights *= inverse
+        per_square = torch.div(mixed, square, out=square)
+        share = along_key.mul_(per_square)
+        of_key = mixed.mul_(weights)
+        torch.mul(of_key, share, out=out[strip])
+        of_query = weights.sub_(of_key)
+        of_row_squares += (
+            torch.addcmul(of_query, of_query, share, out=cosine).sum(1) - of_logits / pairs.hard.row_squares[some]
+        ) / 2
+        of_columns.sub_(per_square.mul_(of_key).mul_(along_query).sum(0), alpha=0.5)
+
+
+def _holes(tile: Tensor, pairs: Pairs) -> Tensor:
+    """Return the places of the pairs that are not compared in a flattened tile, int64, ascending."""
+    rows, columns = tile.shape
+    inside = (pairs.excluded >= 0) & (pairs.excluded < columns)
+    flat = (torch.arange(rows, device=tile.device).unsqueeze(1) * columns + pairs.excluded)[inside]
+    if pairs.ids is not None:
+        flat = torch.cat([flat, _equal(*pairs.ids).flatten().nonzero().squeeze(1)])
+    return flat.unique()
+
+
+def _by_strip(holes: Tensor, tile: Tensor) -> list[Tensor]:
+    """Return for each strip of a tile the places in it, counted from its beginning."""
+    first = torch.tensor([rows.start for rows, _ in _strips(tile)], device=holes.device) * tile.size(1)
+    parts = holes.tensor_split(torch.searchsorted(holes, first[1:]).tolist())
+    return [part - start for part, start in zip(parts, first.tolist(), strict=True)]
 
 
 def vocabulary_softmax(
@@ -209,11 +270,6 @@ def _equal(a: Tensor, b: Tensor) -> Tensor:
     for column in range(1, a.size(1)):
         result |= a[:, column : column + 1] == b[:, column]
     return result
-
-
-def _excluded(tile: Tensor, pairs: Pairs) -> Tensor:
-    """Return which pairs are not compared, bool [r, c]."""
-    return _mask(torch.zeros_like(tile, dtype=torch.bool), pairs, True)
 
 
 def _mask(tile: Tensor, pairs: Pairs, value: float) -> Tensor:

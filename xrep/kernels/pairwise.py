@@ -16,6 +16,7 @@ from torch import Tensor
 
 from xrep.kernels import reference
 from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, Pairs, PairStatistics
+from xrep.kernels.chunked_steps import SMALL, exponentials
 from xrep.kernels.paths import path_for, steps_for
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
 
@@ -147,8 +148,18 @@ def _pairs(
     folded = operand == tau.dtype and not hard
     left = (rows.to(tau.dtype) / tau if folded else rows).to(operand)
     both = (ids[0].contiguous(), ids[1].contiguous()) if ids else None  # as the fused kernels read them
-    pairs = Pairs(None if folded else 1 / tau, excluded, both, Hardness(*hard) if hard else None, operand)
-    return pairs, left, columns.to(operand)
+    right = columns.to(operand)
+    small = folded and path_for(rows.device) == "chunked" and rows.device.type == "cpu" and _are_small(left, right)
+    pairs = Pairs(None if folded else 1 / tau, excluded, both, Hardness(*hard) if hard else None, operand, small)
+    return pairs, left, right
+
+
+def _are_small(left: Tensor, right: Tensor) -> bool:
+    """Return whether all dot products of rows are small, judged by the lengths of the rows."""
+    if not len(left) or not len(right):
+        return False
+    lengths = [torch.linalg.vector_norm(side, dim=1).amax() for side in (left, right)]
+    return bool(lengths[0] * lengths[1] <= SMALL)
 
 
 def _tiles(left: Tensor, right: Tensor, *likes: Tensor) -> Iterator[tuple[slice, slice, list[Tensor]]]:
@@ -178,7 +189,8 @@ def _sweep(
     operand: torch.dtype,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the fields of ``Negatives``, maxima and totals of rows and columns, and the similarities if ``keep``."""
+    """Return the fields of ``Negatives``, maxima and totals of rows and columns, and the similarities if ``keep``
+    (their exponentials if they are small)."""
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
         pairs, left, right = _pairs(rows, columns, tau, excluded, ids, hard, operand)
@@ -189,6 +201,9 @@ def _sweep(
         for i, j, room in _tiles(left, right, *([] if keep else [tau])):
             similarities = multiply(left[i], right[j].t(), out=kept[i, j] if keep else room[0])
             steps.collect(similarities, pairs.tile(i, j), statistics.tile(i, j))
+        if pairs.small:  # the totals become relative to the maxima
+            for maximum, total in (row, *([column] if column else [])):
+                total.copy_(torch.where(total > 0, total * (-maximum).exp(), 0.0))
         maximum, total, *of_hard = row
         row_best = maximum - row_shift
         row_lse = _lse(maximum, total, row_shift)
@@ -249,7 +264,10 @@ def _gradients(
         factor = rows.to(pairs.operand)
         for i, j, (weights, *room) in _tiles(left, right, left, *([] if kept.numel() else [tau])):
             similarities = kept[i, j] if kept.numel() else multiply(left[i], right[j].t(), out=room[0])
-            steps.differentiate(similarities, pairs.tile(i, j), gradient.tile(i, j), weights)
+            tile = pairs.tile(i, j)
+            if pairs.small and not kept.numel():
+                exponentials(similarities, tile)
+            steps.differentiate(similarities, tile, gradient.tile(i, j), weights)
             for total, first, a, b in (
                 (for_rows[i], j.start == 0, weights, right[j]),
                 (for_columns[j], i.start == 0, weights.t(), factor[i]),
