@@ -29,10 +29,12 @@ from torch import Tensor, nn
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, collate
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.search import search
+from xrep.inference.placing import place
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.precision import fast_products, float32_precision
 from xrep.models.translation import Translation
 from xrep.nn.layers import pack_weights
+from xrep.precision import Precision
 
 PAD, UNK, BOS, EOS, MASK = range(5)
 Translate = Callable[[TokenBatch], list[list[list[int]]]]
@@ -76,11 +78,11 @@ def pack(model: Translation) -> None:
     model.pack_scores()
 
 
-def copy_in_half(model: Translation, options: argparse.Namespace) -> Translation:
-    half = make_model(options)
-    half.load_state_dict(model.state_dict())
-    pack(half.bfloat16())
-    return half
+def copy_in(precision: Precision, model: Translation, options: argparse.Namespace) -> Translation:
+    copy = make_model(options)
+    copy.load_state_dict(model.state_dict())
+    place(copy, "cpu", precision).pack_scores()
+    return copy
 
 
 def bart(model: Translation) -> nn.Module:
@@ -276,12 +278,13 @@ def main() -> None:
             contestants = {"plain, training": training_step(plain, options)}
             contestants["semantic bias, training"] = training_step(model, options)
         else:
-            theirs, half = bart(model), copy_in_half(model, options)
+            theirs = bart(model)
             contestants = {
                 "transformers": transformers(theirs, options, fast=False),
                 "transformers, fast products": transformers(theirs, options, fast=True),
                 **contestants,
-                "xrep, bfloat16": ours(half, options),
+                "xrep, bfloat16": ours(copy_in("bfloat16", model, options), options),
+                "xrep, int8": ours(copy_in("int8", model, options), options),
                 "products alone": products_alone(model, options),
             }
             try:

@@ -127,3 +127,7 @@ def test_a_translator_is_loaded_and_saved_in_int8(tmp_path):
     language = found.text.target_languages[0]
     assert saved.translate(LINES, language) == found.translate(LINES, language)
     assert any(isinstance(part, Int8Linear) for part in saved.model.decoder.modules())
+    states = torch.randn(2, 3, found.model.decoder.shape.hidden_size)
+    exact, logits = Translator.load(path, "cpu").model.score(states), found.model.score(states)
+    assert torch.equal(saved.model.score(states), logits)
+    assert 1e-5 < float((logits - exact.detach()).norm() / exact.norm().detach()) < 0.03

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from xrep.kernels import int8
 from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
 from xrep.kernels.processor import multiplies_int8
 
@@ -27,6 +28,14 @@ def test_results_are_those_of_the_reference(rows, inputs, outputs):
     assert (product(x).double() - expected).abs().max() < 3e-6 * expected.abs().max()
     activated = torch.nn.functional.gelu(expected)
     assert (product(x, gelu=True).double() - activated).abs().max() < 3e-6 * expected.abs().max()
+
+
+def test_many_outputs_are_computed_in_parts(monkeypatch):
+    torch.manual_seed(0)
+    given, x = (*quantise(torch.randn(50, 24)), torch.randn(50)), torch.randn(9, 24)
+    whole = Int8Product(*given)(x, gelu=True)
+    monkeypatch.setattr(int8, "_OUTPUTS", 16)
+    assert torch.equal(Int8Product(*given)(x, gelu=True), whole)
 
 
 def test_weights_are_rounded_to_steps_of_their_row():

@@ -22,6 +22,9 @@ _TINY = 1e-30
 _IN_CACHE = 1 << 19
 """Number of float32 results that are computed at a time (2 MB), so that they stay in the cache until they are read."""
 
+_OUTPUTS = 4096
+"""Number of outputs that are computed at a time: the weights of a vocabulary would not stay in the cache."""
+
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise the weights of a linear map.
@@ -43,6 +46,16 @@ def rows_in_cache(outputs: int) -> int:
     return max(32, _IN_CACHE // outputs // 32 * 32)
 
 
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows [N, D] as unsigned integers, uint8 [N, D], and the scale of each, float32 [N, 1].
+
+    Rows with NaN or infinity have such a scale, so their results are not finite, either.
+    """
+    scale = x.abs().amax(1, keepdim=True).clamp_min_(_TINY).div_(_LEVELS)
+    shifted = x.div(scale).add_(_ROUNDING + _ZERO)
+    return shifted.view(torch.int32).to(torch.uint8), scale
+
+
 class Int8Product:
     """A quantised linear map, prepared for this processor's product. It has no gradient.
 
@@ -52,39 +65,39 @@ class Int8Product:
     """
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
-        self._weight, self.scale, self.bias, self.outputs = weight, scale, bias, weight.size(0)
-        self._shift = weight.sum(1).mul(scale).mul_(-_ZERO)
-        """What removes the 128 that is added to every input."""
-        self._packed = torch.ops.onednn.qlinear_prepack(weight, None)
-        self._no_zeros = torch.zeros(self.outputs, dtype=torch.int64)
+        self._given, self.outputs = (weight, scale, bias), weight.size(0)
+        some = zip(*(each.split(_OUTPUTS) for each in self._given), strict=True)
+        self._parts = [_Part(*each) for each in some]
 
     def __reduce__(self) -> tuple[type[Int8Product], tuple[Tensor, Tensor, Tensor]]:
-        return Int8Product, (self._weight, self.scale, self.bias)  # torch cannot copy what the library has ordered
+        return Int8Product, self._given  # torch cannot copy what the library has ordered
 
     @torch.no_grad()
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:
         """Return ``x @ weight.T + bias`` of float32 rows [N, D_in], [N, D_out], and (exact) GELU of it if ``gelu``."""
         found = x.new_empty(len(x), self.outputs)
-        step = rows_in_cache(self.outputs)
+        step = rows_in_cache(min(self.outputs, _OUTPUTS))
         for rows, results in zip(x.split(step), found.split(step), strict=True):
             integers, scale = quantise_rows(rows)
-            torch.addcmul(self.bias, self._multiply(integers), scale, out=results)
+            for part, some in zip(self._parts, results.split(_OUTPUTS, dim=1), strict=True):
+                torch.addcmul(part.bias, part.multiply(integers), scale, out=some)
             if gelu:
                 torch.ops.aten.gelu_(results)
         return found
 
-    def _multiply(self, x: Tensor) -> Tensor:
+
+class _Part:
+    """Some outputs of a quantised linear map, whose weights stay in the cache while all rows are multiplied."""
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
+        self.scale, self.bias = scale, bias
+        self._shift = weight.sum(1).mul(scale).mul_(-_ZERO)
+        """What removes the 128 that is added to every input."""
+        self._packed = torch.ops.onednn.qlinear_prepack(weight, None)
+        self._no_zeros = torch.zeros(len(weight), dtype=torch.int64)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return the products of rows, uint8 [N, D_in], times the scales of the weights, float32 [N, D_out]."""
         return torch.ops.onednn.qlinear_pointwise(
             x, 1.0, 0, self._packed, self.scale, self._no_zeros, self._shift, 1.0, 0, torch.float32, "none", [], ""
         )
-
-
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [N, D] as unsigned integers, uint8 [N, D], and the scale of each, float32 [N, 1].
-
-    Rows with NaN or infinity have such a scale, so their results are not finite, either.
-    """
-    largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_())
-    scale = largest.clamp_min_(_TINY).div_(_LEVELS)
-    shifted = x.div(scale).add_(_ROUNDING + _ZERO)
-    return shifted.view(torch.int32).to(torch.uint8), scale

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
+from xrep.kernels.int8 import Int8Product, quantise
 from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.models.model import Origin, TranslationModel
 from xrep.models.plain import from_plain
@@ -25,7 +26,7 @@ from xrep.models.start import (
 )
 from xrep.nn.decoder import SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.encoder import Encoder, initialise
-from xrep.nn.layers import Packing, layout_of
+from xrep.nn.layers import Packing, is_quantised, layout_of
 from xrep.nn.shape import DecoderShape, EncoderSizes
 from xrep.text.sides import SHARED
 
@@ -115,7 +116,7 @@ class Translation(TranslationModel):
         target = None if tied == "all" else nn.Embedding(words.size, width, padding_idx=words.pad_id)
         self.target_embedding: nn.Embedding | None = target
         self.output_embedding = nn.Embedding(words.size, width) if tied == "none" else None
-        self._packed_scores: PackedWeight | None = None
+        self._packed_scores: PackedWeight | Int8Product | None = None
         self.language_embedding = nn.Embedding(len(text.target_languages), width)
         for own in (self.target_embedding, self.output_embedding, self.language_embedding):
             if own is not None:
@@ -165,8 +166,18 @@ class Translation(TranslationModel):
         return self._words if self.output_embedding is None else self.output_embedding.weight
 
     def pack_scores(self) -> None:
-        """Prepare the output embeddings for searches, as ``pack_weights`` does it with linear layers."""
-        self._packed_scores = PackedWeight.of(self._scores)
+        """Prepare the output embeddings for searches: in int8 if the layers are, else in the order of the product."""
+        if is_quantised(self):
+            self._packed_scores = Int8Product(*quantise(self._scores), torch.zeros(len(self._scores)))
+        else:
+            self._packed_scores = PackedWeight.of(self._scores)
+
+    def score(self, states: Tensor) -> Tensor:
+        """Return the logits of all words, float32 [B, K, V], for outputs of the decoder [B, K, H] in a search."""
+        if isinstance(self._packed_scores, Int8Product):
+            return self._packed_scores(states.flatten(0, 1)).unflatten(0, states.shape[:2])
+        logits = fused_linear(states, self._scores, None, packed=self._packed_scores)
+        return (linear(states, self._scores) if logits is None else logits).float()
 
     def predict(self, source: TokenBatch, target: TokenBatch, languages: Tensor) -> Predictions:
         states = self._encode(source)
@@ -235,8 +246,7 @@ class Decoding:
         self._cache.advance(parents, vectors.size(1))
         states = model.decoder.step(vectors, self._position, self._cache, self._memory)
         self._position += 1
-        logits = fused_linear(states, model._scores, None, packed=model._packed_scores)
-        logits = (linear(states, model._scores) if logits is None else logits).float()
+        logits = model.score(states)
         return logits if self._bias is None else logits.add_(self._bias.unsqueeze(1))
 
     @torch.no_grad()

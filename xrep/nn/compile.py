@@ -37,6 +37,8 @@ def compile_layers(module: nn.Module) -> None:
     # Within DDP, torch would split compiled code at the borders of gradient buckets. A layer is already small enough.
     dynamo.optimize_ddp = False
     for part in module.modules():
+        if isinstance(part, TransformerEncoder):
+            part.compiled = True
         if isinstance(part, EncoderLayer):
             part.compile(dynamic=True, backend=BACKEND)
 

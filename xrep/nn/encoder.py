@@ -102,6 +102,9 @@ class TransformerEncoder(Encoder):
 
     Args:
         initializer_range: standard deviation of the normal initialisation of all matrices.
+
+    Attributes:
+        compiled: Whether ``compile_layers`` has compiled its layers, which get batches in a few layouts only then.
     """
 
     Shape = EncoderShape
@@ -123,6 +126,7 @@ class TransformerEncoder(Encoder):
         self.layers = ModuleList(EncoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
         self.norm_first = shape.norm == "pre"
         self.activation_checkpointing = False
+        self.compiled = False
         self.apply(lambda module: initialise(module, initializer_range))
 
     def forward(
@@ -176,7 +180,7 @@ class TransformerEncoder(Encoder):
         size = self.shape.hidden_size // self.shape.heads
         if half is not None and batch.real_tokens > 0 and packs_attention(device, half, size):
             return Sentences(batch)
-        return Runs(batch) if Runs.pay(batch) else layout_of(batch)
+        return Runs(batch) if Runs.pay(batch) and not self.compiled else layout_of(batch)
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Return the input of the first layer for token ids of any shape at ``positions`` (from 0; None adds none)."""

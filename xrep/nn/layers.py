@@ -218,8 +218,8 @@ class Runs(Packing):
     @staticmethod
     def pay(batch: TokenBatch) -> bool:
         """Return whether this layout is faster than ``layout_of``; it is the one of inference on CPUs."""
-        if torch.is_grad_enabled() or batch.tokens.device.type != "cpu" or torch.compiler.is_compiling():
-            return False
+        if torch.is_grad_enabled() or batch.tokens.device.type != "cpu" or not batch.is_padded or batch.density == 1:
+            return False  # a graph is traced with a density of 1, because its lengths are not known
         return batch.tokens.numel() - batch.real_tokens > TOKENS_OF_A_RUN * len(np.unique(batch.host_lengths))
 
 
