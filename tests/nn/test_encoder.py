@@ -111,6 +111,24 @@ def test_layers_above_are_not_computed() -> None:
             encoder(batch, wrong)
 
 
+@pytest.mark.parametrize("name", ["post", "pre"])
+@pytest.mark.parametrize("lengths", [[5, 11, 1, 8], [11, 11, 10, 11], [11] * 4], ids=["packed", "masked", "full"])
+def test_the_first_tokens_alone_are_those_of_the_whole(name: str, lengths: list[int]) -> None:
+    encoder = make_encoder(SHAPES[name]).double()
+    batch = token_batch(make_batch().tokens, torch.tensor(lengths))
+    direction = torch.randn(4, 1, HIDDEN, generator=torch.Generator().manual_seed(2)).double()
+    for layers in (None, 1, 0):
+        found = []
+        for states in (encoder(batch, layers)[:, :1], encoder(batch, layers, first_only=True)):
+            encoder.zero_grad()
+            (states * direction).sum().backward()
+            found.append([states.detach(), *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+        with torch.no_grad():
+            torch.testing.assert_close(encoder(batch, layers, first_only=True), found[0][0], rtol=0, atol=1e-11)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_says_all(name: str) -> None:
     shape = SHAPES[name]

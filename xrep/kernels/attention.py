@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from xrep.kernels.dropout import dropout as drop
 from xrep.kernels.precision import layer_dtype
 
 SHORT = 64
@@ -26,19 +27,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
     dtype = layer_dtype(q)
     if dtype != q.dtype:
         return attention(q.to(dtype), k.to(dtype), v.to(dtype), mask, dropout, causal=causal).to(q.dtype)
-    plain = not (dropout or torch.is_grad_enabled() or torch.compiler.is_compiling())
-    if plain and q.device.type == "cpu" and q.size(2) <= SHORT:
-        return _written_out(q, k, v, mask if not causal else mask_of_future(q.size(2), k.size(2), q.device))
-    half = q.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
-    if half and q.device.type == "cpu" and torch.is_grad_enabled():
+    on_cpu, learns = q.device.type == "cpu", torch.is_grad_enabled()
+    if on_cpu and learns and (q.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
         # torch's backward pass takes ten times as long in bfloat16 as in float32 (torch 2.13, with AMX).
         with torch.autocast("cpu", enabled=False):
-            wide = (each.float() for each in (q, k, v))
-            return F.scaled_dot_product_attention(*wide, attn_mask=mask, dropout_p=dropout, is_causal=causal).to(dtype)
+            return attention(q.float(), k.float(), v.float(), mask, dropout, causal=causal).to(dtype)
+    # torch has no fast kernel with dropout on CPUs.
+    if on_cpu and not torch.compiler.is_compiling() and (dropout or (not learns and q.size(2) <= SHORT)):
+        mask = mask_of_future(q.size(2), k.size(2), q.device) if causal else mask
+        return _written_out(q, k, v, mask, dropout)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
 
 
-def attention_of_runs(qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int) -> Tensor:
+def attention_of_runs(qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int, dropout: float) -> Tensor:
     """Compute the attention of packed tokens to all tokens of their own sentence, [N, H], without padding or gradient.
 
     Args:
@@ -50,7 +51,7 @@ def attention_of_runs(qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int) 
     for count, length in runs:
         some = slice(first, first + count * length)
         q, k, v = qkv[some].view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
-        mixed[some].view(count, length, heads, -1).copy_(attention(q, k, v, None, 0.0).transpose(1, 2))
+        mixed[some].view(count, length, heads, -1).copy_(attention(q, k, v, None, dropout).transpose(1, 2))
         first = some.stop
     mixed[first:] = 0
     return mixed
@@ -85,7 +86,7 @@ def mask_of_future(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()[None, None]
 
 
-def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """Compute attention from single operations.
 
     Scale and mask are part of the first product. The softmax is taken in float32, where torch's kernel is fastest.
@@ -99,6 +100,8 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
         scores, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), beta=0 if mask is None else 1, alpha=size**-0.5
     )
     weights = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(v.dtype)
+    if dropout:
+        weights = drop(weights, dropout)
     return torch.bmm(weights, v.flatten(0, 1)).unflatten(0, (batch, heads))
 
 

@@ -20,7 +20,7 @@ from xrep.models.start import (
     load_start,
     shape_from,
 )
-from xrep.nn.encoder import Encoder, initialise
+from xrep.nn.encoder import Encoder, TransformerEncoder, initialise
 from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
 from xrep.text.sides import SHARED
@@ -84,8 +84,10 @@ class Classifier(ClassifyingModel):
         return self._architecture
 
     def forward(self, tokens: TokenBatch) -> Tensor:
-        states = self.encoder(tokens)
         if self.dense is None:
-            return self.output(self.dropout(states))
-        vectors = pool(states, tokens.mask, self.config.pooling)
+            return self.output(self.dropout(self.encoder(tokens)))
+        if self.config.pooling == "cls" and isinstance(self.encoder, TransformerEncoder):
+            vectors = self.encoder(tokens, first_only=True).squeeze(1)
+        else:
+            vectors = pool(self.encoder(tokens), tokens.mask, self.config.pooling)
         return self.output(self.dropout(torch.tanh(self.dense(self.dropout(vectors)))))

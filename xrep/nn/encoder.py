@@ -21,7 +21,7 @@ from xrep.kernels.attention import packs_attention
 from xrep.nn import bert
 from xrep.nn.containers import ModuleList
 from xrep.nn.half import half_type, in_half
-from xrep.nn.layers import EncoderLayer, Layout, Masking, Packing, Runs, Sentences, layout_of
+from xrep.nn.layers import Dropout, EncoderLayer, Layout, Masking, Packing, Runs, Sentences, layout_of
 from xrep.nn.shape import EncoderShape, EncoderSizes, Norm
 from xrep.registry import ENCODERS
 
@@ -122,7 +122,7 @@ class TransformerEncoder(Encoder):
         types = shape.type_vocabulary_size
         self.type_embedding = nn.Embedding(types, hidden_size) if types else None
         self.norm = nn.LayerNorm(hidden_size, eps=epsilon)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.layers = ModuleList(EncoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
         self.norm_first = shape.norm == "pre"
         self.activation_checkpointing = False
@@ -137,6 +137,7 @@ class TransformerEncoder(Encoder):
         positions: Tensor | None = None,
         added: Tensor | None = None,
         prefix: Tensor | None = None,
+        first_only: bool = False,
     ) -> Tensor:
         """As ``Encoder.forward``; layers above ``hidden_layer`` are not computed.
 
@@ -148,6 +149,8 @@ class TransformerEncoder(Encoder):
             prefix: [B, N, H], placed unchanged before the embedded tokens of each row (``embed_vectors`` makes vectors
                 like those). Tokens and prefix attend to each other; the states of the prefix are not returned. The
                 prefix uses no positions: those of the tokens begin at 0 unless ``positions`` says otherwise.
+            first_only: Return the states of the first token of each row alone, [B, 1, H]. The highest of the layers is
+                computed for these tokens alone, which saves most of its work. There must be no prefix.
         """
         last = len(self.layers)
         count = last if hidden_layer is None else hidden_layer
@@ -165,11 +168,14 @@ class TransformerEncoder(Encoder):
             x, whole = _behind(prefix, x, batch, layout)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         with in_half(islice(self.layers, count), x) as (layers, x):
-            for layer in layers:
-                x = checkpoint(layer, x, whole, use_reentrant=False) if again else layer(x, whole)
+            for number, layer in enumerate(layers, start=1):
+                inputs = (x, whole, True) if first_only and number == count else (x, whole)
+                x = checkpoint(layer, *inputs, use_reentrant=False) if again else layer(*inputs)
         if prefix is not None:
             x = x[prefix.size(0) * prefix.size(1) :] if isinstance(layout, Packing) else x[:, prefix.size(1) :]
         x = self.norm(x) if self.norm_first and count == last else x
+        if first_only:
+            return (x if count else layout.first(x)).unsqueeze(1)
         if isinstance(layout, Masking) and batch.is_padded:
             return x.masked_fill(~batch.mask.unsqueeze(-1), 0.0)
         return layout.pad(x)

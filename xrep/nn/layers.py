@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from xrep.data.batching import TokenBatch, on_device
 from xrep.errors import UserError
 from xrep.kernels.attention import attention, attention_of_runs, packed_attention
+from xrep.kernels.dropout import dropout
 from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
 from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
 from xrep.kernels.residual_norm import fuses_residuals, residual_norm
@@ -130,6 +131,13 @@ def feedforward(x: Tensor, inner: Linear | Int8Linear, outer: nn.Module, activat
     return torch.cat([outer(inner.activated(part, activation)) for part in parts]).view(x.shape)
 
 
+class Dropout(nn.Dropout):
+    """``nn.Dropout`` that is faster on CPUs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return dropout(input, self.p) if self.training else input
+
+
 class Packing:
     """The real tokens of a padded batch, concatenated; everything except attention is computed on them alone.
 
@@ -158,6 +166,12 @@ class Packing:
     def pack(self, padded: Tensor) -> Tensor:
         """Gather [B, T, ...] into [N, ...], where N is the number of real tokens, rounded up."""
         return padded.flatten(0, 1).index_select(0, self.packed_rows)
+
+    def first(self, packed: Tensor) -> Tensor:
+        """Gather the first token of each sentence, [B, ...], from [N, ...]."""
+        places = self.rows.new_zeros(self.batch * self.length)
+        places.index_copy_(0, self.rows, torch.arange(len(self.rows), device=self.rows.device))
+        return packed.index_select(0, places[:: self.length])
 
     def pad(self, packed: Tensor) -> Tensor:
         """Scatter [N, ...] into [B, T, ...], with zeros at padding."""
@@ -236,6 +250,9 @@ class Masking:
     def pack(self, padded: Tensor) -> Tensor:
         return padded
 
+    def first(self, packed: Tensor) -> Tensor:
+        return packed[:, 0]
+
     def pad(self, packed: Tensor) -> Tensor:
         return packed
 
@@ -269,17 +286,20 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(hidden_size, 3 * hidden_size)
         self.output = Linear(hidden_size, hidden_size)
 
-    def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Return the attention, and ``x`` for the residual connection."""
-        dropout = self.dropout if self.training else 0.0
+    def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the attention, and ``x`` for the residual connection; or both of the first token of each row alone."""
+        dropout, kept = self.dropout if self.training else 0.0, layout.first if first_only else lambda tokens: tokens
         if isinstance(layout, Sentences):
             qkv, x = with_input(self.qkv, x)
             qkv = qkv.unflatten(-1, (3, self.heads, -1))
-            return self.output(packed_attention(qkv, layout.offsets, layout.length, dropout).flatten(1)), x
+            mixed = packed_attention(qkv, layout.offsets, layout.length, dropout).flatten(1)
+            return self.output(kept(mixed)), kept(x)
         if isinstance(layout, Runs):
-            return self.output(attention_of_runs(self.qkv(x), layout.runs, self.heads)), x
+            return self.output(kept(attention_of_runs(self.qkv(x), layout.runs, self.heads, dropout))), kept(x)
         q, k, v = self.project(x, layout)
         mask = None if self.causal else layout.attention_mask
+        if first_only:
+            return self.output(attention(q[:, :, :1], k, v, mask, dropout).flatten(1)), kept(x)
         mixed = attention(q, k, v, mask, dropout, causal=self.causal).transpose(1, 2).flatten(2)
         return self.output(layout.pack(mixed)), x
 
@@ -299,7 +319,7 @@ class TransformerLayer(nn.Module):
         self.feedforward_in = Linear(size, shape.feedforward_size)
         self.feedforward_out = Linear(shape.feedforward_size, size)
         self.feedforward_norm = nn.LayerNorm(size, eps=epsilon)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.norm_first = shape.norm == "pre"
         self.activation: Activation = shape.activation
 
@@ -315,7 +335,8 @@ class TransformerLayer(nn.Module):
         """
         if not self.norm_first:
             for norm, change, *inputs in steps:
-                x, _ = self._joined(*change(x, *inputs), norm)
+                changed, x = change(x, *inputs)
+                x, _ = self._joined(changed, x, norm)
             return x
         normed = steps[0][0](x)
         for (_, change, *inputs), (norm, *_) in pairwise(steps):
@@ -342,6 +363,11 @@ class TransformerLayer(nn.Module):
 class EncoderLayer(TransformerLayer):
     """A layer whose tokens attend to all tokens of their sentence."""
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        attention = self.attention_norm, self.attention, layout
+    def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> Tensor:
+        """Return the states of all tokens in their layout; or of the first token of each row alone, [B, H]."""
+        if first_only and self.norm_first:
+            change, _ = self.attention(self.attention_norm(x), layout, True)
+            normed, x = self._joined(change, layout.first(x), self.feedforward_norm, summed=True)
+            return x + self.dropout(self._feedforward(normed)[0])
+        attention = self.attention_norm, self.attention, layout, first_only
         return self._sublayers(x, attention, (self.feedforward_norm, self._feedforward))

@@ -33,7 +33,10 @@ class MomentOptions(ParameterOptions):
 
 
 class AdamW:
-    """Adam with decoupled weight decay, in torch's fused form (about three times the default's speed on a CPU)."""
+    """Adam with decoupled weight decay, in torch's fused form (about three times the default's speed on a CPU).
+
+    Gradients of embeddings may be sparse.
+    """
 
     @dataclass(kw_only=True)
     class Config(MomentOptions):
@@ -48,10 +51,10 @@ class AdamW:
 
     @staticmethod
     def build(config: Config, groups: Groups) -> torch.optim.Optimizer:
-        import torch
+        from xrep.training.row_adamw import RowAdamW
 
         betas = (config.betas[0], config.betas[1])
-        return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
+        return RowAdamW(groups, lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
 
 
 class Lamb:

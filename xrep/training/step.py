@@ -27,6 +27,7 @@ from xrep.training.freezing import Freezing
 from xrep.training.gradient_cache import GradientCache
 from xrep.training.lora import LowRank
 from xrep.training.outcome import Results, Tally
+from xrep.training.row_adamw import RowAdamW, read_rows_alone
 from xrep.training.sharding import local_optimizer
 
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
@@ -51,6 +52,15 @@ def type_on(device: torch.device, precision: TrainingPrecision) -> torch.dtype:
     wanted = type_of(precision, device.type)
     emulated = wanted == torch.bfloat16 and device.type == "cpu" and not multiplies_bfloat16()
     return torch.float32 if emulated else wanted
+
+
+def _numbers_of(parameter: nn.Parameter) -> Tensor:
+    """Return the numbers of a gradient: all, or those of the rows that a sparse one has."""
+    assert parameter.grad is not None
+    if not parameter.grad.is_sparse:
+        return parameter.grad
+    parameter.grad = parameter.grad.coalesce()
+    return parameter.grad.values()
 
 
 def _loss(criterion: Criterion, model: nn.Module, planned: Planned) -> Loss:
@@ -108,6 +118,8 @@ class Engine:
         self.precision, self._half = str(chosen).removeprefix("torch."), None if chosen == torch.float32 else chosen
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=chosen == torch.float16)
         self._parallel: nn.Module | None = None
+        if isinstance(optimizer, RowAdamW) and world.size == 1 and world.device.type == "cpu":
+            read_rows_alone(module)
 
     def prepare(self, step: int) -> None:
         """Freeze and thaw parameters for a step; call this before the step."""
@@ -173,11 +185,17 @@ class Engine:
             self.lora.collect()
         self.scaler.unscale_(self.optimizer)
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [p.grad for p in trained if p.grad is not None]
+        gradients = [_numbers_of(p) for p in trained]
         norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.world.device)
         norm = torch.linalg.vector_norm(norms)
         # A norm that is not finite would make every gradient NaN.
-        torch.nn.utils.clip_grads_with_norm_(trained, self.limit, norm.nan_to_num(0.0, 0.0))
+        finite_norm, local = norm.nan_to_num(0.0, 0.0), local_optimizer(self.optimizer)
+        if isinstance(local, RowAdamW) and norm.device.type == "cpu" and norm.dtype == torch.float32:
+            # It divides the gradients when it reads them, so that they are not read once more.
+            excess = (finite_norm + 1e-6) / self.limit
+            local.grad_scale = excess if excess > 1 else None
+        else:
+            torch.nn.utils.clip_grads_with_norm_(trained, self.limit, finite_norm)
         results = tally.results(norm, norms, trained, self.scaler)
         settle()
         skipped = False
