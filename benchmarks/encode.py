@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from harness import make_parser, progress, say_absent, take_turns, write_json
 
-from xrep.data.batching import batches_of, collate
+from xrep.data.batching import TokenBatch, batches_of, collate
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.precision import float32_precision
 from xrep.text.readers import read_lines
@@ -100,15 +100,23 @@ def openvino(encoder: SentenceEncoder, batch_tokens: int, folder: Path) -> Itera
     yield "OpenVINO, int8", compiled(nncf.compress_weights(graph, mode=nncf.CompressWeightsMode.INT8_SYM), "f32")
 
 
+def sorted_batches(
+    encoder: SentenceEncoder, sentences: list[str], batch_tokens: int
+) -> Iterator[tuple[TokenBatch, list[int]]]:
+    """Yield the batches of ``encoder.encode``, and the numbers of their sentences."""
+    vocabulary, longest = encoder.text.vocabulary("shared"), encoder.text.max_length
+    tokens = [np.asarray(ids) for ids in encoder.tokenizers["shared"].encode(sentences)]
+    lengths = [min(len(ids) + vocabulary.special_count, longest) for ids in tokens]
+    for rows in batches_of(lengths, batch_tokens):
+        yield collate([tokens[row] for row in rows], vocabulary, longest), rows
+
+
 def fed_with_our_batches(encoder: SentenceEncoder, batch_tokens: int, run: Callable[..., np.ndarray]) -> Encode:
     """Return what encodes our batches, sorted by tokens, with a function from names and inputs to [vectors [B, D]]."""
-    vocabulary, longest = encoder.text.vocabulary("shared"), encoder.text.max_length
 
     def encode(sentences: list[str]) -> np.ndarray:
-        tokens = [np.asarray(ids) for ids in encoder.tokenizers["shared"].encode(sentences)]
         vectors = np.empty((len(sentences), encoder.output_size), dtype=np.float32)
-        for rows in batches_of(tokens, batch_tokens, longest):
-            batch = collate([tokens[row] for row in rows], vocabulary, longest)
+        for batch, rows in sorted_batches(encoder, sentences, batch_tokens):
             inputs = {"input_ids": batch.tokens.numpy(), "attention_mask": batch.mask.long().numpy()}
             vectors[rows] = run(inputs)[0]
         return vectors
@@ -120,13 +128,11 @@ def products_alone(encoder: SentenceEncoder, batch_tokens: int) -> Encode:
     """Return the linear layers alone, on as many rows as each of our batches has real tokens; there are no vectors."""
     modules = encoder.model.encoders["shared"].layers.modules()
     layers = [layer for layer in modules if isinstance(layer, torch.nn.Linear)]
-    vocabulary, longest = encoder.text.vocabulary("shared"), encoder.text.max_length
 
     def encode(sentences: list[str]) -> None:
-        tokens = [np.asarray(ids) for ids in encoder.tokenizers["shared"].encode(sentences)]
         with torch.inference_mode():
-            for rows in batches_of(tokens, batch_tokens, longest):
-                count = int(collate([tokens[row] for row in rows], vocabulary, longest).lengths.sum())
+            for batch, _ in sorted_batches(encoder, sentences, batch_tokens):
+                count = batch.real_tokens
                 inputs = {width: layers[0].weight.new_zeros(count, width) for width in {x.in_features for x in layers}}
                 for layer in layers:
                     layer(inputs[layer.in_features])

@@ -49,7 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mlm, whole words": {**TEXT, "whole_word": None},
     "dual_moco, sharded": {**CASES["dual_moco"], "shard": "optimizer"},
     "dual_moco, as deep as BERT": {
-        **SEPARATE, "layers": 12, "queue_size": 409600, "queue_dtype": "bfloat16", "batch_size": 1, "max_steps": 4,
+        **SEPARATE, "layers": 12, "queue_size": 409600, "queue_dtype": "bfloat16", "batch_size": 2, "max_steps": 4,
         "dropout": 0.1,
     },
 }  # fmt: skip

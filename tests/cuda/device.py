@@ -97,9 +97,10 @@ class EmulatedDevice(TorchDispatchMode):
 
     current: EmulatedDevice | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, **stand_ins: Any) -> None:
+        """Create the device; ``stand_ins`` are functions of tensors on the CPU that replace kernels of Triton."""
         super().__init__()
-        self.counts = Counts()
+        self.counts, self.stand_ins = Counts(), stand_ins
         self._pinned: dict[int, Tensor] = {}  # by address, which is not used again while the tensor is held
         self._exchanged: dict[int, Tensor] = {}
 
@@ -214,6 +215,8 @@ class EmulatedDevice(TorchDispatchMode):
                         raise DeviceMismatch(f"the kernel {name} got a tensor on the CPU")
                     self.counts.launches[f"triton {name}"] += 1
                     with torch._C._DisableTorchDispatch():
+                        if name in self.stand_ins:
+                            return self.stand_ins[name](*held(args))
                         return kernel[grid](*held(args), **held(kwargs))
 
                 return launch

@@ -105,8 +105,14 @@ def triton_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.slow
-def test_kernels_that_agree_with_the_reference_are_used(triton_steps: ModuleType) -> None:
+def test_kernels_that_agree_with_the_reference_are_used(
+    triton_steps: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_rng_state()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", broken)
     assert kernel_problem(GPU if torch.cuda.is_available() else CPU) is None
+    # A run draws the same numbers, whenever it uses a kernel first.
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def wrong_weights(scores: torch.Tensor, *others: object) -> torch.Tensor:

@@ -78,9 +78,10 @@ class _ResidualNorm(torch.autograd.Function):
         return normed, total
 
     @staticmethod
-    def backward(ctx: Any, of_normed: Tensor | None, of_total: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         from xrep.kernels import triton_norm
 
+        of_normed, of_total = gradients
         total, weight, mean, scale = ctx.saved_tensors
         dropout, seed, kind, kind_of_change = ctx.settings
         rows, columns = len(mean), total.size(-1)

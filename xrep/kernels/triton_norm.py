@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Branches over constexpr are decided when a kernel is compiled, but a type checker reads the code as Python.
-# pyright: reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 import triton
 import triton.language as tl
 

@@ -335,7 +335,8 @@ class TransformerLayer(nn.Module):
         """
         if not self.norm_first:
             for norm, change, *inputs in steps:
-                x, _ = self._joined(*change(x, *inputs), norm)
+                changed, x = change(x, *inputs)
+                x, _ = self._joined(changed, x, norm)
             return x
         normed = steps[0][0](x)
         for (_, change, *inputs), (norm, *_) in pairwise(steps):
