@@ -104,6 +104,9 @@ def plain_loop(options: argparse.Namespace, trainer: Trainer, queue_size: int) -
     """Return a plain loop of dual momentum contrast, on the model and the text of ``trainer``."""
     task, device = trainer.task, trainer.world.device
     model = copy.deepcopy(trainer.module.model)
+    for part in model.modules():
+        if isinstance(part, torch.nn.Embedding):
+            part.sparse = False  # torch's own optimizer takes dense gradients alone
     momentum = copy.deepcopy(model).requires_grad_(False)
     queues = [F.normalize(torch.randn(queue_size, model.output_size, device=device), dim=1) for _ in range(2)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
