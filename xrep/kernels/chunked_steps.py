@@ -121,22 +121,22 @@ def _fitting(room: list[Tensor], strip: Tensor) -> list[Tensor]:
 def _collect_hard(similarities: Tensor, pairs: Pairs, rows: Sequence[Tensor]) -> None:
     """Add a tile to the statistics of rows with hard negatives."""
     assert pairs.hard is not None and pairs.scale is not None
-    room, (count, width) = _room(similarities, 4), similarities.shape
+    room, width = _room(similarities, 4), similarities.size(1)
     of_rows, of_columns = pairs.hard.row_squares.rsqrt() * pairs.scale, pairs.hard.column_squares.rsqrt()
-    holes = _holes(similarities, pairs)
-    for strip, places in zip(_strips(similarities), _by_strip(holes, similarities), strict=True):
+    for strip, places in zip(_strips(similarities), _not_compared(similarities, pairs), strict=True):
         dot, some = similarities[strip], strip[0]
-        maximum, total, best, interpolation, _ = (each[some] for each in rows)
+        maximum, total, best, interpolation, compared = (each[some] for each in rows)
         mixed, along_query, along_key, square = _harden(dot, pairs.hard.rows(some), _fitting(room, dot))
         scale = of_rows[some]
         logits = along_query.mul_(square.rsqrt_()).mul_(scale.unsqueeze(1))
         plain = torch.mul(dot, of_columns, out=along_key)
         for array, value in ((logits, NOTHING), (plain, NOTHING), (mixed, 0.0)):
-            array.view(-1).index_fill_(0, places, value)
+            _fill(array, places, value)
         torch.maximum(best, plain.amax(1) * scale, out=best)
         interpolation += mixed.sum(1)
         _update(maximum, total, 1, logits)
-    rows[4].add_(width - torch.bincount(holes // width, minlength=count))
+        masked = places.dtype == torch.bool
+        compared += width - (places.sum(1) if masked else torch.bincount(places // width, minlength=len(dot)))
 
 
 def _update(maximum: Tensor, total: Tensor, dim: int, logits: Tensor) -> None:
@@ -186,7 +186,7 @@ def _differentiate_small(powers: Tensor, gradient: PairStatistics, out: Tensor) 
 def _differentiate_hard(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, out: Tensor) -> None:
     assert pairs.hard is not None and pairs.scale is not None
     room, of_columns = _room(similarities, 7), gradient.columns[0]
-    places_of = _by_strip(_holes(similarities, pairs), similarities)
+    places_of = _not_compared(similarities, pairs)
     inverse_norm = pairs.hard.row_squares.rsqrt()
     factors = gradient.rows[1] * inverse_norm
     for strip, places in zip(_strips(similarities), places_of, strict=True):
@@ -202,7 +202,7 @@ def _differentiate_hard(similarities: Tensor, pairs: Pairs, gradient: PairStatis
         torch.mul(along_query, inverse, out=cosine)  # times √a
         torch.mul(cosine, (inverse_norm[some] * pairs.scale).unsqueeze(1), out=logits)
         weights = logits.sub_(offset.unsqueeze(1)).exp_().mul_(factors[some].unsqueeze(1))
-        weights.view(-1).index_fill_(0, places, 0)
+        _fill(weights, places, 0)
         of_logits = cosine.mul_(weights).sum(1)
         of_scale += of_logits
         weights *= inverse
@@ -215,6 +215,23 @@ def _differentiate_hard(similarities: Tensor, pairs: Pairs, gradient: PairStatis
             torch.addcmul(of_query, of_query, share, out=cosine).sum(1) - of_logits / pairs.hard.row_squares[some]
         ) / 2
         of_columns.sub_(per_square.mul_(of_key).mul_(along_query).sum(0), alpha=0.5)
+
+
+def _not_compared(tile: Tensor, pairs: Pairs) -> list[Tensor]:
+    """Return for each strip of a tile the pairs that are not compared: their places, or on GPUs a mask [r, c], because
+    the host would wait for the number of places."""
+    if tile.device.type == "cpu":
+        return _by_strip(_holes(tile, pairs), tile)
+    excluded = _mask(torch.zeros_like(tile, dtype=torch.bool), pairs, True)
+    return [excluded[strip] for strip in _strips(tile)]
+
+
+def _fill(array: Tensor, places: Tensor, value: float) -> None:
+    """Set the numbers at the places of ``_not_compared``."""
+    if places.dtype == torch.bool:
+        array.masked_fill_(places, value)
+    else:
+        array.view(-1).index_fill_(0, places, value)
 
 
 def _holes(tile: Tensor, pairs: Pairs) -> Tensor:
