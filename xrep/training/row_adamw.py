@@ -75,8 +75,8 @@ class RowAdamW(torch.optim.AdamW):
             start, stop = torch.searchsorted(rows, some[[0, -1]] + torch.tensor([0, 1], device=p.device)).tolist()
             gradient.index_copy_(0, torch.searchsorted(some, rows[start:stop]), values[start:stop])
             adamw(
-                *([part] for part in (parts[0], gradient, *parts[1:])), [], [state["step"].clone()], fused=True,
-                amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=0.0,
+                [parts[0]], [gradient], [parts[1]], [parts[2]], [], [state["step"].clone()], fused=True, amsgrad=False,
+                beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=0.0,
                 eps=group["eps"], maximize=False,
             )  # fmt: skip
             for tensor, part in zip(tensors, parts, strict=True):
