@@ -20,7 +20,7 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     share = round(probability * STEPS)
     if x.device.type != "cpu" or torch.compiler.is_compiling() or share in (0, STEPS):
         return F.dropout(x, probability)
-    seed = int(torch.randint(2**62, (), device="cpu"))
+    seed = torch.randint(2**62, (1,), device="cpu").numpy()
     words = np.asarray(np.random.SFC64(seed).random_raw(-(-x.numel() // 4)), dtype="<u8")
     kept = torch.from_numpy((words.view("<u2") >= share).view(np.uint8)[: x.numel()])
     return x * kept.to(x.dtype).mul_(STEPS / (STEPS - share)).view(x.shape)
