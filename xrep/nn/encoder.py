@@ -186,7 +186,7 @@ class TransformerEncoder(Encoder):
         size = self.shape.hidden_size // self.shape.heads
         if half is not None and batch.real_tokens > 0 and packs_attention(device, half, size):
             return Sentences(batch)
-        return Runs(batch) if Runs.pay(batch) and not self.compiled else layout_of(batch)
+        return Runs(batch) if Runs.is_faster(batch) and not self.compiled else layout_of(batch)
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Return the input of the first layer for token ids of any shape at ``positions`` (from 0; None adds none)."""

@@ -230,7 +230,7 @@ class Runs(Packing):
         self.runs: list[tuple[int, int]] = list(zip(counts.tolist(), kinds.tolist(), strict=True))
 
     @staticmethod
-    def pay(batch: TokenBatch) -> bool:
+    def is_faster(batch: TokenBatch) -> bool:
         """Return whether this layout is faster than ``layout_of``; it is the one of inference on CPUs."""
         if torch.is_grad_enabled() or batch.tokens.device.type != "cpu" or not batch.is_padded or batch.density == 1:
             return False  # a graph is traced with a density of 1, because its lengths are not known
