@@ -75,9 +75,10 @@ def hard_infonce(
     (all_x, all_y, all_ids), start = gathered([x, y, ids], group, sizes)
     pair = torch.arange(start, start + len(x), device=x.device).repeat(2)
     shift, positive = positive.detach().repeat(2), positive.repeat(2)
+    queries = torch.cat([x, y])
     result = negatives(
-        torch.cat([x, y]),
-        torch.cat([all_x, all_y]),
+        queries,
+        queries if group is None else torch.cat([all_x, all_y]),
         tau,
         row_shift=shift,
         excluded=torch.stack([pair, pair + len(all_x)], 1),  # itself and its positive
