@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from xrep.kernels import chunked_steps
-from xrep.kernels.blocks import Hardness, Pairs, PairStatistics
+from xrep.kernels.blocks import SMALLEST_SQUARE, Hardness, Pairs, PairStatistics
 from xrep.kernels.chunked_steps import SMALL, exponentials
 from xrep.kernels.paths import path_for, steps_for
 from xrep.kernels.precision import multiply, multiply_add
@@ -158,8 +158,8 @@ def _gradients(
     hard: Sequence[Tensor],
     operand: torch.dtype,
     of_tau: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients towards rows, columns, temperature and squared norms (empty without hard negatives)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients towards rows, columns and temperature."""
     with torch.autocast(rows.device.type, enabled=False):
         steps = steps_for(rows.device)
         *statistics, kept, beside, sums, small = statistics
@@ -196,12 +196,18 @@ def _gradients(
             for_columns *= scale
         if hard:
             for_tau = -(gradient.rows[3].sum() * scale) / tau
-            squares = (gradient.rows[2] * scale, gradient.columns[0] * scale)
+            of_squares = [gradient.rows[2] * scale, gradient.columns[0] * scale]
+            if mirrored:
+                of_squares = [of_squares[0] + of_squares[1]]
+            for total, side, squares, each in zip(
+                (for_rows, for_columns), (rows, columns), hard, of_squares, strict=False
+            ):
+                each = (2 * each).masked_fill_(squares <= SMALLEST_SQUARE, 0)
+                total.addcmul_(side.to(total.dtype), each.unsqueeze(1))
         else:
             # Σ gradient · similarity, summed over the columns first
             for_tau = -(for_rows * rows).sum() / tau if of_tau else torch.zeros_like(tau)
-            squares = (tau.new_empty(0), tau.new_empty(0))
-        return for_rows.to(rows.dtype), for_columns.to(columns.dtype), for_tau, *squares
+        return for_rows.to(rows.dtype), for_columns.to(columns.dtype), for_tau
 
 
 def _are_one(a: Tensor, b: Tensor) -> bool:
@@ -254,8 +260,7 @@ def _gradient_of(
 
 @_gradients.register_fake
 def _(of_rows, of_columns, statistics, rows, columns, tau, excluded, ids, hard, operand, of_tau):
-    squares = (torch.empty_like(tensor) for tensor in (hard[:2] or (tau.new_empty(0), tau.new_empty(0))))
-    return rows.new_empty(rows.shape), columns.new_empty(columns.shape), torch.empty_like(tau), *squares
+    return rows.new_empty(rows.shape), columns.new_empty(columns.shape), torch.empty_like(tau)
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -275,13 +280,12 @@ def _backward(ctx, of_rows, of_columns, *_):
         kept, beside, small = kept.new_empty(0), beside.new_empty(0), torch.tensor(False)
     ids, hard = ctx.saved_tensors[12 : 12 + ctx.counts[0]], ctx.saved_tensors[12 + ctx.counts[0] :]
     found = [*statistics, kept, beside, sums, small]
-    *three, of_row_squares, of_column_squares = _gradients(
+    three = _gradients(
         *(of_rows, of_columns, found, rows, columns, tau, excluded, list(ids), list(hard)),
         ctx.operand,
         ctx.needs_input_grad[2],
     )
-    for_hard = [of_row_squares, of_column_squares, None, None] if hard else []
-    return *three, None, None, None, [None] * len(ids), for_hard, None, None
+    return *three, None, None, None, [None] * len(ids), [None] * len(hard), None, None
 
 
 sweep.register_autograd(_backward, setup_context=_keep)

@@ -45,7 +45,7 @@ def negatives(
     excluded: Tensor,
     row_ids: Tensor | None = None,
     column_ids: Tensor | None = None,
-    row_positive: Tensor | None = None,
+    row_distance: Tensor | None = None,
     exponent: Tensor | None = None,
 ) -> Negatives:
     """Compare all rows with all columns except the excluded ones.
@@ -58,21 +58,29 @@ def negatives(
         excluded: int64 [R, M], columns that are not negatives of a row.
         row_ids, column_ids: int64 [R, I], [C, I], both or neither. Rows and columns that are equal in any of the I are
             not negatives of each other.
-        row_positive, exponent: [R, D] and 0-d, both or neither. If given, cosines with negatives made harder (HiCTL,
-            eq. 5 and 6) are compared instead of dot products, and only rows are normalised.
+        row_distance, exponent: [R] and 0-d, both or neither: squared distances of the rows from their positives. If
+            given, cosines with negatives made harder (HiCTL, eq. 5 and 6) are compared instead of dot products, and
+            only rows are normalised.
     """
     ids = [] if row_ids is None or column_ids is None else [row_ids, column_ids]
-    hard = [] if row_positive is None or exponent is None else [row_positive, exponent]
+    hard = [] if row_distance is None or exponent is None else [row_distance, exponent]
     if path_for(rows.device) == "reference":
         return _reference(rows, columns, tau, row_shift, column_shift, excluded, ids, hard)
-    if hard:
-        hard = _hardness(rows, columns, *hard)
+    if hard:  # without gradient: the sweep adds that of the norms to that of the vectors
+        squares = [squared_norms(side.detach()) for side in ((rows,) if rows is columns else (rows, columns))]
+        hard = [squares[0], squares[-1], *hard]
     differentiable = torch.is_grad_enabled() and (rows.requires_grad or columns.requires_grad or tau.requires_grad)
     arrays = 2 if hard else 1
     keep = differentiable and arrays * len(rows) * len(columns) <= steps_for(rows.device).KEPT_PAIRS
     # If the two sides have different types, both are converted to the wider type in which sums are kept.
     operand = operand_dtype(rows) if rows.dtype == columns.dtype else tau.dtype
     return Negatives(*sweep(rows, columns, tau, row_shift, column_shift, excluded, ids, hard, operand, keep)[:5])
+
+
+def squared_norms(vectors: Tensor) -> Tensor:
+    """Return the squared norms [N] of vectors [N, D], which are at least ``SMALLEST_SQUARE``."""
+    wide = vectors.to(accumulation_dtype(vectors))
+    return (wide * wide).sum(1).clamp(min=SMALLEST_SQUARE)
 
 
 def loss_of(negatives: Tensor, shift: Tensor, positive: Tensor) -> Tensor:
@@ -91,15 +99,6 @@ def beaten(best: Tensor, positive: Tensor) -> Tensor:
     one vector.
     """
     return best < -ROUNDINGS * torch.finfo(positive.dtype).eps * positive.abs()
-
-
-def _hardness(rows: Tensor, columns: Tensor, row_positive: Tensor, exponent: Tensor) -> list[Tensor]:
-    """Return the fields of ``Hardness``."""
-    accumulate = accumulation_dtype(rows)
-    distance = (rows.detach().to(accumulate) - row_positive.detach().to(accumulate)).square().sum(1)
-    sides = (rows,) if rows is columns else (rows, columns)
-    squares = [side.to(accumulate).square().sum(1).clamp(min=SMALLEST_SQUARE) for side in sides]
-    return [squares[0], squares[-1], distance, exponent]
 
 
 def _reference(rows, columns, tau, row_shift, column_shift, excluded, ids, hard) -> Negatives:
