@@ -42,8 +42,11 @@ def negatives(rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor) -> T
 def hard_negatives(
     rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor, distance: Tensor, exponent: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return cos(q, k̂) / τ and λ [R, C] for queries [R, D], given the squared distances of their positives [R] (HiCTL, eq. 5
-    and 6)."""
+    """Return cos(q, k̂) / τ and λ [R, C] for queries [R, D] (HiCTL, eq. 5 and 6).
+
+    Args:
+        distance: [R], squared distances of the queries from their positives, without gradient.
+    """
     q, k, tau = (tensor.double() for tensor in (rows, columns, tau))
     to_positive = distance.double().sqrt().unsqueeze(1)
     to_negative = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist").detach()
