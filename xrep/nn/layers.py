@@ -232,6 +232,8 @@ class Runs(Packing):
     @staticmethod
     def is_faster(batch: TokenBatch) -> bool:
         """Return whether this layout is faster than ``layout_of``; it is one for CPUs."""
+        if torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"):
+            return False  # attention computes in float32 then, and the casts of many parts take longer
         if batch.tokens.device.type != "cpu" or not batch.is_padded or batch.density == 1:
             return False  # a graph is traced with a density of 1, because its lengths are not known
         return batch.tokens.numel() - batch.real_tokens > TOKENS_OF_A_RUN * len(np.unique(batch.host_lengths))
