@@ -50,7 +50,8 @@ for count in map(int, sys.argv[1:3]):
 @pytest.mark.parametrize("options", [["--one-to-one"], ["--retrieval", "intersection"]])
 def test_memory_does_not_grow_with_the_sentences(tmp_path: Path, options: list[str]) -> None:
     """Compare peak memory after 100,000 lines a side and after 300,000, of which three quarters differ. The neighbours
-    are invented, because a search would take minutes; the lists of 150,000 sentences would take 14 MB, and what chooses among them 20 MB."""
+    are invented, because a search would take minutes; the lists of 150,000
+    sentences would take 14 MB, and what chooses among them 20 MB."""
     given = {**environment(), "MALLOC_MMAP_THRESHOLD_": "131072"}
     line = [sys.executable, "-c", SCRIPT, "100000", "300000", *options]
     finished = subprocess.run(line, env=given, cwd=tmp_path, capture_output=True, text=True)
