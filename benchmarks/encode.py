@@ -36,6 +36,8 @@ Encode = Callable[[list[str]], np.ndarray | None]
 Run = Callable[[dict[str, np.ndarray]], Any]
 """A function of a batch that returns its results, of which the first one is the vectors."""
 Figures = dict[str, float | None]
+EXAMPLES = 64
+"""Sentences from which OpenVINO's quantiser learns."""
 WARM_UP = 20
 """Calls before those whose latency is measured."""
 
@@ -70,7 +72,7 @@ def peers(path: str) -> dict[str, Encode]:
     }  # fmt: skip
 
 
-def onnxruntime(encoder: SentenceEncoder, options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Encode]]:
+def onnxruntime(encoder: SentenceEncoder, batch_tokens: int, folder: Path) -> Iterator[tuple[str, Encode]]:
     """Yield the names and functions of ONNX Runtime in float32, and in int8 by its own quantiser."""
     import onnxruntime as ort
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -83,11 +85,17 @@ def onnxruntime(encoder: SentenceEncoder, options: argparse.Namespace, folder: P
     for name, file in (("f32", graph), ("int8", quantised)):
         session = ort.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
         run = partial(session.run, None)
-        yield f"ONNX Runtime, {name}", fed_with_our_batches(encoder, options.batch_tokens, run)
+        yield f"ONNX Runtime, {name}", fed_with_our_batches(encoder, batch_tokens, run)
 
 
-def openvino(encoder: SentenceEncoder, options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Encode]]:
-    """Yield the names and functions of OpenVINO in float32, bfloat16 and, by its own quantiser (nncf), int8."""
+def openvino(
+    encoder: SentenceEncoder, options: argparse.Namespace, folder: Path, examples: list[str]
+) -> Iterator[tuple[str, Encode]]:
+    """Yield the names and functions of OpenVINO in float32, bfloat16 and, by its own quantiser (nncf), int8.
+
+    Args:
+        examples: Sentences on which the quantiser measures the ranges of all activations.
+    """
     import openvino as ov
 
     encoder.save(folder / "openvino", "openvino")
@@ -104,8 +112,9 @@ def openvino(encoder: SentenceEncoder, options: argparse.Namespace, folder: Path
         yield f"OpenVINO as its users call it, {precision}", fed_with_lines(options.path, run)
     import nncf
 
-    quantised = compiled(nncf.compress_weights(graph, mode=nncf.CompressWeightsMode.INT8_SYM), "f32")
-    yield "OpenVINO, int8", fed_with_our_batches(encoder, options.batch_tokens, quantised)
+    measured = nncf.Dataset([inputs_of(batch) for batch, _ in sorted_batches(encoder, examples, batch_tokens=64)])
+    quantised = nncf.quantize(graph, measured, model_type=nncf.ModelType.TRANSFORMER)
+    yield "OpenVINO, int8", fed_with_our_batches(encoder, options.batch_tokens, compiled(quantised, "f32"))
 
 
 def fed_with_lines(path: str, run: Run) -> Encode:
@@ -136,14 +145,17 @@ def sorted_batches(
         yield collate([tokens[row] for row in rows], vocabulary, longest), rows
 
 
+def inputs_of(batch: TokenBatch) -> dict[str, np.ndarray]:
+    return {"input_ids": batch.tokens.numpy(), "attention_mask": batch.mask.long().numpy()}
+
+
 def fed_with_our_batches(encoder: SentenceEncoder, batch_tokens: int, run: Run) -> Encode:
     """Return what encodes our batches, sorted by tokens, with a function from names and inputs to [vectors [B, D]]."""
 
     def encode(sentences: list[str]) -> np.ndarray:
         vectors = np.empty((len(sentences), encoder.output_size), dtype=np.float32)
         for batch, rows in sorted_batches(encoder, sentences, batch_tokens):
-            inputs = {"input_ids": batch.tokens.numpy(), "attention_mask": batch.mask.long().numpy()}
-            vectors[rows] = run(inputs)[0]
+            vectors[rows] = run(inputs_of(batch))[0]
         return vectors
 
     return encode
@@ -165,19 +177,24 @@ def products_alone(encoder: SentenceEncoder, batch_tokens: int) -> Encode:
     return encode
 
 
-def contestants(options: argparse.Namespace, encoder: SentenceEncoder, folder: Path) -> dict[str, Encode]:
+def contestants(
+    options: argparse.Namespace, encoder: SentenceEncoder, folder: Path, sentences: list[str]
+) -> dict[str, Encode]:
     found = peers(options.path)
     for precision in ("float32", "bfloat16", "int8"):
         ours = SentenceEncoder.load(options.path, device="cpu", dtype=precision)
         found[f"xrep, {precision}"] = partial(ours.encode, batch_tokens=options.batch_tokens)
         if precision != "int8":
             found[f"products alone, {precision}"] = products_alone(ours, options.batch_tokens)
-    for runtime in (onnxruntime, openvino):
+    runtimes = {
+        "onnxruntime": onnxruntime(encoder, options.batch_tokens, folder),
+        "openvino": openvino(encoder, options, folder, sentences[:EXAMPLES]),
+    }
+    for runtime, entries in runtimes.items():
         try:
-            for name, encode in runtime(encoder, options, folder):
-                found[name] = encode
+            found.update(entries)
         except Exception as error:  # the others can be compared without this one
-            say_absent(f"a row of {runtime.__name__}", error)
+            say_absent(f"a row of {runtime}", error)
     return found
 
 
@@ -196,7 +213,7 @@ def main() -> None:
     encoder = SentenceEncoder.load(options.path, device="cpu")
     sentences = real_sentences(options.text, encoder, options.sentences)
     with tempfile.TemporaryDirectory() as folder:
-        entries = contestants(options, encoder, Path(folder))
+        entries = contestants(options, encoder, Path(folder), sentences)
         if options.only:
             first = next(iter(entries))
             entries = {n: e for n, e in entries.items() if n == first or any(part in n for part in options.only)}
