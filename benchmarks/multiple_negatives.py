@@ -62,7 +62,8 @@ def train(options: argparse.Namespace, lr: float, pairs: Pairs) -> tuple[Any, in
         for group in optimizer.param_groups:
             group["lr"] = lr * min(spent / WARMUP, (1 - spent) / (1 - WARMUP))
         features = [model.preprocess([pairs[row][side] for row in rows]) for side in (0, 1)]
-        loss = loss_of(features, torch.zeros(size))
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+            loss = loss_of(features, torch.zeros(size))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.05, help="1 / scale of the loss (its default: 0.05)")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--max-length", type=int, default=64)
+    parser.add_argument("--precision", choices=["float32", "bf16"], default="float32", help="type of matrix products")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     pairs, dev = read(options.bitext)

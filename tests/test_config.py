@@ -118,6 +118,7 @@ def test_what_has_no_options(target, message):
         (0, bool, False), ("none", int | None, None), (None, str | None, None), ("7", int | None, 7),
         ("a,b", list[str], ["a", "b"]),
         (["a,b"], list[str], ["a,b"]), ("[0.9, 0.98]", list[float], [0.9, 0.98]),
+        ('["a", "b c"]', list[str], ["a", "b c"]),
         ("", list[str], []), ("cuda", Literal["auto", "cuda"], "cuda"), ("2", Literal[1, 2], 2),
         (12, str, "12"), ("none", Literal["target", "none"], "none"), (None, Literal["target", "none"], "none"),
         ("none", Literal["a"] | None, None),

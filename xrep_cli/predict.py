@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from xrep_cli.common import add_shared_options, check_outputs, choose_device, command_parser, command_script
+from xrep_cli.common import (
+    add_shared_options,
+    check_outputs,
+    choose_device,
+    command_parser,
+    command_script,
+    say_if_slow,
+)
 
 if TYPE_CHECKING:
     from xrep.inference.classifier import SentenceClassifier
@@ -37,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--output", default="-", metavar="FILE", help="file to write to; - is standard output")
     add("--jsonl", action="store_true", help="write an object of JSON per line")
-    add_shared_options(parser, "--batch-tokens", "--device", "--plugin")
+    add_shared_options(parser, "--batch-tokens", "--precision", "--device", "--plugin")
     return parser
 
 
@@ -48,7 +55,10 @@ def run(options: argparse.Namespace) -> None:
     from xrep.text.readers import read_lines
 
     device = choose_device(options.device)
-    classifier = SentenceClassifier.load(options.path, device=device, batch_tokens=options.batch_tokens)
+    classifier = SentenceClassifier.load(
+        options.path, device=device, dtype=options.precision, batch_tokens=options.batch_tokens
+    )
+    say_if_slow("xrep-predict", options.precision, device)
     predict = {"label": _labels, "tags": _tags, "span": _answers}[classifier.annotation.kind]
     lines = read_lines("/dev/stdin" if options.input == "-" else options.input)
     if options.output == "-":

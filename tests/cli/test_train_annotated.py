@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.annotated import write_labels, write_pairs, write_questions, write_tags
+from xrep.kernels.processor import multiplies_int8
+from xrep.nn.weights import read_tensors
 from xrep_cli import eval, export, predict, train
 
 pytestmark = pytest.mark.slow
@@ -23,9 +25,9 @@ def run_training(data: Path, task: str, criterion: str, save_dir: Path, *more: s
     assert train.main(line) == 0
 
 
-def measured(test: str, run: Path, data: Path, folder: Path) -> dict[str, float]:
+def measured(test: str, run: Path, data: Path, folder: Path, *more: str) -> dict[str, float]:
     file = folder / "result.json"
-    assert eval.main([test, "--path", str(run), "--data", str(data), "--json", str(file)]) == 0
+    assert eval.main([test, "--path", str(run), "--data", str(data), "--json", str(file), *more]) == 0
     return json.loads(file.read_text(encoding="utf-8"))["values"]["languages"]["de"]
 
 
@@ -57,6 +59,16 @@ def test_labels_of_pairs_and_their_export(tmp_path: Path) -> None:
     text = "".join(f"{line.rpartition(chr(9))[0]}\n" for line in (data / "test-de.tsv").read_text("utf-8").splitlines())
     assert predicted(tmp_path / "hf", text, tmp_path) == predicted(best, text, tmp_path)
     assert export.main(["--path", str(best), "--output", str(tmp_path / "st")]) == 2
+    if not multiplies_int8():
+        pytest.skip("torch has no exact int8 product for this processor")
+    expected = predicted(best, text, tmp_path, "--precision", "int8")
+    assert expected != predicted(best, text, tmp_path)
+    assert measured("xnli", best, data, tmp_path, "--precision", "int8")["accuracy"] > 90
+    assert export.main(["--path", str(best), "--format", "int8", "--output", str(tmp_path / "int8")]) == 0
+    tensors = read_tensors(tmp_path / "int8" / "model.safetensors")
+    matrices = {name for name, tensor in tensors.items() if tensor.dim() > 1 and tensor.is_floating_point()}
+    assert all("embedding" in name or name in ("dense.weight", "output.weight") for name in matrices)
+    assert predicted(tmp_path / "int8", text, tmp_path) == expected
 
 
 def test_tags_of_words(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def _convert_one(value: Any, kind: Any) -> Any:
             return named[text]
     elif typing.get_origin(kind) is list:
         if isinstance(value, str):
-            value = [item.strip() for item in value.strip("[] ").split(",") if item.strip()]
+            value = [item.strip(" \"'") for item in value.strip("[] ").split(",") if item.strip()]
         if isinstance(value, list | tuple):
             return [convert(item, typing.get_args(kind)[0]) for item in value]
     elif kind is bool:

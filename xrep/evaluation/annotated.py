@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, progress, table
+from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, PrecisionOption, progress, table
 from xrep.evaluation.overlap import find_overlap, total
 from xrep.evaluation.reading import choose_languages
 from xrep.inference.classifier import SentenceClassifier
@@ -37,7 +37,7 @@ class AnnotatedEvaluation(Evaluation):
     config: Any
 
     @dataclass(kw_only=True)
-    class Config(OverlapOption):
+    class Config(PrecisionOption, OverlapOption):
         data: str
         """File or folder of the test, as it is published. The names of files tell their split and language."""
         langs: str = "all"
@@ -67,7 +67,7 @@ class AnnotatedEvaluation(Evaluation):
         self.files = [file.path for file in chosen]
 
     def open(self, path: str) -> SentenceClassifier:
-        return SentenceClassifier.load(path)
+        return SentenceClassifier.load(path, dtype=self.config.precision)
 
     def measure(self, encoder: SentenceClassifier) -> Figures:
         encoder.check_kind(self.kind)

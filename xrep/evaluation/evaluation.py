@@ -23,7 +23,15 @@ Item = TypeVar("Item")
 
 
 @dataclass(kw_only=True)
-class EncoderOptions:
+class PrecisionOption:
+    """Option of every evaluation of a model."""
+
+    precision: Precision = "float32"
+    """Type in which the model computes; int8 is for CPUs, and faster than float32 there."""
+
+
+@dataclass(kw_only=True)
+class EncoderOptions(PrecisionOption):
     """Options of every evaluation that encodes sentences."""
 
     batch_tokens: int = 4096
@@ -31,8 +39,6 @@ class EncoderOptions:
     layer: int | None = None
     """Pool the token vectors of this layer instead of the last one; 0: the embeddings. XTREME's retrieval uses layer 7
     of mBERT and 13 of XLM-R large. none: the layer with which the encoder was trained."""
-    precision: Precision = "float32"
-    """Type in which the encoder computes; int8 is for CPUs, and faster than float32 there."""
     cache: str | None = None
     """Folder in which the vectors are kept, and from which they are taken the next time."""
     list_sentences: str | None = None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import ConfigError, UserError
-from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, progress, table
+from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, PrecisionOption, progress, table
 from xrep.evaluation.multilingual import files_of_pattern
 from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import check_parallel, choose_languages, read_sentences
@@ -24,15 +24,16 @@ from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator
 from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
 from xrep.models.directory import fingerprint, open_checkpoint
+from xrep.precision import Precision
 from xrep.text.languages import name
 
 
 class System:
     """A translation model of xrep, loaded from ``path``."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, precision: Precision) -> None:
         self.path = str(path)
-        self.translator = Translator.load(path)
+        self.translator = Translator.load(path, dtype=precision)
         self.training_hashes = open_checkpoint(path).training_hashes
 
     def fingerprint(self) -> str:
@@ -62,7 +63,7 @@ class TranslationQuality(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(OverlapOption):
+    class Config(PrecisionOption, OverlapOption):
         data: str
         """Path of the files, with {lang} in place of the language."""
         langs: str = "all"
@@ -109,7 +110,7 @@ class TranslationQuality(Evaluation):
         self.languages = choose_languages(config.langs, sorted(self.files), "file of", config.data)
 
     def open(self, path: str) -> System:
-        return System(path)
+        return System(path, self.config.precision)
 
     def measure(self, encoder: System) -> Figures:
         target = encoder.target(self.config.target_lang)
@@ -126,7 +127,7 @@ class TranslationQuality(Evaluation):
         mean = {f"BLEU, mean of {len(names)}": means["bleu"]}
         headline = mean if len(names) > 4 else each if len(names) == 1 else each | mean
         resamples |= dict.fromkeys(mean, np.mean(list(resamples.values()), axis=0))
-        options = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
+        options = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize", "precision")
         return Figures(
             text=_text(values, means, target, is_tokenized=self.config.tokenize == "none"),
             values={"mean": means, "languages": values},

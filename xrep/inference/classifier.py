@@ -19,6 +19,7 @@ from xrep.inference.placing import place
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.model import ClassifyingModel
 from xrep.nn.bert import CONFIG
+from xrep.precision import Precision
 from xrep.text.annotated import LabelledText, Question, TaggedSentence
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 
@@ -71,22 +72,26 @@ class SentenceClassifier:
         self._options, self._batch_tokens = options or {}, batch_tokens
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "cpu", batch_tokens: int = BATCH_TOKENS) -> SentenceClassifier:
+    def load(
+        cls, path: str | Path, *, device: str = "cpu", dtype: Precision = "float32", batch_tokens: int = BATCH_TOKENS
+    ) -> SentenceClassifier:
         """Load a classifier from a checkpoint of a run, such as ``run1/best``, or from a directory of transformers.
 
+        ``dtype`` is as for ``SentenceEncoder.load``.
+
         Raises:
-            UserError: It is neither, or its model is not a classifier.
+            UserError: It is neither, or its model is not a classifier, or the device does not compute in ``dtype``.
         """
         if not (Path(path) / MANIFEST).is_file() and (Path(path) / CONFIG).is_file():
             model, text, tokenizers = load_classifier(Path(path))
-            return cls(place(model, device, "float32"), text, tokenizers, path=str(path), batch_tokens=batch_tokens)
+            return cls(place(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens)
         checkpoint = open_checkpoint(path)
         model = load_model(checkpoint)
         if not isinstance(model, ClassifyingModel):
             problem = f"its model is a {model.kind}, not a classifier"
             raise UserError(problem, path=path, cure="train one with the task classification, tagging or so")
         return cls(
-            place(model, device, "float32"),
+            place(model, device, dtype),
             checkpoint.text,
             open_tokenizers(checkpoint.path / TOKENIZER),
             path=str(path),
