@@ -67,3 +67,9 @@ def test_zeros_give_the_bias_and_rows_that_are_not_finite_stay_so():
 
 def test_no_rows():
     assert Int8Product(*quantise(torch.randn(5, 8)), torch.zeros(5))(torch.zeros(0, 8)).shape == (0, 5)
+
+
+def test_no_bias_is_one_of_zeros():
+    torch.manual_seed(0)
+    given, x = quantise(torch.randn(20, 40)), torch.randn(9, 40)
+    assert torch.equal(Int8Product(*given, None)(x), Int8Product(*given, torch.zeros(20))(x))

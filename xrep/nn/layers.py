@@ -128,7 +128,8 @@ def feedforward(x: Tensor, inner: Linear | Int8Linear, outer: nn.Module, activat
     if isinstance(inner, Linear):
         return outer(inner.activated(x, activation))
     parts = x.flatten(0, -2).split(rows_in_cache(len(inner.bias)))  # the second layer finds its inputs in the cache
-    return torch.cat([outer(inner.activated(part, activation)) for part in parts]).view(x.shape)
+    changes = [outer(inner.activated(part, activation)) for part in parts]
+    return (torch.cat(changes) if len(changes) > 1 else changes[0]).view(x.shape)
 
 
 class Dropout(nn.Dropout):
