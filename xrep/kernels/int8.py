@@ -75,17 +75,22 @@ class Int8Product:
     @torch.no_grad()
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:
         """Return ``x @ weight.T + bias`` of float32 rows [N, D_in], [N, D_out], and (exact) GELU of it if ``gelu``."""
-        found = x.new_empty(len(x), self.outputs)
         step = rows_in_cache(min(self.outputs, _OUTPUTS))
+        if len(x) <= step and len(self._parts) == 1:
+            integers, scale = quantise_rows(x)
+            return self._finish(self._parts[0].multiply(integers).mul_(scale), gelu)
+        found = x.new_empty(len(x), self.outputs)
         for rows, results in zip(x.split(step), found.split(step), strict=True):
             integers, scale = quantise_rows(rows)
             for part, some in zip(self._parts, results.split(_OUTPUTS, dim=1), strict=True):
                 torch.mul(part.multiply(integers), scale, out=some)  # torch.addcmul takes four times as long
-            if self._bias is not None:
-                results.add_(self._bias)
-            if gelu:
-                torch.ops.aten.gelu_(results)
+            self._finish(results, gelu)
         return found
+
+    def _finish(self, results: Tensor, gelu: bool) -> Tensor:
+        if self._bias is not None:
+            results.add_(self._bias)
+        return torch.ops.aten.gelu_(results) if gelu else results
 
 
 class _Part:
