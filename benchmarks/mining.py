@@ -132,7 +132,6 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
     import numpy as np
 
     from xrep.retrieval.ivf import search_ivf
-    from xrep.retrieval.neighbours import Neighbours
     from xrep.retrieval.search import SearchState, Side, search_flat
     from xrep.retrieval.vectors import VectorFile
 
@@ -146,7 +145,7 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
         state = SearchState.begin(folder / f"{name}.npz", size, size, k)
         taken, _ = timed(lambda: function(*sides, state, **how))
         (folder / f"{name}.npz").unlink()
-        return taken, Neighbours.of(state.xy, state.yx)
+        return taken, state.nearest
 
     flat, true = search("flat", search_flat)
     progress(f"{size:,}: exact {flat:.1f} s")

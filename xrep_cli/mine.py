@@ -33,8 +33,8 @@ Find translations in two texts that are not aligned. The output has lines score<
   xrep-mine --source-vectors de.npy --target-vectors en.npy --source de.txt --target en.txt --output mined.tsv \\
       --margin ratio --neighbours 4 --threshold 1.06 --one-to-one
 
-The texts may have any number of lines: vectors stay on disk, and memory grows by about 200 bytes per sentence. Empty
-and repeated lines are left out. Without texts, the output has row numbers, counted from 1. If the command is
+The texts may have any number of lines: what grows with them is on disk, beside the output, and memory does not grow.
+Empty and repeated lines are left out. Without texts, the output has row numbers, counted from 1. If the command is
 interrupted, repeat it: it continues where it stopped.
 
 To use several machines, encode both texts once with xrep-encode, run the same command with --shard 1/8 to --shard 8/8,

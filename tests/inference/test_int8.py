@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.encoders import write_encoder
+from tests.kernels.test_int8 import rounded
 from tests.translators import write_translator
 from xrep.errors import UserError
 from xrep.inference.export import export_path
@@ -30,8 +31,7 @@ class InFloat64(torch.nn.Module):
         self.weight, self.bias = layer.weight.double() * layer.scale.double().unsqueeze(1), layer.bias.double()
 
     def forward(self, input):
-        step = (input.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-30).double()
-        return (((input / step.float()).round().double() * step) @ self.weight.t() + self.bias).float()
+        return (rounded(input) @ self.weight.t() + self.bias).float()
 
 
 def in_float64(encoder: SentenceEncoder) -> SentenceEncoder:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tests.retrieval import plain_margins
 from tests.retrieval.test_neighbours import vectors
 from xrep.errors import UserError
+from xrep.retrieval import mapped, margins
 from xrep.retrieval.margins import MARGINS, RETRIEVALS, apply_margin, choose, margin_scores
 from xrep.retrieval.neighbours import Neighbours, neighbours
 
@@ -73,6 +76,23 @@ def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
         if all(source != pair[0] and target != pair[1] for pair in taken):
             taken.append((source, target))
     assert list(zip(found.source.tolist(), found.target.tolist(), strict=True)) == taken
+
+
+@pytest.mark.parametrize("one_to_one", [False, True])
+@pytest.mark.parametrize("retrieval", RETRIEVALS)
+def test_blocks_in_files_are_those_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retrieval: str, one_to_one: bool
+) -> None:
+    """Rows occur several times, so that many scores are equal."""
+    near = neighbours(np.tile(X, (4, 1)), np.tile(Y, (5, 1)), 4)
+    whole = choose(near, "ratio", retrieval, one_to_one=one_to_one)
+    monkeypatch.setattr(margins, "_HELD", 64)
+    monkeypatch.setattr(mapped, "_BLOCK_BYTES", 32)
+    blocks = list(margins.choose_in_blocks(near, "ratio", retrieval, one_to_one=one_to_one, folder=tmp_path))
+    assert len(blocks) > 5
+    for name, column in vars(whole).items():
+        assert np.concatenate([vars(block)[name] for block in blocks]).tobytes() == column.tobytes()
+    assert list(tmp_path.iterdir()) == []
 
 
 def _all_candidates(near: Neighbours, retrieval: str) -> list[tuple[float, int, int]]:

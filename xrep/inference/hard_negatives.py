@@ -19,6 +19,7 @@ from xrep.hashing import find_sorted
 from xrep.inference.mining import OWN_FILE, Index, MiningOptions, Opened, Text, clear, open_text, search_texts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
+from xrep.retrieval.mapped import release
 from xrep.retrieval.margins import first_of_each
 from xrep.retrieval.neighbours import Neighbours
 from xrep.text.cleaning import NO_KEY, sentence_hash
@@ -117,7 +118,7 @@ def mine_negatives(
     sentences equal to one or to the source itself, are never its negatives; case and punctuation do not count. A
     candidate is scored by its cosine with the source. Of equal pairs the first is written, and pairs without a negative
     are left out. An interrupted call goes on in ``{output}.work``, as ``mine`` does. Memory grows by some 300 bytes for
-    each different sentence, and by 12 bytes for each candidate of a source (``range_max``).
+    each different sentence.
 
     Raises:
         UserError: A text is invalid, the encoder does not know a language, or no negative is left.
@@ -259,6 +260,7 @@ class _Choice:
         options, pairs, some = self._options, self._pairs, slice(start, stop)
         source = pairs.source[some]
         candidate, score = self._nearest.xy[source], self._nearest.xy_similarity[source]
+        release(self._nearest.xy, self._nearest.xy_similarity)
         true = self.translations[some, None]
         known = find_sorted(self._known, source[:, None] * len(pairs.target_keys) + candidate) >= 0
         same = pairs.target_keys[candidate] == pairs.source_keys[source][:, None]

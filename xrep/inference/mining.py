@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
+import struct
+import tempfile
 import time
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 import xrep
+from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
 from xrep.files import check_regular, write_aside, write_json
 from xrep.hashing import hash_bytes
@@ -23,7 +26,8 @@ from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
 from xrep.retrieval.ivf import search_ivf
-from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose, first_of_each
+from xrep.retrieval.mapped import allocate, put, release, take
+from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
 from xrep.retrieval.neighbours import Neighbours
 from xrep.retrieval.search import SearchState, Side, load_neighbours, merge, search_flat
 from xrep.retrieval.vectors import VectorFile
@@ -34,6 +38,8 @@ OWN_FILE = re.compile(
     r"lock|facts\.json|neighbours\.npz|(source|target)(\.txt|\.lines|-[0-9a-f]{16}\.npy(\.partial(\.json)?)?)|\..*\.tmp"
 )
 """Names of files in the folder of a search, which may be removed."""
+_BLOCK = 1 << 14
+"""Number of lines that are read at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,29 +103,64 @@ class Mined:
 
 
 class Lines:
-    """Random access to the lines of a text, which are copied to a file. It needs 16 bytes of memory per line."""
+    """Random access to the lines of a text, which are copied to a file.
 
-    def __init__(self, text: Path, lang: str | None, copy: Path) -> None:
-        self._starts, keys, digest = array("q", [0]), array("Q"), hashlib.sha256()
+    Args:
+        keys: To this the hash and the number of each line that is not empty are added.
+    """
+
+    def __init__(self, text: Path, lang: str | None, copy: Path, keys: HashRuns) -> None:
+        digest, self._count, self._copy = hashlib.sha256(), 0, copy
+        self._ends = tempfile.TemporaryFile(dir=copy.parent.parent)  # 0, then where each line of the copy ends, int64
+        self._ends.write(bytes(8))
+        lines = (line.strip().encode() + b"\n" for _, line in read_text(text, lang))
         with copy.open("wb") as file:
-            for _, line in read_text(text, lang):
-                data = line.strip().encode() + b"\n"
+            while some := list(itertools.islice(lines, _BLOCK)):
+                sizes = np.array([len(line) for line in some])
+                self._ends.write((file.tell() + sizes.cumsum()).tobytes())
+                file.write(data := b"".join(some))
                 digest.update(data)
-                file.write(data)
-                self._starts.append(self._starts[-1] + len(data))
-                keys.append(hash_bytes(data[:-1]))
-        self.keys, self.sha256, self._copy = np.frombuffer(keys, dtype=np.uint64), digest.hexdigest(), copy
+                keys.add(_keys(self._count, [hash_bytes(line[:-1]) for line in some])[sizes > 1])
+                self._count += len(some)
+        self._ends.flush()
+        self.sha256 = digest.hexdigest()
 
-    def filled(self) -> np.ndarray:
-        """Return the numbers of the lines that are not empty."""
-        return np.flatnonzero(np.diff(np.frombuffer(self._starts, dtype=np.int64)) > 1)
+    def __len__(self) -> int:
+        return self._count
+
+    def filled(self, start: int, stop: int) -> np.ndarray:
+        """Return which of some lines are not empty, bool [n]."""
+        ends = os.pread(self._ends.fileno(), 8 * (stop - start + 1), 8 * start)
+        return np.diff(np.frombuffer(ends, np.int64)) > 1
 
     def fields(self, rows: list[int]) -> Iterator[str]:
         """Yield some lines as fields of a TSV file, so without tabs."""
         with self._copy.open("rb") as file:
             for row in rows:
-                start, stop = self._starts[row], self._starts[row + 1] - 1
-                yield os.pread(file.fileno(), stop - start, start).decode().replace("\t", " ")
+                start, stop = struct.unpack("=qq", os.pread(self._ends.fileno(), 16, 8 * row))
+                yield os.pread(file.fileno(), stop - start - 1, start).decode().replace("\t", " ")
+
+
+def _keys(first: int, hashes: list[int]) -> np.ndarray:
+    """Return hashes with the numbers of their rows: uint64 [n, 2]."""
+    rows = np.arange(first, first + len(hashes), dtype=np.uint64)
+    return np.column_stack((np.array(hashes, dtype=np.uint64), rows))
+
+
+def _distinct(keys: HashRuns, rows: int, folder: Path) -> np.ndarray:
+    """Return the rows whose hashes occur for the first time, int64 in ascending order, in a file of a folder."""
+    first, count = allocate(folder, rows, dtype=np.bool_), 0
+    for part_N2 in keys.parts():
+        numbers = part_N2[first_of_each(part_N2[:, 0]), 1].astype(np.int64)
+        put(first, numbers, True)
+        count += len(numbers)
+    distinct, filled = allocate(folder, count, dtype=np.int64), 0
+    for start in range(0, rows, _BLOCK):
+        numbers = start + np.flatnonzero(first[start : start + _BLOCK])
+        distinct[filled : filled + len(numbers)] = numbers
+        filled += len(numbers)
+        release(first, distinct)
+    return distinct
 
 
 @dataclass(frozen=True)
@@ -147,7 +188,8 @@ def mine(
     """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first.
 
     Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
-    1) are written. Intermediate results are kept in ``{output}.work`` until the pairs are written; a second call with
+    1) are written. What grows with the sentences is in files beside the output. Some have no names and vanish with this
+    process; others are kept in ``{output}.work`` until the pairs are written, and a second call with
     the same arguments continues from there and gives the same output.
 
     Args:
@@ -205,8 +247,8 @@ def _part(side: Side, part: int, parts: int) -> Side:
 def open_text(text: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> Opened:
     """Read a text, read or compute its vectors, and leave out empty and repeated lines. ``work`` is for intermediate
     files."""
-    copy = work / f"{text.name}.txt"
-    lines = Lines(text.text, text.lang, copy) if text.text else None
+    copy, keys = work / f"{text.name}.txt", HashRuns(work.parent, width=2)
+    lines = Lines(text.text, text.lang, copy, keys) if text.text else None
     vectors = text.vectors
     if vectors is None:
         if encoder is None or text.text is None or lines is None:
@@ -218,17 +260,23 @@ def open_text(text: Text, work: Path, encoder: SentenceEncoder | None, options: 
             size = options.batch_tokens
             encode_file(encoder, copy, vectors, lang=text.lang, dtype="float16", batch_tokens=size)
     file = VectorFile(vectors)
-    sha256, keys, zeros = file.survey()
-    facts, rows = {"vectors": sha256}, np.arange(len(file))
-    if lines is not None:
-        if (count := len(lines.keys)) != len(file):
-            problem, line = f"{count:,} lines, but {vectors} has {len(file):,} vectors", min(count, len(file)) + 1
-            raise UserError(problem, path=text.text, line=line, cure="row i must be the vector of line i")
-        facts, rows, keys = {"text": lines.sha256, **facts}, lines.filled(), lines.keys
-    if (zeros := np.intersect1d(zeros, rows)).size:
-        raise file.unusable("is zero", int(zeros[0]))
-    kept = rows[first_of_each(keys[rows])]
-    return Opened(Side(file, kept), lines, len(file) - len(rows), len(rows) - len(kept), facts)
+    if lines is not None and len(lines) != len(file):
+        problem = f"{len(lines):,} lines, but {vectors} has {len(file):,} vectors"
+        line = min(len(lines), len(file)) + 1
+        raise UserError(problem, path=text.text, line=line, cure="row i must be the vector of line i")
+    digest, filled = hashlib.sha256(), 0
+    for start, block, zero in file.survey():
+        digest.update(block.data)
+        there = np.ones(len(block), bool) if lines is None else lines.filled(start, start + len(block))
+        if (zero & there).any():
+            raise file.unusable("is zero", start + int(np.argmax(zero & there)))
+        if lines is None:
+            keys.add(_keys(start, [hash_bytes(row.data) for row in block]))
+        filled += int(there.sum())
+    rows = _distinct(keys, len(file), work.parent)
+    facts = {} if lines is None else {"text": lines.sha256}
+    facts["vectors"] = digest.hexdigest()
+    return Opened(Side(file, rows), lines, len(file) - filled, filled - len(rows), facts)
 
 
 def _check(x: Side, y: Side, options: MiningOptions) -> None:
@@ -270,17 +318,18 @@ def search_texts(
     if not len(x):
         raise UserError("a part without sentences", cure="cut the source into fewer parts with `shard`")
     device = options.device if options.index == "flat" else "cpu"
-    state = SearchState.begin(work / "neighbours.npz", len(x), len(y), options.neighbours, device, backward)
+    path, k = work / "neighbours.npz", options.neighbours
+    state = SearchState.begin(path, len(x), len(y), k, device, backward, folder=work.parent)
     if options.index == "flat":
         search_flat(x, y, state, device=device, show_progress=show_progress)
     else:
         quantized = options.index == "ivf-pq"
         search_ivf(x, y, state, probes=options.probes, quantized=quantized, show_progress=show_progress)
-    return Neighbours.of(state.xy, state.yx)
+    return state.nearest
 
 
 def _merge_shards(output: Path, count: int, x: Side, y: Side, facts: dict[str, Any]) -> Neighbours:
-    parts = []
+    parts, k = list[tuple[Path, int]](), facts["neighbours"]
     for part in range(1, count + 1):
         folder = shard_folder(output, part, count)
         theirs = _read_facts(folder / "facts.json")
@@ -289,25 +338,28 @@ def _merge_shards(output: Path, count: int, x: Side, y: Side, facts: dict[str, A
             raise UserError(f"a shard with another {', '.join(differing)}", path=folder, cure=cure)
         if (folder / "lock").exists():
             raise UserError("the search of this shard has not ended", path=folder, cure="run it to its end first")
-        sources = len(_part(x, part, count))
-        parts.append(load_neighbours(folder / "neighbours.npz", sources, len(y), facts["neighbours"])[0])
-    return merge(parts)
+        parts.append((folder / "neighbours.npz", len(_part(x, part, count))))
+    loaded = (load_neighbours(path, rows, len(y), k, folder=output.parent)[0] for path, rows in parts)
+    return merge(loaded, output.parent, len(x), len(y), k)
 
 
 def _write(output: Path, nearest: Neighbours, sides: list[Opened], options: MiningOptions) -> int:
     """Write the pairs to ``output`` and return their number."""
-    pairs = choose(nearest, options.margin, options.retrieval, one_to_one=options.one_to_one)
-    if options.threshold is not None:
-        with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
-            pairs = pairs.take(pairs.score >= options.threshold)
-    columns: list[Iterable[object]] = []
-    for opened, chosen in zip(sides, (pairs.source, pairs.target), strict=True):
-        rows = opened.side.rows[chosen]
-        columns.append((rows + 1).tolist() if opened.lines is None else opened.lines.fields(rows.tolist()))
+    written = 0
+    how = {"one_to_one": options.one_to_one, "folder": output.parent}
     with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-        for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
-            file.write(f"{score:.6f}\t{source}\t{target}\n")
-    return len(pairs)
+        for pairs in choose_in_blocks(nearest, options.margin, options.retrieval, **how):
+            if options.threshold is not None:
+                with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
+                    pairs = pairs.take(pairs.score >= options.threshold)
+            columns: list[Iterable[object]] = []
+            for opened, chosen in zip(sides, (pairs.source, pairs.target), strict=True):
+                rows = take(opened.side.rows, chosen).tolist()
+                columns.append((row + 1 for row in rows) if opened.lines is None else opened.lines.fields(rows))
+            for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
+                file.write(f"{score:.6f}\t{source}\t{target}\n")
+            written += len(pairs)
+    return written
 
 
 def clear(work: Path, keep: tuple[str, ...]) -> None:

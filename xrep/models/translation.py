@@ -168,7 +168,7 @@ class Translation(TranslationModel):
     def pack_scores(self) -> None:
         """Prepare the output embeddings for searches: in int8 if the layers are, else in the order of the product."""
         if is_quantised(self):
-            self._packed_scores = Int8Product(*quantise(self._scores), None)
+            self._packed_scores = Int8Product(*quantise(self._scores), torch.zeros(len(self._scores)))
         else:
             self._packed_scores = PackedWeight.of(self._scores)
 

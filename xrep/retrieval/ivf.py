@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
 from xrep.retrieval.best import Best
+from xrep.retrieval.mapped import take
 from xrep.retrieval.search import SearchState, Side
 from xrep.retrieval.vectors import VectorFile
 
@@ -49,28 +50,30 @@ def search_ivf(
         quantized: Use product quantisation: 4 bits for 2 dimensions instead of 16 bits for each, and faster scans.
     """
     index, indexed = None, None
-    units = list(_units(x, y, state, quantized))
+    units = list(_units(x, y, quantized))
     sizes = [stop - start for *_, (start, stop) in units]
-    for (queries, side, best, part, block), advance in state.work(units, sizes, "queries", show_progress):
+    for (queries, side, direction, part, block), advance in state.work(units, sizes, "queries", show_progress):
         if indexed != (side, part):
             index = None  # free its memory before the next one is built
             index, indexed = _build(side, *part, probes, quantized, advance), (side, part)
         assert index is not None
-        _search(index, queries, side, best, part[0], block, _REFINED if quantized else 1, advance)
+        _search(index, queries, side, state, direction, part[0], block, _REFINED if quantized else 1, advance)
 
 
-_Unit = tuple[Side, Side, Best, tuple[int, int], tuple[int, int]]
+_Direction = Literal["xy", "yx"]
+_Unit = tuple[Side, Side, _Direction, tuple[int, int], tuple[int, int]]
 
 
-def _units(x: Side, y: Side, state: SearchState, quantized: bool) -> Iterator[_Unit]:
-    """Yield units of work: (queries, searched side, best, part of the searched side, block of queries)."""
-    for queries, side, best in ((x, y, state.xy), (y, x, state.yx)):
+def _units(x: Side, y: Side, quantized: bool) -> Iterator[_Unit]:
+    """Yield units of work: (queries, searched side, direction, part of the searched side, block of queries)."""
+    directions: tuple[tuple[Side, Side, _Direction], ...] = ((x, y, "xy"), (y, x, "yx"))
+    for queries, side, direction in directions:
         size = side.vectors.size
         row_bytes = (size // 4 if quantized and _can_be_quantized(size, len(side)) else 2 * size) + 8
         parts = math.ceil(len(side) * row_bytes / _PART_BYTES)
         for part in side.blocks(math.ceil(len(side) / max(1, parts))):
             for block in queries.blocks(_QUERIES):
-                yield queries, side, best, part, block
+                yield queries, side, direction, part, block
 
 
 def _can_be_quantized(size: int, rows: int) -> bool:
@@ -106,7 +109,7 @@ def _build(
         kind = faiss.ScalarQuantizer.QT_fp16
         index = faiss.IndexIVFScalarQuantizer(quantizer, size, cells, kind, faiss.METRIC_INNER_PRODUCT, False)
     index.cp.seed, index.cp.min_points_per_centroid = 1234, 1
-    index.train(side.vectors.read(side.rows[start + drawn(count, cells, side.vectors.size)]))
+    index.train(side.vectors.read(take(side.rows, start + drawn(count, cells, side.vectors.size))))
     for first in range(start, stop, _BLOCK):
         index.add(side.read(first, min(first + _BLOCK, stop)))
         advance(0)  # so that the time left is told anew
@@ -118,21 +121,23 @@ def _search(
     index: faiss.IndexIVF,
     queries: Side,
     side: Side,
-    best: Best,
+    state: SearchState,
+    direction: _Direction,
     first: int,
     block: tuple[int, int],
     refined: int,
     advance: Callable[[int], None],
 ) -> None:
-    wanted = min(index.ntotal, refined * best.index.size(1))
+    wanted = min(index.ntotal, refined * vars(state.nearest)[direction].shape[1])
     rows = max(1, min(_BLOCK, _MOST_PROPOSALS // wanted))
     for start in range(*block, rows):
         stop = min(start + rows, block[1])
         x_BD = queries.read(start, stop)
         _, proposed_BP = index.search(x_BD, wanted)
         proposed_BP = np.where(proposed_BP < 0, -1, proposed_BP + first)
-        rows_BP = side.rows[np.maximum(proposed_BP, 0)]
-        refine(best.slice(start, stop), x_BD, side.vectors, rows_BP, proposed_BP)
+        rows_BP = take(side.rows, np.maximum(proposed_BP, 0))
+        with state.best(direction, start, stop) as best:
+            refine(best, x_BD, side.vectors, rows_BP, proposed_BP)
         advance(stop - start)
 
 

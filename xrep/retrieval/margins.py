@@ -17,12 +17,16 @@ scores are half of these, and the ranking is the same.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.retrieval.mapped import allocate, put, release, take
 from xrep.retrieval.neighbours import Neighbours, neighbours
 
 Margin = Literal["absolute", "distance", "ratio"]
@@ -31,6 +35,10 @@ Retrieval = Literal["forward", "backward", "intersection", "max"]
 """``forward``: for each source the best target among its neighbours; ``backward``: for each target the best source;
 ``intersection``: pairs that are both; ``max``: pairs that are either (Artetxe and Schwenk, 2019, arXiv:1811.01136)."""
 RETRIEVALS: tuple[str, ...] = get_args(Retrieval)
+_HELD = 1 << 19
+"""Number of neighbours that are scored at a time, and four times that of candidates that are sorted."""
+_SORTED = np.dtype([("key", "f8"), ("source", "i8"), ("target", "i8")])
+"""A candidate in a sorted array; the key is its score, turned around so that the best comes first."""
 
 
 def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin) -> np.ndarray:
@@ -51,16 +59,25 @@ def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, mar
     return np.where(around > 0, cosine / np.where(around > 0, around, 1), -np.inf).astype(around.dtype)
 
 
-def neighbour_means(nearest: Neighbours) -> tuple[np.ndarray, np.ndarray]:
+def neighbour_means(nearest: Neighbours, folder: Path | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean cosine of each row with its k neighbours, or with those that an approximate search found (0 if
-    none): [N] for x, [M] for y."""
+    none): [N] for x, [M] for y, in files of a folder or in memory."""
 
     def mean_of_each(index_NK: np.ndarray, similarity_NK: np.ndarray) -> np.ndarray:
-        there_NK = index_NK >= 0  # others were not found
-        total_N = np.where(there_NK, similarity_NK, 0).sum(axis=1)
-        return (total_N / np.maximum(there_NK.sum(axis=1), 1)).astype(similarity_NK.dtype)
+        mean_N = allocate(folder, len(index_NK), dtype=similarity_NK.dtype.type)
+        for some in _rows_of(index_NK):
+            there_NK = index_NK[some] >= 0  # others were not found
+            total_N = np.where(there_NK, similarity_NK[some], 0).sum(axis=1)
+            mean_N[some] = total_N / np.maximum(there_NK.sum(axis=1), 1)
+            release(index_NK, similarity_NK, mean_N)
+        return mean_N
 
     return mean_of_each(nearest.xy, nearest.xy_similarity), mean_of_each(nearest.yx, nearest.yx_similarity)
+
+
+def _rows_of(index_NK: np.ndarray) -> Iterator[slice]:
+    step = max(1, _HELD // index_NK.shape[1])
+    return (slice(start, min(start + step, len(index_NK))) for start in range(0, len(index_NK), step))
 
 
 def margin_scores(x: np.ndarray, y: np.ndarray, k: int, margin: Margin) -> np.ndarray:
@@ -117,35 +134,108 @@ def choose(nearest: Neighbours, margin: Margin, retrieval: Retrieval, *, one_to_
     Raises:
         ValueError: the retrieval or the margin is unknown.
     """
+    empty = np.empty(0, np.int64)
+    blocks = [Candidates(empty, empty, np.empty(0, nearest.xy_similarity.dtype))]
+    blocks += choose_in_blocks(nearest, margin, retrieval, one_to_one=one_to_one)
+    return Candidates(*map(np.concatenate, zip(*(vars(block).values() for block in blocks), strict=True)))
+
+
+def choose_in_blocks(
+    nearest: Neighbours,
+    margin: Margin,
+    retrieval: Retrieval,
+    *,
+    one_to_one: bool = False,
+    folder: Path | None = None,
+) -> Iterator[Candidates]:
+    """Yield the candidates that ``choose`` returns, some at a time.
+
+    Args:
+        folder: Where everything that grows with the number of sentences is kept, in files without names; None: in
+            memory.
+    """
     if retrieval not in RETRIEVALS:
         raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {retrieval!r}")
-    mean_x, mean_y = neighbour_means(nearest)
-    sides = []
-    if retrieval != "backward":
-        sides.append(_best(nearest.xy, nearest.xy_similarity, mean_x, mean_y, margin))
-    if retrieval != "forward":
-        of_y, of_x, score = _best(nearest.yx, nearest.yx_similarity, mean_y, mean_x, margin)
-        sides.append((of_x, of_y, score))
+    mean_x, mean_y = neighbour_means(nearest, folder)
+    used_x, used_y = (allocate(folder, len(mean), dtype=np.bool_) for mean in (mean_x, mean_y))
+    runs = []
+    for found in _candidates(nearest, mean_x, mean_y, margin, retrieval, folder):
+        order = np.lexsort((found.target, found.source, -found.score))
+        runs.append(allocate(folder, len(found), dtype=_SORTED))
+        runs[-1]["key"] = -found.score[order]
+        runs[-1]["source"], runs[-1]["target"] = found.source[order], found.target[order]
+        release(runs[-1])
+    for rows in _merged(runs):
+        block = Candidates(rows["source"], rows["target"], -rows["key"].astype(mean_x.dtype))
+        block = block.take(~take(used_x, block.source))
+        if one_to_one:
+            block = _without_repetition(block.take(~take(used_y, block.target)))
+            put(used_y, block.target, True)
+        else:
+            block = block.take(first_of_each(block.source))
+        put(used_x, block.source, True)
+        yield block
+
+
+def _candidates(
+    nearest: Neighbours,
+    mean_x: np.ndarray,
+    mean_y: np.ndarray,
+    margin: Margin,
+    retrieval: Retrieval,
+    folder: Path | None,
+) -> Iterator[Candidates]:
+    """Yield the candidates in any order; in both directions, some of them twice."""
+    forward = _best(nearest.xy, nearest.xy_similarity, mean_x, mean_y, margin)
+    backward = _best(nearest.yx, nearest.yx_similarity, mean_y, mean_x, margin)
     if retrieval == "intersection":
-        backward = np.full(len(nearest.yx), -1, dtype=np.int64)
-        backward[sides[1][1]] = sides[1][0]
-        both = backward[sides[0][1]] == sides[0][0]
-        sides = [tuple(column[both] for column in sides[0])]
-    source, target, score = (np.concatenate(columns) for columns in zip(*sides, strict=True))
-    ordered = Candidates(source, target, score).take(np.lexsort((target, source, -score)))
-    return _without_repetition(ordered) if one_to_one else ordered.take(first_of_each(ordered.source))
+        source_after = allocate(folder, len(mean_y), dtype=np.int64)  # of each target, the best source + 1
+        for target, source, _ in backward:
+            source_after[target] = source + 1
+            release(source_after)
+        for source, target, score in forward:
+            both = take(source_after, target) == source + 1
+            yield Candidates(source[both], target[both], score[both])
+        return
+    if retrieval != "backward":
+        for source, target, score in forward:
+            yield Candidates(source, target, score)
+    if retrieval != "forward":
+        for target, source, score in backward:
+            yield Candidates(source, target, score)
 
 
 def _best(
     neighbours_NK: np.ndarray, similarity_NK: np.ndarray, mean_N: np.ndarray, mean_M: np.ndarray, margin: Margin
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows that have a candidate, the (nearest) neighbour with the best score for each, and that score."""
-    # If an approximate search found fewer than k, the index is -1 and the similarity -inf, so the score is -inf, too.
-    scores_NK = apply_margin(similarity_NK, mean_N[:, None], mean_M[neighbours_NK], margin)
-    best_N = scores_NK.argmax(axis=1)[:, None]
-    score_N = np.take_along_axis(scores_NK, best_N, axis=1)[:, 0]
-    rows = np.flatnonzero(score_N > -np.inf)
-    return rows, np.take_along_axis(neighbours_NK, best_N, axis=1)[rows, 0], score_N[rows]
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield the rows that have a candidate, the (nearest) neighbour with the best score for each, and that score, for
+    some rows at a time."""
+    for some in _rows_of(neighbours_NK):
+        index_BK = np.asarray(neighbours_NK[some])
+        # If an approximate search found fewer than k, the index is -1 and the similarity -inf, so the score is, too.
+        scores_BK = apply_margin(similarity_NK[some], mean_N[some, None], take(mean_M, index_BK), margin)
+        best_B = scores_BK.argmax(axis=1)[:, None]
+        score_B = np.take_along_axis(scores_BK, best_B, axis=1)[:, 0]
+        rows = np.flatnonzero(score_B > -np.inf)
+        yield some.start + rows, np.take_along_axis(index_BK, best_B, axis=1)[rows, 0], score_B[rows]
+        release(neighbours_NK, similarity_NK, mean_N)
+
+
+def _merged(runs: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Merge sorted arrays of ``_SORTED``: yield all rows in order, some at a time."""
+    starts, step = [0] * len(runs), max(1, _HELD // max(1, 4 * len(runs)))
+    while any(start < len(run) for start, run in zip(starts, runs, strict=True)):
+        pieces, unread = list[np.ndarray](), list[tuple[float, int, int]]()
+        for run, start in zip(runs, starts, strict=True):
+            pieces.append(np.array(run[start : start + step]))
+            release(run)
+            if start + step < len(run):
+                unread.append(pieces[-1][-1].item())
+        if unread:  # what comes after the lowest of these rows may be preceded by rows that are not read yet
+            pieces = [piece[: bisect_right(piece, min(unread), key=np.void.item)] for piece in pieces]
+        starts = [start + len(piece) for start, piece in zip(starts, pieces, strict=True)]
+        rows = np.concatenate(pieces)
+        yield rows[np.lexsort((rows["target"], rows["source"], rows["key"]))]
 
 
 def first_of_each(values: np.ndarray) -> np.ndarray:
@@ -154,9 +244,10 @@ def first_of_each(values: np.ndarray) -> np.ndarray:
 
 
 def _without_repetition(ordered: Candidates) -> Candidates:
-    sources, targets = (bytearray(int(rows.max(initial=-1)) + 1) for rows in (ordered.source, ordered.target))
-    kept = np.zeros(len(ordered), dtype=bool)
-    for place, (source, target) in enumerate(zip(ordered.source.data, ordered.target.data, strict=True)):
-        if not sources[source] and not targets[target]:
-            sources[source] = targets[target] = kept[place] = True
-    return ordered.take(kept)
+    sources, targets, kept = set[int](), set[int](), list[int]()
+    for place, (source, target) in enumerate(zip(ordered.source.tolist(), ordered.target.tolist(), strict=True)):
+        if source not in sources and target not in targets:
+            sources.add(source)
+            targets.add(target)
+            kept.append(place)
+    return ordered.take(np.array(kept, dtype=np.int64))

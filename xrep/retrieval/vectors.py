@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
-import mmap
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.files import naming
-from xrep.hashing import hash_bytes
+from xrep.retrieval.mapped import release
 from xrep.retrieval.neighbours import normalize_rows
 
 _SURVEY_BYTES = 1 << 24
@@ -112,25 +110,22 @@ class VectorFile:
         """Return some rows, L2-normalised: float32 [rows, D]."""
         if isinstance(rows, slice):
             vectors = np.asarray(self._rows[rows], dtype=np.float32)
-            self._let_go()
+            release(self._rows)
         else:
             vectors = np.empty((len(rows), self.size), np.float32)
             for start in range(0, len(rows), _ROWS):  # around each row that is read, the system maps others
                 some = slice(start, start + _ROWS)
                 vectors[some] = self._rows[rows[some]]
-                self._let_go()
+                release(self._rows)
         return normalize_rows(vectors)
 
-    def survey(self) -> tuple[str, np.ndarray, np.ndarray]:
-        """Read every row once; return their hexadecimal SHA-256, the keys of the rows, uint64 [N], and the numbers of
-        the rows that are zero in float32.
-
-        Rows of equal bytes have equal keys, other rows with a probability of 1 in 10¹⁹.
+    def survey(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield the rows as they are stored, some at a time: the number of the first one, the rows [n, D], which are
+        valid until the next ones are read, and which of them are zero in float32, bool [n].
 
         Raises:
             UserError: a row contains a value that is not finite in float32.
         """
-        digest, keys, zeros = hashlib.sha256(), np.empty(len(self), dtype=np.uint64), list[np.ndarray]()
         step = max(1, _SURVEY_BYTES // (self.size * self.dtype.itemsize))
         for start in range(0, len(self), step):
             block = self._rows[start : start + step]
@@ -139,16 +134,10 @@ class VectorFile:
             finite = np.isfinite(values).all(axis=1)
             if not finite.all():
                 raise self.unusable("is not finite", start + int(np.argmin(finite)))
-            zeros.append(start + np.flatnonzero(~values.any(axis=1)))
-            digest.update(block.data)
-            keys[start : start + len(block)] = [hash_bytes(row.data) for row in block]
-            self._let_go()
-        return digest.hexdigest(), keys, np.concatenate(zeros)
+            yield start, block, ~values.any(axis=1)
+            release(self._rows)
 
     def unusable(self, problem: str, row: int) -> UserError:
         """Return an error that names a row."""
         cure = "encode that sentence again, or leave it out here and in the text"
         return UserError(f"the vector of this row {problem}", path=self.path, line=row + 1, cure=cure)
-
-    def _let_go(self) -> None:
-        self._rows._mmap.madvise(mmap.MADV_DONTNEED)
