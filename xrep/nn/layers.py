@@ -128,8 +128,7 @@ def feedforward(x: Tensor, inner: Linear | Int8Linear, outer: nn.Module, activat
     if isinstance(inner, Linear):
         return outer(inner.activated(x, activation))
     parts = x.flatten(0, -2).split(rows_in_cache(len(inner.bias)))  # the second layer finds its inputs in the cache
-    changes = [outer(inner.activated(part, activation)) for part in parts]
-    return (torch.cat(changes) if len(changes) > 1 else changes[0]).view(x.shape)
+    return torch.cat([outer(inner.activated(part, activation)) for part in parts]).view(x.shape)
 
 
 class Dropout(nn.Dropout):
@@ -211,7 +210,7 @@ class Sentences(Packing):
 
 
 class Runs(Packing):
-    """A packing for inference on CPUs, in which the sentences of one length follow each other.
+    """A packing on CPUs, in which the sentences of one length follow each other.
 
     The attention of such a run of sentences is computed without padding and without a mask.
 
@@ -226,14 +225,16 @@ class Runs(Packing):
         ends = np.cumsum(lengths[order])
         shift = order * self.length - (ends - lengths[order])
         self.rows = on_device(np.arange(batch.real_tokens) + np.repeat(shift, lengths[order]), device)
-        self.packed_rows = _filled(self.rows, 6)
+        self.packed_rows = _filled(self.rows, 4 if torch.is_grad_enabled() else 6)
         kinds, counts = np.unique(lengths, return_counts=True)
         self.runs: list[tuple[int, int]] = list(zip(counts.tolist(), kinds.tolist(), strict=True))
 
     @staticmethod
     def is_faster(batch: TokenBatch) -> bool:
-        """Return whether this layout is faster than ``layout_of``; it is the one of inference on CPUs."""
-        if torch.is_grad_enabled() or batch.tokens.device.type != "cpu" or not batch.is_padded or batch.density == 1:
+        """Return whether this layout is faster than ``layout_of``; it is one for CPUs."""
+        if torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"):
+            return False  # attention computes in float32 then, and the casts of many parts take longer
+        if batch.tokens.device.type != "cpu" or not batch.is_padded or batch.density == 1:
             return False  # a graph is traced with a density of 1, because its lengths are not known
         return batch.tokens.numel() - batch.real_tokens > TOKENS_OF_A_RUN * len(np.unique(batch.host_lengths))
 
