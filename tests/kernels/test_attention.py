@@ -26,14 +26,3 @@ def test_attention_in_bfloat16_is_differentiated_in_float32_on_cpus(autocast: bo
     exact = F.scaled_dot_product_attention(*wide, attn_mask=mask)
     for mine, theirs in zip(found, [exact, *torch.autograd.grad((exact * direction).sum(), wide)], strict=True):
         assert mine.dtype == torch.bfloat16 and torch.equal(mine, theirs.bfloat16())
-
-
-@pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 64), (3, 7), (2, 33)])
-def test_attention_to_few_tokens_is_one_operation(batch: int, length: int) -> None:
-    draw = torch.Generator().manual_seed(length)
-    q, k, v = (torch.randn(batch, 3, length, 8, generator=draw) for _ in range(3))
-    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
-    with torch.no_grad(), torch.profiler.profile() as record:
-        found = attention(q, k, v, None, 0.0)
-    assert (found - exact).abs().max() < 1e-6
-    assert any(event.name == "aten::bmm" for event in record.events()) == (batch * length > module.FEW)

@@ -36,8 +36,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
         with torch.autocast("cpu", enabled=False):
             return attention(q.float(), k.float(), v.float(), mask, dropout, causal=causal).to(dtype)
     # torch has no fast kernel with dropout on CPUs.
-    short = not learns and q.size(2) <= SHORT and (mask is not None or q.size(0) * q.size(2) > FEW)
-    if on_cpu and not torch.compiler.is_compiling() and (dropout or short):
+    if on_cpu and not torch.compiler.is_compiling() and (dropout or (not learns and q.size(2) <= SHORT)):
         mask = mask_of_future(q.size(2), k.size(2), q.device) if causal else mask
         return _written_out(q, k, v, mask, dropout)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
