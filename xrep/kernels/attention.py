@@ -15,9 +15,6 @@ from xrep.kernels.precision import layer_dtype
 SHORT = 64
 """Up to this many tokens, attention written out is faster than torch's flash kernel on CPUs without gradient."""
 
-FEW = 64
-"""Up to this many tokens in a batch, the calls of single operations take longer than torch's flash kernel."""
-
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, causal: bool = False) -> Tensor:
     """Compute scaled dot-product attention [B, heads, T, d] to keys and values [B, heads, S, d].
