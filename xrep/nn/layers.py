@@ -210,7 +210,7 @@ class Sentences(Packing):
 
 
 class Runs(Packing):
-    """A packing for inference on CPUs, in which the sentences of one length follow each other.
+    """A packing on CPUs, in which the sentences of one length follow each other.
 
     The attention of such a run of sentences is computed without padding and without a mask.
 
@@ -225,14 +225,16 @@ class Runs(Packing):
         ends = np.cumsum(lengths[order])
         shift = order * self.length - (ends - lengths[order])
         self.rows = on_device(np.arange(batch.real_tokens) + np.repeat(shift, lengths[order]), device)
-        self.packed_rows = _filled(self.rows, 6)
+        self.packed_rows = _filled(self.rows, 4 if torch.is_grad_enabled() else 6)
         kinds, counts = np.unique(lengths, return_counts=True)
         self.runs: list[tuple[int, int]] = list(zip(counts.tolist(), kinds.tolist(), strict=True))
 
     @staticmethod
     def is_faster(batch: TokenBatch) -> bool:
-        """Return whether this layout is faster than ``layout_of``; it is the one of inference on CPUs."""
-        if torch.is_grad_enabled() or batch.tokens.device.type != "cpu" or not batch.is_padded or batch.density == 1:
+        """Return whether this layout is faster than ``layout_of``; it is one for CPUs."""
+        if torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"):
+            return False  # attention computes in float32 then, and the casts of many parts take longer
+        if batch.tokens.device.type != "cpu" or not batch.is_padded or batch.density == 1:
             return False  # a graph is traced with a density of 1, because its lengths are not known
         return batch.tokens.numel() - batch.real_tokens > TOKENS_OF_A_RUN * len(np.unique(batch.host_lengths))
 
