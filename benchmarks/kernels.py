@@ -5,8 +5,8 @@
   python benchmarks/kernels.py --scale 0.1 --no-memory           # a quick look
 
 Each figure is that of one forward and backward pass. The contestants of a case take turns on the same random inputs, in
-an order that rotates. The first round warms up, and a figure is the median of the others. The table has ratios, because
-these hardly depend on the machine:
+an order that rotates, and the process keeps freed memory, as that of xrep-train does. The first round warms up, and a
+figure is the median of the others. The table has ratios, because these hardly depend on the machine:
 
   ours/floor    our time over that of the floor, which is the matrix products alone
   plain/floor   the time of plain torch, which writes all similarities out, over that of the floor
@@ -35,6 +35,7 @@ from harness import markdown_table, progress, record, write_json
 from kernel_bench.cases import CASES, Case
 
 from xrep.errors import UserError
+from xrep.memory import keep_freed_memory
 from xrep_cli.common import HelpFormatter, console_script
 
 if TYPE_CHECKING:
@@ -340,6 +341,7 @@ def main(argv: Sequence[str]) -> None:
     if options.memory_of is not None:
         print(json.dumps(memory_here(options)))
         return
+    keep_freed_memory()
     import torch
 
     from xrep.kernels.paths import describe

@@ -8,8 +8,9 @@ Contestants take turns of a few steps in one process. The script prints their ti
   with the queue written out, torch's default AdamW;
 - the same with a checkpoint every 50 steps, and with two processes that make batches (and how long training waits);
 - with --encoder (such as that of xrep-data get minilm), translation ranking from pretrained weights, beside
-  sentence-transformers' MultipleNegativesRankingLoss with its defaults, with the precision of xrep's products, and
-  also fed with xrep's batches of similar length.
+  sentence-transformers' MultipleNegativesRankingLoss with its defaults, and fed with xrep's batches of similar length.
+  Both sides have the dropout, the fused AdamW and the clipping of their defaults. They compute in float32, and where
+  the processor multiplies bfloat16 also in bfloat16, with autocast.
 
   python benchmarks/train.py --data data-bin --encoder $(xrep-data get minilm --print-path)
 """
@@ -33,12 +34,15 @@ from harness import make_parser, take_turns, write_json
 
 from xrep.config import RunConfig, compose
 from xrep.data.stream import stream
-from xrep.kernels.precision import default_float32_products, float32_precision
+from xrep.kernels.precision import default_float32_products, fast_products
+from xrep.memory import keep_freed_memory
+from xrep.precision import TrainingPrecision
 from xrep.tasks.bitext import BitextTask
 from xrep.training.batches import agreed
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import alone, pick_device
 from xrep.training.progress import Quiet
+from xrep.training.step import type_on
 from xrep.training.trainer import Trainer
 from xrep_cli.options import parse
 
@@ -59,8 +63,7 @@ class Unsaved(Checkpoints):
 def configured(options: argparse.Namespace, folder: Path, *given: str) -> RunConfig:
     line = parse([
         *([options.data] if options.data else []), "--task", "bitext", "--batch-size", str(options.batch_size),
-        "--max-length", "64",
-        "--towers", "shared", "--dropout", "0", "--attention-dropout", "0", "--lr", "1e-4", "--clip-norm", "0",
+        "--max-length", "64", "--towers", "shared", "--lr", "1e-4",
         "--log-every", "1000000", "--max-steps", "1000000", "--no-tensorboard", "--device", options.device,
         "--save-dir", str(folder), *given,
     ])  # fmt: skip
@@ -180,35 +183,45 @@ def texts_of(task: BitextTask, batches: Iterator[Any], count: int) -> list[tuple
     return found
 
 
-def sentence_transformers_loop(path: str, texts: list[tuple[list[str], list[str]]], device: str, fast: bool) -> Turn:
-    """Return a loop with MultipleNegativesRankingLoss, which tokenises and collates as its trainer does."""
+def sentence_transformers_loop(
+    path: str, texts: list[tuple[list[str], list[str]]], device: str, half: bool, fast: bool
+) -> Turn:
+    """Return a loop with MultipleNegativesRankingLoss, which does what its trainer does in a step.
+
+    Args:
+        half: whether it computes in bfloat16, as its trainer does with ``bf16``; otherwise in float32.
+        fast: whether its float32 products are those of xrep.
+    """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     model = SentenceTransformer(path, device=device)
     model.max_seq_length = 64
     loss_of = MultipleNegativesRankingLoss(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train()
     endless = itertools.cycle(texts)
 
     def turn(steps: int) -> None:
-        with float32_precision("medium") if fast else nullcontext():
-            for sides in itertools.islice(endless, steps):
-                features = [model.preprocess(side) for side in sides]
-                features = [{k: v.to(device) for k, v in f.items() if torch.is_tensor(v)} for f in features]
-                loss = loss_of(features, torch.zeros(len(sides[0]), device=device))
+        for sides in itertools.islice(endless, steps):
+            features = [model.preprocess(side) for side in sides]
+            features = [{k: v.to(device) for k, v in f.items() if torch.is_tensor(v)} for f in features]
+            with fast_products(torch.empty(0, device=device)) if fast else nullcontext():
+                with torch.autocast(device, torch.bfloat16, enabled=half):
+                    loss = loss_of(features, torch.zeros(len(sides[0]), device=device))
                 optimizer.zero_grad()
                 loss.backward()
-                optimizer.step()
-                loss.item()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            loss.item()
 
     return turn
 
 
 def contestants(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, Turn]]:
     """Return groups of contestants. The ratios of a group are those to its first contestant."""
-    moco = ["--criterion", "dual_moco", "--queue-size", str(options.queue_size), "--layers", str(options.layers),
+    moco = ["--dropout", "0", "--attention-dropout", "0", "--clip-norm", "0", "--criterion", "dual_moco",
+            "--queue-size", str(options.queue_size), "--layers", str(options.layers),
             "--hidden-size", str(options.width), "--heads", str(options.width // 64),
             "--feedforward-size", str(4 * options.width)]  # fmt: skip
     ours = trainer_of(configured(options, folder / "a", *moco), folder / "a")
@@ -223,21 +236,23 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, dict[str
             "xrep, 2 data workers": Ours(workers),
         }
     }
-    if options.encoder:
-        given = ["--criterion", "translation_ranking", "--encoder", options.encoder]
-        ranking = trainer_of(configured(options, folder / "d", *given), folder / "d")
-        count = options.steps * (options.repeats + 1)
-        device = str(ranking.world.device)
-        unsorted = texts_of(ranking.task, corpus_order(ranking.task, options.batch_size), count)
-        bucketed = texts_of(ranking.task, sorted_order(ranking.task), count)
-        name = "sentence-transformers"
-        groups["translation ranking from pretrained weights"] = {
-            "xrep": Ours(ranking),
-            name: sentence_transformers_loop(options.encoder, unsorted, device, fast=False),
-            f"{name}, fast products": sentence_transformers_loop(options.encoder, unsorted, device, fast=True),
-            f"{name}, fast products, our batches": sentence_transformers_loop(options.encoder, bucketed, device, True),
-        }
+    for precision in precisions(ours.world.device) if options.encoder else ():
+        given = ["--criterion", "translation_ranking", "--encoder", options.encoder, "--precision", precision]
+        ranking = trainer_of(configured(options, folder / precision, *given), folder / precision)
+        count, half = options.steps * (options.repeats + 1), precision == "bf16"
+        device, turns = ranking.world.device.type, {"xrep": Ours(ranking)}
+        orders = {"": corpus_order(ranking.task, options.batch_size), ", our batches": sorted_order(ranking.task)}
+        for name, batches in orders.items():
+            texts = texts_of(ranking.task, batches, count)
+            turn = sentence_transformers_loop(options.encoder, texts, device, half, fast=bool(name))
+            turns[f"sentence-transformers{name}"] = turn
+        groups[f"translation ranking from pretrained weights, {precision}"] = turns
     return groups
+
+
+def precisions(device: torch.device) -> list[TrainingPrecision]:
+    """Return the precisions whose products a device has."""
+    return ["float32", *(["bf16"] if type_on(device, "bf16") == torch.bfloat16 else [])]
 
 
 def main() -> None:
@@ -254,6 +269,7 @@ def main() -> None:
     add("--only", default="", metavar="PREFIX", help="contestants whose names begin so ('xrep': ours alone)")
     add("--device", default="auto", help="cpu, cuda or auto")
     options = parser.parse_args()
+    keep_freed_memory()  # as xrep-train does
     device = pick_device(options.device)
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:

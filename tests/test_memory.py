@@ -1,5 +1,8 @@
 """What no machine can hold is refused before it is allocated."""
 
+import ctypes
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,3 +70,24 @@ def test_models_and_queues_that_a_gpu_cannot_hold_are_not_moved_there(
     world = replace(alone("cpu"), device=torch.device("cuda", 0))
     with pytest.raises(UserError, match=r"parameters needs .* of memory, and cuda:0 has 1,000 bytes; choose a smaller"):
         make_trainer(run, tmp_path / "run", world=world)
+
+
+@pytest.mark.slow
+def test_freed_memory_is_used_again() -> None:
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("this C library is not GNU's")
+    script = (
+        "import resource, sys, numpy\n"
+        "from xrep.memory import keep_freed_memory\n"
+        "if sys.argv[1] == 'keep': keep_freed_memory()\n"
+        "for _ in range(4):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    arrays = [numpy.full(2**24, 1.0, dtype=numpy.float32) for _ in range(3)]\n"  # 64 MB each
+        "    del arrays\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+    faults = []
+    for how in ("keep", "return"):
+        done = subprocess.run([sys.executable, "-c", script, how], capture_output=True, text=True, check=True)
+        faults.append(int(done.stdout))
+    assert faults[0] < 10 < 90 < faults[1]  # 96 pages of 2 MB, or 49,152 of 4 kB

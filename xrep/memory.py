@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,21 @@ if TYPE_CHECKING:
 
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files that hold the limit of a container, in versions 2 and 1 of cgroups."""
+
+TRIM_THRESHOLD, MOST_MAPPINGS = -1, -4
+"""Options of ``mallopt`` in the GNU C library."""
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees for what it allocates next, if its C library is GNU's.
+
+    A training step allocates the same arrays as the one before. By default the library returns large ones to the
+    system, and every new page then has to be filled with zeros when it is first used.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # no such function, or no such library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(MOST_MAPPINGS, 0)
+        mallopt(TRIM_THRESHOLD, -1)  # never
 
 
 def machine_memory(device: str = "cpu") -> int:

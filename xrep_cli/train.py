@@ -32,10 +32,12 @@ def main(argv: Sequence[str]) -> None:
     if "print-config" in line.flags:
         print(course_to_yaml(runs), end="")
         return
+    from xrep.memory import keep_freed_memory
     from xrep.training.distributed import leave, start
     from xrep.training.run import train
     from xrep.training.stages import train_course
 
+    keep_freed_memory()
     with naming_options(line.option_names()):
         with _one_report_per_host():
             world = start(runs[0].configs["distributed"], runs[0].configs["trainer"].device)

@@ -127,7 +127,7 @@ class NoWaiting(TorchDispatchMode):
     FORBIDDEN = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.repeat_interleave)
 
     def __enter__(self):
-        self._on_gpu = patch("xrep.kernels.pairwise._are_small", return_value=False)  # lengths are read on CPUs alone
+        self._on_gpu = patch("xrep.kernels.pair_sweep._are_small", return_value=False)  # lengths are read on CPUs alone
         self._on_gpu.start()
         return super().__enter__()
 

@@ -9,6 +9,7 @@ import torch
 from tests.encoders import write_encoder
 from tests.kernels.test_int8 import rounded
 from tests.translators import write_translator
+from xrep.data.batching import collate
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.generation.translator import Translator
@@ -16,7 +17,7 @@ from xrep.inference.search_index import SearchIndex
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.processor import multiplies_int8
 from xrep.models.directory import open_checkpoint
-from xrep.nn.layers import Int8Linear
+from xrep.nn.layers import Int8Linear, quantise_layers
 from xrep.nn.weights import read_tensors
 
 pytestmark = pytest.mark.skipif(not multiplies_int8(), reason="torch has no exact int8 product for this processor")
@@ -58,6 +59,17 @@ def test_vectors_are_those_of_a_float64_reference(path):
     assert found.precision == "int8"
     assert (found.encode(LINES, "de") * exact).sum(1).min() > 0.999
     assert np.abs(found.encode(LINES, "de") - exact).max() > 1e-5
+
+
+@pytest.mark.parametrize("name", ["token_embedding", "norm", "layers.0.attention.qkv", "layers.0.feedforward_in"])
+def test_vectors_are_not_finite_if_a_weight_is_not(path, name):
+    encoder = SentenceEncoder.load(path, device="cpu", dtype="float32")
+    with torch.no_grad():
+        encoder.model.encoders["shared"].get_submodule(name).weight[..., 0] = float("nan")
+    quantise_layers(encoder.model)
+    tokens = collate([np.array([0, 5, 6])], encoder.text.vocabulary("shared"), 16)
+    with torch.inference_mode():
+        assert not encoder.model.encoders["shared"](tokens).isfinite().any()
 
 
 def test_the_vector_of_a_sentence_does_not_depend_on_the_others(path):

@@ -16,7 +16,9 @@ from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.queue_infonce import queue_infonce
 from xrep.kernels.triplet_infonce import triplet_infonce
 
-MODULES = [importlib.import_module(f"xrep.kernels.{name}") for name in ("queue_infonce", "pairwise")]
+QUEUE, PAIRS, SWEEP = [
+    importlib.import_module(f"xrep.kernels.{n}") for n in ("queue_infonce", "pairwise", "pair_sweep")
+]
 IDS = torch.arange(24).unsqueeze(1) // 2
 LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "queue": lambda x, y, z: queue_infonce(x, y, z.detach(), 0.05).loss,
@@ -50,8 +52,9 @@ def losses_and_gradients(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> li
 def test_half_operands(name: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = losses_and_gradients(LOSSES[name])
     monkeypatch.setattr(chunked_steps, "KEPT_PAIRS", kept)
-    for module in MODULES:
+    for module in (QUEUE, PAIRS):
         monkeypatch.setattr(module, "operand_dtype", lambda tensor: torch.bfloat16)
+    for module in (QUEUE, SWEEP):
         monkeypatch.setattr(module, "multiply", product)
         monkeypatch.setattr(module, "multiply_add", lambda total, a, b: total.add_(product(a, b)))
     for found, exact in zip(losses_and_gradients(LOSSES[name]), expected, strict=True):

@@ -72,10 +72,17 @@ def test_a_row_does_not_depend_on_the_others():
 def test_zeros_give_the_bias_and_rows_that_are_not_finite_stay_so():
     bias = torch.randn(5)
     product, x = Int8Product(*quantise(torch.randn(5, 8)), bias), torch.zeros(3, 8)
-    x[1, 2], x[2, 3] = float("nan"), float("inf")
+    x[1], x[2, 3] = float("nan"), float("inf")
     found = product(x)
     assert torch.equal(found[0], bias)
     assert not found[1:].isfinite().any()
+
+
+@pytest.mark.parametrize("place", ["weight", "bias"])
+def test_one_weight_that_is_not_a_number_makes_all_results_so(place):
+    given = {"weight": torch.randn(5, 8), "bias": torch.randn(5)}
+    given[place][3] = float("nan")
+    assert Int8Product(*quantise(given["weight"]), given["bias"])(torch.randn(3, 8)).isnan().all()
 
 
 def test_no_rows():

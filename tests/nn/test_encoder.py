@@ -202,7 +202,7 @@ def test_attention_without_gradient_is_the_same_at_any_length() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[5, 11, 1, 8, 5], [70, 3, 70, 2]], ids=["short", "long"])
-def test_without_gradient_sentences_of_one_length_are_computed_together(lengths: list[int]) -> None:
+def test_sentences_of_one_length_are_computed_together(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = make_encoder(replace(SHAPE, max_positions=max(lengths)))
     tokens = torch.randint(2, VOCABULARY, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
     batch = token_batch(tokens, torch.tensor(lengths))
@@ -214,8 +214,19 @@ def test_without_gradient_sentences_of_one_length_are_computed_together(lengths:
             torch.testing.assert_close(found[row, :length], alone, rtol=1e-4, atol=1e-5)
         assert not found[~batch.mask].any()
         assert not Runs.is_faster(token_batch(tokens[:, :5], torch.tensor([5, 5, 4, 3, 5][: len(lengths)])))
-    assert not Runs.is_faster(batch)
-    torch.testing.assert_close(found, encoder(batch).detach(), rtol=1e-4, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not Runs.is_faster(batch)
+    results = []
+    for layout in ("runs", "padded"):
+        encoder.zero_grad()
+        hidden = encoder(batch)
+        hidden.square().sum().backward()
+        results.append([hidden.detach(), *(parameter.grad for parameter in encoder.parameters())])
+        torch.testing.assert_close(found, hidden.detach(), rtol=1e-4, atol=1e-5)
+        assert Runs.is_faster(batch) == (layout == "runs")
+        monkeypatch.setattr(Runs, "is_faster", lambda batch: False)
+    for mine, padded in zip(*results, strict=True):
+        torch.testing.assert_close(mine, padded, rtol=1e-4, atol=1e-4)
 
 
 def kept_bytes(encoder: TransformerEncoder, batch: TokenBatch) -> tuple[torch.Tensor, int]:

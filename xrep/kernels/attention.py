@@ -15,9 +15,6 @@ from xrep.kernels.precision import layer_dtype
 SHORT = 64
 """Up to this many tokens, attention written out is faster than torch's flash kernel on CPUs without gradient."""
 
-FEW = 64
-"""Up to this many tokens in a batch, the calls of single operations take longer than torch's flash kernel."""
-
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, causal: bool = False) -> Tensor:
     """Compute scaled dot-product attention [B, heads, T, d] to keys and values [B, heads, S, d].
@@ -43,21 +40,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
 
 
 def attention_of_runs(qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int, dropout: float) -> Tensor:
-    """Compute the attention of packed tokens to all tokens of their own sentence, [N, H], without padding or gradient.
+    """Compute the attention of packed tokens to all tokens of their own sentence, [N, H], without padding.
 
     Args:
         qkv: [N, 3 H], queries, keys and values of sentences one after the other. Tokens after the last sentence get
             zeros.
         runs: number of sentences and their length, of each run of sentences that have the same length.
     """
-    mixed, first = qkv.new_empty(len(qkv), qkv.size(1) // 3), 0
-    for count, length in runs:
-        some = slice(first, first + count * length)
-        q, k, v = qkv[some].view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
-        mixed[some].view(count, length, heads, -1).copy_(attention(q, k, v, None, dropout).transpose(1, 2))
-        first = some.stop
-    mixed[first:] = 0
-    return mixed
+    sizes, mixed = [count * length for count, length in runs], []
+    *parts, rest = qkv.split([*sizes, len(qkv) - sum(sizes)])
+    for part, (count, length) in zip(parts, runs, strict=True):
+        q, k, v = part.view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        mixed.append(attention(q, k, v, None, dropout).transpose(1, 2).reshape(len(part), -1))
+    return torch.cat([*mixed, rest.new_zeros(len(rest), qkv.size(1) // 3)])
 
 
 def packed_attention(qkv: Tensor, offsets: Tensor, longest: int, dropout: float) -> Tensor:

@@ -21,8 +21,11 @@ QUEUE_ROWS = 4096
 TILE = (1024, 2048)
 """Rows and columns of one tile of pairs."""
 
+WIDE_TILE = 2**25
+"""Most pairs in a tile of whole rows, which hard negatives need."""
+
 STRIP = 2**16
-"""Number of pairs of a tile that go through all steps after the product before the next ones do."""
+"""Number of pairs of a tile that go through all steps after the product before the next ones do, for each thread."""
 
 KEPT_PAIRS = 2**26
 """Most similarities that are kept from the forward to the backward pass; if there are more, they are computed again."""
@@ -32,6 +35,11 @@ SMALL = 60.0
 
 VOCABULARY_LOGITS = 2**25
 """Number of logits in one block of the vocabulary loss. A block consists of whole rows."""
+
+
+def tile(columns: int, hard: bool) -> tuple[int, int]:
+    """Return the rows and columns of one tile of pairs."""
+    return (max(1, min(TILE[0], WIDE_TILE // max(1, columns))), max(1, columns)) if hard else TILE
 
 
 def queue_rows(queries: int) -> int:
@@ -66,14 +74,18 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
     return weights.to(state.operand)
 
 
-def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics) -> None:
+def collect(similarities: Tensor, pairs: Pairs, statistics: PairStatistics, beside: Tensor | None = None) -> None:
     """Add a tile of similarities [r, c] to its statistics. It is masked in place.
 
     Small logits are replaced by their exponentials, whose sums are collected as they are: rows, columns and gradient
     need no other ones, and nothing is rounded before the exponential.
+
+    With hard negatives a tile has all columns, and ``beside`` [r, c] says that the gradient is wanted. The similarities
+    are then replaced by what, multiplied by the row's weight in the loss, is the gradient towards them. ``beside`` gets
+    the same of the squared norms of columns, but for the factor -1/2.
     """
     if pairs.hard is not None:
-        _collect_hard(similarities, pairs, statistics.rows)
+        _collect_hard(similarities, pairs, statistics.rows, beside)
         return
     logits = _mask(_scaled(similarities, pairs), pairs, NOTHING)
     for strip in _strips(similarities):
@@ -103,14 +115,14 @@ def _scaled(similarities: Tensor, pairs: Pairs) -> Tensor:
 def _strips(tile: Tensor) -> Iterator[tuple[slice, slice]]:
     """Yield rows of a tile that fit the fastest cache, with all columns."""
     rows, columns = tile.shape
-    size = max(1, STRIP // columns)
+    size = max(1, STRIP * torch.get_num_threads() // columns)
     for start in range(0, rows, size):
         yield slice(start, start + size), slice(0, columns)
 
 
 def _room(tile: Tensor, count: int) -> list[Tensor]:
     """Return memory for ``count`` strips of a tile: to allocate it for each step would take as long as the step."""
-    size = min(tile.numel(), max(STRIP, tile.size(1)))
+    size = min(tile.numel(), max(STRIP * torch.get_num_threads(), tile.size(1)))
     return [tile.new_empty(size) for _ in range(count)]
 
 
@@ -118,25 +130,43 @@ def _fitting(room: list[Tensor], strip: Tensor) -> list[Tensor]:
     return [each[: strip.numel()].view(strip.shape) for each in room]
 
 
-def _collect_hard(similarities: Tensor, pairs: Pairs, rows: Sequence[Tensor]) -> None:
-    """Add a tile to the statistics of rows with hard negatives."""
+def _collect_hard(similarities: Tensor, pairs: Pairs, rows: Sequence[Tensor], beside: Tensor | None) -> None:
+    """Compute the statistics of rows with hard negatives from all of their columns, and the gradient if wanted.
+
+    With a = |q|², b = |k|², u = q·k, s = q·k̂, v = k·k̂ and N = |k̂|², the cosine is s / √(a N). Because s and N are
+    (1 - λ) a + λ u and (1 - λ) s + λ v, its derivatives are λ² v / (N √(a N)) by u and -λ² s / (2 N √(a N)) by b. That
+    by a follows from these two: if q and k get longer by the same factor, the cosine stays.
+    """
     assert pairs.hard is not None and pairs.scale is not None
-    room, width = _room(similarities, 4), similarities.size(1)
+    room, width = _room(similarities, 6), similarities.size(1)
     of_rows, of_columns = pairs.hard.row_squares.rsqrt() * pairs.scale, pairs.hard.column_squares.rsqrt()
     for strip, places in zip(_strips(similarities), _not_compared(similarities, pairs), strict=True):
-        dot, some = similarities[strip], strip[0]
-        maximum, total, best, interpolation, compared = (each[some] for each in rows)
-        mixed, along_query, along_key, square = _harden(dot, pairs.hard.rows(some), _fitting(room, dot))
-        scale = of_rows[some]
-        logits = along_query.mul_(square.rsqrt_()).mul_(scale.unsqueeze(1))
-        plain = torch.mul(dot, of_columns, out=along_key)
+        dot, hard = similarities[strip], pairs.hard.rows(strip[0])
+        maximum, total, best, interpolation, compared, of_squares, of_scale = (each[strip[0]] for each in rows)
+        *four, logits, powers = _fitting(room, dot)
+        mixed, along_query, along_key, square = _harden(dot, hard, four)
+        scale, inverse = of_rows[strip[0]].unsqueeze(1), square.rsqrt_()
+        plain = torch.mul(dot, of_columns, out=powers)
+        torch.mul(along_query, inverse, out=logits).mul_(scale)
         for array, value in ((logits, NOTHING), (plain, NOTHING), (mixed, 0.0)):
             _fill(array, places, value)
-        torch.maximum(best, plain.amax(1) * scale, out=best)
-        interpolation += mixed.sum(1)
-        _update(maximum, total, 1, logits)
+        best.copy_(plain.amax(1) * scale.squeeze(1))
+        interpolation.copy_(mixed.sum(1))
         masked = places.dtype == torch.bool
-        compared += width - (places.sum(1) if masked else torch.bincount(places // width, minlength=len(dot)))
+        compared.copy_(width - (places.sum(1) if masked else torch.bincount(places // width, minlength=len(dot))))
+        maximum.copy_(logits.amax(1))
+        torch.sub(logits, maximum.masked_fill(maximum == NOTHING, 0).unsqueeze(1), out=powers).exp_()
+        total.copy_(powers.sum(1))
+        if beside is None:
+            continue
+        _fill(logits, places, 0.0)  # their powers are 0
+        of_scale.copy_(logits.mul_(powers).sum(1))
+        weights = mixed.mul_(inverse).square_().mul_(inverse).mul_(powers)
+        of_column = torch.mul(along_query, weights, out=beside[strip])
+        along_key *= weights
+        of_squares.copy_(of_column @ hard.column_squares / 2 - torch.mul(dot, along_key, out=logits).sum(1))
+        of_squares /= hard.row_squares
+        dot.copy_(along_key)
 
 
 def _update(maximum: Tensor, total: Tensor, dim: int, logits: Tensor) -> None:
@@ -184,37 +214,30 @@ def _differentiate_small(powers: Tensor, gradient: PairStatistics, out: Tensor) 
 
 
 def _differentiate_hard(similarities: Tensor, pairs: Pairs, gradient: PairStatistics, out: Tensor) -> None:
+    assert pairs.hard is not None
+    offset, weight, of_row_squares, of_scale = gradient.rows
+    rows, of_columns = [torch.zeros_like(weight) for _ in range(7)], torch.empty_like(similarities)
+    _collect_hard(similarities, pairs, rows, of_columns)
+    of_rows = [offset, weight * (rows[0] - offset).exp(), of_row_squares, of_scale]
+    factor = weigh(pairs, PairStatistics(of_rows, gradient.columns), of_columns, torch.stack(rows[5:]))
+    torch.mul(similarities, factor.unsqueeze(1), out=out)
+
+
+def weigh(pairs: Pairs, gradient: PairStatistics, beside: Tensor, sums: Tensor) -> Tensor:
+    """Return the factor [r] of each row of the gradient that ``collect`` found with hard negatives.
+
+    The gradients of squared norms and temperature are added to ``gradient``.
+
+    Args:
+        beside, sums: [r, c] and [2, r], what ``collect`` found besides.
+    """
     assert pairs.hard is not None and pairs.scale is not None
-    room, of_columns = _room(similarities, 7), gradient.columns[0]
-    places_of = _not_compared(similarities, pairs)
-    inverse_norm = pairs.hard.row_squares.rsqrt()
-    factors = gradient.rows[1] * inverse_norm
-    for strip, places in zip(_strips(similarities), places_of, strict=True):
-        dot, some = similarities[strip], strip[0]
-        offset, _, of_row_squares, of_scale = (each[some] for each in gradient.rows)
-        arrays = _fitting(room, dot)
-        mixed, along_query, along_key, square = _harden(dot, pairs.hard.rows(some), arrays)
-        inverse, cosine, logits = arrays[4:]
-        # With a = |q|², b = |k|², u = q·k, N = |k̂|² and λ, the cosine c is q·k̂ / √(a N). Because N = (1 - λ) q·k̂ +
-        # λ k·k̂, its derivatives are, with t = λ k·k̂ / N,
-        # by u: λ t / √(a N);  by a: ((1 - λ) (1 + t) / √(a N) - c / a) / 2;  by b: -λ² q·k̂ / (2 N √(a N)).
-        torch.rsqrt(square, out=inverse)
-        torch.mul(along_query, inverse, out=cosine)  # times √a
-        torch.mul(cosine, (inverse_norm[some] * pairs.scale).unsqueeze(1), out=logits)
-        weights = logits.sub_(offset.unsqueeze(1)).exp_().mul_(factors[some].unsqueeze(1))
-        _fill(weights, places, 0)
-        of_logits = cosine.mul_(weights).sum(1)
-        of_scale += of_logits
-        weights *= inverse
-        per_square = torch.div(mixed, square, out=square)
-        share = along_key.mul_(per_square)
-        of_key = mixed.mul_(weights)
-        torch.mul(of_key, share, out=out[strip])
-        of_query = weights.sub_(of_key)
-        of_row_squares += (
-            torch.addcmul(of_query, of_query, share, out=cosine).sum(1) - of_logits / pairs.hard.row_squares[some]
-        ) / 2
-        of_columns.sub_(per_square.mul_(of_key).mul_(along_query).sum(0), alpha=0.5)
+    _, weight, of_squares, of_scale = gradient.rows
+    factor = weight * pairs.hard.row_squares.rsqrt()
+    of_squares += sums[0] * factor
+    of_scale += sums[1] * weight / pairs.scale
+    gradient.columns[0].sub_(factor @ beside, alpha=0.5)
+    return factor
 
 
 def _not_compared(tile: Tensor, pairs: Pairs) -> list[Tensor]:

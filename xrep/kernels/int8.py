@@ -48,15 +48,17 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise float32 rows [N, D], whose smallest number becomes 0 and whose largest 255, with one operation of torch.
 
     Numbers of rows whose range is below 1e-5 lose up to 0.1% beside their rounding, because the operation adds 1e-8 to
-    the range.
+    the range. NaN is ignored, unless the whole row is NaN.
 
     Returns:
         uint8 [N, D + 8], whose last bytes are not integers of the row; and of each row the scale and the smallest
-        number, float32 [N, 1] each. The scale of a row with NaN or infinity is NaN, so its results are not finite.
+        number, float32 [N, 1] each, which are not finite if there is infinity in the row, or nothing but NaN.
     """
     integers = torch.ops.quantized.embedding_bag_byte_prepack(x)
-    scale, smallest = integers[:, -_SCALE_AND_SMALLEST:].contiguous().view(torch.float32).split(1, dim=1)
-    return integers, x.sum(1, keepdim=True).mul_(0).add_(scale), smallest
+    tail = integers[:, -_SCALE_AND_SMALLEST:]
+    tail = tail if x.size(1) % 4 == 0 else tail.contiguous()  # float32 numbers lie at multiples of four bytes
+    scale, smallest = tail.view(torch.float32).split(1, dim=1)
+    return integers, scale, smallest
 
 
 class Int8Product:
@@ -64,12 +66,14 @@ class Int8Product:
 
     Args:
         weight, scale: As ``quantise`` returns them.
-        bias: float32 [D_out].
+        bias: float32 [D_out]. If there is NaN in it or in ``scale``, all results are NaN, which the quantisation of
+            inputs would otherwise hide.
     """
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor) -> None:
         self._given, self.outputs = (weight, scale, bias), weight.size(0)
-        some = zip(*(each.split(_OUTPUTS) for each in self._given), strict=True)
+        checked = bias + 0 * (bias.sum() + scale.sum())
+        some = zip(*(each.split(_OUTPUTS) for each in (weight, scale, checked)), strict=True)
         self._parts = [_Part(*each) for each in some]
 
     def __reduce__(self) -> tuple[type[Int8Product], tuple[Tensor, Tensor, Tensor]]:

@@ -40,11 +40,15 @@ def negatives(rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor) -> T
 
 
 def hard_negatives(
-    rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor, positive: Tensor, exponent: Tensor
+    rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor, distance: Tensor, exponent: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return cos(q, k̂) / τ and λ [R, C] for queries [R, D] with their positives [R, D] (HiCTL, eq. 5 and 6)."""
-    q, k, positive, tau = (tensor.double() for tensor in (rows, columns, positive, tau))
-    to_positive = (positive - q).norm(dim=1, keepdim=True).detach()
+    """Return cos(q, k̂) / τ and λ [R, C] for queries [R, D] (HiCTL, eq. 5 and 6).
+
+    Args:
+        distance: [R], squared distances of the queries from their positives, without gradient.
+    """
+    q, k, tau = (tensor.double() for tensor in (rows, columns, tau))
+    to_positive = distance.double().sqrt().unsqueeze(1)
     to_negative = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist").detach()
     interpolation = torch.where(to_negative > to_positive, (to_positive / to_negative) ** exponent.double(), 1.0)
     q, k = q.unsqueeze(1), k.unsqueeze(0)

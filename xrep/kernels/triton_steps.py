@@ -34,6 +34,10 @@ def queue_rows(queries: int) -> int:
     return QUEUE_ROWS if queries <= 512 else QUEUE_ROWS // 2
 
 
+def tile(columns: int, hard: bool) -> tuple[int, int]:
+    return TILE
+
+
 def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
     count, columns = scores.shape
     if state.operand == scores.dtype:
