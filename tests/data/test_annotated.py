@@ -13,7 +13,7 @@ from xrep.data.annotated import IGNORED, Rows, cut_lengths, label_rows, question
 from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
 from xrep.text.annotated import Answer, LabelledText, Question, TaggedSentence
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.tokenizer import Tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,21 @@ def test_words_carry_their_tags(tokenizer: Tokenizer, vocabulary: Vocabulary) ->
         assert row.labels[0] == row.labels[-1] == IGNORED
     batch = Rows(rows).batch(np.arange(len(rows)), vocabulary, "tags")
     assert batch.labels.shape == batch.tokens.tokens.shape
+
+
+def test_a_space_does_not_stand_for_a_word(tmp_path: Path) -> None:
+    """SentencePiece encodes words of Chinese as a space and their characters, unless the space is left out."""
+    sentences = ["他说中国的经济增长了", "中国说他的经济增长", "the economy grows", "he says that it grows"] * 8
+    tokenizer = train_tokenizer(sentences, 32, tmp_path)
+    words = ("中国", "经济", "的", "grows")
+    pieces = tokenizer.encode([f" {word}" for word in words])
+    spaces = [not tokenizer.decode(ids[:1]).strip() for ids in pieces]
+    assert spaces[0]
+    sentence = TaggedSentence(words, words, "zh", Path(), 1)
+    (row,) = tag_rows([sentence], tokenizer, Vocabulary.of(tokenizer), lambda s: list(range(len(s.words))), 64)
+    assert row.ids[1:-1] == [token for ids, space in zip(pieces, spaces, strict=True) for token in ids[space:]]
+    first = [ids[space] for ids, space in zip(pieces, spaces, strict=True)]
+    assert [token for token, tag in zip(row.ids, row.labels, strict=True) if tag != IGNORED] == first
 
 
 def ask(context: str, answer: str, **options: int) -> Question:

@@ -158,3 +158,17 @@ def test_the_cache_grows() -> None:
 def test_what_hypotheses_continue_must_be_said() -> None:
     with pytest.raises(ValueError, match="continue"):
         StepCache(1, torch.zeros(2)).advance(None, 2)
+
+
+def test_keys_keep_their_order_in_memory_when_sentences_leave() -> None:
+    """Each step reads them, fastest in the order [B, heads, d, N]."""
+    decoder, (states, mask) = make_decoder("post"), sources()
+    with torch.no_grad():
+        memory = remember(decoder, states, mask)
+        cache = StepCache(LAYERS, memory.keys[0])
+        cache.advance(None, 1)
+        decoder.step(targets(1), 0, cache, memory)
+    for each in (memory, cache):
+        each.keep(torch.tensor([2, 0]))
+    stored = [*memory.keys, cache.add(1, *torch.zeros(2, 2, HEADS, 1, SIZE // HEADS, dtype=torch.float64))[0]]
+    assert all(keys.transpose(2, 3).is_contiguous() for keys in stored)

@@ -7,6 +7,7 @@ sentence of words is divided between words, and the context of a question into o
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -104,13 +105,17 @@ def tag_rows(
 ) -> Iterator[Row]:
     """Yield the rows of each sentence. The first subword of a word has its tag.
 
-    Every word is encoded alone, as the beginning of a word. A sentence that is too long is divided between words, and a
-    word without subwords is an unknown one, so that every word has a tag.
+    Every word is encoded alone, as the beginning of a word. A subword that is nothing but the space before a word is
+    left out: SentencePiece has it before nearly all words of Chinese, which are written without spaces, and it is the
+    same for all of them. A sentence that is too long is divided between words, and a word without subwords is an
+    unknown one, so that every word has a tag.
     """
+    is_space = functools.cache(lambda token: not tokenizer.decode([token]).strip())
     for start, chunk in _chunks(sentences):
         unique = dict.fromkeys(word for sentence in chunk for word in sentence.words)
         encoded = tokenizer.encode([f" {word}" for word in unique])
-        subwords = {word: ids or [vocabulary.unk_id] for word, ids in zip(unique, encoded, strict=True)}
+        visible = [ids[1:] if len(ids) > 1 and is_space(ids[0]) else ids for ids in encoded]
+        subwords = {word: ids or [vocabulary.unk_id] for word, ids in zip(unique, visible, strict=True)}
         for place, sentence in enumerate(chunk):
             words = [subwords[word][: max_length - vocabulary.special_count] for word in sentence.words]
             for ids, tags in _divided(words, numbers_of(sentence), max_length - vocabulary.special_count):

@@ -165,7 +165,8 @@ class PartsOfSpeech(_Tags):
     """Measure parts of speech on Universal Dependencies, by a tagger.
 
     The accuracy is the share of words whose UPOS is predicted, which is also XTREME's F1. The first subword of a word
-    stands for it.
+    stands for it; a subword that is nothing but the space before the word is left out, where XTREME's script would let
+    it stand for the word.
 
       xrep-eval pos --path pos-run/best --data ud_pud/ --langs en,de,fr
 

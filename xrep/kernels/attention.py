@@ -15,9 +15,6 @@ from xrep.kernels.precision import layer_dtype
 SHORT = 64
 """Up to this many tokens, attention written out is faster than torch's flash kernel on CPUs without gradient."""
 
-FEW = 64
-"""Up to this many tokens in a batch, the calls of single operations take longer than torch's flash kernel."""
-
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, causal: bool = False) -> Tensor:
     """Compute scaled dot-product attention [B, heads, T, d] to keys and values [B, heads, S, d].
@@ -111,13 +108,14 @@ def cached_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | Non
 
     Args:
         keys, values: [B, heads, N, d], shared by the hypotheses of a sentence.
-        mask: [B, 1, K or 1, N], added to the scores: -inf at keys that a hypothesis must not attend to.
+        mask: [B · heads, K, N], added to the scores: -inf at keys that a hypothesis must not attend to.
     """
     dtype = layer_dtype(q)
     if dtype != q.dtype:
+        mask = None if mask is None else mask.to(dtype)
         return cached_attention(q.to(dtype), keys.to(dtype), values.to(dtype), mask).to(q.dtype)
-    scores = torch.matmul(q * q.size(3) ** -0.5, keys.transpose(2, 3))
-    if mask is not None:
-        scores = scores.add_(mask)
+    scores, start = (q.new_zeros(()), 0) if mask is None else (mask, 1)
+    keys = keys.flatten(0, 1).transpose(1, 2)
+    scores = torch.baddbmm(scores, q.flatten(0, 1), keys, beta=start, alpha=q.size(3) ** -0.5)
     weights = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(values.dtype)
-    return torch.matmul(weights, values)
+    return torch.bmm(weights, values.flatten(0, 1)).unflatten(0, q.shape[:2])

@@ -34,7 +34,7 @@ class SourceMemory:
 
     def keep(self, rows: Tensor) -> None:
         """Keep only the sentences with the indices ``rows``, int64 [B']."""
-        self.keys = [keys.index_select(0, rows) for keys in self.keys]
+        self.keys = [keys.transpose(2, 3).index_select(0, rows).transpose(2, 3) for keys in self.keys]
         self.values = [values.index_select(0, rows) for values in self.values]
         self.mask = None if self.mask is None else self.mask.index_select(0, rows)
 
@@ -58,7 +58,8 @@ class StepCache:
     def __init__(self, layers: int, like: Tensor) -> None:
         self.own = like.new_full((len(like), 1, ROOM), -torch.inf)
         self._length = 0
-        self._buffers: list[Tensor | None] = [None] * layers
+        self._stored: list[tuple[Tensor, Tensor] | None] = [None] * layers
+        """Keys [B, heads, d, N], the order in which they are multiplied fastest, and values [B, heads, N, d]."""
 
     def advance(self, parents: Tensor | None, count: int) -> None:
         """Make room for the next token of ``count`` hypotheses per sentence.
@@ -86,26 +87,33 @@ class StepCache:
         places = F.pad(places, (0, self._length + more - places.size(1)))
         self.own = self.own.gather(2, places.unsqueeze(1).expand(-1, self.own.size(1), -1))
         self.own[:, :, self._length :] = -torch.inf
-        for number, buffer in enumerate(self._buffers):
-            if buffer is not None:
-                *shape, room, size = buffer.shape
-                first = torch.arange(buffer.numel() // (room * size), device=buffer.device).mul_(room).view(*shape, 1)
+        for number, pair in enumerate(self._stored):
+            if pair is not None:
+                keys, values = pair
+                _, heads, room, size = values.shape
+                columns = places[:, None, None].expand(-1, heads, size, -1)
+                first = torch.arange(len(places) * heads, device=places.device).mul_(room).view(-1, heads, 1)
                 rows = (first + places.unsqueeze(1)).flatten()
-                self._buffers[number] = buffer.view(-1, size).index_select(0, rows).view(*shape, -1, size)
+                values = values.view(-1, size).index_select(0, rows).view(-1, heads, places.size(1), size)
+                self._stored[number] = keys.gather(3, columns), values
 
     def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append the keys and values of one layer, [B, heads, K, d]; return those of all steps, [B, heads, N, d]."""
-        buffer = self._buffers[layer]
-        if buffer is None:
+        pair = self._stored[layer]
+        if pair is None:
             batch, heads, _, size = keys.shape
-            self._buffers[layer] = buffer = keys.new_zeros(2, batch, heads, self.own.size(2), size)
+            room = self.own.size(2)
+            pair = keys.new_zeros(batch, heads, size, room), keys.new_zeros(batch, heads, room, size)
+            self._stored[layer] = pair
         new = slice(self._length - keys.size(2), self._length)
-        buffer[0, :, :, new], buffer[1, :, :, new] = keys, values
-        return buffer[0], buffer[1]
+        pair[0][..., new], pair[1][:, :, new] = keys.transpose(2, 3), values
+        return pair[0].transpose(2, 3), pair[1]
 
     def keep(self, rows: Tensor) -> None:
         """Keep only the sentences with the indices ``rows``, int64 [B']."""
-        self._buffers = [None if b is None else b.index_select(1, rows) for b in self._buffers]
+        self._stored = [
+            pair and (pair[0].index_select(0, rows), pair[1].index_select(0, rows)) for pair in self._stored
+        ]
         self.own = self.own.index_select(0, rows)
 
 
@@ -162,10 +170,17 @@ class TransformerDecoder(nn.Module):
             cache: has already advanced to these tokens.
         """
         x = self._embed(vectors, torch.full((), position, device=vectors.device))
-        mask = None if memory.mask is None else x.new_zeros(memory.mask.shape).masked_fill_(~memory.mask, -torch.inf)
+        own, mask = self._for_heads(cache.own.unsqueeze(1)), None
+        if memory.mask is not None:
+            mask = x.new_zeros(memory.mask.shape).masked_fill_(~memory.mask, -torch.inf)
+            mask = self._for_heads(mask.expand(-1, -1, x.size(1), -1))
         for number, (layer, keys, values) in enumerate(zip(self.layers, memory.keys, memory.values, strict=True)):
-            x = layer.step(x, (keys, values, mask), number, cache)
+            x = layer.step(x, (keys, values, mask), number, cache, own)
         return self.norm(x) if self.norm_first else x
+
+    def _for_heads(self, mask: Tensor) -> Tensor:
+        """Return a mask [B, 1, K, N] for each head, [B · heads, K, N]."""
+        return mask.expand(-1, self.shape.heads, -1, -1).flatten(0, 1)
 
     def _embed(self, vectors: Tensor, positions: Tensor) -> Tensor:
         x = vectors + self.position_embedding(positions)
@@ -190,9 +205,11 @@ class DecoderLayer(TransformerLayer):
         of_source = self.source_attention_norm, self.source_attention, layout, *source
         return self._sublayers(x, own, of_source, (self.feedforward_norm, self._feedforward))
 
-    def step(self, x: Tensor, source: tuple[Tensor, Tensor, Tensor | None], number: int, cache: StepCache) -> Tensor:
-        """As ``forward`` for the next token of each hypothesis; the mask of the source is added to the scores."""
-        own = self.attention_norm, self.attention.step, number, cache
+    def step(
+        self, x: Tensor, source: tuple[Tensor, Tensor, Tensor | None], number: int, cache: StepCache, mask: Tensor
+    ) -> Tensor:
+        """As ``forward`` for the next token of each hypothesis; masks are as for ``cached_attention``."""
+        own = self.attention_norm, self.attention.step, number, cache, mask
         of_source = self.source_attention_norm, self.source_attention.step, *source
         return self._sublayers(x, own, of_source, (self.feedforward_norm, self._feedforward))
 
@@ -200,10 +217,9 @@ class DecoderLayer(TransformerLayer):
 class CausalAttention(SelfAttention):
     """Self-attention of each token to itself and earlier tokens, for all tokens or for the next one."""
 
-    def step(self, x: Tensor, number: int, cache: StepCache) -> tuple[Tensor, Tensor]:
+    def step(self, x: Tensor, number: int, cache: StepCache, mask: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = self.project(x, Masking())
-        keys, values = cache.add(number, k, v)
-        return self.output(cached_attention(q, keys, values, cache.own.unsqueeze(1)).transpose(1, 2).flatten(2)), x
+        return self.output(cached_attention(q, *cache.add(number, k, v), mask).transpose(1, 2).flatten(2)), x
 
 
 class SourceAttention(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +31,12 @@ def allocate(folder: Path | None, rows: int, *width: int, dtype: DTypeLike) -> n
     if folder is None:
         return np.zeros((rows, *width), dtype)
     shape = (max(1, rows), *width)  # an empty file cannot be mapped
+    size = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
     with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, math.prod(shape) * np.dtype(dtype).itemsize))
+        if sys.platform == "darwin":  # has no such call
+            file.truncate(size)
+        else:
+            os.posix_fallocate(file.fileno(), 0, size)
         return np.memmap(file, dtype, "r+", shape=shape)[:rows]
 
 
