@@ -3,6 +3,7 @@ interpreted on the CPU where there is no GPU, and the same examples of hypothesi
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,3 +44,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def xrep_home(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Set $XREP_HOME to a temporary folder, unless it is set already."""
     return os.environ.setdefault("XREP_HOME", str(tmp_path_factory.mktemp("xrep-home")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _freed_memory_is_given_back() -> Iterator[None]:
+    """Some tests measure the memory of this process, and others run ``xrep-train`` in it, which would keep memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xrep.memory.keep_freed_memory", lambda: None)
+        yield

@@ -181,7 +181,7 @@ def test_attention_to_cached_keys_where_bfloat16_is_emulated(emulated: None) -> 
     own = torch.zeros(2, 4, 9).masked_fill(torch.rand(2, 4, 9, generator=generator) < 0.3, -torch.inf)
     mask = own.double().unsqueeze(1)
     exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=mask)
-    found = cached_attention(q, k, v, own.bfloat16().unsqueeze(1))
+    found = cached_attention(q, k, v, own.bfloat16().repeat_interleave(3, 0))
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), exact, rtol=BFLOAT16, atol=1e-5)
 

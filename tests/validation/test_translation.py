@@ -70,7 +70,7 @@ def task(data_directory: Path) -> TranslationTask:
 def trained(task: TranslationTask) -> tuple[Translation, LabelSmoothedCrossEntropy]:
     """Train until some words are right and some are wrong."""
     model, criterion = make_model(task, dropout=0.1)
-    learn(model, criterion, [task.make(plan.what) for plan in islice(task.plan(), 120)])
+    learn(model, criterion, [task.make(plan.what) for plan in islice(task.plan(), 160)])
     return model, criterion
 
 
