@@ -7,6 +7,8 @@ from typing import Any
 
 MODEL = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "towers": "shared"}
 RUN = {
+    # Where a gradient is nothing but rounding, as that of the biases of keys, Adam would make a whole step of it.
+    "adam_eps": 1e-5,
     "dropout": 0, "attention_dropout": 0, "batch_size": 12, "max_steps": 5, "max_length": 24, "lr": 1e-3,
     "warmup_steps": 2, "clip_norm": 1.0, "log_every": 5, "save_every": 0, "validate_every": 0, "check_every": 0,
     "no_tensorboard": None,
@@ -60,6 +62,8 @@ def command_line(name: str, data: Path, folder: Path, **given: Any) -> list[str]
     """Return the arguments of xrep-train for a case, which reads below ``data`` and writes below ``folder``."""
     criterion = name.partition(",")[0]
     options = {**RUN, "criterion": criterion, **{**CASES, **VARIANTS}[name], "save_dir": folder / "run", **given}
+    if "optimizer" in options:
+        del options["adam_eps"]
     if options["task"] == "translation":
         del options["batch_size"]
         options["max_tokens"] = 150
