@@ -80,13 +80,20 @@ def test_tags_of_words(tmp_path: Path) -> None:
     assert tags == "O O O O B-PER O O"
 
 
-def test_answers_to_questions(tmp_path: Path) -> None:
+def test_answers_to_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_questions(tmp_path / "data")
     run_training(data, "question_answering", "span", tmp_path / "run", "--max-steps", "300")
     figures = measured("qa", tmp_path / "run" / "best", data, tmp_path)
     assert figures["exact_match"] > 80 and figures["f1"] >= figures["exact_match"]
     (line,) = predicted(tmp_path / "run" / "best", "bei wem?\tder Koch lacht bei Bonn im Garten.\n", tmp_path)
     assert line == "Bonn\t19"
+    content = json.loads((data / "test-de.json").read_text(encoding="utf-8"))
+    for paragraph in content["data"][0]["paragraphs"]:
+        for question in paragraph["qas"]:
+            question["answers"] = [{"text": "", "answer_start": 0}]  # as XTREME's script writes them
+    (data / "test-de.json").write_text(json.dumps(content), encoding="utf-8")
+    assert eval.main(["qa", "--path", str(tmp_path / "run" / "best"), "--data", str(data)]) == 2
+    assert "no question in German has an answer in its text" in capsys.readouterr().err
 
 
 def test_a_frozen_encoder_stays_as_it_is(tmp_path: Path) -> None:
@@ -116,6 +123,7 @@ def test_a_frozen_encoder_stays_as_it_is(tmp_path: Path) -> None:
     ("test", "name", "content", "message"),
     [
         ("amazon", "test-de.tsv", "awake\tdas Haus\nhungry\tdas Kind\n", "test-de.tsv:2: unknown label 'hungry'"),
+        ("amazon", "test-de.tsv", "das Haus\tdas Kind\n", "XTREME's script leaves the labels out of its tests"),
         ("amazon", "test-de.tsv", "awake\tdas\textra\nawake\tx\n", "test-de.tsv:2: 2 columns"),
         ("ner", "test-de.tsv", "Kiel\tB-LOC\n", "predicts labels of texts, not tags of words"),
         ("pos", "test.conllu", "1\tIt\tit\t_\t_\t_\t_\t_\t_\t_\n", "test.conllu:1: the word 'It' has no UPOS"),

@@ -22,6 +22,7 @@ from xrep.text.annotated import of_split
 from xrep.text.languages import name
 
 SPLITS: dict[str, Literal["valid", "test"]] = {"dev": "valid", "test": "test"}
+_UNLABELLED = " (XTREME's script leaves the labels out of its tests: take the files of their publishers)"
 
 
 class AnnotatedEvaluation(Evaluation):
@@ -106,7 +107,7 @@ class AnnotatedEvaluation(Evaluation):
         for example in (example for examples in self.tests.values() for example in examples):
             for label in self.task.labels([example]):
                 if label not in known:
-                    cure = f"the classifier predicts {', '.join(classifier.annotation.labels[:20])}"
+                    cure = f"the classifier predicts {', '.join(classifier.annotation.labels[:20])}{_UNLABELLED}"
                     raise UserError(f"unknown label {label!r}", path=example.path, line=example.line, cure=cure)
 
     def _left_out(self) -> list[str]:
@@ -209,7 +210,10 @@ class Questions(AnnotatedEvaluation):
         return score(classifier, examples, self.config.normalisation)
 
     def check_labels(self, classifier: SentenceClassifier) -> None:
-        pass
+        for language, questions in self.tests.items():
+            if not any(question.spans for question in questions):
+                problem = f"no question in {name(language)} has an answer in its text"
+                raise UserError(problem, path=self.config.data, cure=f"name a test with answers{_UNLABELLED}")
 
 
 def _table(values: Mapping[str, Mapping[str, Any]], metric: str, mean: float) -> str:
