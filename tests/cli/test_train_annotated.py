@@ -93,7 +93,7 @@ def test_answers_to_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             question["answers"] = [{"text": "", "answer_start": 0}]  # as XTREME's script writes them
     (data / "test-de.json").write_text(json.dumps(content), encoding="utf-8")
     assert eval.main(["qa", "--path", str(tmp_path / "run" / "best"), "--data", str(data)]) == 2
-    assert "no question in German has an answer in its text" in capsys.readouterr().err
+    assert "no question in German has an answer; name a test with answers" in capsys.readouterr().err
 
 
 def test_a_frozen_encoder_stays_as_it_is(tmp_path: Path) -> None:

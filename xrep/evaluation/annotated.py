@@ -211,8 +211,8 @@ class Questions(AnnotatedEvaluation):
 
     def check_labels(self, classifier: SentenceClassifier) -> None:
         for language, questions in self.tests.items():
-            if not any(question.spans for question in questions):
-                problem = f"no question in {name(language)} has an answer in its text"
+            if not any(answer.text for question in questions for answer in question.answers):
+                problem = f"no question in {name(language)} has an answer"
                 raise UserError(problem, path=self.config.data, cure=f"name a test with answers{_UNLABELLED}")
 
 
