@@ -4,9 +4,9 @@
   scripts/running_text.py --output text/train.en newstest2008.en newstest2009.en tydiqa.goldp.en.train.json \\
       en_ewt-ud-train.conllu
 
-Of questions in SQuAD's form (.json) the paragraphs are taken, and cut into sentences after each . ! or ? before a
-capital letter or a digit. Of Universal Dependencies (.conllu) the sentences are taken, by document. Other files
-are text, one sentence a line, with an empty line between documents. Each document is written once.
+A file of questions in SQuAD's form (.json) gives its paragraphs, which are cut into sentences after each . ! or ?
+before a capital letter or a digit. A treebank of Universal Dependencies (.conllu) gives the sentences of its documents.
+Other files are text, one sentence a line, with an empty line between documents. Each document is written once.
 """
 
 from __future__ import annotations

@@ -138,6 +138,7 @@ def test_bad_tests_are_one_line(
     assert eval.main([test, "--path", str(run / "best"), "--data", str(tmp_path)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert message in error and error.startswith("xrep-eval: error: ")
+    assert ("XTREME" in error) == ("XTREME" in message)
 
 
 @pytest.fixture(scope="module")

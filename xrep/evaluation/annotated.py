@@ -104,10 +104,12 @@ class AnnotatedEvaluation(Evaluation):
     def check_labels(self, classifier: SentenceClassifier) -> None:
         """Raise UserError if an example has a label that the classifier does not know."""
         known = set(classifier.annotation.labels)
+        given = {label for examples in self.tests.values() for label in self.task.labels(examples)}
+        hint = _UNLABELLED if known.isdisjoint(given) else ""
         for example in (example for examples in self.tests.values() for example in examples):
             for label in self.task.labels([example]):
                 if label not in known:
-                    cure = f"the classifier predicts {', '.join(classifier.annotation.labels[:20])}{_UNLABELLED}"
+                    cure = f"the classifier predicts {', '.join(classifier.annotation.labels[:20])}{hint}"
                     raise UserError(f"unknown label {label!r}", path=example.path, line=example.line, cure=cure)
 
     def _left_out(self) -> list[str]:
