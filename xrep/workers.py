@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ def in_workers(
     died: Callable[[str], Exception],
     begin: Callable[[], object] = lambda: None,
     pack: Callable[[Any], bytes | memoryview] = pickle.dumps,
-) -> Iterator[tuple[Any, T]]:
+) -> Generator[tuple[Any, T], None, None]:
     """Yield ``(make(what), which)`` for each ``(what, which)`` of ``items``, in their order.
 
     Args:

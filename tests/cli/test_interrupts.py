@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -50,6 +51,19 @@ def press(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *calls: int) -
         return function(*arguments, **named)
 
     monkeypatch.setattr(owner, name, interrupted)
+
+
+def interrupt_and_keep(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[KeyboardInterrupt]:
+    """Interrupt the first call of a function. The returned list holds the error, and its traceback all that the command
+    was working with, so that nothing is freed because nobody refers to it."""
+    kept: list[KeyboardInterrupt] = []
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        kept.append(KeyboardInterrupt())
+        raise kept[0]
+
+    monkeypatch.setattr(owner, name, interrupted)
+    return kept
 
 
 def errors(main: Callable[[list[str]], int], line: list[str], capfd: CAPTURED) -> str:
@@ -210,6 +224,34 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
         assert preprocess.main([*line, str(output)]) == 0
     assert contents(output) == contents(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "data-bin", "whole"]
+
+
+def test_preprocessing_goes_on_in_the_same_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
+) -> None:
+    """Workers hold the lock of the unfinished work as well. They end with the command, not with its traceback."""
+    corpus, output = write_corpus(tmp_path / "corpus", train=50), tmp_path / "data-bin"
+    files = f"{corpus}/train.de-en.de,{corpus}/train.de-en.en"
+    line = ["--bitext", f"de-en={files}", "--vocab-size", "60", "--workers", "2"]
+    assert preprocess.main([*line, "--destdir", str(tmp_path / "whole")]) == 0
+    with monkeypatch.context() as patch:
+        kept = interrupt_and_keep(patch, store.DirectoryWriter, "append")
+        printed = errors(preprocess.main, [*line, "--destdir", str(output)], capfd)
+    assert printed.endswith(f"what is done is in {output}.work, and the same command goes on from there\n")
+    assert multiprocessing.active_children() == []
+    assert preprocess.main([*line, "--destdir", str(output)]) == 0 and len(kept) == 1
+    assert contents(output) == contents(tmp_path / "whole")
+
+
+def test_training_goes_on_in_the_same_process(
+    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
+) -> None:
+    line = [*train_line(data_directory, tmp_path / "run"), "--data-workers", "1"]
+    with monkeypatch.context() as patch:
+        kept = interrupt_and_keep(patch, DualMoco, "forward")
+        assert errors(train.main, line, capfd).endswith("xrep-train: error: interrupted\n")
+    assert multiprocessing.active_children() == []
+    assert train.main(line) == 0 and len(kept) == 1
 
 
 def test_preprocessing_begins_anew_with_another_text_or_options(

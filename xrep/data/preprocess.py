@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, groupby, islice
@@ -225,8 +226,11 @@ class _Run:
         if self.options.exclude:
             self.log(f"excluding {len(excluded):,} sentences of {', '.join(self.options.exclude)}")
         make = partial(_clean, self.options.cleaning)
-        with Counter("pairs", "reading", shown=self.progress) as progress:
-            for cleaned, (spool, count) in self._in_workers(make, self._chunks(spools)):
+        with (
+            Counter("pairs", "reading", shown=self.progress) as progress,
+            self._in_workers(make, self._chunks(spools)) as made,
+        ):
+            for cleaned, (spool, count) in made:
                 progress.update(count)
                 for reason, dropped in {"read": count, **cleaned.dropped}.items():
                     self.report.add(spool.name, reason, dropped)
@@ -251,11 +255,15 @@ class _Run:
 
     def _in_workers(
         self, make: Callable[[Any], Any], items: Iterator[tuple[Any, T]], begin: Callable[[], object] = lambda: None
-    ) -> Iterator[tuple[Any, T]]:
-        """Return what ``in_workers`` returns, without workers if they are not worth their start."""
+    ) -> AbstractContextManager[Iterator[tuple[Any, T]]]:
+        """Context manager that yields what ``in_workers`` yields, without workers if they are not worth their start.
+
+        Workers inherit the lock of the folder of unfinished work, so they end with the block: a traceback that somebody
+        keeps would keep the iterator, and the iterator the workers.
+        """
         first = list(islice(items, 2))
         count = self.workers if self.workers > 1 and len(first) > 1 else 0
-        return in_workers(make, chain(first, items), count, died=_died, begin=begin)
+        return closing(in_workers(make, chain(first, items), count, died=_died, begin=begin))
 
     def finish(self, spools: list[Spool], output: Path, trained: Path | None = None) -> dict[str, Any]:
         """Choose the pairs, tokenise them into the folder ``output``, and return the manifest; ``trained`` is that of
@@ -329,21 +337,22 @@ class _Run:
             for spool in own
             for chunk, count in spool.chunks_with(mark)
         )
-        made = self._in_workers(partial(_tokenise, corpora, tokenizers), items, partial(_use_one_thread, tokenizers))
+        make, begin = partial(_tokenise, corpora, tokenizers), partial(_use_one_thread, tokenizers)
         splits: dict[str, list[dict[str, Any]]] = {}
-        for (split, languages), rows in groupby(made, lambda each: each[1][0]):
-            with (
-                store.DirectoryWriter(
-                    output, split, languages, ["hashes"], store.vocabulary_size(tokenizers)
-                ) as writer,
-                Counter("pairs", f"tokenising {split} {'-'.join(languages)}", shown=self.progress) as progress,
-            ):
-                for (columns, hashes), (_, count) in rows:
-                    writer.append(columns, {"hashes": hashes})
-                    if split == "train":
-                        training.add(hashes.ravel())
-                    progress.update(count)
-            splits.setdefault(split, []).append({"languages": list(languages), **writer.facts})
+        with self._in_workers(make, items, begin) as made:
+            for (split, languages), rows in groupby(made, lambda each: each[1][0]):
+                with (
+                    store.DirectoryWriter(
+                        output, split, languages, ["hashes"], store.vocabulary_size(tokenizers)
+                    ) as writer,
+                    Counter("pairs", f"tokenising {split} {'-'.join(languages)}", shown=self.progress) as progress,
+                ):
+                    for (columns, hashes), (_, count) in rows:
+                        writer.append(columns, {"hashes": hashes})
+                        if split == "train":
+                            training.add(hashes.ravel())
+                        progress.update(count)
+                splits.setdefault(split, []).append({"languages": list(languages), **writer.facts})
         facts = {
             "languages": sorted({code for rows in splits.values() for row in rows for code in row["languages"]}),
             "splits": splits,

@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Generator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -183,9 +183,9 @@ class Trainer:
         self._started, world = time.monotonic() - self.state.seconds, self.world
         self.engine.train_mode()
         status = lambda: (self._seconds(), self.stop.signal is not None)  # noqa: E731
-        groups = agreed(self._groups(), world, self.module.criterion, status)
         finished = self.finished
-        with self.stop.watching():
+        with closing(self._groups()) as read, self.stop.watching():
+            groups = agreed(read, world, self.module.criterion, status)
             while not finished:
                 before = time.monotonic()
                 group, wait = next(groups)
@@ -206,7 +206,7 @@ class Trainer:
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
                 if finished or best or self._due(self.checkpoints.config.save_every):
                     self._save(best, final=finished)
-        groups.close()
+            groups.close()
         return self.state
 
     def _is_out_of_patience(self) -> bool:
