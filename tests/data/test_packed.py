@@ -13,6 +13,7 @@ from xrep.data.batching import PairBatch
 from xrep.data.store import Corpus, TokenColumn
 from xrep.data.text_store import packed
 from xrep.tasks.monolingual import MonolingualTask
+from xrep.text.cleaning import NO_KEY
 
 
 def corpus_of(documents: list[list[int]]) -> Corpus:
@@ -61,6 +62,20 @@ def test_passages_are_those_of_a_plain_loop(most: int) -> None:
 
 def test_no_text() -> None:
     assert len(packed(corpus_of([]), 5)) == 0
+
+
+def test_only_equal_passages_have_equal_hashes() -> None:
+    """The hash of a passage depends on the order of its sentences, and on how often each occurs."""
+    a, b, wordless = 5, 6, NO_KEY
+    passages = [[a, b, a], [b], [a, a], [b, b], [a, b], [b, a], [a, b], [b, wordless], [wordless, b], [a, wordless, b]]
+    passages += [[a, b, b, a], [wordless, wordless], [wordless], [a] * 4, [b] * 4]
+    corpus = corpus_of([[1] * len(passage) for passage in passages])
+    corpus.arrays["hashes"][:, 0] = sum(passages, [])
+    hashes = packed(corpus, 1000).hashes[:, 0].tolist()
+    words = [tuple(sentence for sentence in passage if sentence != wordless) for passage in passages]
+    for one, mine in zip(words, hashes, strict=True):
+        assert [own for own, other in zip(words, hashes, strict=True) if other == mine] == [one] * words.count(one)
+    assert hashes[words.index((b,))] == b and hashes[words.index(())] == NO_KEY
 
 
 def test_a_task_reads_passages_as_neighbours(data_directory: Path, tmp_path: Path) -> None:

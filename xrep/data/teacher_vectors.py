@@ -49,7 +49,7 @@ class TeacherVectors:
         places = find_sorted(self._hashes, hashes)
         if missing := np.count_nonzero(places < 0):
             problem = f"lacks the source sentences of {missing} of {len(hashes)} training pairs"
-            raise UserError(problem, path=self.text, cure="add them, and their vectors")
+            raise UserError(problem, path=self.text, cure="add them, and their vectors, or drop pairs without words")
         return self._first[places]
 
     def read(self, hashes: np.ndarray) -> np.ndarray:

@@ -22,7 +22,8 @@ from xrep.data.building import build_cached, files_in, train_vocabulary
 from xrep.data.hash_runs import HashRuns
 from xrep.data.store import TOKENIZER_DIRECTORY, Corpus, DataDirectory, DirectoryWriter, Kind, joined, write_manifest
 from xrep.errors import UserError
-from xrep.text.cleaning import HashSet, load_exclusion, sentence_hashes
+from xrep.hashing import GOLDEN, mix
+from xrep.text.cleaning import NO_KEY, HashSet, load_exclusion, sentence_hashes
 from xrep.text.readers import TextFile, find_text, read_sentences
 from xrep.text.sides import SHARED, Tokenizers, save_tokenizers
 
@@ -79,10 +80,31 @@ def packed(corpus: Corpus, most: int) -> Corpus:
             start += max(fitting, 1)
     rows = np.array(starts, dtype=np.int64)
     arrays = {
-        "hashes": np.bitwise_xor.reduceat(corpus.hashes, rows, axis=0) if len(rows) else corpus.hashes,
+        "hashes": _passage_hashes(corpus.hashes, rows),
         "followed": np.flatnonzero(~is_last[rows[1:] - 1]),
     }
-    return Corpus(corpus.names, (corpus.source.runs(rows),), arrays)
+    return Corpus(corpus.names, (corpus.source.runs(rows),), arrays, corpus.salt)
+
+
+def _passage_hashes(hashes: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return the hashes of passages, uint64 [M, 1], which depend on the order of their sentences.
+
+    The hash of a passage of one sentence is that of the sentence. Sentences without words do not count, as they do not
+    in ``sentence_hash`` of a whole text; a passage that has no others gets ``NO_KEY``.
+
+    Args:
+        hashes: Hashes of the sentences, uint64 [n, 1].
+        starts: Row of the first sentence of each passage, int64 [M], ascending.
+    """
+    if not len(starts):
+        return hashes
+    has_words = hashes[:, 0] != NO_KEY
+    before = np.cumsum(has_words) - has_words  # sentences with words before each sentence, in the whole corpus
+    sizes = np.diff(starts, append=len(hashes))
+    places = (before - np.repeat(before[starts], sizes)).astype(np.uint64)
+    # Overflow is harmless in a hash.
+    mixed = np.where(places, mix(hashes[:, 0] + places * np.uint64(GOLDEN)), hashes[:, 0])
+    return np.add.reduceat(mixed * has_words, starts)[:, None]
 
 
 class _Writer:

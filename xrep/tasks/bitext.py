@@ -189,13 +189,13 @@ class BitextTask(StoredTask, ParallelTask):
         """Collate (corpus, row) examples, int64 [N, 2]."""
         corpora, rows = examples.T
         starts = np.cumsum([0, *(len(pair) for pair in pairs)])
-        hashes = by_group(corpora, lambda corpus, places: pairs[corpus].hashes[rows[places]])
+        ids = by_group(corpora, lambda corpus, places: pairs[corpus].ids(rows[places]))
         known = {language: place for place, language in enumerate(self.text.languages)}
         languages = np.array([[known[language] for language in pair.names] for pair in pairs], dtype=np.int64)
         return PairBatch(
             self._side("source", [pair.source for pair in pairs], examples),
             self._side("target", [pair.target for pair in pairs], examples),
-            torch.from_numpy(hashes.view(np.int64)),
+            torch.from_numpy(ids),
             torch.from_numpy(starts[corpora] + rows),
             torch.from_numpy(languages[corpora]),
         )

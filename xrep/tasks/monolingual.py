@@ -186,9 +186,7 @@ class MonolingualTask(StoredTask):
             swapped = (scramble(numbers.astype(np.uint64), self._seed) & np.uint64(1)).astype(bool)
             source, target = _swapped(source, target, swapped, self.text.vocabulary(SHARED).pad_id)
             ids[swapped] = ids[swapped, ::-1]
-        return PairBatch(
-            source, target, torch.from_numpy(ids.view(np.int64)), indices, languages.unsqueeze(1).expand(-1, 2)
-        )
+        return PairBatch(source, target, torch.from_numpy(ids), indices, languages.unsqueeze(1).expand(-1, 2))
 
     def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
         """Return the token counts of training sentences after ``_gather`` and ``_pad``: int64 [n, 1]."""
@@ -197,12 +195,12 @@ class MonolingualTask(StoredTask):
     def _gather(
         self, examples: _Examples, corpora: np.ndarray, rows: np.ndarray, ahead: int
     ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """Return the concatenated ids and the lengths of the sentences ``ahead`` of each example's first one, and their
-        hashes."""
+        """Return the concatenated tokens and the lengths of the sentences ``ahead`` of each example's first one, and
+        their ids."""
         own = by_group(corpora, lambda corpus, places: examples.rows(corpus, rows[places])) + ahead
-        hashes = by_group(corpora, lambda corpus, places: examples.splits[corpus].hashes[own[places], 0])
+        ids = by_group(corpora, lambda corpus, places: examples.splits[corpus].ids(own[places])[:, 0])
         columns = [split.source for split in examples.splits]
-        return gather_rows(columns, corpora, own, self.config.max_length - 2), hashes
+        return gather_rows(columns, corpora, own, self.config.max_length - 2), ids
 
     def _reordered(self, ids: np.ndarray, lengths: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of each sentence in a random order, which depends on its number in the run."""

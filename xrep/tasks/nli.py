@@ -164,7 +164,7 @@ class NliTask(StoredTask):
             (source, target),
             torch.from_numpy(places),
             torch.from_numpy(split.arrays["labels"][rows]),
-            torch.from_numpy(split.hashes[rows].view(np.int64)),
+            torch.from_numpy(split.ids(rows)),
             torch.from_numpy(rows),
             torch.from_numpy(known[split.arrays["languages"][rows]]),
         )

@@ -99,4 +99,4 @@ class TranslationTask(BitextTask):
 
 
 def _turned(pair: Corpus) -> Corpus:
-    return Corpus(pair.names[::-1], pair.columns[::-1], {"hashes": pair.hashes[:, ::-1]})
+    return Corpus(pair.names[::-1], pair.columns[::-1], {"hashes": pair.hashes[:, ::-1]}, pair.salt)

@@ -1,0 +1,124 @@
+"""Ids of sentences: a sentence without words has no key, and so equals no other one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.corpus import sentence_pairs
+from tests.nli_data import write, write_simcse
+from tests.planning import loss_of
+from xrep.criteria.dual_moco import DualMoco
+from xrep.criteria.translation_ranking import TranslationRanking
+from xrep.data.batching import PairBatch
+from xrep.models.dual_encoder import DualEncoder
+from xrep.tasks.bitext import BitextTask
+from xrep.tasks.monolingual import MonolingualTask
+from xrep.tasks.nli import NliTask
+from xrep.text.cleaning import sentence_key
+
+WORDLESS = ["!!!", "???", "!!!", "...", "!!!", "???"]
+PAIRS = sentence_pairs(20)
+GERMAN = [german for german, _ in PAIRS]
+BARE = list(zip(WORDLESS, reversed(WORDLESS), strict=True))
+"""Pairs without words on either side."""
+
+
+def mixed_pairs() -> list[tuple[str, str]]:
+    """Return pairs of which some lack words on one side or on both."""
+    pairs = [(german, english) for german, (_, english) in zip(WORDLESS, PAIRS, strict=False)]
+    return [*PAIRS[6:], *pairs, *zip(GERMAN, WORDLESS, strict=False), *BARE]
+
+
+def bitext(folder: Path) -> BitextTask:
+    for split, pairs in (("train", mixed_pairs()), ("valid", BARE)):
+        for language, side in zip(("de", "en"), zip(*pairs, strict=True), strict=True):
+            write(folder / f"{split}.de-en.{language}", list(side))
+    return BitextTask(BitextTask.Config(data=str(folder), vocab_size=60), seed=1)
+
+
+def text(folder: Path, **options: Any) -> MonolingualTask:
+    """Return a task with different documents, of which some have lines without words, or nothing else."""
+    documents = [[one, other] for one, other in zip(GERMAN, GERMAN[1:], strict=False)]
+    first, second, *_ = GERMAN
+    documents += [[first, second, first], [second], [second, first], [first, first]]
+    documents += [[line, line] for line in WORDLESS] + [[german, "!!!"] for german in GERMAN[2:6]]
+    write(folder / "de.txt", ["\n".join(document) + "\n" for document in documents])
+    return MonolingualTask(MonolingualTask.Config(data=str(folder), vocab_size=60, **options), seed=1)
+
+
+def triplets(folder: Path) -> NliTask:
+    rows = [(*pair, GERMAN[-1]) for pair in mixed_pairs()] + [(line, line, line) for line in WORDLESS]
+    write_simcse(folder / "nli_for_simcse.csv", rows)
+    return NliTask(NliTask.Config(data=str(folder), form="triplets", vocab_size=60), seed=1)
+
+
+def whole(task: Any) -> Any:
+    """Return all training examples as one batch, in their order."""
+    extra = [0] if isinstance(task, MonolingualTask) else []
+    rows = [[0, row, *extra] for row in range(task.examples)]
+    return task.make(np.arange(task.examples) if isinstance(task, NliTask) else np.array(rows))
+
+
+def columns_of(task: Any) -> list[list[str]]:
+    """Return the keys of the sentences in each column of the ids, from what the task says of each example."""
+    batch = whole(task)
+    described = task.describe(batch, limit=len(batch)).split("; ")
+    texts = [text[text.index("'") if "'" in text else 0 :].split(" ||| ") for text in described]
+    return [[sentence_key(text) for text in column] for column in zip(*texts, strict=True)]
+
+
+@pytest.mark.parametrize("make", [bitext, triplets, text], ids=["bitext", "nli", "neighbours"])
+def test_only_sentences_with_words_are_equal(make: Any, tmp_path: Path) -> None:
+    task = text(tmp_path, units="adjacent", swap_order=False) if make is text else make(tmp_path)
+    ids = whole(task).ids
+    for column, keys in zip(ids.T.tolist(), columns_of(task), strict=True):
+        assert keys.count("") > 5
+        for row, key in enumerate(keys):
+            same = [number for number, other in enumerate(keys) if number == row or key == other != ""]
+            assert [number for number, other in enumerate(column) if other == column[row]] == same
+    wordless = [one for column, keys in zip(ids.T.tolist(), columns_of(task), strict=True)
+                for one, key in zip(column, keys, strict=True) if not key]  # fmt: skip
+    if make is not text:  # where a sentence is the second of one pair and the first of the next
+        assert len(set(wordless)) == len(wordless), "nor in another column"
+    assert torch.equal(whole(task).ids, ids)
+
+
+def test_different_passages_are_not_equal(tmp_path: Path) -> None:
+    task = text(tmp_path, units="reordered", pack=True)
+    found = whole(task).ids[:, 0].tolist()
+    assert len(set(found)) == len(found) == 19 + 4 + 6 + 4
+
+
+def test_masks_leave_sentences_without_words_among_the_negatives(tmp_path: Path) -> None:
+    """In a batch, and in a queue, in which the mask finds a sentence again that was enqueued before."""
+    task = bitext(tmp_path)
+    torch.manual_seed(0)
+    small = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 128}
+    model = DualEncoder(DualEncoder.Config(**small, dropout=0.0, attention_dropout=0.0), task.text)
+    bare = [[0, row] for row in range(task.examples - len(BARE), task.examples)]
+    one, other = task.make(np.array(bare[:3])), task.make(np.array(bare[3:]))
+    (valid,) = task.validation_batches()
+
+    def losses(kind: Any, *queued: PairBatch, batch: PairBatch, **options: Any) -> list[float]:
+        found = []
+        for mask in (False, True):
+            criterion = kind(kind.Config(mask_equal_sentences=mask, **options), model, task.text)
+            for each in queued:
+                loss_of(criterion.train(), model, each)
+                criterion.after_step(model)
+            loss = loss_of(criterion.eval(), model, batch)
+            found.append(sum(float(term.sum.detach()) for term in loss.terms.values()))
+        return found
+
+    plain, masked = losses(TranslationRanking, batch=one)
+    assert plain == masked
+    for batch in (other, valid):
+        plain, masked = losses(DualMoco, one, batch=batch, queue_size=3)
+        assert plain == masked
+    plain, masked = losses(DualMoco, one, other, batch=one, queue_size=6)
+    assert plain > masked
