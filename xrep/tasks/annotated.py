@@ -170,7 +170,7 @@ class AnnotatedTask(Task):
             tokenizer = train_vocabulary(sentences, config.vocab_size, folder / TOKENIZER_DIRECTORY, print)
             write_manifest(folder, VOCABULARY, {SHARED: tokenizer}, HashRuns(folder), {})
 
-        facts = [self.kind, config.vocab_size, config.languages, config.language, config.dev_share, self._seed]
+        facts = [self.kind, config.vocab_size, config.languages, config.language, config.dev_share, self._seed, len(examples)]
         built = build_cached("annotated", VOCABULARY, facts, files, build)
         return load_tokenizers({SHARED: built / TOKENIZER_DIRECTORY})
 
