@@ -101,7 +101,7 @@ def test_any_dataclass_has_options(tmp_path, monkeypatch):
     [
         ("xrep.config.resolve:RunConfig2", "RunConfig2 cannot be loaded"),
         ("xrep.config.nowhere:Options", "Options cannot be loaded: No module named 'xrep.config.nowhere'"),
-        ("pathlib:Path", "pathlib:Path is not a dataclass; declare"),
+        ("fractions:Fraction", "fractions:Fraction is not a dataclass; declare"),
     ],
 )
 def test_what_has_no_options(target, message):

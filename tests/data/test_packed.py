@@ -69,9 +69,11 @@ def test_only_equal_passages_have_equal_hashes() -> None:
     a, b, wordless = 5, 6, NO_KEY
     passages = [[a, b, a], [b], [a, a], [b, b], [a, b], [b, a], [a, b], [b, wordless], [wordless, b], [a, wordless, b]]
     passages += [[a, b, b, a], [wordless, wordless], [wordless], [a] * 4, [b] * 4]
-    corpus = corpus_of([[1] * len(passage) for passage in passages])
-    corpus.arrays["hashes"][:, 0] = sum(passages, [])
-    hashes = packed(corpus, 1000).hashes[:, 0].tolist()
+    corpus = corpus_of([[1] * len(passage) for passage in passages * 600])
+    corpus.arrays["hashes"][:, 0] = sum(passages, []) * 600
+    many = packed(corpus, 1000).hashes.reshape(600, len(passages))
+    assert (many == many[0]).all()
+    hashes = many[0].tolist()
     words = [tuple(sentence for sentence in passage if sentence != wordless) for passage in passages]
     for one, mine in zip(words, hashes, strict=True):
         assert [own for own, other in zip(words, hashes, strict=True) if other == mine] == [one] * words.count(one)

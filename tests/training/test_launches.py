@@ -58,7 +58,8 @@ def test_each_launch_is_recorded_with_its_end(
     assert ends == ["stopped by SIGTERM after step 3", "the sky fell", "finished", "finished"]
     first = records[0]
     assert first["command"].startswith(sys.orig_argv[0]) and first["folder"] == os.getcwd() and first["host"]
-    assert first["versions"]["torch"] == torch.__version__ and first["options"]["trainer"]["max_steps"] == 8
+    release = torch.__version__.split("+")[0]  # behind the + is the build, which the package does not always name
+    assert first["versions"]["torch"].split("+")[0] == release and first["options"]["trainer"]["max_steps"] == 8
     assert first["time"] <= records[-1]["time"]
 
 

@@ -225,7 +225,7 @@ class AnnotatedBatch(Batch):
 
 
 class Rows:
-    """The rows of a split, in compact arrays.
+    """The rows of a split, all of them in memory.
 
     Attributes:
         lengths: int64 [n], the number of tokens of each row.

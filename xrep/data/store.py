@@ -1,7 +1,8 @@
 """Directories of tokenised text, read through memory maps, such as the data directory that ``xrep-preprocess`` writes.
 
 A directory has the following files. The columns of a data directory are languages, such as de and en, and sentence i of
-``train.de-en.de`` translates sentence i of ``train.de-en.en``. Only the files grow with the corpus, not the memory::
+``train.de-en.de`` translates sentence i of ``train.de-en.en``. Memory does not grow with a directory that is written or
+opened; it grows with what readers derive from all rows (``text_store.packed``, ``negatives.NegativeStore``)::
 
     manifest.json                  format, schema, type of the tokens, columns, size and sha256 of every other file
     tokenizer/                     see xrep.text.sides

@@ -40,8 +40,9 @@ ALL = "all"
 class AnnotatedTask(Task):
     """Base class of tasks whose examples are text with annotations.
 
-    The text is read as it is published and tokenised in memory at the start of a run. The labels are those of the
-    training text. The tokenizer is that of the pretrained encoder, or ``tokenizer``, or one trained on the text.
+    The text is read as it is published and tokenised at the start of a run, and all of it stays in memory. The labels
+    are those of the training text. The tokenizer is that of the pretrained encoder, or ``tokenizer``, or one trained on
+    the text.
 
     Raises:
         UserError: The data is missing or damaged, a label of the dev split does not occur in the training text, or two
@@ -170,7 +171,8 @@ class AnnotatedTask(Task):
             tokenizer = train_vocabulary(sentences, config.vocab_size, folder / TOKENIZER_DIRECTORY, print)
             write_manifest(folder, VOCABULARY, {SHARED: tokenizer}, HashRuns(folder), {})
 
-        facts = [self.kind, config.vocab_size, config.languages, config.language, config.dev_share, self._seed, len(examples)]
+        facts = [self.kind, config.vocab_size, config.languages, config.language]
+        facts += [config.dev_share, self._seed, len(examples)]  # fewer examples if some of them are held out
         built = build_cached("annotated", VOCABULARY, facts, files, build)
         return load_tokenizers({SHARED: built / TOKENIZER_DIRECTORY})
 

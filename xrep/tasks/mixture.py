@@ -160,6 +160,7 @@ class MixtureTask(Task):
         return hashlib.sha256(json.dumps(prints, sort_keys=True).encode()).hexdigest()
 
     def write_training_hashes(self, path: Path) -> None:
+        """Write the hashes of all parts, which are in memory meanwhile: 8 bytes a sentence, or 16 during a merge."""
         union = HashSet()
         with tempfile.TemporaryDirectory() as folder:
             for task in self._tasks.values():

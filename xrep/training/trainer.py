@@ -107,7 +107,8 @@ class Trainer:
         """Device on which to train. auto: a GPU if there is one, else the CPU."""
         kernels: Literal["auto", "reference", "chunked", "triton"] = "auto"
         """Implementation of the losses. triton: fused kernels for GPUs; chunked: blockwise in torch; auto: triton on a
-        GPU, else chunked; reference: plain formulas in float64, to check the others."""
+        GPU, else chunked; reference: plain formulas in float64, to check the others. HiCTL's word-level contrast and
+        the hard negatives of bitext have a single implementation, which this option does not change."""
 
         def problems(self) -> list[str]:
             problems = pattern_problems(self.freeze)
