@@ -226,10 +226,8 @@ class _Run:
         if self.options.exclude:
             self.log(f"excluding {len(excluded):,} sentences of {', '.join(self.options.exclude)}")
         make = partial(_clean, self.options.cleaning)
-        with (
-            Counter("pairs", "reading", shown=self.progress) as progress,
-            self._in_workers(make, self._chunks(spools)) as made,
-        ):
+        in_order = self._in_workers(make, self._chunks(spools))
+        with Counter("pairs", "reading", shown=self.progress) as progress, in_order as made:
             for cleaned, (spool, count) in made:
                 progress.update(count)
                 for reason, dropped in {"read": count, **cleaned.dropped}.items():
@@ -256,13 +254,10 @@ class _Run:
     def _in_workers(
         self, make: Callable[[Any], Any], items: Iterator[tuple[Any, T]], begin: Callable[[], object] = lambda: None
     ) -> AbstractContextManager[Iterator[tuple[Any, T]]]:
-        """Context manager that yields what ``in_workers`` yields, without workers if they are not worth their start.
-
-        Workers inherit the lock of the folder of unfinished work, so they end with the block: a traceback that somebody
-        keeps would keep the iterator, and the iterator the workers.
-        """
+        """Context manager that yields what ``in_workers`` does, without workers if they are not worth their start."""
         first = list(islice(items, 2))
         count = self.workers if self.workers > 1 and len(first) > 1 else 0
+        # Workers hold the lock of the unfinished work, too: they end with the block, even if a traceback is kept.
         return closing(in_workers(make, chain(first, items), count, died=_died, begin=begin))
 
     def finish(self, spools: list[Spool], output: Path, trained: Path | None = None) -> dict[str, Any]:

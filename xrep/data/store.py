@@ -31,8 +31,7 @@ import numpy as np
 from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
 from xrep.files import digests_of, sha256_of, write_json
-from xrep.hashing import hash_bytes, scramble
-from xrep.text.cleaning import NO_KEY
+from xrep.hashing import hash_bytes
 from xrep.text.sides import SIDES, Tokenizers, open_tokenizers, tokenizer_of
 
 MANIFEST_FILE = "manifest.json"
@@ -178,16 +177,6 @@ class Corpus:
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Return the number of tokens of each of some rows, summed over the columns: int64 [N] -> int64 [N]."""
         return sum((column.lengths(rows) for column in self.columns), np.zeros(len(rows), np.int64))
-
-    def ids(self, rows: np.ndarray) -> np.ndarray:
-        """Return a number for each sentence of some rows: int64 [N] -> int64 [N, columns].
-
-        Sentences with equal numbers are equal. The number is the hash. A sentence without a hash (``NO_KEY``) has a
-        number of its own, by which only this sentence of this row is found again, for example in a queue.
-        """
-        hashes = self.hashes[rows]
-        own = rows.astype(np.uint64)[:, None] * np.uint64(hashes.shape[1]) + np.arange(hashes.shape[1], dtype=np.uint64)
-        return np.where(hashes == NO_KEY, scramble(own, self.salt), hashes).view(np.int64)
 
 
 class DataDirectory:

@@ -20,7 +20,7 @@ from xrep.data.plan import TokenBudget
 from xrep.data.preprocess import PreprocessOptions, prepare
 from xrep.data.store import Corpus, DataDirectory, TokenColumn, gather_rows
 from xrep.errors import UserError
-from xrep.tasks.stored import StoredTask, rows_by_length
+from xrep.tasks.stored import StoredTask, ids_of, rows_by_length
 from xrep.tasks.task import ParallelTask, Pool
 from xrep.text.cleaning import HashSet
 from xrep.text.corpora import find_resource
@@ -192,7 +192,7 @@ class BitextTask(StoredTask, ParallelTask):
         """Collate (corpus, row) examples, int64 [N, 2]."""
         corpora, rows = examples.T
         starts = np.cumsum([0, *(len(pair) for pair in pairs)])
-        ids = by_group(corpora, lambda corpus, places: pairs[corpus].ids(rows[places]))
+        ids = by_group(corpora, lambda corpus, places: ids_of(pairs[corpus], rows[places]))
         known = {language: place for place, language in enumerate(self.text.languages)}
         languages = np.array([[known[language] for language in pair.names] for pair in pairs], dtype=np.int64)
         return PairBatch(

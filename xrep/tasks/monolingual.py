@@ -18,7 +18,7 @@ from xrep.data.store import Corpus, gather_rows
 from xrep.data.text_store import TextOptions, packed, prepare_text
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, rows_by_length
+from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, ids_of, rows_by_length
 from xrep.tasks.task import Examples
 from xrep.text.sides import SHARED, Tokenizers
 
@@ -198,7 +198,7 @@ class MonolingualTask(StoredTask):
         """Return the concatenated tokens and the lengths of the sentences ``ahead`` of each example's first one, and
         their ids."""
         own = by_group(corpora, lambda corpus, places: examples.rows(corpus, rows[places])) + ahead
-        ids = by_group(corpora, lambda corpus, places: examples.splits[corpus].ids(own[places])[:, 0])
+        ids = by_group(corpora, lambda corpus, places: ids_of(examples.splits[corpus], own[places])[:, 0])
         columns = [split.source for split in examples.splits]
         return gather_rows(columns, corpora, own, self.config.max_length - 2), ids
 

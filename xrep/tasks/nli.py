@@ -16,7 +16,7 @@ from xrep.data.nli_store import NliOptions, prepare_nli
 from xrep.data.order import ExampleOrder
 from xrep.data.store import Corpus
 from xrep.data.stream import Plan
-from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, rows_by_length
+from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, ids_of, rows_by_length
 from xrep.tasks.task import Examples
 from xrep.text.languages import canonical
 from xrep.text.nli_readers import LABELS
@@ -164,7 +164,7 @@ class NliTask(StoredTask):
             (source, target),
             torch.from_numpy(places),
             torch.from_numpy(split.arrays["labels"][rows]),
-            torch.from_numpy(split.ids(rows)),
+            torch.from_numpy(ids_of(split, rows)),
             torch.from_numpy(rows),
             torch.from_numpy(known[split.arrays["languages"][rows]]),
         )

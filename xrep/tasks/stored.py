@@ -13,10 +13,12 @@ import numpy as np
 
 from xrep.data.order import ExampleOrder
 from xrep.data.plan import TokenBudget, check_size, mean_size, plan_batches
-from xrep.data.store import TOKENIZER_DIRECTORY, DataDirectory
+from xrep.data.store import TOKENIZER_DIRECTORY, Corpus, DataDirectory
 from xrep.data.stream import Plan
 from xrep.errors import UserError
+from xrep.hashing import scramble
 from xrep.tasks.task import Task
+from xrep.text.cleaning import NO_KEY
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, open_tokenizers, same_tokenizer, tokenizer_of
 
 VALIDATION_BATCH_SIZE = 128
@@ -82,6 +84,17 @@ class StoredTask(Task):
     @abstractmethod
     def _describe(self, corpus: int, row: int) -> str:
         """Return a training example as text."""
+
+
+def ids_of(corpus: Corpus, rows: np.ndarray) -> np.ndarray:
+    """Return a number for each sentence of some rows: int64 [N] -> int64 [N, columns].
+
+    Sentences with equal numbers are equal. The number is the hash. A sentence without a hash (``NO_KEY``) has a number
+    of its own, by which only this sentence of this row is found again, for example in a queue.
+    """
+    hashes = corpus.hashes[rows]
+    own = rows.astype(np.uint64)[:, None] * np.uint64(hashes.shape[1]) + np.arange(hashes.shape[1], dtype=np.uint64)
+    return np.where(hashes == NO_KEY, scramble(own, corpus.salt), hashes).view(np.int64)
 
 
 def rows_by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
