@@ -20,7 +20,7 @@ from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.frozen_source import FrozenSource
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch
-from xrep.kernels.processor import fast_float32_is_exact
+from xrep.kernels.processor import fast_float32_is_exact, multiplies_bfloat16
 from xrep.models.dual_encoder import DualEncoder
 
 aten = torch.ops.aten
@@ -127,6 +127,8 @@ class NoWaiting(TorchDispatchMode):
     FORBIDDEN = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.repeat_interleave)
 
     def __enter__(self):
+        for ask in (fast_float32_is_exact, multiplies_bfloat16):  # the first products of a process do so, and read
+            ask()
         self._on_gpu = patch("xrep.kernels.pair_sweep._are_small", return_value=False)  # lengths are read on CPUs alone
         self._on_gpu.start()
         return super().__enter__()
@@ -148,7 +150,6 @@ class NoWaiting(TorchDispatchMode):
 def test_a_step_does_not_wait_for_the_device(text, make_batch, name: str, towers: str) -> None:
     model, criterion = make(text, name, towers=towers, projection_size=20)
     planned = [plan(criterion, batch).to("cpu") for batch in make_batches(make_batch)]
-    fast_float32_is_exact()  # the first product of a process reads how exact it is
     with NoWaiting():
         for each in planned:
             loss = criterion(model, each)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.closeness import assert_near
 from tests.corpus import sentence_pairs
 from tests.planning import loss_of, sizes_of
 from xrep.criteria.dual_moco import DualMoco
@@ -128,13 +129,12 @@ def test_steps_equal_the_simulation(text, make_batch, options: dict) -> None:
 
     losses = train(model, criterion, groups)
 
-    exactness = 4e-5 if widths else 5e-6  # the gradients of more losses are larger
     assert (expected[0] == losses[0] == 0) == bool(size) and expected[-1] > 0.5
     assert losses == pytest.approx(expected, rel=1e-5)
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.double(), weights[f"base.{name}"], rtol=0, atol=exactness)
+        assert_near(parameter, weights[f"base.{name}"], 2e-5, name)
     for name, parameter in criterion.momentum_encoder.model.named_parameters():
-        torch.testing.assert_close(parameter.double(), weights[f"slow.{name}"], rtol=0, atol=exactness)
+        assert_near(parameter, weights[f"slow.{name}"], 2e-5, name)
         assert parameter.grad is None and not parameter.requires_grad
     assert max(float((weights[f"base.{name}"] - start[name]).abs().max()) for name in start) > 0.01
     assert not any(buffer.requires_grad for buffer in criterion.buffers())

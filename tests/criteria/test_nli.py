@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.closeness import assert_near
 from tests.criteria.nli_batches import CRITERIA, EXACT, PARTS, SMALL, make_batches, make_task, train
 from tests.criteria.test_batches import NoWaiting
 from tests.kernels.ranks import run_ranks
@@ -48,7 +49,7 @@ def columns(model: DualEncoder, batch: NliBatch) -> list[Tensor]:
 def check_gradients(model: nn.Module, exact: nn.Module) -> None:
     for (name, mine), theirs in zip(model.named_parameters(), exact.parameters(), strict=True):
         expected = torch.zeros_like(theirs) if theirs.grad is None else theirs.grad
-        torch.testing.assert_close(mine.grad.double(), expected, rtol=1e-4, atol=1e-4, msg=name)
+        assert_near(mine.grad, expected, 5e-5, name)
 
 
 @pytest.mark.parametrize("towers", ["shared", "separate"])

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from tests.closeness import assert_near
 from tests.interop.sentence_models import MAXIMUM, SENTENCES, as_batch, library, our_vectors, write_tokenizer
 from tests.nn.small_models import (
     LAYERS,
@@ -112,7 +113,7 @@ def test_first_layers_alone(tmp_path: Path, layers: int) -> None:
     assert len(theirs) == layers + 1
     copy = load(tmp_path / "out")[1]
     with torch.no_grad():
-        torch.testing.assert_close(encoder(batch, layers), theirs[-1], rtol=0, atol=1e-5)
+        assert_near(encoder(batch, layers), theirs[-1])
         assert torch.equal(copy(batch), encoder(batch, layers))
     write_huggingface(tmp_path / "again", copy, max_length=20, **IDS)
     for wrong in (-1, LAYERS + 1):
@@ -204,7 +205,7 @@ def test_the_vectors_of_sentence_transformers(
     found = our_vectors(pretrained, copy, batch)
     assert found.shape == (len(SENTENCES), size or 32)
     assert F.cosine_similarity(found, expected).min() > 0.9999
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_near(found, expected)
     assert torch.equal(our_vectors(pretrained, encoder, batch), found)
     dense = pretrained.projection
     assert (dense is None) == (projection is None)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.closeness import assert_near
 from tests.interop.sentence_models import MAXIMUM, SENTENCES, as_batch, library, our_vectors, write_tokenizer
 from tests.nn.small_models import edit_json, load, make_model, refusal
 from tests.planning import token_batch
@@ -68,7 +69,7 @@ def test_the_same_vectors(source: Path, tmp_path: Path, pooling: str, dense: Any
     batch = as_batch(write_tokenizer(tmp_path), SENTENCES)
     assert batch.tokens.size(1) == MAXIMUM and batch.is_padded
     expected = torch.from_numpy(theirs.encode(SENTENCES))
-    torch.testing.assert_close(our_vectors(pretrained, encoder, batch), expected, rtol=0, atol=1e-5)
+    assert_near(our_vectors(pretrained, encoder, batch), expected)
 
 
 def test_the_old_layout(whole: Path, tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_the_old_layout(whole: Path, tmp_path: Path) -> None:
     assert (pretrained.pooling, pretrained.normalize) == ("max", True)
     theirs = torch.from_numpy(library.SentenceTransformer(str(tmp_path)).encode(SENTENCES))
     batch = as_batch(write_tokenizer(tmp_path / "tokenizer"), SENTENCES)
-    torch.testing.assert_close(our_vectors(pretrained, encoder, batch), theirs, rtol=0, atol=1e-5)
+    assert_near(our_vectors(pretrained, encoder, batch), theirs)
 
 
 MODULE = "sentence_transformers.models."
@@ -226,10 +227,7 @@ def test_real_models(name: str, pooling: str | None, normalize: bool | None, lay
         states = model(**encoded, output_hidden_states=True).hidden_states
         for number, expected in enumerate(states):
             expected = expected * batch.mask.unsqueeze(-1)
-            # Some of their token vectors have lengths of several tens.
-            torch.testing.assert_close(
-                encoder(batch, number), expected, rtol=0, atol=1e-5 * float(expected.abs().max())
-            )
+            assert_near(encoder(batch, number), expected)  # some of the token vectors have lengths of several tens
     assert len(states) == layers + 1
     if pooling is not None:
         theirs = torch.from_numpy(library.SentenceTransformer(str(directory)).encode(sentences))

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import profile
 
+from tests.closeness import error
+
 Results = dict[str, Tensor]
 
 TOLERANCES = {torch.float32: 5e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -44,14 +46,6 @@ def differentiate(
 
 def in_type(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> Results:
     return {name: tensor.to(dtype) for name, tensor in inputs.items()}
-
-
-def error(found: Tensor, exact: Tensor, smallest: float = 1e-3) -> float:
-    """Return the largest difference in units of the largest exact entry, or of ``smallest`` if that is larger."""
-    assert found.shape == exact.shape
-    if not exact.numel():
-        return 0.0
-    return float((found.detach().double() - exact).abs().max() / exact.abs().max().clamp(min=smallest))
 
 
 def assert_as_exact(

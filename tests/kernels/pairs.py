@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.closeness import error
 from xrep.kernels import chunked_steps
 
 Results = dict[str, Tensor]
@@ -38,14 +39,6 @@ def differentiate(
     (losses * weights.to(losses.dtype)).sum().backward()
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
     return dict(zip(("loss", "x", "y", "tau"), (losses.detach(), *gradients), strict=True))
-
-
-def error(found: Tensor, exact: Tensor, unit: float = 1e-3) -> float:
-    """Return the largest difference in units of the largest exact entry, or of ``unit`` if that is larger."""
-    assert found.shape == exact.shape
-    if not exact.numel():
-        return 0.0
-    return float((found.double() - exact).abs().max() / exact.abs().max().clamp(min=unit))
 
 
 def check(found: Results, plain: Results, exact: Results, slack: dict[str, float], units: dict[str, float]) -> None:

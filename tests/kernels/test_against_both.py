@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.closeness import assert_near
 from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
 
 
@@ -26,7 +27,7 @@ def test_loss_gradient_and_correctness(tau: float, sizes: tuple[int, int], dtype
         results.append([found.loss, *torch.autograd.grad(found.loss.sum(), [query, theta]), found.correct])
     exact = dtype == torch.float64
     for expected, mine in zip(*results, strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-11 if exact else 2e-5, atol=1e-13 if exact else 1e-5)
+        assert_near(mine, expected, 1e-12 if exact else 1e-5)
 
 
 def test_losses_that_are_large_and_tiny() -> None:

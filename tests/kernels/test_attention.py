@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.closeness import assert_near
 from xrep.kernels import attention as module
 from xrep.kernels.attention import attention, cached_attention
 
@@ -40,7 +41,7 @@ def test_attention_of_hypotheses_to_shared_keys_equals_torch(dtype, masked: bool
     given = mask.expand(-1, 3, -1, -1).flatten(0, 1) if masked else None
     wide = q.double(), keys.double(), values.double()
     expected = F.scaled_dot_product_attention(*wide, attn_mask=mask.double() if masked else None)
-    tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 3e-2}[dtype]
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2}[dtype]
     found = cached_attention(q, keys, values, given)
     assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
+    assert_near(found, expected, tolerance)

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests.closeness import assert_near
 from xrep.kernels import chunked_steps, paths, precision
 from xrep.kernels.first_use import kernel_problem
 from xrep.kernels.paths import describe, path_for, set_path, steps_for, triton_problem, use_path
@@ -212,5 +213,5 @@ def test_products_with_and_without_a_place_to_put_them(dtype: torch.dtype) -> No
     precision.multiply_add(total, a, b)
     for found, truth in ((precision.multiply(a, b), exact), (place[3:12], exact), (total, 2 * exact)):
         assert found.dtype == dtype
-        torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-5)
+        assert_near(found, truth)
     assert place[:3].isnan().all() and place[12:].isnan().all()

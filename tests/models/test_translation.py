@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.closeness import assert_near
 from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
 from tests.translators import make_translator, write_translator
@@ -73,7 +74,7 @@ def test_steps_equal_the_whole(text, make_batch, norm: str, tie: str, bias: bool
         steps = stepped(model, batch, languages)
     real = torch.arange(steps.size(1)) < (batch.target.lengths - 1).unsqueeze(1)
     assert labels.tolist() == batch.target.tokens[:, 1:][real].tolist()
-    torch.testing.assert_close(steps[real], logits, rtol=0, atol=1e-5)
+    assert_near(steps[real], logits)
 
 
 def test_a_translation_does_not_depend_on_the_batch(text, make_batch) -> None:
@@ -82,7 +83,7 @@ def test_a_translation_does_not_depend_on_the_batch(text, make_batch) -> None:
     with torch.no_grad():
         together, _ = teacher_forced(model, batch, languages)
         ones = [teacher_forced(model, batch.rows(i, i + 1), languages[:1])[0] for i in range(len(batch))]
-    torch.testing.assert_close(together, torch.cat(ones), rtol=0, atol=1e-5)
+    assert_near(together, torch.cat(ones))
 
 
 def test_sentences_leave(text, make_batch) -> None:
@@ -94,7 +95,7 @@ def test_sentences_leave(text, make_batch) -> None:
     every.next(tokens, parents), some.next(tokens, parents)
     some.keep(rows)
     expected, found = every.next(tokens, parents)[rows], some.next(tokens[rows], parents[rows])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert_near(found, expected, 2e-6)
 
 
 def test_the_semantic_bias_is_a_scaled_cosine(text, make_batch) -> None:
@@ -115,7 +116,7 @@ def test_the_semantic_bias_is_a_scaled_cosine(text, make_batch) -> None:
             torch.testing.assert_close(found, without + scale * of_token, rtol=0, atol=1e-9)
             first = model.begin(batch.source, languages).next()[:, 0]
             ahead = (batch.target.lengths - 1).cumsum(0) - (batch.target.lengths - 1)
-            torch.testing.assert_close(first.double(), found[ahead], rtol=0, atol=1e-5)
+            assert_near(first, found[ahead])
 
 
 def test_gradients_reach_every_parameter(text, make_batch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.closeness import assert_near
 from tests.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.interop.pretrained import Pretrained, read_pretrained
@@ -85,7 +86,7 @@ def load(directory: Path, layers: int | None = None) -> tuple[Pretrained, Transf
 def assert_same(encoder: TransformerEncoder, theirs: list[Tensor], batch: TokenBatch) -> None:
     assert len(encoder.layers) == len(theirs) - 1
     for number, expected in enumerate(theirs):
-        torch.testing.assert_close(encoder(batch, number), expected, rtol=0, atol=1e-5)
+        assert_near(encoder(batch, number), expected)
 
 
 def edit_json(path: Path, **changes: Any) -> None:

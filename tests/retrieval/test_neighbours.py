@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.closeness import assert_near
 from xrep.retrieval import neighbours as module
 from xrep.retrieval import screening
 from xrep.retrieval.neighbours import Neighbours, neighbours, normalize_rows
@@ -27,8 +28,8 @@ def assert_same(found: Neighbours, expected: Neighbours) -> None:
     assert found.xy.dtype == found.yx.dtype == np.int64
     np.testing.assert_array_equal(found.xy, expected.xy)
     np.testing.assert_array_equal(found.yx, expected.yx)
-    np.testing.assert_allclose(found.xy_similarity, expected.xy_similarity, atol=1e-6)
-    np.testing.assert_allclose(found.yx_similarity, expected.yx_similarity, atol=1e-6)
+    assert_near(found.xy_similarity, expected.xy_similarity, 2e-6)
+    assert_near(found.yx_similarity, expected.yx_similarity, 2e-6)
 
 
 @pytest.mark.slow
@@ -88,8 +89,8 @@ def test_screened_neighbours_are_exact(screened: list[bool], seed: int, lengths:
         (found.xy, found.xy_similarity, expected.xy_similarity, similarity),
         (found.yx, found.yx_similarity, expected.yx_similarity, similarity.T),
     ):  # float32 cannot tell which of two neighbours is nearer if they differ by less than 1e-6
-        np.testing.assert_allclose(mine, exact, atol=3e-6)
-        np.testing.assert_allclose(np.take_along_axis(whole, index, 1), exact, atol=3e-6)
+        assert_near(mine, exact, 2e-6)
+        assert_near(np.take_along_axis(whole, index, 1), exact, 2e-6)
         assert all(len(set(row)) == 4 for row in index.tolist())
     assert screened == [True] * 9
 

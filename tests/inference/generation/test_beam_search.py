@@ -43,7 +43,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_true_best(form: str, penalty: floa
         for row, best in enumerate(search(model, source, first(3), options)):
             expected = best_of_all(model, source_key(source, row), options)[:8]
             assert [h.tokens for h in best] == [words for _, words in expected]
-            assert [h.score for h in best] == pytest.approx([score for score, _ in expected], abs=1e-5)
+            assert [h.score for h in best] == pytest.approx([score for score, _ in expected], rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("beam", [1, 2, 3, 5])
@@ -57,7 +57,7 @@ def test_narrow_beams_follow_the_rule(beam: int, eos: float) -> None:
             for row, best in enumerate(search(model, source, first(12), options)):
                 expected = plain_search(model, source_key(source, row), options)
                 assert [h.tokens for h in best] == [words for _, words in expected]
-                assert [h.score for h in best] == pytest.approx([score for score, _ in expected], abs=1e-5)
+                assert [h.score for h in best] == pytest.approx([score for score, _ in expected], rel=1e-5, abs=1e-5)
 
 
 def test_greedy_search_takes_the_likeliest_token_each_time() -> None:
@@ -84,8 +84,8 @@ def test_scores_are_those_of_the_tokens() -> None:
                 words = (*hypothesis.tokens, 3)
                 key = source_key(source, row)
                 follow = [model.log_probabilities(key, words[:place])[word] for place, word in enumerate(words)]
-                assert hypothesis.token_scores == pytest.approx(follow, abs=1e-5)
-                assert sum(follow) / options.penalty(len(words)) == pytest.approx(hypothesis.score, abs=1e-5)
+                assert hypothesis.token_scores == pytest.approx(follow, rel=1e-5, abs=1e-5)
+                assert sum(follow) / options.penalty(len(words)) == pytest.approx(hypothesis.score, rel=1e-5, abs=1e-5)
 
 
 def test_the_language_reaches_the_model() -> None:
@@ -138,7 +138,7 @@ def test_no_ngram_is_repeated() -> None:
         for row, best in enumerate(bound):
             words = (*best[0].tokens, 3)
             follow = [model.log_probabilities(source_key(source, row), words[:n])[word] for n, word in enumerate(words)]
-            assert best[0].token_scores == pytest.approx(follow, abs=1e-5)
+            assert best[0].token_scores == pytest.approx(follow, rel=1e-5, abs=1e-5)
 
 
 def test_no_translation_is_shorter_or_longer_than_asked() -> None:
@@ -200,8 +200,8 @@ def test_steps_with_a_cache_score_as_the_whole_model_does(
                 follow = (logits if whole.bias is None else logits + whole.bias[whole.sentences]).log_softmax(1)
             assert (whole.bias is not None) == semantic_bias
             expected = follow.gather(1, whole.labels.unsqueeze(1)).squeeze(1).tolist()
-            assert hypothesis.token_scores == pytest.approx(expected, abs=2e-6, rel=5e-7)
-            assert hypothesis.score == pytest.approx(sum(expected) / options.penalty(len(expected)), abs=1e-5)
+            assert hypothesis.token_scores == pytest.approx(expected, rel=1e-5, abs=1e-5)
+            assert hypothesis.score == pytest.approx(sum(expected) / options.penalty(len(expected)), rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.slow

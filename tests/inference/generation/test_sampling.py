@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 
 from tests.inference.generation.toys import WORDS, ToyModel, source_key, sources_of
@@ -55,8 +56,8 @@ def test_scores_are_the_models_own(make_model: Callable[..., Translation]) -> No
         for hypothesis in drawn:
             words = (*hypothesis.tokens, 3)
             follow = [model.log_probabilities(source_key(source, row), words[:n])[word] for n, word in enumerate(words)]
-            assert max(abs(a - b) for a, b in zip(hypothesis.token_scores, follow, strict=True)) < 1e-5
-            assert abs(hypothesis.score - sum(follow) / len(words) ** 0.5) < 1e-5
+            assert hypothesis.token_scores == pytest.approx(follow, rel=1e-5, abs=1e-5)
+            assert hypothesis.score == pytest.approx(sum(follow) / len(words) ** 0.5, rel=1e-5, abs=1e-5)
 
 
 def test_one_candidate_is_greedy_search() -> None:
