@@ -144,3 +144,18 @@ def test_all_problems_of_all_parts_are_told_together(tmp_path):
 )  # fmt: skip
 def test_what_parts_may_not_be(tmp_path, text, message):
     assert problems(layer(tmp_path, text)) == [message]
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    ("size: small", (64, 4096, 0.997, 0.5)),
+    ("trainer: {device: cpu}", (64, 4096, 0.997, 0.5)),  # its size is small, too
+    ("size: base", (64, 409_600, 0.999, 0.5)),
+    ("size: small\nmodel: {layers: 2}", (64, 409_600, 0.999, 0.5)),  # a size that is given by number
+])  # fmt: skip
+def test_a_size_reaches_the_criteria_of_parts(tmp_path, options, expected):
+    """Below what a part or an upper layer says itself."""
+    command = ("command line", {"parts": {"dual_moco": {"criterion": {"momentum": 0.5}}}})
+    criteria = compose([layer(tmp_path, TEXT + options), command]).configs["criterion"].parts
+    first, second, rank = (part.config for part in criteria)
+    assert (first.queue_size, second.queue_size, second.momentum, first.momentum) == expected
+    assert rank.temperature == 0.1

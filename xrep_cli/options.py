@@ -44,6 +44,8 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.[\w-]+)*)=(.*)", re.DOTALL)
 """``section.option=value`` (``./a=b`` and ``../a=b`` are paths)."""
 OF_A_STAGE = re.compile(r"^stages\.\w+\.")
 """The beginning of the key of an option that is given to one stage alone."""
+_VALIDATE_WITH = re.compile(r"(?:(?:stages\.(\w+)\.)?validation\.)?validate[_-]with")
+"""The key of the option that chooses the validation ``several``, too, unless another is named."""
 DEMO_RECIPE = Path(str(importlib.resources.files("xrep"))) / "recipes" / "demo.yaml"
 """The options of a run for which no data is named."""
 METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "STR", list[str]: "A,B,...", list[float]: "X,Y,..."}
@@ -137,7 +139,7 @@ def _first_look(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
     selected: dict[str, Any] = {}
     files: dict[str, list[str]] = {"config": [], "plugin": []}
     for form, name, value in _words(
-        argv, lambda name: name not in FILES and not _selected_section(name) and not _is_several(name)
+        argv, lambda name: name not in FILES and not _selected_section(name) and not _VALIDATE_WITH.fullmatch(name)
     ):
         if not value:
             continue
@@ -147,14 +149,10 @@ def _first_look(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
             files["config"].append(value)
         elif path := _selected_section(name):
             _place(selected, [*path, "name"], value)
-        elif _is_several(name):
-            selected.setdefault("validation", {"name": "several"})
+        elif match := _VALIDATE_WITH.fullmatch(name):
+            run = selected.setdefault("stages", {}).setdefault(match[1], {}) if match[1] else selected
+            run.setdefault("validation", {}).setdefault("name", "several")
     return selected, files
-
-
-def _is_several(key: str) -> bool:
-    """Return whether a key is the one that chooses the validation ``several`` unless another is named."""
-    return key.replace("-", "_") in ("validate_with", "validation.validate_with")
 
 
 def _selected_section(key: str) -> list[str] | None:

@@ -12,6 +12,7 @@ import torch
 from tests.corpus import sentence_pairs
 from tests.fixtures import data_directory as data_directory
 from tests.runs import compose_run, options
+from xrep.config import compose, compose_course
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import ConfigError
 from xrep.registry import VALIDATORS
@@ -69,6 +70,43 @@ def test_one_of_them_chooses_the_best_checkpoint(
     )
 
 
+STAGES = """
+task: {name: bitext, data: x}
+criterion: translation_ranking
+validation: loss
+stages: [{name: one, validation: {validate_with: [sts, loss], best_by: loss}}, {name: two}]
+"""
+
+
+@pytest.mark.parametrize("place", ["option", "assignment", "file", "stages", "stage on the command line"])
+def test_each_way_of_giving_validate_with_chooses_it(place: str, tmp_path: Path) -> None:
+    """As for every option: --validate-with, validation.validate_with=, or a YAML file, also over a named validation."""
+    files = {
+        "below.yaml": "validation: loss",
+        "file.yaml": "validation: {validate_with: [sts, loss], best_by: loss}",
+        "stages.yaml": STAGES,
+        "plain.yaml": STAGES.replace(", validation: {validate_with: [sts, loss], best_by: loss}", ""),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    single = ["x", "--task", "bitext", "--criterion", "translation_ranking", "--config", str(tmp_path / "below.yaml")]
+    given = {
+        "option": [*single, "--validate-with", "sts,loss", "--best-by", "loss"],
+        "assignment": [*single, "validation.validate_with=[sts,loss]", "validation.best_by=loss"],
+        "file": [*single, "--config", str(tmp_path / "file.yaml")],
+        "stages": ["--config", str(tmp_path / "stages.yaml")],
+        "stage on the command line": [
+            *("--config", str(tmp_path / "plain.yaml"), "--stages.one.validation.validate-with", "sts,loss"),
+            "stages.one.validation.best_by=loss",
+        ],
+    }
+    line = parse(given[place])
+    first, *others = compose_course(line.layers, line.problems)
+    options = first.values["validation"]
+    assert (options["name"], options["validate_with"], options["best_by"]) == ("several", ["sts", "loss"], "loss")
+    assert all(run.values["validation"]["name"] == "loss" for run in others)
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
@@ -80,8 +118,6 @@ def test_one_of_them_chooses_the_best_checkpoint(
     ],
 )
 def test_what_cannot_be_chosen(given: list[str], problem: str) -> None:
-    from xrep.config import compose
-
     line = parse(["x", "--task", "bitext", "--criterion", "translation_ranking", *given])
     with pytest.raises(ConfigError) as caught:
         compose(line.layers, line.problems)

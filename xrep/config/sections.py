@@ -186,14 +186,17 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
     """Expand the short forms of a layer.
 
-    ``task: bitext`` becomes ``task: {name: bitext}``; ``batch_size`` of a part becomes that of its task; a part without
-    a name is named after its criterion (``dual_moco``, the next one ``dual_moco_2``), a stage after its number (``1``,
-    ``2``).
+    ``task: bitext`` becomes ``task: {name: bitext}``; ``validate_with`` chooses the validation ``several`` unless
+    another is named; ``batch_size`` of a part becomes that of its task; a part without a name is named after its
+    criterion (``dual_moco``, the next one ``dual_moco_2``), a stage after its number (``1``, ``2``).
     """
     expanded: dict[str, Any] = {str(key): value for key, value in values.items()}
     for kind in DEFAULT_NAMES:
         if isinstance(expanded.get(kind), str):
             expanded[kind] = {"name": expanded[kind]}
+    validation = expanded.get("validation")
+    if isinstance(validation, Mapping) and "validate_with" in validation:
+        expanded["validation"] = {"name": "several", **validation}
     for key, each in (("parts", _expand_part), ("stages", expand)):
         items = expanded.get(key)
         if isinstance(items, list):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from xrep.config.fields import read_fields
-from xrep.config.sections import merge, sections_of
+from xrep.config.sections import OF_A_PART, SECTIONS, merge, sections_of
 
 _NAMES = ("layers", "hidden_size", "heads", "feedforward_size")
 _NUMBERS = {
@@ -47,13 +47,33 @@ def with_size(values: Mapping[str, Any]) -> dict[str, Any]:
         chosen = merge(chosen, _TRAINING)
         if all(trainer.get(bound) is None for bound in _BOUNDS):
             chosen["trainer"] = {"max_epochs": _EPOCHS}
-    layer: dict[str, Any] = {}
+    layer: dict[str, dict[str, Any]] = {}
     for section in sections_of(values):
-        if section.is_chosen and section.key == section.kind:
+        if section.is_chosen:
             options = {**chosen.get(section.kind, {}), **chosen.get(f"{section.kind} {section.name}", {})}
             known = {spec.name for spec in read_fields(section.key, section.options)} if options else {}
             layer[section.key] = {name: value for name, value in options.items() if name in known}
-    return {**merge(layer, values), "size": size}
+    sized = merge({key: own for key, own in layer.items() if key in SECTIONS}, values)
+    if isinstance(values.get("parts"), list):
+        sized["parts"] = [_over_its_size(part, layer) for part in values["parts"]]
+    return {**sized, "size": size}
+
+
+def _over_its_size(part: Any, layer: Mapping[str, Any]) -> Any:
+    """Return one of several parts with the values of ``layer``, by the keys of sections, below its own."""
+    if not isinstance(part, Mapping):
+        return part
+    keys = {kind: f"parts.{part['name']}.{kind}" for kind in OF_A_PART}
+    return merge({kind: layer[key] for kind, key in keys.items() if key in layer}, part)
+
+
+def without_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resolved values of a run without those sizes of encoders that its ``size`` stands for."""
+    numbers = dict(zip(_NAMES, _NUMBERS.get(str(values.get("size")), ()), strict=False))
+    model = values.get("model")
+    if not isinstance(model, Mapping):
+        return dict(values)
+    return {**values, "model": {key: value for key, value in model.items() if numbers.get(key, ...) != value}}
 
 
 def is_small(values: Mapping[str, Any]) -> bool:
