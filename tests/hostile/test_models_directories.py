@@ -180,7 +180,6 @@ FORGED: dict[str, tuple[Change, str]] = {
     "model is text": (option("x", "model"), "config.yaml: no name of a model"),
     "name": (option(3, "model", "name"), "config.yaml: no name of a model"),
     "unknown model": (option("x", "model", "name"), "its model 'x' is not known here"),
-    "unknown option": (option(1, "model", "x"), "config.yaml: model has an unknown key 'x'"),
     "option's type": (option("many", "model", "layers"), "config.yaml: model.layers is 'many', not an integer"),
     "option's value": (option(-1, "model", "layers"), "config.yaml: model: layers must be at least 1, not -1"),
     "pooled layer": (option(99, "model", "pooled_layer"), "the source tower has 1 layers"),

@@ -194,7 +194,7 @@ def test_what_counts_as_finished(course, tmp_path) -> None:
     last = tmp_path / "moco" / "last"
     last.mkdir(parents=True)
     good = {"summary.json": '{"steps": 12}', "last/manifest.json": '{"step": 12}', "last/config.yaml": run.to_yaml()}
-    bad = {"summary.json": '{"steps": 9}', "last/manifest.json": "[]", "last/config.yaml": run.to_yaml() + "x: 1\n"}
+    bad = {"summary.json": '{"steps": 9}', "last/manifest.json": "[]", "last/config.yaml": run.to_yaml() + "seed: 9\n"}
     for wrong in itertools.chain([None], good):
         for name, text in good.items():
             (tmp_path / "moco" / name).write_text(bad[name] if name == wrong else text)

@@ -17,6 +17,7 @@ from xrep.registry import REGISTRIES, described, load_target, suggestion
 
 MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
 """The task and the criterion of a run with several parts, which combine those of the parts."""
+_TOP_KEYS = [*SECTIONS, *TOP_LEVEL, "parts", "mixing"]
 
 
 @dataclass(frozen=True)
@@ -101,22 +102,36 @@ def resolve(merged: Mapping[str, Any], problems: list[str], stage: str = "") -> 
     resolved = {section.key: _resolve(section, own) for section in sections_of(merged)}
     run = None
     if not own:
-        top, parts = resolved.pop(""), []
-        for name in (part["name"] for part in parts_of(merged)):
-            task_and_criterion = {kind: resolved.pop(f"parts.{name}.{kind}") for kind in OF_A_PART}
-            parts.append({"name": name, **task_and_criterion, **resolved.pop(f"parts.{name}")})
-        several = {"parts": parts, "mixing": top["mixing"]} if parts else {}
-        run = RunConfig({**several, **resolved, **top}, stage)
-        if parts:
+        run = RunConfig(assembled(merged, resolved), stage)
+        if parts_of(merged):
             own = run.configs["criterion"].problems()
     problems += own
     return None if own else run
 
 
+def assembled(merged: Mapping[str, Any], resolved: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the values of a run as nested values, from those of each of its sections.
+
+    Args:
+        merged: Values whose parts say their names and their order.
+        resolved: Values of each section by its key; it is emptied of those of parts.
+    """
+    top, parts = resolved.pop(""), []
+    for name in (part["name"] for part in parts_of(merged)):
+        task_and_criterion = {kind: resolved.pop(f"parts.{name}.{kind}") for kind in OF_A_PART}
+        parts.append({"name": name, **task_and_criterion, **resolved.pop(f"parts.{name}")})
+    several = {"parts": parts, "mixing": top["mixing"]} if parts else {}
+    return {**several, **resolved, **top}
+
+
+def unknown_sections(values: Mapping[str, Any]) -> list[str]:
+    """Return the keys at the top that are none of a configuration."""
+    return [key for key in values if key not in _TOP_KEYS]
+
+
 def _problems_of_form(values: Mapping[str, Any]) -> list[str]:
     several = "parts" in values
-    known = [*SECTIONS, *TOP_LEVEL, "parts", "mixing"]
-    problems = [f"unknown section {shown(key)}; {suggestion(key, known)}" for key in values if key not in known]
+    problems = [f"unknown section {shown(key)}; {suggestion(key, _TOP_KEYS)}" for key in unknown_sections(values)]
     mappings = [(key, values[key]) for key in SECTIONS if key in values]
     parts = parts_of(values) if several else []
     mappings += [(f"parts.{part['name']}.{kind}", part[kind]) for part in parts for kind in OF_A_PART if kind in part]

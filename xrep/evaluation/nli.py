@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from xrep.config import still_known
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Loaded, check_languages, encode_columns
@@ -21,7 +22,7 @@ from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, Over
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import choose_languages
 from xrep.metrics.bootstrap import resampled_shares
-from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
+from xrep.models.directory import CONFIG, CRITERION, MANIFEST, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep.text.languages import canonical, check_language, name
 from xrep.text.nli_readers import Example, NliFile, discover_nli_test, read_nli
@@ -166,7 +167,8 @@ def load_classifier(encoder: Encoder, part: str | None = None) -> Nli:
         raise UserError(f"has several classifiers ({names})", path=encoder.path, cure="choose one with `part`")
     ((prefix, values),) = classifiers.items()
     kind = CRITERIA.load(values.pop("name"))
-    classifier = kind(kind.Config(**values), encoder.encoder.model, checkpoint.text)
+    options = still_known(kind.Config, values, checkpoint.path / CONFIG, f"{prefix}criterion")
+    classifier = kind(kind.Config(**options), encoder.encoder.model, checkpoint.text)
     own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
     classifier.load_state_dict(own)
     return classifier.eval()

@@ -30,6 +30,7 @@ from typing import Any, Literal
 import numpy as np
 
 import xrep
+from xrep.config import still_known
 from xrep.errors import UserError
 from xrep.files import check_new_directory, check_output, check_regular, exchange, flush_to_disk, naming, write_json
 from xrep.inference.encoding import encode_file
@@ -158,6 +159,8 @@ def _read_manifest(path: Path) -> tuple[Manifest, str]:
         raise UserError(problem, path=path, cure="use the version that wrote it, or build it again")
     if digest != digest_of(values):
         raise UserError("damaged: the file differs from its checksum", path=file, cure="build it again")
+    if isinstance(values.get("options"), dict):
+        values["options"] = still_known(IndexOptions, values["options"], file, "options")
     try:
         manifest: Manifest = from_plain(Manifest, values, "the manifest")
     except UserError as error:

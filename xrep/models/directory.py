@@ -29,6 +29,8 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from xrep.config import still_known
+from xrep.config.fields import fields_of_class
 from xrep.config.yaml_files import excess_of
 from xrep.data.batching import TextSpec
 from xrep.data.store import TRAINING_HASHES_FILE
@@ -277,7 +279,8 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
         raise UserError(f"its model {name!r} is not known here", path=checkpoint.path, cure=cure)
     model_class = MODELS.load(name)
     with _naming(checkpoint.path / CONFIG):
-        config = from_plain(model_class.Config, values, "model")
+        known = still_known(model_class.Config, values, checkpoint.path / CONFIG, "model")
+        config = from_plain(model_class.Config, known, "model")
         if problems := config.problems():
             raise UserError(f"model: {problems[0]}", cure="use another checkpoint")
     with _naming(checkpoint.path / MANIFEST):
@@ -301,9 +304,12 @@ def _check_text(text: TextSpec) -> None:
 def fingerprint(model: Any, text: TextSpec) -> str:
     """Return a hex digest of the weights, the architecture, the data types, the options and the text specification.
 
-    It does not depend on the path of the model.
+    It depends neither on the path of the model, nor on options that have their defaults: so a new option changes no
+    digest.
     """
-    options = {name: value for name, value in vars(model.config).items() if not name.endswith("encoder")}
+    specs = [spec for spec in fields_of_class("", type(model.config)) if not spec.name.endswith("encoder")]
+    given = {spec.name: getattr(model.config, spec.name) for spec in specs}
+    options = {spec.name: given[spec.name] for spec in specs if given[spec.name] != spec.default}
     facts = [model.architecture(), text.as_dict(), options]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):

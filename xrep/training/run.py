@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from xrep import __version__
-from xrep.config import RunConfig
+from xrep.config import RunConfig, completed, say_ignored
 from xrep.criteria.criterion import Criterion, check_state
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
@@ -235,7 +235,9 @@ def _check_directory(directory: Path, run: RunConfig) -> None:
             raise UserError("is not what a run writes there", path=directory / name, cure="remove it")
     if not (directory / CONFIG).exists():
         raise UserError("is not empty and holds no run", path=directory, cure="choose another `save_dir`")
-    check_same_run(read_saved_config(directory / CONFIG), run.values, directory)
+    saved, gone = completed(read_saved_config(directory / CONFIG))
+    check_same_run(saved, run.values, directory)
+    say_ignored(gone, directory / CONFIG)
 
 
 def _saved_state(latest: Checkpoint, task: Task) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from xrep.config import RunConfig, course_directory
+from xrep.config import RunConfig, completed, course_directory
 from xrep.errors import UserError
 from xrep.files import point_link
-from xrep.models.directory import CONFIG, MANIFEST
+from xrep.models.directory import CONFIG, MANIFEST, read_saved_config
 from xrep.training.run import SUMMARY, Summary
 
 
@@ -73,6 +73,6 @@ def is_finished(run: RunConfig) -> bool:
     try:
         steps = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))["steps"]
         reached = json.loads((last / MANIFEST).read_text(encoding="utf-8"))["step"]
-        return steps == reached and (last / CONFIG).read_text(encoding="utf-8") == run.to_yaml()
-    except (OSError, ValueError, KeyError, TypeError):
+        return steps == reached and completed(read_saved_config(last / CONFIG))[0] == run.values
+    except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
