@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,8 +46,8 @@ def main(argv: Sequence[str]) -> None:
             summary = train_course(runs, functools.partial(train, world=world), world.is_main)
         finally:
             leave(world)
-    if not summary.finished and summary.signal == "SIGINT":  # after `&&`, no evaluation of half a run begins
-        raise SystemExit(130)
+    if not summary.finished:  # a scheduler does not call it completed, and no command after `&&` begins
+        raise SystemExit(128 + signal.Signals[str(summary.signal)])
 
 
 @contextmanager

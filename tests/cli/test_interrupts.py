@@ -40,14 +40,16 @@ def heed_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def press(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *calls: int) -> None:
-    """Send this process Ctrl-C at the beginning of some calls of a function, counted from 1."""
+def press(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *calls: int, number: signal.Signals = signal.SIGINT
+) -> None:
+    """Send this process Ctrl-C, or another signal, at the beginning of some calls of a function, counted from 1."""
     function, count = getattr(owner, name), [0]
 
     def interrupted(*arguments: Any, **named: Any) -> Any:
         count[0] += 1
         for _ in range(calls.count(count[0])):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return function(*arguments, **named)
 
     monkeypatch.setattr(owner, name, interrupted)
@@ -77,18 +79,23 @@ def train_line(data: Path, folder: Path) -> list[str]:
     return [str(data), *options(save_dir=folder, max_steps=8, save_every=3)]
 
 
+@pytest.mark.parametrize(
+    ("number", "name", "code"),
+    [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143), (signal.SIGUSR1, "SIGUSR1", 138)],
+)
 def test_training_saves_and_goes_on(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
+    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED, number, name: str, code: int
 ) -> None:
+    """The exit code says that the run is not finished, so that neither SLURM nor ``&&`` takes it for complete."""
     run, whole = tmp_path / "run", tmp_path / "whole"
     assert train.main(train_line(data_directory, whole)) == 0
     with monkeypatch.context() as patch:
-        press(patch, DualMoco, "forward", 5)
+        press(patch, DualMoco, "forward", 5, number=number)
         with pytest.raises(SystemExit) as stop:
             train.main(train_line(data_directory, run))
     printed = capfd.readouterr().err
-    assert stop.value.code == 130 and printed.count(NOTICE) == 1
-    assert f"stopped by Ctrl-C after step 5; the same command goes on from {run / 'last'}" in printed
+    assert stop.value.code == code and printed.count(NOTICE) == (number == signal.SIGINT)
+    assert f"stopped by {name} after step 5; the same command goes on from {run / 'last'}" in printed
     assert open_checkpoint(run / "last").step == 5
     assert train.main(train_line(data_directory, run)) == 0
     for name in ("model.safetensors", "criterion.safetensors"):

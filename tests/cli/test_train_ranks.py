@@ -167,8 +167,8 @@ def test_preempted_ranks_save_and_go_on(two_ranks: Path, data_directory: Path, t
     wait_for(run / "checkpoint-00000005", processes[0])
     processes[1].send_signal(signal.SIGUSR1)  # one killed rank is enough
     first, second = finish(processes)
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr
-    assert re.search(r"stopped by .* after step \d+; the same command goes on from ", first.stderr)
+    assert (first.returncode, second.returncode) == (128 + signal.SIGUSR1,) * 2, first.stderr
+    assert re.search(r"stopped by SIGUSR1 after step \d+; the same command goes on from ", first.stderr)
     assert open_checkpoint(run / "last").step < 20
     again = finish(start_ranks(line, line))
     assert [done.returncode for done in again] == [0, 0]

@@ -52,7 +52,7 @@ SUMMARY, DATA_STATISTICS = "summary.json", "data.json"
 @dataclass(frozen=True)
 class Summary:
     """How a run ended. ``directory`` holds ``best`` and ``last``; ``finished`` is False if it was asked to stop, by the
-    signal of that name if this process had one."""
+    signal of that name."""
 
     directory: Path
     state: TrainingState
@@ -308,7 +308,7 @@ def _warnings(task: Task, trainer: Trainer) -> list[str]:
 def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> str:
     """Write the summary of a finished run, say how it ended, and return that in a few words."""
     if not trainer.finished:
-        why = {None: "a signal to another rank", "SIGINT": "Ctrl-C"}.get(trainer.stop.signal, trainer.stop.signal)
+        why = "Ctrl-C" if trainer.stop.signal == "SIGINT" else trainer.stop.signal
         stopped = f"stopped by {why} after step {state.step}"
         trainer.progress.say(f"{stopped}; the same command goes on from {directory / 'last'}")
         return stopped

@@ -193,17 +193,20 @@ class Trainer:
                 self._meters.count(waited=time.monotonic() - before)
                 agreement = wait()
                 self.state.seconds = agreement.seconds
-                if agreement.stop:
+                if agreement.stop:  # every rank ends by the same signal, whichever of them got it
+                    self.stop.signal = next(name for name in world.gather(self.stop.signal) if name)
+                    self._record_rest()
                     self._save(best=False, final=True)
                     break
                 self._step(group, agreement, before)
                 if world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
                     self.state.seconds = world.sums([self._seconds()])[0]
                 finished = self.finished
-                self._record_if_short(finished)
+                if finished:
+                    self._record_rest()
                 best = self._validate() if finished or self._due(self.config.validate_every) else False
-                self._record_if_short(self.finished and not finished)  # it is out of patience
-                finished = self.finished
+                if finished := self.finished:  # it may be out of patience now
+                    self._record_rest()
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
                 if finished or best or self._due(self.checkpoints.config.save_every):
                     self._save(best, final=finished)
@@ -305,9 +308,10 @@ class Trainer:
         self.progress.record(self.state.step, values, "train")
         self._meters.clear()
 
-    def _record_if_short(self, finished: bool) -> None:
-        """Log the means of a run that has ended before its first record was due."""
-        if finished and self.state.step < self.run.configs["logging"].log_every:
+    def _record_rest(self) -> None:
+        """Log the means of the last steps of a run, if there are any since the last record."""
+        self._settle()
+        if self._meters.totals["pairs"]:
             self._record()
 
     def _line(self, doing: str = "") -> str:
