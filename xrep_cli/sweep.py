@@ -33,7 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
     grid = "values of an option, by its key, such as optimizer.lr=1e-4,3e-4 (repeatable)"
     parser.add_argument("--grid", metavar="KEY=A,B,...", action="append", required=True, help=grid)
     parser.add_argument("--seeds", metavar="A,B,...", help="train each combination with these seeds")
-    parser.add_argument("--parallel", metavar="N", type=int, default=1, help="number of runs that train at a time")
+    parallel = "number of runs that train at a time; they take turns at the GPUs that there are"
+    parser.add_argument("--parallel", metavar="N", type=int, default=1, help=parallel)
     parser.add_argument("--save-dir", metavar="DIR", required=True, help="folder of the runs and of the table")
     return parser
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from tests.runs import options
 from xrep.config.yaml_files import load_yaml
 from xrep.errors import UserError
 from xrep.interrupts import Interrupted
+from xrep.models.directory import open_checkpoint
 from xrep.training import sweep
 from xrep.training.sweep import ranking, run_trials, trials_of
 from xrep_cli.sweep import main
@@ -134,7 +136,66 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
     assert trials[0].log.read_text() == "so it is\n"
 
 
-def test_ctrl_c_stops_all_runs_and_starts_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_run_that_was_stopped_is_not_taken_for_a_finished_one(
+    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Somebody sends SIGTERM to a run alone, which saves and ends; its last line is told."""
+    recipe, run = write_recipe(tmp_path, data_directory, save_every=5, validate_every=0), tmp_path / "search" / "lr1e-2"
+    given = [str(recipe), "--grid", "optimizer.lr=1e-2", "--save-dir", str(tmp_path / "search")]
+
+    def stop() -> None:
+        while not (run / "last").exists():
+            threading.Event().wait(0.05)
+        os.kill(int((run / ".lock").read_text().split()[1]), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert main([*given, "--max-steps", "100000"]) == 2
+    said = capsys.readouterr().err
+    assert "1 of 1: lr1e-2: failed" in said
+    assert "1 of 1 runs failed; the first: stopped by SIGTERM after step" in said
+    assert main([*given, "--max-steps", str(open_checkpoint(run / "last").step + 1)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "parallel", "expected"),
+    [
+        (2, None, 2, {"0", "1"}),
+        (4, "7,GPU-5a,2,3", 2, {"7", "GPU-5a"}),
+        (1, "5", 2, {"5"}),
+        (1, None, 2, {"0"}),
+        (2, None, 1, {"unset"}),
+        (0, None, 2, {"unset"}),
+        (0, "", 2, {""}),
+    ],
+)
+def test_runs_that_train_at_a_time_have_gpus_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, visible: str | None, parallel: int, expected: set[str]
+) -> None:
+    """There is no GPU here, so their number is given. Each run waits until as many have started as may train at once,
+    so that the first ones train at the same time."""
+    stub(tmp_path, monkeypatch, (
+        "from pathlib import Path\n"
+        "place = Path(sys.argv[-1].split('=')[1])\n"
+        "place.touch()\n"
+        f"while len(list(place.parent.glob('*-ready'))) < {parallel}: time.sleep(0.01)\n"
+        "print(os.environ.get('CUDA_VISIBLE_DEVICES', 'unset'))"
+    ))  # fmt: skip
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    trials = trials_of({"optimizer.lr": ["1", "2", "3"]}, [], tmp_path, [])
+    trials = [replace(trial, options=[f"out={trial.directory}-ready"]) for trial in trials]
+    assert run_trials(trials, [[None]] * 3, parallel, lambda text: None) == {}  # type: ignore[list-item]
+    seen = [trial.log.read_text()[:-1] for trial in trials]
+    assert {*seen[:2]} == {*seen} == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_stops_all_runs_and_starts_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     stub(tmp_path, monkeypatch, (
         "signal.signal(signal.SIGINT, lambda *_: (print('saved'), sys.exit(130)))\n"
         "print('ready', flush=True)\n"
@@ -145,7 +206,7 @@ def test_ctrl_c_stops_all_runs_and_starts_no_other(tmp_path: Path, monkeypatch: 
     def interrupt() -> None:
         while not all(trial.log.exists() and "ready" in trial.log.read_text() for trial in trials[:2]):
             threading.Event().wait(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     # A shell that starts the tests in the background lets them ignore Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from xrep.config import RunConfig
 from xrep.errors import UserError
 from xrep.files import naming
@@ -104,33 +106,35 @@ def run_trials(
 ) -> dict[Trial, str]:
     """Train those runs that are not finished, ``parallel`` at a time; return the errors of those that failed.
 
-    What a run prints is in its log, beside its directory. Its processors are shared among the runs.
+    What a run prints is in its log, beside its directory. Processors and GPUs are shared among the runs.
 
     Args:
         courses: The stages of each trial; a run without stages is a course of one.
 
     Raises:
-        Interrupted: Ctrl-C or SIGTERM was received; the runs have saved what is done.
+        Interrupted: Ctrl-C, SIGTERM or SIGUSR1 was received; the runs have saved what is done.
     """
     waiting = [trial for trial, runs in zip(trials, courses, strict=True) if not all(map(is_finished, runs))]
     if len(waiting) < len(trials):
         say(f"{len(trials) - len(waiting)} of {len(trials)} runs are finished already")
-    threads = str(max(1, (os.cpu_count() or 1) // parallel))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ} if parallel > 1 else dict(os.environ)
+    free = _environments(parallel)
+    used: dict[Trial, dict[str, str]] = {}
     running: dict[Trial, subprocess.Popen[Any]] = {}
     failed: dict[Trial, str] = {}
     total, told = len(waiting), False
-    with StopRequest(signal.SIGTERM).watching() as stop:
+    with StopRequest(signal.SIGTERM, signal.SIGUSR1).watching() as stop:
         while (waiting and not stop.signal) or running:
             while waiting and len(running) < parallel and not stop.signal:
                 trial = waiting.pop(0)
+                used[trial] = free.pop(0)
                 command = [sys.executable, "-m", "xrep_cli.train", *trial.options]
                 with naming(trial.log), open(trial.log, "ab") as log:
                     # In a session of its own, a run gets the Ctrl-C of the terminal once, from here.
                     streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-                    running[trial] = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
+                    running[trial] = subprocess.Popen(command, **streams, env=used[trial], start_new_session=True)
             for trial in [trial for trial, process in running.items() if process.poll() is not None]:
                 code = running.pop(trial).returncode
+                free.append(used.pop(trial))
                 if code and not stop.signal:
                     failed[trial] = _last_line(trial.log) or f"ended with exit code {code}"
                 say(f"{total - len(waiting) - len(running)} of {total}: {trial.directory.name}"
@@ -143,6 +147,16 @@ def run_trials(
     if stop.signal:
         raise Interrupted("the runs saved what is done, and the same command goes on from there")
     return failed
+
+
+def _environments(parallel: int) -> list[dict[str, str]]:
+    """Return the environment of each of the runs that train at a time, with its share of the processors and its GPU."""
+    if parallel == 1:
+        return [dict(os.environ)]
+    count, given = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = (given.split(",") if given else list(map(str, range(count))))[:count]
+    shared = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // parallel)), **os.environ}
+    return [shared | ({"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} if gpus else {}) for n in range(parallel)]
 
 
 def _last_line(log: Path) -> str:
