@@ -24,9 +24,12 @@ from xrep_cli.common import (
     add_shared_options,
     check_counts,
     check_outputs,
+    choose_device,
     command_parser,
     console_script,
+    limit_kept_products,
     naming_options,
+    say_if_slow,
     write_summary,
 )
 
@@ -93,6 +96,7 @@ def build_parser(chosen: str | None = None) -> Parser:
 
 @console_script
 def main(argv: Sequence[str]) -> None:
+    limit_kept_products()
     plugins = Parser(add_help=False, allow_abbrev=False)
     add_shared_options(plugins, "--plugin")
     known, others = plugins.parse_known_args(argv)
@@ -104,6 +108,7 @@ def main(argv: Sequence[str]) -> None:
     evaluation = EVALUATIONS.load(name)
     with naming_options({field: "--" + field.replace("_", "-") for field in ("path", *options)}):
         _check(paths, json_file, options)
+        say_if_slow("xrep-eval", options.get("precision", "float32"), choose_device(None))
         own = {key: value for key, value in options.items() if key not in ("random_baseline", "resamples")}
         _measure(name, evaluation(evaluation.Config(**own)), paths, json_file, options)
 

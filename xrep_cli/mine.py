@@ -22,6 +22,7 @@ from xrep_cli.common import (
     output_file,
     parse_shard,
     print_result,
+    say_if_slow,
     values_of,
     write_summary,
 )
@@ -140,6 +141,8 @@ def _main(options: argparse.Namespace) -> None:
         sides.append(Text(name=side, lang=values[f"{side}_lang"], **files))
     needed = any(side.vectors is None for side in sides)
     encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision) if needed else None
+    if needed:
+        say_if_slow("xrep-mine", options.precision, device)
     mining = MiningOptions(**{**values_of(options, MiningOptions), "device": device})
     source, target = sides
     more = {"encoder": encoder, "shard": shard, "merged": options.merge}
@@ -176,6 +179,7 @@ def _mine_negatives(options: argparse.Namespace) -> None:
     device = choose_device(options.device)
     mining = NegativeOptions(**{**values_of(options, NegativeOptions), "device": device})
     encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
+    say_if_slow("xrep-mine", options.precision, device)
     more = {"encoder": encoder, "candidates": options.candidates and Path(options.candidates)}
     with output_file(options.output) as output:
         mined = mine_negatives(bitext, output, mining, **more, show_progress=True)

@@ -371,3 +371,21 @@ def test_help_shows_an_example_and_does_not_wait_for_torch(argv: list[str]) -> N
             and "nearest neighbour by cosine" in done.stdout
             and "--drop-overlap" in done.stdout
         )
+
+
+def test_kept_products_are_limited_before_the_first_one(
+    data: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin is imported before anything is computed; what the user has set stays as it is."""
+    torch_limit, onednn_limit = "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    (tmp_path / "asks_for_limits.py").write_text(
+        f"import os\nfound = [os.environ.get(name) for name in ({torch_limit!r}, {onednn_limit!r})]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(torch_limit, raising=False)
+    monkeypatch.setenv(onednn_limit, "77")
+    given = ["--path", str(shared), "--data", str(data), "--plugin", "asks_for_limits"]
+    assert main(["tatoeba", *given]) == 0
+    import asks_for_limits  # type: ignore[import-not-found]
+
+    assert asks_for_limits.found == ["16", "77"]

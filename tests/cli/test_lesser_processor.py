@@ -25,9 +25,9 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE
 COMMANDS = """
 import json, sys
 import torch
-from xrep_cli import encode, generate, train
+from xrep_cli import encode, eval, generate, mine, train
 
-mains = {"encode": encode.main, "generate": generate.main, "train": train.main}
+mains = {command.__name__.rpartition(".")[2]: command.main for command in (encode, eval, generate, mine, train)}
 for name, line in json.loads(sys.argv[1]):
     print(f"now {name}", file=sys.stderr, flush=True)
     if mains[name](line):
@@ -42,12 +42,20 @@ def test_commands_in_float32_and_bfloat16(data_directory: Path, tmp_path: Path) 
     source = tmp_path / "lines.txt"
     source.write_text("".join(f"{line}\n" for line in GERMAN), encoding="utf-8")
     steps = options(max_steps=3)
+    (tmp_path / "bitext.tsv").write_text("".join(f"{line}\tline {n}\n" for n, line in enumerate(GERMAN)), "utf-8")
     lines: list[tuple[str, list[object]]] = []
     for precision in ("float32", "bfloat16"):
         given = ["--input", source, "--device", "cpu", "--precision", precision]
         lines.append(("encode", ["--path", encoder, *given, "--output", tmp_path / f"{precision}.npy"]))
         searched = ["--beam", 1, "--max-length-b", 1, "--jsonl", "--output", tmp_path / f"{precision}.jsonl"]
         lines.append(("generate", ["--path", translator, *given, *searched]))
+        pairs = ["--source", source, "--source-lang", "de", "--target", source, "--target-lang", "en"]
+        bitext = ["--bitext", f"de-en={tmp_path / 'bitext.tsv'}", "--relative-margin", -9]
+        more = ["--path", encoder, *given[2:]]
+        lines.append(("mine", [*more, *pairs, "--output", tmp_path / f"{precision}.tsv"]))
+        lines.append(("mine", ["negatives", *more, *bitext, "--output", tmp_path / f"{precision}-negatives.tsv"]))
+        nearest = ["--data", source, "--query", GERMAN[0], "--precision", precision]
+        lines.append(("eval", ["neighbours", "--path", encoder, *nearest]))
         half = ["--precision", "bf16"] if precision == "bfloat16" else []  # another name of the same
         lines.append(("train", [data_directory, *steps, *half, "--save-dir", tmp_path / f"trained_{precision}"]))
     script = json.dumps([(name, [str(part) for part in line]) for name, line in lines])
@@ -60,7 +68,7 @@ def test_commands_in_float32_and_bfloat16(data_directory: Path, tmp_path: Path) 
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines()[-1] == "AVX2"
     single, half = finished.stderr.split("now encode\n")[1:]
-    assert SLOW_BFLOAT16 not in single and half.count(SLOW_BFLOAT16) == 3, "one line of each command"
+    assert SLOW_BFLOAT16 not in single and half.count(SLOW_BFLOAT16) == 6, "one line of each command"
 
     here, half_here = (SentenceEncoder.load(encoder, device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16"))
     expected = here.encode(GERMAN)
