@@ -177,7 +177,7 @@ def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path):
     one, other = contents(once.directory / "checkpoint-00000024"), contents(twice.directory / "checkpoint-00000024")
     for name in ("model.safetensors", "criterion.safetensors"):
         assert one[name] == other[name]
-    assert [record["step"] for record in records(twice.directory, "train")] == [5, 10, 15, 20]
+    assert [record["step"] for record in records(twice.directory, "train")] == [5, 10, 11, 15, 20, 24]
 
 
 def test_another_batch_size_after_resuming_misses_and_repeats_nothing(data_directory, two_terms, tmp_path):

@@ -184,10 +184,9 @@ class Trainer:
         self._started, world = time.monotonic() - self.state.seconds, self.world
         self.engine.train_mode()
         status = lambda: (self._seconds(), self.stop.signal is not None)  # noqa: E731
-        finished = self.finished
         with closing(self._groups()) as read, self.stop.watching():
             groups = agreed(read, world, self.module.criterion, status)
-            while not finished:
+            while not self.finished:
                 before = time.monotonic()
                 group, wait = next(groups)
                 self._meters.count(waited=time.monotonic() - before)
@@ -201,15 +200,14 @@ class Trainer:
                 self._step(group, agreement, before)
                 if world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
                     self.state.seconds = world.sums([self._seconds()])[0]
-                finished = self.finished
-                if finished:
+                if self.finished:
                     self._record_rest()
-                best = self._validate() if finished or self._due(self.config.validate_every) else False
-                if finished := self.finished:  # it may be out of patience now
+                best = self._validate() if self.finished or self._due(self.config.validate_every) else False
+                if self.finished:  # perhaps it is out of patience only now
                     self._record_rest()
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
-                if finished or best or self._due(self.checkpoints.config.save_every):
-                    self._save(best, final=finished)
+                if self.finished or best or self._due(self.checkpoints.config.save_every):
+                    self._save(best, final=self.finished)
             groups.close()
         return self.state
 
@@ -284,8 +282,7 @@ class Trainer:
             group["lr"] = rate * group["lr_scale"]
 
     def _failed(self, step: int, problem: str, cure: str = "") -> TrainingError:
-        last_good = self.checkpoints.last_good()
-        return TrainingError(f"step {step}: {problem}; last good checkpoint: {last_good}{cure}")
+        return TrainingError(f"step {step}: {problem}; last good checkpoint: {self.checkpoints.last_good()}{cure}")
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
