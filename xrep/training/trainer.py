@@ -190,8 +190,7 @@ class Trainer:
                 before = time.monotonic()
                 group, wait = next(groups)
                 self._meters.count(waited=time.monotonic() - before)
-                agreement = wait()
-                self.state.seconds = agreement.seconds
+                self.state.seconds = (agreement := wait()).seconds
                 if agreement.stop:  # every rank ends by the same signal, whichever of them got it
                     self.stop.signal = next(name for name in world.gather(self.stop.signal) if name)
                     self._record_rest()
