@@ -22,7 +22,7 @@ from tests.text.test_formats import (
     zipped,
     zstd_of,
 )  # fmt: skip
-from xrep.text.cleaning import load_exclusion
+from xrep.text.exclusion import load_exclusion
 from xrep.text.readers import parse_bitext, read_pairs, read_text
 
 FILES = {

@@ -12,7 +12,6 @@ from xrep.text.cleaning import (
     CleaningReport,
     HashSet,
     drop_reason,
-    load_exclusion,
     pair_hashes,
     sentence_hash,
     sentence_hashes,
@@ -141,34 +140,3 @@ def test_report_adds_up_in_its_table():
         ["b", "4", "1", "3"],
         ["total", "1,205", "2", "1,203"],
     ]
-
-
-def test_exclusion_reads_lines_and_columns_of_every_file(tmp_path):
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "x.deu").write_text("Das ist ein Test.\n...\n", encoding="utf-8")
-    (tmp_path / "deep" / "pairs.tsv").write_text("Links\tOn the left\n", encoding="utf-8")
-    (tmp_path / "README").write_text("", encoding="utf-8")
-    excluded = load_exclusion([tmp_path])
-    texts = ["DAS IST EIN TEST", "links", "On the left!", "Links\tOn the left", "...", "Ein Test"]
-    assert excluded.contains(sentence_hashes(texts)).tolist() == [True, True, True, True, False, False]
-
-
-def test_exclusion_reads_csv_and_json_lines(tmp_path):
-    (tmp_path / "sts.csv").write_text('"Ein Hund, der bellt",Ein Tier,2.0\nkaputt "\nmain\tA plane\n', encoding="utf-8")
-    values = '{"premise": "Zwei Katzen", "label": 1}\n["Drei Katzen", "x"]\n{"premise": "Vier\n'
-    with gzip.open(tmp_path / "dev.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write(values)
-    texts = ["Ein Hund, der bellt", "Ein Tier", "kaputt", "A plane", "Zwei Katzen", "der bellt", "Drei Katzen"]
-    found = load_exclusion([tmp_path]).contains(sentence_hashes(texts)).tolist()
-    assert found == [True, True, True, True, True, False, False]
-
-
-def test_exclusion_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        load_exclusion([tmp_path / "none"])
-    (tmp_path / "sub").mkdir()
-    with pytest.raises(UserError, match="without files"):
-        load_exclusion([tmp_path / "sub"])
-    (tmp_path / "sub" / "bad.txt").write_bytes(b"ok\n\xff\n")
-    with pytest.raises(UserError, match=r"bad\.txt:2: invalid UTF-8"):
-        load_exclusion([tmp_path])

@@ -18,7 +18,8 @@ import pytest
 
 from tests.runs import environment
 from xrep.errors import UserError
-from xrep.text.cleaning import load_exclusion, sentence_hashes
+from xrep.text.cleaning import sentence_hashes
+from xrep.text.exclusion import load_exclusion
 from xrep.text.readers import TextFile, discover_bitext, find_text, parse_bitext, read_pairs, read_sentences, read_text
 
 PAIRS = [("Das Haus ist rot.", "The house is red."), ("Guten Tag, Welt", "Good day; world"), ("Grün", "Green")]
@@ -261,8 +262,6 @@ def test_folders_of_training_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CONTENTS)
 def test_evaluation_sets_of_every_format_are_excluded(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(CONTENTS[name])
-    if name == "nested.jsonl":
-        return  # its texts are not on the first level
     excluded = load_exclusion([tmp_path])
     assert excluded.contains(sentence_hashes([text for pair in PAIRS for text in pair])).all()
 

@@ -14,6 +14,8 @@ from xrep.data.store import MANIFEST_FILE, Kind
 from xrep.errors import UserError
 from xrep.files import build_once, digests_of
 from xrep.text.corpora import xrep_home
+from xrep.text.lines import container_of
+from xrep.text.records import split_field
 from xrep.text.sides import Tokenizers, save_tokenizers
 from xrep.text.tokenizer import USUAL_VOCABULARY, Tokenizer, sample_for_tokenizer, train_tokenizer
 
@@ -48,13 +50,14 @@ def key_of(kind: Kind, facts: Any, files: Iterable[Path], tokenizers: Tokenizers
     Args:
         kind: Kind of the directory, whose schema counts.
         facts: What the directory depends on besides the files and tokenizers; anything that JSON can express.
-        files: Files that are read; their path, size and time count.
+        files: Files that are read, also ``ARCHIVE.zip/NAME`` and ``FILE:FIELD``; path, size and time of those on disk
+            count.
 
     Raises:
         UserError: A file does not exist.
     """
     read = []
-    for file in sorted(set(files)):
+    for file in sorted({container_of(Path(split_field(file)[0])) for file in files}):
         if not file.exists():
             raise UserError("no such file", path=file, cure="check the name")
         read.append((str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns))

@@ -29,7 +29,8 @@ from xrep.data.store import (
     write_manifest,
 )
 from xrep.errors import UserError
-from xrep.text.cleaning import NO_KEY, HashSet, load_exclusion, pair_hashes, sentence_hashes
+from xrep.text.cleaning import NO_KEY, HashSet, pair_hashes, sentence_hashes
+from xrep.text.exclusion import load_exclusion
 from xrep.text.lines import read_lines
 from xrep.text.sides import SHARED, save_tokenizers
 from xrep.text.tokenizer import Tokenizer

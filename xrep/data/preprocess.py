@@ -23,7 +23,8 @@ from xrep.data.spool import HELD_OUT, KEPT, SPLIT_ORDER, Cleaned, Spool, clean, 
 from xrep.errors import UserError
 from xrep.files import build_once, check_new_directory, directory_aside
 from xrep.progress import Counter
-from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet, load_exclusion
+from xrep.text.cleaning import CleaningOptions, CleaningReport, HashSet
+from xrep.text.exclusion import load_exclusion
 from xrep.text.readers import Bitext, discover_bitext, orient
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, save_tokenizers, tokenizer_of
 from xrep.text.tokenizer import CONFIG_FILE, Tokenizer

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from xrep.text.cleaning import CleaningOptions, drop_reason, sentence_hash, template_hash
+from xrep.text.lines import is_too_long
 from xrep.text.readers import Bitext, read_pairs
 
 DROPPED, KEPT, HELD_OUT, DUPLICATE = 0, 1, 2, 3
@@ -145,19 +146,23 @@ class Cleaned:
 
 def read_chunks(bitext: Bitext) -> Iterator[list[tuple[str, str]]]:
     """Yield the pairs of a corpus, as written, in chunks."""
-    pairs = ((source, target) for _, source, target in read_pairs(bitext))
+    pairs = ((source, target) for _, source, target in read_pairs(bitext, cut=True))
     while chunk := list(itertools.islice(pairs, _CHUNK_LINES)):
         yield chunk
 
 
 def clean(pairs: Sequence[tuple[str, str]], options: CleaningOptions | None) -> Cleaned:
-    """Apply the rules that concern one pair; without options, only pairs with an empty side are dropped.
+    """Apply the rules that concern one pair; without options, only pairs with a side that is empty, or that
+    ``is_too_long`` for any sentence, are dropped.
 
     Each run of white space is replaced by one space, so that a sentence contains neither tabs nor line ends.
     """
     dropped, lines = Counter[str](), list[str]()
     hashes, templates = list[tuple[int, int]](), list[int]()
     for pair in pairs:
+        if any(map(is_too_long, pair)):
+            dropped["too long"] += 1
+            continue
         source, target = (" ".join(text.split()) for text in pair)
         own = sentence_hash(source), sentence_hash(target)
         if options is None:

@@ -24,7 +24,7 @@ class TeacherVectors:
 
     Args:
         vectors: Path of a ``.npy`` file of floats [N, D], which is mapped into memory.
-        text: Path of a UTF-8 file with one sentence per line, optionally compressed with gzip or xz.
+        text: Path of a UTF-8 file with one sentence per line, optionally compressed.
 
     Raises:
         UserError: A file does not exist, or the two files do not belong together.

@@ -23,7 +23,9 @@ from xrep.data.hash_runs import HashRuns
 from xrep.data.store import TOKENIZER_DIRECTORY, Corpus, DataDirectory, DirectoryWriter, Kind, joined, write_manifest
 from xrep.errors import UserError
 from xrep.hashing import GOLDEN, mix
-from xrep.text.cleaning import NO_KEY, HashSet, load_exclusion, sentence_hashes
+from xrep.text.cleaning import NO_KEY, HashSet, sentence_hashes
+from xrep.text.exclusion import load_exclusion
+from xrep.text.lines import is_too_long
 from xrep.text.readers import TextFile, find_text, read_sentences
 from xrep.text.sides import SHARED, Tokenizers, save_tokenizers
 
@@ -130,7 +132,8 @@ class _Writer:
 
     def _tokenizers(self, given: Tokenizers) -> Tokenizers:
         def sentences() -> Iterator[tuple[str, str]]:
-            return ((file.language, text) for file in self.files["train"] for text, _ in read_sentences(file))
+            text = ((file.language, text) for file in self.files["train"] for text, _ in read_sentences(file))
+            return (own for own in text if not is_too_long(own[1]))
 
         size, exponent = self.options.vocabulary_size, self.options.vocabulary_alpha
         place = self.output / TOKENIZER_DIRECTORY
@@ -144,14 +147,15 @@ class _Writer:
         return [row for row in facts if row["rows"]]
 
     def _write_language(self, split: str, language: str, tokenizers: Tokenizers) -> dict[str, Any]:
-        before, read, pairs, tokenizer = False, 0, 0, tokenizers[SHARED]
+        before, read, pairs, too_long, tokenizer = False, 0, 0, 0, tokenizers[SHARED]
         own = [file for file in self.files[split] if file.language == language]
         with DirectoryWriter(self.output, split, [language], TEXT.arrays, tokenizer.vocabulary_size) as writer:
             for chunk in _chunks(own):
                 hashes, first = sentence_hashes(text for text, _ in chunk), np.array([first for _, first in chunk])
-                keep = np.ones(len(chunk), dtype=bool)
+                keep = np.array([not is_too_long(text) for text, _ in chunk])
+                too_long += np.count_nonzero(~keep)
                 if split == "train":
-                    keep = ~self.dropped.contains(hashes)
+                    keep &= ~self.dropped.contains(hashes)
                     self.training.add(hashes[keep])
                 follows = keep & np.append(before, keep[:-1]) & ~first
                 followed = (writer.rows + np.cumsum(keep) - 2)[follows]  # the row before the sentence that follows
@@ -159,6 +163,7 @@ class _Writer:
                 writer.append([joined(ids)], {"hashes": hashes[keep], "followed": followed})
                 before, read, pairs = keep[-1], read + len(chunk), pairs + len(followed)
         left_out = f" of {read:,}" if read > writer.rows else ""
+        left_out += f" ({too_long:,} are too long)" if too_long else ""
         print(f"{split} {language}: {writer.rows:,} sentences{left_out}, {pairs:,} followed by another")
         return {"languages": [language], **writer.facts}
 

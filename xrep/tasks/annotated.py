@@ -261,7 +261,7 @@ class TaggingTask(AnnotatedTask):
 
     @staticmethod
     def texts(example: TaggedSentence) -> Sequence[str]:
-        return [" ".join(example.words)]
+        return [example.text]
 
     def rows(self, examples: Iterable[TaggedSentence], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
         number_of = numbering(text)
@@ -301,7 +301,7 @@ class QuestionAnsweringTask(AnnotatedTask):
 
     @staticmethod
     def texts(example: Question) -> Sequence[str]:
-        return [example.question, *filter(None, example.context.splitlines())]
+        return example.texts
 
     def rows(self, examples: Iterable[Question], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
         return question_rows(

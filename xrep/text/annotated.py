@@ -64,6 +64,11 @@ class TaggedSentence:
     path: Path
     line: int
 
+    @property
+    def text(self) -> str:
+        """The sentence, with one space between two words."""
+        return " ".join(self.words)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -82,6 +87,11 @@ class Question:
     context: str
     answers: tuple[Answer, ...]
     language: str
+
+    @property
+    def texts(self) -> list[str]:
+        """The question, and the paragraphs of the context."""
+        return [self.question, *filter(None, self.context.splitlines())]
 
     @property
     def spans(self) -> list[Answer]:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import itertools
-import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from xrep.errors import UserError
 from xrep.hashing import GOLDEN, find_sorted, hash_bytes
-from xrep.text.lines import open_zip, read_lines
-from xrep.text.records import format_of, read_records
 
 NO_KEY = 0
 """The hash of a text without any word character. It is in no set and never counts as equal to another hash."""
@@ -197,53 +190,3 @@ def drop_reason(source: str, target: str, hashes: Sequence[int], options: Cleani
     # Two words are added to both sides, because the ratio of very short sentences ("Go." and "Vete ya, por favor.")
     # says nothing about alignment.
     return "length ratio" if longer + 2 > options.maximum_length_ratio * (shorter + 2) else None
-
-
-def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
-    """Return the hashes of every line and every column of files and of all files in folders and zip archives.
-
-    Columns are separated by tabs; in a ``.csv`` also by commas, with or without quotes; in a ``.jsonl`` the strings of
-    the object on a line are columns too. Parquet, TMX and XLIFF are read by their names. Raises UserError as
-    ``read_lines`` and ``read_records``, and if a folder has no files.
-    """
-    excluded = HashSet()
-    for path in paths:
-        for file in _files_below(Path(path)):
-            texts = (text for some in _texts(file) for text in some)
-            while len(hashes := sentence_hashes(itertools.islice(texts, 1 << 16))):
-                excluded.add(hashes)
-    return excluded
-
-
-def _texts(file: Path) -> Iterator[Iterable[str]]:
-    """Yield the texts of each line or record of a file, or of all files of an archive."""
-    if file.suffix == ".zip":
-        with open_zip(file) as opened:
-            names = [info.filename for info in opened.infolist() if not info.is_dir()]
-        for name in names:
-            yield from _texts(file / name)
-    elif format_of(file) in (None, "csv", "jsonl"):
-        kind = f".{format_of(file)}"
-        for _, line in read_lines(file, allow_empty=True):
-            yield {line, *_columns(line, kind)}
-    else:
-        yield from (record.values() for _, record in read_records(file))
-
-
-def _columns(line: str, kind: str) -> list[str]:
-    columns = line.split("\t")  # A .csv is split too, because those of the STS benchmark are separated by tabs.
-    with suppress(csv.Error, ValueError, RecursionError):
-        if kind == ".csv":
-            columns += [text for separator in ",;" for text in next(csv.reader([line], delimiter=separator), [])]
-        elif kind == ".jsonl" and isinstance(values := json.loads(line), dict):
-            columns += [text for text in values.values() if isinstance(text, str)]
-    return columns
-
-
-def _files_below(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-    if not files:
-        raise UserError("a folder without files", path=path, cure="name the folder of the evaluation set")
-    return files

@@ -1,6 +1,6 @@
 """Readers of sentences and pairs of sentences with a label: XNLI, MultiNLI, SNLI, PAWS-X, Amazon reviews, own files.
 
-The following files are read, each also with ``.gz`` or ``.xz``, but for the XML:
+The following files are read, each also compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``), but for the XML:
 
 - ``.tsv`` and ``.txt`` with a header that names the columns: XNLI, MultiNLI and SNLI (``sentence1``, ``sentence2``,
   ``gold_label``), PAWS-X (``sentence1``, ``sentence2``, ``label``), or own names out of ``COLUMNS``;
@@ -26,6 +26,7 @@ from xml.etree import ElementTree
 from xrep.errors import UserError
 from xrep.text.annotated import AnnotatedFile, LabelledText
 from xrep.text.languages import canonical
+from xrep.text.lines import is_too_long
 from xrep.text.readers import plain_name, read_lines, read_parallel
 
 SUFFIXES = (".tsv", ".txt", ".jsonl", ".review")
@@ -56,7 +57,7 @@ def read_labelled(file: AnnotatedFile, counts: Counter[str] | None = None) -> It
     """Yield the labelled sentences of a file.
 
     Args:
-        counts: Counter to which rows are added: ``read``, and those left out (``no label``, ``no text``).
+        counts: Counter to which rows are added: ``read``, and those left out (``no label``, ``no text``, ``too long``).
 
     Raises:
         UserError: The file is damaged, a row has another number of columns, or the texts are not one or two.
@@ -69,6 +70,8 @@ def read_labelled(file: AnnotatedFile, counts: Counter[str] | None = None) -> It
             counts["no label"] += 1
         elif not all(sentences) or "NS" in sentences:
             counts["no text"] += 1
+        elif any(map(is_too_long, sentences)):
+            counts["too long"] += 1
         else:
             code = canonical(language) if language else file.language
             yield LabelledText(sentences, label, code, file.path, line)
@@ -84,9 +87,9 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 def _table_rows(path: Path) -> Iterator[Row]:
     places, width, language, named = list[int](), 0, -1, False
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, most_words=None):
         row = line.split("\t")
-        if number == 1 and (names := _columns_of(row)):
+        if number == 1 and (names := columns_of(row)):
             places, named = [row.index(name) for name in names], True
             language = row.index("language") if "language" in row else -1
             width = 1 + max(*places, language)
@@ -105,18 +108,19 @@ def _table_rows(path: Path) -> Iterator[Row]:
         yield number, tuple(texts), label, row[language] if language >= 0 else None
 
 
-def _columns_of(names: Iterable[str]) -> tuple[str, ...] | None:
+def columns_of(names: Iterable[str]) -> tuple[str, ...] | None:
+    """Return the names of the columns of label and texts among those of a table or record; None if they are not there."""
     known = set(names)
     return next((columns for columns in COLUMNS if known.issuperset(columns)), None)
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, most_words=None):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             raise UserError("not a line of JSON", path=path, line=number, cure="fetch the file again") from None
-        names = _columns_of(row) if isinstance(row, dict) else None
+        names = columns_of(row) if isinstance(row, dict) else None
         if names is None:
             cure = f"name them {', '.join(COLUMNS[0])}, or {', '.join(COLUMNS[-1])}"
             raise UserError("no keys of a label and a text", path=path, line=number, cure=cure)
@@ -133,7 +137,7 @@ def _parallel_rows(path: Path) -> Iterator[Row]:
     paths = [path, *(path.with_name(path.name.replace("s1.", f"{other}.", 1)) for other in ("s2", "labels"))]
     for missing in (other for other in paths if not other.is_file()):
         raise UserError("no such file", path=missing, cure=f"it belongs to {path.name}; put it there")
-    for number, (first, second, label) in read_parallel(paths):
+    for number, (first, second, label) in read_parallel(paths, cut=True):
         yield number, (first, second), label, None
 
 

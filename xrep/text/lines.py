@@ -28,7 +28,7 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 def read_lines(
-    path: str | Path, *, allow_empty: bool = False, most_words: int | None = MAXIMUM_WORDS
+    path: str | Path, *, allow_empty: bool = False, most_words: int | None = MAXIMUM_WORDS, cut: bool = False
 ) -> Iterator[tuple[int, str]]:
     r"""Yield the number (from 1) and the text of each line of a UTF-8 file, without its line ending.
 
@@ -38,18 +38,29 @@ def read_lines(
     Args:
         allow_empty: Accept a file without lines.
         most_words: Largest number of words in a line; None for readers that shorten lines themselves.
+        cut: Yield every line, for readers that drop those that are too long (``is_too_long``). Of a line of more than
+            1,000,000 characters one character more than that is left.
 
     Raises:
         UserError: If the file is missing, a folder, empty (unless ``allow_empty``), damaged or invalid UTF-8, or a line
-            has more than ``most_words`` words or 1,000,000 characters. The message names file and line.
+            has more than ``most_words`` words or 1,000,000 characters (unless ``cut``). The message names file and
+            line.
     """
     number = 0
     with Unpacked(path) as stream:
         while line := stream.readline(number + 1):
             number += 1
             if len(line) > _MAXIMUM_BYTES:
-                raise _too_long(f"more than {MAXIMUM_CHARACTERS:,} characters", path, number)
-            yield number, _decode(line, path, number, most_words)
+                if not cut:
+                    raise _too_long(f"more than {MAXIMUM_CHARACTERS:,} characters", path, number)
+                rest = line
+                while rest and not rest.endswith(b"\n"):
+                    rest = stream.readline(number)
+                line = line.decode("utf-8", "ignore").encode()  # without the part of a character at its end
+            text = _decode(line, path, number)
+            if not cut:
+                check_length(text, path, number, most_words)
+            yield number, text[: MAXIMUM_CHARACTERS + 1]
     if number == 0 and not allow_empty:
         raise UserError("the file is empty", path=path, cure="give a file with text")
 
@@ -124,8 +135,8 @@ def _open(path: str | Path) -> BufferedReader:
     except IsADirectoryError:
         raise UserError("a folder, not a file", path=path, cure="name a file in it") from None
     except (FileNotFoundError, NotADirectoryError):
-        archive = next((parent for parent in Path(path).parents if parent.is_file()), None)
-    if archive is None or not zipfile.is_zipfile(archive):
+        archive = container_of(Path(path))
+    if not archive.is_file() or not zipfile.is_zipfile(archive):
         raise UserError("no such file", path=path, cure="check the name")
     try:
         with _seeking(archive):
@@ -156,16 +167,24 @@ def _seeking(path: str | Path) -> Iterator[None]:
         raise UserError("damaged or truncated zip file", path=path, cure="fetch it again") from None
 
 
-def _decode(line: bytes, path: str | Path, number: int, most_words: int | None) -> str:
+def _decode(line: bytes, path: str | Path, number: int) -> str:
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         problem = f"invalid UTF-8 (byte {error.start + 1} of the line)"
         cure = "convert the file, for example: iconv -f latin1 -t utf-8"
         raise UserError(problem, path=path, line=number, cure=cure) from None
-    text = text.removesuffix("\n").removesuffix("\r")
-    check_length(text, path, number, most_words)
-    return text
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def is_too_long(text: str) -> bool:
+    """Return whether a text has more than 10,000 words or 1,000,000 characters, and so is no sentence."""
+    return len(text) > 2 * MAXIMUM_WORDS and (len(text) > MAXIMUM_CHARACTERS or len(text.split()) > MAXIMUM_WORDS)
+
+
+def container_of(path: Path) -> Path:
+    """Return the zip archive that a file is in, or the file itself."""
+    return path if path.exists() else next((parent for parent in path.parents if parent.is_file()), path)
 
 
 def check_length(text: str, path: str | Path, number: int, most_words: int | None = MAXIMUM_WORDS) -> None:

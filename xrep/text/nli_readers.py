@@ -1,6 +1,6 @@
 """Readers of published natural language inference data: premise, hypothesis and label, or triplets made of them.
 
-The following files are recognised by their names and contents, each also with ``.gz`` or ``.xz``:
+The following files are recognised by their names and contents, each also compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``):
 
 - SNLI and MultiNLI (Bowman et al., 2015; Williams et al., 2018): ``snli_1.0_train.jsonl``, ``.txt``, GLUE's
   ``train.tsv`` and ``dev_matched.tsv``; if a file is there as ``.jsonl`` too, only the ``.jsonl`` is read;
@@ -26,6 +26,7 @@ from typing import NamedTuple
 from xrep.errors import UserError
 from xrep.text.labelled_readers import Row, read_rows
 from xrep.text.languages import canonical
+from xrep.text.lines import is_too_long
 from xrep.text.readers import SPLITS, plain_name, read_csv, split_in
 
 LABELS = ("entailment", "neutral", "contradiction")
@@ -142,7 +143,7 @@ def read_nli(
         triplets: Yield triplets instead of pairs.
         cross_lingual: Combine each premise with the hypothesis in another language, where each other language is used
             equally often. The files must translate each other line by line (``dev-de.tsv``, ``dev-en.tsv``).
-        counts: Counter to which the examples ``read`` and those left out (``no label``, ``empty``) are added.
+        counts: Counter to which the examples ``read`` and those left out (``no label``, ``empty``, ``too long``) are added.
 
     Raises:
         UserError: If a file is damaged, a label is unknown, a file holds triplets where pairs are needed, or files do
@@ -162,6 +163,8 @@ def _is_whole(example: Example, counts: Counter[str]) -> bool:
     counts["read"] += 1
     if not all(example.sentences):
         counts["empty"] += 1
+    elif any(map(is_too_long, example.sentences)):
+        counts["too long"] += 1
     elif len(example.sentences) == 2 and example.label is None:
         counts["no label"] += 1
     else:

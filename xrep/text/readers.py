@@ -11,12 +11,13 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.files import is_stream
 from xrep.text.languages import canonical, count_english_words
-from xrep.text.lines import MAXIMUM_WORDS, read_lines
+from xrep.text.lines import MAXIMUM_CHARACTERS, MAXIMUM_WORDS, read_lines
 from xrep.text.records import (
     field_of,
     format_of,
@@ -77,14 +78,19 @@ class Bitext:
 
 
 def read_text(
-    path: str | Path, lang: str | None = None, *, allow_empty: bool = False, most_words: int | None = MAXIMUM_WORDS
+    path: str | Path,
+    lang: str | None = None,
+    *,
+    allow_empty: bool = False,
+    most_words: int | None = MAXIMUM_WORDS,
+    cut: bool = False,
 ) -> Iterator[tuple[int, str]]:
     """Yield the number and the text of each sentence of a file of lines, of records or of an archive with such a file.
 
     Args:
         path: The file; of records also ``FILE:FIELD``; ``-`` is standard input, which has lines.
         lang: Language of the text, by which translation memories, fields and files of archives are chosen.
-        allow_empty, most_words: As in ``read_lines``.
+        allow_empty, most_words, cut: As in ``read_lines``.
 
     Raises:
         UserError: As ``read_lines``, ``read_field`` and ``members_of``.
@@ -93,8 +99,8 @@ def read_text(
     if str(path).endswith(".zip") and Path(path).is_file():
         path = members_of(path, [lang and canonical(lang)])[0]
     if format_of(path) is None:
-        return read_lines(path, allow_empty=allow_empty, most_words=most_words)
-    return read_field(path, field, lang)
+        return read_lines(path, allow_empty=allow_empty, most_words=most_words, cut=cut)
+    return read_field(path, field, lang, cut=cut)
 
 
 def parse_bitext(spec: str) -> Bitext:
@@ -151,7 +157,8 @@ def _swap_columns(bitext: Bitext) -> Bitext:
 
 
 def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
-    """Swap the columns of a TSV file if they are in the opposite order to the languages in its name.
+    """Choose the files of an archive, and swap the columns of a TSV file if they are in the opposite order to the
+    languages in its name.
 
     ``deu-eng.tsv`` of manythings.org, for example, has English first. The columns are swapped only if one language is
     English and the first 1,000 rows show clearly that it is in the other column. Columns given by the user are kept.
@@ -162,12 +169,17 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
     Returns:
         The bitext to read, and one line of text for the user if the columns were swapped (else None).
     """
+    if len(bitext.paths) == 1 and bitext.paths[0].endswith(".zip"):
+        members = tuple(members_of(bitext.paths[0], bitext.languages))
+        bitext = replace(
+            bitext, paths=members, columns=None if len(members) == 2 or _has_records(members[0]) else (0, 1)
+        )
     if bitext.columns is None or bitext.columns_given or bitext.languages[1] != "en":
         return bitext, None
     if is_stream(bitext.paths[0]):
         problem = "its columns cannot be recognised, because a pipe or device is read only once"
         raise UserError(problem, path=bitext.paths[0], cure="name the columns (FILE:2,1), or copy it to a file")
-    rows = list(itertools.islice(read_pairs(bitext), 1000))
+    rows = list(itertools.islice(read_pairs(bitext, cut=True), 1000))
     in_source, words = count_english_words(source for _, source, _ in rows)
     in_target, others = count_english_words(target for _, _, target in rows)
     share = in_source / max(1, words)
@@ -178,31 +190,32 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
     return _swap_columns(bitext), note
 
 
-def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
+def read_pairs(bitext: Bitext, *, cut: bool = False) -> Iterator[tuple[int, str, str]]:
     """Yield ``(line number, source, target)`` of each pair, as written; a blank line of a TSV file gives empty sides.
-    Raises UserError as ``read_lines``, and if a TSV row has too few columns or two files have unequal line counts."""
+    Raises UserError as ``read_lines``, and if a TSV row has too few columns or two files have unequal line counts.
+
+    Args:
+        cut: As in ``read_lines``. A row of a TSV file that is too long is both sides of its pair.
+    """
     if len(bitext.paths) == 1 and bitext.paths[0].endswith(".zip"):
-        members = tuple(members_of(bitext.paths[0], bitext.languages))
-        columns = None if len(members) == 2 or _has_records(members[0]) else (0, 1)
-        bitext = replace(bitext, paths=members, columns=columns)
-        bitext = bitext if columns is None else orient(bitext)[0]
+        bitext = orient(bitext)[0]
     if bitext.columns is None and len(bitext.paths) == 1:
         path = bitext.paths[0]
         memory = format_of(path) in ("tmx", "xlf", "xliff")
-        for number, record in read_records(path):
+        for number, record in read_records(path, cut=cut):
             source, target = (
                 field_of(record, name, memory, path, number) for name in bitext.fields or bitext.languages
             )
             yield number, source, target
         return
     if bitext.columns is None:
-        for number, (source, target) in read_parallel(bitext.paths, bitext.languages):
+        for number, (source, target) in read_parallel(bitext.paths, bitext.languages, cut=cut):
             yield number, source, target
         return
     path, columns = bitext.paths[0], bitext.columns
     width = max(columns) + 1
-    for number, line in read_lines(path):
-        row = line.split("\t")
+    for number, line in read_lines(path, cut=cut):
+        row = [line] * width if len(line) > MAXIMUM_CHARACTERS else line.split("\t")
         if len(row) < width:
             if line.strip():
                 need = "two columns" if width == 2 else f"{width} columns"
@@ -215,15 +228,16 @@ def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
 
 
 def read_parallel(
-    paths: Sequence[str | Path], languages: Sequence[str] | None = None
+    paths: Sequence[str | Path], languages: Sequence[str] | None = None, *, cut: bool = False
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield the number and the texts of each line of files whose lines belong together; with ``languages`` the files
-    may be any that ``read_text`` reads.
+    may be any that ``read_text`` reads; ``cut`` is that of ``read_lines``.
 
     Raises:
         UserError: As ``read_lines``, and if the files have unequal line counts.
     """
-    sides = map(read_lines, paths) if languages is None else map(read_text, paths, languages)
+    read = partial(read_lines, cut=cut) if languages is None else partial(read_text, cut=cut)
+    sides = map(read, paths) if languages is None else map(read, paths, languages)
     rows = itertools.zip_longest(*sides)
     for count, row in enumerate(rows):
         if None in row:
@@ -364,9 +378,10 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
 
 
 def read_sentences(file: TextFile) -> Iterator[tuple[str, bool]]:
-    """Yield each sentence, with single spaces, and whether it is the first of a document; raises as ``read_lines``."""
+    """Yield each sentence, with single spaces, and whether it is the first of a document; raises as ``read_lines``, but
+    for lines that are too long: the caller drops them (``is_too_long``)."""
     first = True
-    for _, line in read_text(file.path, file.language):
+    for _, line in read_text(file.path, file.language, cut=True):
         if sentence := " ".join(line.split()):
             yield sentence, first
         first = not sentence

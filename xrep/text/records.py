@@ -14,7 +14,7 @@ from pathlib import Path
 
 from xrep.errors import UserError, shortened
 from xrep.text.languages import canonical
-from xrep.text.lines import COMPRESSED, check_length, open_zip, read_lines
+from xrep.text.lines import COMPRESSED, MAXIMUM_WORDS, check_length, open_zip, read_lines
 from xrep.text.memories import read_memory
 
 Record = dict[str, str]
@@ -39,15 +39,16 @@ def format_of(path: str | Path) -> str | None:
     return ending if ending in FORMATS else None
 
 
-def read_records(path: str | Path) -> Iterator[tuple[int, Record]]:
+def read_records(path: str | Path, *, cut: bool = False) -> Iterator[tuple[int, Record]]:
     """Yield the number (of the line where it begins or, in Parquet, of the row) and the texts of each record. Raises
-    UserError as ``read_lines``, and if the file is not of the format that its name says."""
+    UserError as ``read_lines``, and if the file is not of the format that its name says. With ``cut``, texts may have
+    any number of words."""
     readers: dict[str, Callable[[str | Path], Iterator[tuple[int, Record]]]] = {
         "jsonl": _read_jsonl, "csv": _read_csv, "parquet": _read_parquet,
     }  # fmt: skip
     for number, record in readers.get(format_of(path) or "", read_memory)(path):
         for text in record.values():
-            check_length(text, path, number)
+            check_length(text, path, number, None if cut else MAXIMUM_WORDS)
             if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
                 raise UserError("half of a surrogate pair", path=path, line=number, cure="fetch the file again")
         yield number, record
@@ -144,17 +145,20 @@ def field_of(record: Record, wanted: str, languages: bool, path: str | Path, num
     raise UserError(problem, path=path, line=number, cure="name the fields: FILE:FIELD, or for pairs FILE:FIELD,FIELD")
 
 
-def read_field(path: str | Path, field: str | None, lang: str | None) -> Iterator[tuple[int, str]]:
+def read_field(
+    path: str | Path, field: str | None, lang: str | None, *, cut: bool = False
+) -> Iterator[tuple[int, str]]:
     """Yield the number and the text of a field of each record.
 
     Args:
         field: Its name. None: ``text`` or ``sentence``, that of the language, or the only one.
+        cut: As in ``read_records``.
 
     Raises:
         UserError: As ``read_records``, and if there is no such field, or none of several can be chosen.
     """
     memory, empty = format_of(path) in ("tmx", "xlf", "xliff"), True
-    for number, record in read_records(path):
+    for number, record in read_records(path, cut=cut):
         empty = False
         chosen = field or next((name for name in _TEXT_FIELDS if name in record and not memory), None)
         chosen = chosen or lang or (next(iter(record)) if len(record) == 1 else None)
