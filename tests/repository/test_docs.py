@@ -19,6 +19,7 @@ from xrep_cli.options import parse
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+ENTRANCES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/*/*.md"))]
 WRITTEN = sorted([*DOCS.glob("guides/*.md"), *DOCS.glob("papers/*.md"), DOCS / "benchmarks.md"])
 
 
@@ -83,12 +84,22 @@ def test_docstrings_become_markdown(script: ModuleType) -> None:
 
 
 def test_links_and_files_exist() -> None:
-    for page in [DOCS / "README.md", *WRITTEN]:
+    for page in [DOCS / "README.md", *WRITTEN, *ENTRANCES]:
         text = page.read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+            assert (page.parent / target).exists(), f"{page}: {target}"
         for path in re.findall(r"`((?:xrep|xrep_cli|tests|examples|scripts|benchmarks)/[\w./+-]+)", text):
             assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+@pytest.mark.parametrize("page", ENTRANCES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_and_recipes_that_are_named_are_linked(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links = {(page.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", text)}
+    assert DOCS / "guides" / "quick-start.md" in links
+    for name in re.findall(r"`([\w./+-]+\.(?:md|yaml))`", text):
+        for file in (page.parent / name, ROOT / name):
+            assert not file.exists() or file in links or file == page, f"{name} is named, but not linked"
 
 
 @pytest.mark.slow

@@ -175,6 +175,8 @@ def test_quick_start(checkout: tuple[Path, dict[str, str]]) -> None:
     assert result.returncode == 2 and result.stderr.startswith("scripts/quick_start PAIR SOURCE TARGET")
 
 
-def test_readme_is_two_screens(repository: Path) -> None:
-    lines = (repository / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 90 and max(map(len, lines)) <= 120
+def test_readme_is_short_and_begins_with_the_quick_start(repository: Path) -> None:
+    text = (repository / "README.md").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 120
+    assert re.findall(r"\]\(([^)]+)\)", text)[0] == "docs/guides/quick-start.md"
