@@ -1,5 +1,5 @@
-"""``--exclude`` finds the sentences of every layout that ``xrep-eval`` reads, and training text loses nothing to it that
-it need not lose."""
+"""``--exclude`` finds the sentences of every layout that ``xrep-eval`` reads, and drops nothing else. Lines that are
+too long, files in archives and fields of records are no obstacles to training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAIRS = [(f"Der {a} {v} im {p}.", f"The {ANIMALS[a]} {ACTS[v]} in the {PLACES[p]
 WORDS = [("Regen", "rain"), ("entailment", "O"), ("Neutral", "B-PER")]
 """Pairs of single words, which are words, labels and tags in the evaluation sets and no sentences of theirs."""
 LEAKS = PAIRS[10:14]
-"""The pairs whose sides the evaluation sets have, the second only its German side and the third only its English one."""
+"""The pairs that the evaluation sets have: of the second only the German side, of the third only the English one."""
 GERMAN = ["Heute kommt Regen .", LEAKS[0][0], LEAKS[1][0], LEAKS[3][0]]
 ENGLISH = ["Some rain is coming .", LEAKS[0][1], LEAKS[2][1], LEAKS[3][1]]
 
@@ -40,11 +40,6 @@ Files = dict[str, bytes]
 
 def text(lines: list[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
-
-
-def both(write: Any) -> Files:
-    """Return files of German and of English, whose names end in .de and .en, by a function of sentences."""
-    return {"part.de": write(GERMAN), "part.en": write(ENGLISH)}
 
 
 def words_and_tags(sentences: list[str], tag: str = "O", prefix: str = "") -> bytes:
@@ -185,9 +180,10 @@ LAYOUTS: dict[str, tuple[str | None, dict[str, Any], Files]] = {
         None,
         {},
         {
-            "test-de.jsonl": text(
-                [json.dumps({"sentence1": a, "sentence2": b, "label": "O"}) for a, b in zip(GERMAN, ENGLISH, strict=True)]
-            )
+            "test-de.jsonl": text([
+                json.dumps({"sentence1": de, "sentence2": en, "label": "O"})
+                for de, en in zip(GERMAN, ENGLISH, strict=True)
+            ])
         },
     ),
     "amazon": ("amazon", {}, {"de/books/test.review": reviews(GERMAN), "en/books/test.review": reviews(ENGLISH)}),
@@ -197,14 +193,14 @@ LAYOUTS: dict[str, tuple[str | None, dict[str, Any], Files]] = {
         {},
         {"test-de.tsv": words_and_tags(GERMAN, prefix="de:"), "test-en.tsv": words_and_tags(ENGLISH, prefix="en:")},
     ),
-    "ner, own tags": (None, {}, {"test-de.tsv": words_and_tags(GERMAN, "word"), "test-en.tsv": words_and_tags(ENGLISH)}),
+    "ner, own tags": (None, {}, {"a.tsv": words_and_tags(GERMAN, "word"), "b.tsv": words_and_tags(ENGLISH)}),
     "qa": ("qa", {}, {"xquad.de.json": squad(GERMAN), "xquad.en.json": squad(ENGLISH)}),
-    "translation": ("translation", {"data": "newstest.{lang}"}, {"newstest.de": text(GERMAN), "newstest.en": text(ENGLISH)}),
+    "translation": ("translation", {"data": "a.{lang}"}, {"a.de": text(GERMAN), "a.en": text(ENGLISH)}),
     "SGML": (None, {}, {"test.sgm": "".join(f'<seg id="1">{own}</seg>\n' for own in (*GERMAN, *ENGLISH)).encode()}),
     "records of Hugging Face": (None, {}, {"test.jsonl": records()}),
     "nested records": (None, {}, {"test.jsonl.xz": lzma.compress(records("text"))}),
     "JSON of no known form": (None, {}, {"test.json": b"[" + b",".join(records().splitlines()) + b"]"}),
-    "table": (None, {}, {"pairs.tsv.bz2": bz2.compress(text([f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]))}),
+    "table": (None, {}, {"a.tsv.bz2": bz2.compress(text([*map("\t".join, zip(GERMAN, ENGLISH, strict=True))]))}),
 }  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """Keys, hash sets and rules of cleaning, against Python's sets and by hand."""
 
-import gzip
-
 import numpy as np
 import pytest
 

@@ -168,8 +168,7 @@ def _table_texts(rows: Iterator[list[str]]) -> Iterator[str]:
     """Yield the cells of those columns that hold text."""
     first = list(itertools.islice(rows, _FIRST_LINES))
     names = columns_of(first[0]) if first else None
-    if first and not _HEADER.isdisjoint(first[0]):
-        header = first.pop(0)
+    header = first.pop(0) if first and not _HEADER.isdisjoint(first[0]) else []
     width = max(map(len, first), default=0)
     columns = [column for column in range(width) if not _is_mark([r[column] for r in first if column < len(r)], width)]
     if names:
@@ -179,8 +178,8 @@ def _table_texts(rows: Iterator[list[str]]) -> Iterator[str]:
 
 
 def _is_mark(cells: list[str], width: int = 1) -> bool:
-    """Return whether cells of a column are numbers, identifiers or labels: ASCII words that have a digit or are labels of
-    inference data, or any in a table of many columns, such as the genres of STS-B."""
+    """Return whether the cells of a column are numbers, identifiers or labels: ASCII words that have a digit or are
+    labels of inference data, or any in a table of many columns, such as the genres of STS-B."""
     words = [cell.strip() for cell in cells]
     are_words = all(word.isascii() and " " not in word for word in words)
     known = (any(map(str.isdigit, word)) or word.casefold() in _ENTAILMENT for word in words if word)

@@ -109,7 +109,7 @@ def _table_rows(path: Path) -> Iterator[Row]:
 
 
 def columns_of(names: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the names of the columns of label and texts among those of a table or record; None if they are not there."""
+    """Return the names of the columns of label and texts in a table or record that has these names, or None."""
     known = set(names)
     return next((columns for columns in COLUMNS if known.issuperset(columns)), None)
 

@@ -1,6 +1,7 @@
 """Readers of published natural language inference data: premise, hypothesis and label, or triplets made of them.
 
-The following files are recognised by their names and contents, each also compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``):
+The following files are recognised by their names and contents, each also compressed as
+``.gz``, ``.bz2``, ``.xz`` or ``.zst``:
 
 - SNLI and MultiNLI (Bowman et al., 2015; Williams et al., 2018): ``snli_1.0_train.jsonl``, ``.txt``, GLUE's
   ``train.tsv`` and ``dev_matched.tsv``; if a file is there as ``.jsonl`` too, only the ``.jsonl`` is read;
@@ -143,7 +144,8 @@ def read_nli(
         triplets: Yield triplets instead of pairs.
         cross_lingual: Combine each premise with the hypothesis in another language, where each other language is used
             equally often. The files must translate each other line by line (``dev-de.tsv``, ``dev-en.tsv``).
-        counts: Counter to which the examples ``read`` and those left out (``no label``, ``empty``, ``too long``) are added.
+        counts: Counter to which the examples ``read`` and those left out (``no label``, ``empty``, ``too long``) are
+            added.
 
     Raises:
         UserError: If a file is damaged, a label is unknown, a file holds triplets where pairs are needed, or files do

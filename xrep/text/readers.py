@@ -236,8 +236,10 @@ def read_parallel(
     Raises:
         UserError: As ``read_lines``, and if the files have unequal line counts.
     """
-    read = partial(read_lines, cut=cut) if languages is None else partial(read_text, cut=cut)
-    sides = map(read, paths) if languages is None else map(read, paths, languages)
+    if languages is None:
+        sides = map(partial(read_lines, cut=cut), paths)
+    else:
+        sides = (read_text(path, language, cut=cut) for path, language in zip(paths, languages, strict=True))
     rows = itertools.zip_longest(*sides)
     for count, row in enumerate(rows):
         if None in row:
