@@ -15,6 +15,7 @@ from xrep.evaluation.tatoeba import Tatoeba
 from xrep.metrics.components import whiten
 from xrep.metrics.retrieval import Accuracy
 from xrep.retrieval.neighbours import normalize_rows
+from xrep_cli.eval import main
 
 
 def _by_hand(encoder, folder: Path, code: str, language: str) -> Accuracy:
@@ -100,6 +101,24 @@ def test_languages_are_chosen_by_either_code(tatoeba_folder: Path, languages: st
 def test_files_of_another_code_of_the_language_are_found(write_tatoeba: Callable) -> None:
     folder = write_tatoeba({"swa": [("Asante.", "Thanks."), ("Ndiyo.", "Yes.")]})
     assert tatoeba.select("sw", folder) == tatoeba.select("swh", folder) == ["swa"]
+
+
+def test_one_direction_is_quoted(tatoeba_folder: Path, ngram_encoder) -> None:
+    both = measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder))
+    (label,) = both.headline
+    for direction in ("xx-en", "en-xx"):
+        found = measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder), direction=direction)
+        assert found.values == both.values
+        assert found.headline == {f"{direction}, {label}": found.values["averages"]["mean"][direction]}
+        drawn = found.resamples[f"{direction}, {label}"]
+        assert drawn.mean() == pytest.approx(found.headline[f"{direction}, {label}"], abs=2)
+        assert not np.array_equal(drawn, both.resamples[label])
+
+
+def test_the_help_says_how_margins_differ_from_xsim(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["tatoeba", "--help"])
+    assert "LASER's xSIM takes the best of the nearest neighbours" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_average_is_given_only_when_all_its_languages_were_measured() -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from tests.annotated import CITIES, sentences, write_pairs, write_questions
+from tests.corpus import sentence_pairs
 from tests.encoders import write_encoder
+from tests.metrics.test_entities import plain_lenient
+from tests.retrieval import plain_margins
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Figures
-from xrep.evaluation.xtreme import parse_runs, task_score
-from xrep_cli import eval
+from xrep.evaluation.xtreme import parse_runs
+from xrep.inference.classifier import SentenceClassifier
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.metrics.entities import entity_score
+from xrep_cli import eval, train
 
 
 def test_runs_are_named_by_task() -> None:
@@ -20,12 +30,6 @@ def test_runs_are_named_by_task() -> None:
     for wrong in ("xnli", "xnli=", "tatoeba=a", "sts=a"):
         with pytest.raises(UserError, match="the tasks are xnli, pawsx, pos, ner, xquad, mlqa, tydiqa"):
             parse_runs(wrong)
-
-
-def test_scores_of_tasks() -> None:
-    answers = {"languages": {"de": {"f1": 60.0, "exact_match": 40.0}, "en": {"f1": 80.0, "exact_match": 60.0}}}
-    figures = Figures(text="", values=answers, headline={"f1, mean of 2": 70.0}, settings={})
-    assert task_score("xquad", figures) == 60 and task_score("ner", figures) == 70
 
 
 @pytest.mark.slow
@@ -45,3 +49,244 @@ def test_the_table_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert eval.main([*line, "--layer", "0"]) == 0
     assert eval.main(["xtreme", "--data", str(tmp_path / "xtreme")]) == 2
     assert "no task has both data and a run; name runs with --paths" in capsys.readouterr().err
+
+
+# -- retrieval --------------------------------------------------------------------------------------------------------
+
+
+def alike(count: int, seed: int) -> list[tuple[str, str]]:
+    """Return sentences, and their first halves with words behind them, of which random weights find some."""
+    return [(a, f"{a[: len(a) // 2]} {b[: len(b) // 2]}") for a, b in sentence_pairs(count, seed)]
+
+
+def write_bucc(folder: Path, split: str, seed: int) -> None:
+    """Write 30 gold pairs among 50 sentences a side; one German sentence of a gold pair occurs twice."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = [(f"{a} {n}", f"{b} {n}") for n, (a, b) in enumerate(alike(70, seed), start=100 * seed)]
+    sides = [pair[0] for pair in pairs[:50]], [pair[1] for pair in pairs[:30] + pairs[50:]]
+    sides[0].append(sides[0][3])
+    for language, side in zip(("de", "en"), sides, strict=True):
+        lines = (f"{language}-{row}\t{sentence}\n" for row, sentence in enumerate(side))
+        (folder / f"de-en.{split}.{language}").write_text("".join(lines), encoding="utf-8")
+    gold = [(row, row) for row in range(30)] + [(50, 3)]
+    (folder / f"de-en.{split}.gold").write_text("".join(f"de-{a}\ten-{b}\n" for a, b in gold), encoding="utf-8")
+
+
+def write_tatoeba(folder: Path, codes: tuple[str, ...] = ("deu", "fra")) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, code in enumerate(codes):
+        for column, side in enumerate((code, "eng")):
+            lines = "".join(f"{pair[column]}\n" for pair in alike(60, seed))
+            (folder / f"tatoeba.{code}-eng.{side}").write_text(lines, encoding="utf-8")
+
+
+def read_columns(file: Path) -> list[tuple[str, ...]]:
+    return [tuple(line.split("\t")) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def plain_bucc(folder: Path, split: str, encoder: SentenceEncoder) -> tuple[dict[tuple[int, int], float], set, int]:
+    """Mine as XTREME does, in loops: candidates of both directions by ratio margin, each sentence once, and none that
+    occurs twice. Also return the gold pairs and the number of their lines."""
+    vectors, ids, once = [], [], []
+    for language in ("de", "en"):
+        rows = read_columns(folder / f"de-en.{split}.{language}")
+        distinct = list(dict.fromkeys(sentence for _, sentence in rows))
+        vectors.append(encoder.encode(distinct, language).astype(np.float64))
+        ids.append({name: distinct.index(sentence) for name, sentence in rows})
+        once.append([sum(sentence == other for _, other in rows) == 1 for sentence in distinct])
+    x, y = vectors
+    cosine, score = x @ y.T, plain_margins.scores(x, y, 4, "ratio")
+    candidates = set()
+    for i in range(len(x)):
+        near = np.argsort(-cosine[i])[:4]
+        candidates.add((i, int(near[score[i, near].argmax()])))
+    for j in range(len(y)):
+        near = np.argsort(-cosine[:, j])[:4]
+        candidates.add((int(near[score[near, j].argmax()]), j))
+    found, sources, targets = {}, set(), set()
+    for i, j in sorted(candidates, key=lambda pair: -score[pair]):
+        if i not in sources and j not in targets:
+            sources.add(i)
+            targets.add(j)
+            if once[0][i] and once[1][j]:
+                found[i, j] = float(score[i, j])
+    lines = read_columns(folder / f"de-en.{split}.gold")
+    return found, {(ids[0][a], ids[1][b]) for a, b in lines}, len(lines)
+
+
+def xtreme(tmp_path: Path, *options: str) -> dict[str, Any]:
+    line = ["xtreme", "--data", str(tmp_path / "xtreme"), "--json", str(tmp_path / "out.json"), *options]
+    assert eval.main(line) == 0
+    return json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_retrieval_is_scored_as_by_xtreme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tatoeba has English queries and XTREME's languages alone; BUCC measures the training part with the threshold of
+    the sample, one-to-one, and finds no sentence that occurs twice."""
+    write_encoder(tmp_path / "encoder", size=64)
+    write_tatoeba(tmp_path / "xtreme" / "tatoeba", ("deu", "fra", "lat"))
+    for seed, split in enumerate(("sample", "training", "test"), start=1):
+        write_bucc(tmp_path / "xtreme" / "bucc2018", split, seed)
+    found = xtreme(tmp_path, "--retrieval", str(tmp_path / "encoder"), "--resamples", str(tmp_path / "drawn.json"))
+    encoder, right, both = SentenceEncoder.load(tmp_path / "encoder"), [], []
+    for code in ("deu", "fra"):
+        folder = tmp_path / "xtreme" / "tatoeba"
+        sides = [(folder / f"tatoeba.{code}-eng.{side}").read_text("utf-8").splitlines() for side in (code, "eng")]
+        cosine = encoder.encode(sides[1], "en") @ encoder.encode(sides[0], code[:2]).T
+        right.append(100 * float(np.mean(cosine.argmax(axis=1) == np.arange(60))))
+        both.append((right[-1] + 100 * float(np.mean(cosine.argmax(axis=0) == np.arange(60)))) / 2)
+    assert found["values"]["tasks"]["tatoeba"] == pytest.approx(np.mean(right)) != pytest.approx(np.mean(both))
+    tuning, gold, lines = plain_bucc(tmp_path / "xtreme" / "bucc2018", "sample", encoder)
+    assert lines == 31 and len(gold) == 30
+    ordered = sorted(tuning, key=lambda pair: -tuning[pair])
+    f1 = [2 * len(gold & set(ordered[:count])) / (count + lines) for count in range(1, len(ordered) + 1)]
+    best = int(np.argmax(f1))
+    threshold = np.mean([tuning[pair] for pair in ordered[best : best + 2]])
+    mined, gold, lines = plain_bucc(tmp_path / "xtreme" / "bucc2018", "training", encoder)
+    taken = {pair for pair, score in mined.items() if score >= threshold}
+    expected = 200 * len(taken & gold) / (len(taken) + lines)
+    assert expected > 0 and found["values"]["tasks"]["bucc"] == pytest.approx(expected)
+    results = found["values"]["results"]
+    assert results["bucc"]["values"]["de-en"]["gold"] == 31
+    table = capsys.readouterr().out
+    assert "2 of 36" in table and "1 of 4" in table
+    # Overlap and intervals are those of the evaluations, and the figures on resampled examples can be written.
+    assert "unknown of 120" in table and "overlap: unknown" in table
+    assert found["overlap"] == {"found": None, "total": 151, "dropped": False}
+    assert results["tatoeba"]["overlap"]["total"] == 120
+    drawn = json.loads((tmp_path / "drawn.json").read_text("utf-8"))
+    assert set(drawn) == set(found["intervals"]) == {"bucc", "tatoeba"}
+    for task, span in found["intervals"].items():
+        assert span == pytest.approx(np.percentile(drawn[task], [2.5, 97.5])) and span[0] < span[1]
+        assert f"{task}: 95% interval {span[0]:.2f} to {span[1]:.2f}" in table
+        assert list(results[task]["intervals"].values()) == [span]
+
+
+@pytest.mark.slow
+def test_options_reach_every_task(tmp_path: Path) -> None:
+    """``--batch-tokens`` and ``--precision`` are those of the encoder and of the classifiers."""
+    write_encoder(tmp_path / "encoder")
+    write_tatoeba(tmp_path / "xtreme" / "tatoeba")
+    pairs = write_pairs(tmp_path / "xtreme" / "xnli")
+    run_training(pairs, "classification", "classification", tmp_path / "run")
+    seen = set[tuple[str, int, torch.dtype]]()
+
+    def record(module: torch.nn.Module, given: tuple, result: object) -> None:
+        if type(module).__name__ == "TransformerEncoder":
+            model = "encoder" if module.shape.hidden_size == 16 else "classifier"
+            seen.add((model, given[0].tokens.numel(), next(module.parameters()).dtype))
+
+    hook = torch.nn.modules.module.register_module_forward_hook(record)
+    models = ["--retrieval", str(tmp_path / "encoder"), "--paths", f"xnli={tmp_path / 'run' / 'best'}"]
+    try:
+        xtreme(tmp_path, *models)
+        sizes = {model: max(size for name, size, _ in seen if name == model) for model in ("encoder", "classifier")}
+        assert min(sizes.values()) > 64 and {dtype for *_, dtype in seen} == {torch.float32}
+        seen.clear()
+        xtreme(tmp_path, *models, "--batch-tokens", "64", "--precision", "bf16")
+    finally:
+        hook.remove()
+    assert {name for name, *_ in seen} == {"encoder", "classifier"}
+    assert max(size for _, size, _ in seen) <= 64 and {dtype for *_, dtype in seen} == {torch.bfloat16}
+
+
+# -- classifiers ------------------------------------------------------------------------------------------------------
+
+
+def run_training(data: Path, task: str, criterion: str, save_dir: Path, *more: str) -> None:
+    options = (
+        "--layers 1 --hidden-size 48 --heads 4 --feedforward-size 96 --max-positions 64 --vocab-size 35 --languages de "
+        "--max-length 48 --batch-size 32 --lr 5e-3 --warmup-steps 5 --dropout 0 --attention-dropout 0 --device cpu "
+        "--no-tensorboard --max-steps 15 --validate-every 15"
+    ).split()
+    line = [str(data), "--task", task, "--criterion", criterion, "--save-dir", str(save_dir), *options, *more]
+    assert train.main(line) == 0
+
+
+def write_parts_of_speech(folder: Path) -> Path:
+    """Write German words with their parts of speech as CoNLL-U."""
+    kinds = {"der": "DET", "die": "DET", "ein": "DET", "dem": "DET", "mein": "PRON", "auf": "ADP", "im": "ADP"}
+    kinds |= {"bei": "ADP", "am": "ADP"}
+    folder.mkdir(parents=True)
+    texts = []
+    for sentence, verb, city in sentences():
+        given = {**kinds, verb: "VERB", city: "PROPN"}
+        words = (f"{n}\t{word}\t_\t{given.get(word, 'NOUN')}" for n, word in enumerate(sentence.split(), start=1))
+        texts.append("".join(f"{word}{chr(9)}{chr(9).join('_' * 6)}\n" for word in words) + "\n")
+    for name, some in {"train": texts[::2], "dev": texts[1::4], "test": texts[3::4]}.items():
+        (folder / f"de_small-ud-{name}.conllu").write_text("".join(some), encoding="utf-8")
+    return folder
+
+
+def write_entities(folder: Path) -> Path:
+    """Write German words, of which each name and the word behind it are an entity."""
+    folder.mkdir(parents=True)
+    texts = []
+    for sentence, _, city in sentences():
+        words = sentence.split()
+        tags = ["O"] * len(words)
+        place = words.index(city)
+        tags[place : place + 2] = f"B-{CITIES[city]}", f"I-{CITIES[city]}"
+        texts.append("".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)) + "\n")
+    for name, some in {"train": texts[::2], "dev": texts[1::4], "test": texts[3::4]}.items():
+        (folder / f"{name}-de.tsv").write_text("".join(some), encoding="utf-8")
+    return folder
+
+
+def gold_and_found(data: Path, file: str, run: Path) -> tuple[list[list[str]], list[list[str]]]:
+    rows = [block.splitlines() for block in (data / file).read_text("utf-8").strip().split("\n\n")]
+    word, tag = (1, 3) if file.endswith("conllu") else (0, 1)
+    words, gold = ([[line.split("\t")[column] for line in block] for block in rows] for column in (word, tag))
+    return gold, SentenceClassifier.load(run).tag(words)
+
+
+@pytest.mark.slow
+def test_all_nine_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Taggers are scored by seqeval's default, which ``xrep-eval pos`` and ``ner`` print beside their own figures."""
+    write_encoder(tmp_path / "encoder")
+    root = tmp_path / "xtreme"
+    write_tatoeba(root / "tatoeba")
+    for seed, split in enumerate(("dev", "test"), start=1):
+        write_bucc(root / "bucc2018", split, seed)
+    parts, entities = write_parts_of_speech(root / "udpos"), write_entities(root / "panx")
+    for task in ("xnli", "pawsx"):
+        write_pairs(root / task)
+    for task in ("xquad", "mlqa", "tydiqa"):
+        write_questions(root / task)
+    for split in ("train", "dev", "test"):  # German is not a language of TyDiQA
+        (root / "tydiqa" / f"{split}-de.json").rename(root / "tydiqa" / f"{split}-fi.json")
+    runs = {task: tmp_path / task / "best" for task in ("xnli", "pos", "ner", "qa")}
+    run_training(root / "xnli", "classification", "classification", tmp_path / "xnli")
+    larger = ["--vocab-size", "50"]
+    run_training(parts, "tagging", "tagging", tmp_path / "pos", *larger, "--max-steps", "3")
+    run_training(entities, "tagging", "tagging", tmp_path / "ner", *larger, "--max-steps", "14")
+    run_training(root / "xquad", "question_answering", "span", tmp_path / "qa", *larger)
+    paths = ",".join([*(f"{task}={run}" for task, run in runs.items()), f"pawsx={runs['xnli']}"])
+    capsys.readouterr()
+    found = xtreme(tmp_path, "--paths", paths, "--retrieval", str(tmp_path / "encoder"))
+    text, values = capsys.readouterr().out, found["values"]
+    scores = values["tasks"]
+    assert len(scores) == 9 and values["average"] == pytest.approx(np.mean(list(scores.values())))
+    assert found["headline"] == {**scores, "average": values["average"]}
+    assert set(found["intervals"]) == set(found["headline"]) and "average: 95% interval" in text
+    assert values["results"]["xnli"]["overlap"]["found"] == 64 and "64 of 64" in text
+
+    for task, data, file in (("pos", parts, "de_small-ud-test.conllu"), ("ner", entities, "test-de.tsv")):
+        gold, tags = gold_and_found(data, file, runs[task])
+        wanted, ours = plain_lenient(gold), plain_lenient(tags)
+        lenient = 200 * len(wanted & ours) / (len(wanted) + len(ours))
+        assert 0 < lenient < 100 and scores[task] == pytest.approx(lenient)
+        line = [task, "--path", str(runs[task]), "--data", str(data), "--json", str(tmp_path / "one.json")]
+        assert eval.main(line) == 0
+        headline = json.loads((tmp_path / "one.json").read_text("utf-8"))["headline"]
+        pairs = [one == other for row in zip(gold, tags, strict=True) for one, other in zip(*row, strict=True)]
+        own = 100 * np.mean(pairs) if task == "pos" else entity_score(gold, tags).f1
+        name = "accuracy" if task == "pos" else "f1"
+        assert headline == pytest.approx({f"{name}, mean of 1": own, "xtreme f1, mean of 1": lenient})
+        assert own != pytest.approx(lenient)
+        table = capsys.readouterr().out
+        assert f"{own:.2f}" in table and "xtreme f1" in table and f"{lenient:.2f}" in table
+
+    answers = values["results"]["mlqa"]["values"]["languages"]["de"]
+    assert scores["mlqa"] == pytest.approx((answers["f1"] + answers["exact_match"]) / 2)

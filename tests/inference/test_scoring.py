@@ -1,4 +1,4 @@
-"""``score``: its numbers of each example add up to the main figure."""
+"""``score``: its numbers of each example add up to the figures by which a test is quoted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def example(**values: Any) -> SimpleNamespace:
 
 GOLD = [["B-X", "I-X", "O"], ["B-Y", "O"], ["O"]]
 FOUND = [["B-X", "I-X", "B-Y"], ["B-X", "O"], ["O"]]
+UPOS, TAGGED = ["NOUN", "VERB"], [["NOUN"] * 3, ["VERB"]]
 CASES = {
     "label": (["a", "b"], [example(sentences=["x"], label=own) for own in "abba"], list("abab"), 50),
-    "tags": (["N", "V"], [example(words=own, tags=own) for own in (["N", "V", "N"], ["V"])], [list("NNN"), ["V"]], 75),
+    "tags": (UPOS, [example(words=own, tags=own) for own in (["NOUN", "VERB", "NOUN"], ["VERB"])], TAGGED, 75),
     "entities": (["O", "B-X", "B-Y", "I-X"], [example(words=own, tags=own) for own in GOLD], FOUND, 40),
     "span": (
         [],
@@ -42,6 +43,8 @@ def test_numbers_of_examples_add_up(name: str) -> None:
         answer=lambda questions: answers,
     )
     figures, counts = score(classifier, examples)
-    assert counts.shape == (len(examples), 2)
-    assert figures[main_metric(annotation)] == pytest.approx(100 * counts[:, 0].sum() / counts[:, 1].sum())
+    assert next(iter(counts)) == main_metric(annotation)
+    for metric, own in counts.items():
+        assert own.shape == (len(examples), 2)
+        assert figures[metric] == pytest.approx(100 * own[:, 0].sum() / own[:, 1].sum())
     assert figures[main_metric(annotation)] == pytest.approx(expected)

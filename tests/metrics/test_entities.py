@@ -1,4 +1,4 @@
-"""Entities beside a reading of seqeval's strict IOB2 by hand, and beside seqeval where it is installed."""
+"""Entities beside a reading of seqeval's rules by hand, and beside seqeval where it is installed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ from hypothesis import strategies as st
 
 from xrep.metrics.entities import entities_of, entity_score, is_entity_scheme, tag_accuracy
 
-TAGS = st.sampled_from(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"])
-SENTENCES = st.lists(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=8), min_size=1, max_size=6)
+IOB2 = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+UPOS = ["NOUN", "VERB", "X", "CCONJ", "SCONJ", "SYM", "INTJ", "_"]
+Sentences = list[list[tuple[str, str]]]
+
+
+def sentences_of(*tags: str) -> st.SearchStrategy[Sentences]:
+    """Draw sentences of pairs of tags."""
+    some = st.sampled_from(tags)
+    return st.lists(st.lists(st.tuples(some, some), min_size=1, max_size=8), min_size=1, max_size=6)
+
+
+def columns_of(sentences: Sentences) -> tuple[list[list[str]], list[list[str]]]:
+    gold, found = ([[pair[column] for pair in sentence] for sentence in sentences] for column in (0, 1))
+    return gold, found
 
 
 @pytest.mark.parametrize(
@@ -41,6 +53,44 @@ def test_scores_by_hand() -> None:
         entity_score([["O"]], [["O", "O"]])
 
 
+def test_the_default_of_seqeval_by_hand() -> None:
+    """The expected figures were computed by seqeval 1.2.2."""
+    gold = [["DET", "NOUN", "NOUN", "VERB", "SCONJ"], ["X", "NOUN", "CCONJ", "SCONJ", "SYM", "SYM"]]
+    found = [["DET", "NOUN", "VERB", "VERB", "CCONJ"], ["X", "NOUN", "SCONJ", "SCONJ", "SYM", "NOUN"]]
+    result = entity_score(gold, found, lenient=True)
+    assert (result.precision, result.recall, result.f1) == pytest.approx((60, 200 / 3, 63.157895))
+    gold = [["B-PER", "I-PER", "O", "I-LOC"], ["B-LOC", "I-PER", "O"]]
+    found = [["B-PER", "I-PER", "O", "I-LOC"], ["I-LOC", "I-PER", "B-PER"]]
+    assert entity_score(gold, found, lenient=True).f1 == pytest.approx(88.888889)
+    assert entity_score(gold, found).f1 == pytest.approx(50)
+
+
+def plain_lenient(sentences: list[list[str]]) -> set[tuple[int, int, str]]:
+    """Find the entities of seqeval's default by two tables of what ends and what begins one, over all sentences."""
+    tags = [tag for sentence in sentences for tag in (*sentence, "O")]
+    prefixes = ["O", *(tag[0] for tag in tags)]
+    kinds = ["", *("".join(tag[1:].partition("-")[2] if "-" in tag[1:] else tag[1:]) or "_" for tag in tags)]
+    ending = {*("BB", "BS", "BO", "IB", "IS", "IO")}
+    starting = {*("EE", "EI", "SE", "SI", "OE", "OI")}
+    begins, ends = [], []
+    for place, (two, kind) in enumerate(zip(zip(prefixes, prefixes[1:], strict=False), kinds[1:], strict=True)):
+        other = kind != kinds[place]
+        if two[0] in "ES" or "".join(two) in ending or (two[0] not in "O." and other):
+            ends.append((place, begins[-1] if begins else 0, kinds[place]))
+        if two[1] in "BS" or "".join(two) in starting or (two[1] not in "O." and other):
+            begins.append(place)
+    return {(begin, end, kind) for end, begin, kind in ends}
+
+
+@settings(max_examples=200)
+@given(sentences_of(*IOB2) | sentences_of(*UPOS) | sentences_of("B-A", "E-A", "S-A", "I-B", "O"))
+def test_the_default_of_seqeval_as_two_tables(sentences: Sentences) -> None:
+    gold, found = columns_of(sentences)
+    wanted, ours = plain_lenient(gold), plain_lenient(found)
+    expected = 200 * len(wanted & ours) / max(len(wanted) + len(ours), 1)
+    assert entity_score(gold, found, lenient=True).f1 == pytest.approx(expected)
+
+
 def test_the_scheme_is_recognised() -> None:
     assert is_entity_scheme(["B-LOC", "I-LOC", "O"]) and not is_entity_scheme(["NOUN", "O"])
     assert not is_entity_scheme([]) and not is_entity_scheme(["O"])
@@ -48,13 +98,15 @@ def test_the_scheme_is_recognised() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("seqeval") is None, reason="seqeval is not installed")
 @settings(max_examples=300)
-@given(SENTENCES)
-def test_scores_are_those_of_seqeval(sentences: list[list[tuple[str, str]]]) -> None:
+@given(sentences_of(*IOB2), sentences_of(*UPOS))
+def test_scores_are_those_of_seqeval(entities: Sentences, words: Sentences) -> None:
     from seqeval.metrics import f1_score, precision_score, recall_score  # pyright: ignore[reportMissingImports]
     from seqeval.scheme import IOB2  # pyright: ignore[reportMissingImports]
 
-    gold, found = ([[pair[column] for pair in sentence] for sentence in sentences] for column in (0, 1))
-    ours = entity_score(gold, found)
-    strict = {"mode": "strict", "scheme": IOB2, "zero_division": 0}
-    expected = [100 * measure(gold, found, **strict) for measure in (precision_score, recall_score, f1_score)]
-    assert [ours.precision, ours.recall, ours.f1] == pytest.approx(expected)
+    strict = {"mode": "strict", "scheme": IOB2}
+    for sentences, options in ((entities, strict), (entities, {}), (words, {})):
+        gold, found = columns_of(sentences)
+        ours = entity_score(gold, found, lenient=not options)
+        measures = (precision_score, recall_score, f1_score)
+        expected = [100 * measure(gold, found, zero_division=0, **options) for measure in measures]
+        assert [ours.precision, ours.recall, ours.f1] == pytest.approx(expected)

@@ -15,7 +15,7 @@ from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, Preci
 from xrep.evaluation.overlap import find_overlap, total
 from xrep.evaluation.reading import choose_languages
 from xrep.inference.classifier import SentenceClassifier
-from xrep.inference.scoring import Scores, main_metric, score
+from xrep.inference.scoring import Scores, score
 from xrep.metrics.bootstrap import resampled_shares
 from xrep.tasks.annotated import AnnotatedTask, ClassificationTask, QuestionAnsweringTask, TaggingTask
 from xrep.text.annotated import of_split
@@ -47,6 +47,8 @@ class AnnotatedEvaluation(Evaluation):
         """Split to measure on."""
         language: str = "en"
         """Language of files that do not name it."""
+        batch_tokens: int = 4096
+        """Number of subwords that go through the encoder at once."""
 
     def read(self) -> None:
         config = self.config
@@ -68,12 +70,12 @@ class AnnotatedEvaluation(Evaluation):
         self.files = [file.path for file in chosen]
 
     def open(self, path: str) -> SentenceClassifier:
-        return SentenceClassifier.load(path, dtype=self.config.precision)
+        return SentenceClassifier.load(path, dtype=self.config.precision, batch_tokens=self.config.batch_tokens)
 
     def measure(self, encoder: SentenceClassifier) -> Figures:
         encoder.check_kind(self.kind)
         self.check_labels(encoder)
-        metric, values, overlaps, outcomes = main_metric(encoder.annotation), dict[str, dict[str, Any]](), [], []
+        values, overlaps, outcomes = dict[str, dict[str, Any]](), [], []
         for language in progress(list(self.tests), "languages"):
             examples = self.tests[language]
             columns = list(zip(*(self.task.texts(example)[:2] for example in examples), strict=True))
@@ -85,20 +87,21 @@ class AnnotatedEvaluation(Evaluation):
             values[language] = {**figures, "examples": len(kept), "overlap": asdict(overlap)}
             outcomes.append(counts)
             overlaps.append(overlap)
-        mean = float(np.mean([own[metric] for own in values.values()]))
-        label = f"{metric}, mean of {len(values)}"
+        metric, *others = outcomes[0]
+        means = {name: float(np.mean([own[name] for own in values.values()])) for name in (metric, *others)}
+        labels = {name: f"{name.replace('_', ' ')}, mean of {len(values)}" for name in means}
         return Figures(
-            text="\n".join([_table(values, metric, mean), *self._left_out()]),
-            values={"mean": mean, "metric": metric, "languages": values},
-            headline={label: mean},
-            resamples={label: resampled_shares(outcomes)},
-            settings={key: value for key, value in vars(self.config).items() if key != "data"},
+            text="\n".join([_table(values, means), *self._left_out()]),
+            values={"mean": means[metric], "metric": metric, "languages": values},
+            headline={labels[name]: mean for name, mean in means.items()},
+            resamples={label: resampled_shares(own[name] for own in outcomes) for name, label in labels.items()},
+            settings={key: value for key, value in vars(self.config).items() if key not in ("data", "batch_tokens")},
             files=self.files,
             overlap=total(overlaps),
         )
 
     def score(self, classifier: SentenceClassifier, examples: Sequence[Any]) -> Scores:
-        """Return the figures of one language, and what they are of each example."""
+        """Return the figures of one language, and those by which the test is quoted as they are of each example."""
         return score(classifier, examples)
 
     def check_labels(self, classifier: SentenceClassifier) -> None:
@@ -167,9 +170,10 @@ class _Tags(AnnotatedEvaluation):
 class PartsOfSpeech(_Tags):
     """Measure parts of speech on Universal Dependencies, by a tagger.
 
-    The accuracy is the share of words whose UPOS is predicted, which is also XTREME's F1. The first subword of a word
-    stands for it; a subword that is nothing but the space before the word is left out, where XTREME's script would let
-    it stand for the word.
+    The accuracy is the share of words whose UPOS is predicted. XTREME's scripts give the tags to seqeval, which takes
+    neighbours of one tag for one entity: their F1 is printed as "xtreme f1". The first subword of a word stands for it;
+    a subword that is nothing but the space before the word is left out, where XTREME's script would let it stand for
+    the word.
 
       xrep-eval pos --path pos-run/best --data ud_pud/ --langs en,de,fr
 
@@ -181,6 +185,7 @@ class NamedEntities(_Tags):
     """Measure named entities on PAN-X (WikiAnn), by a tagger.
 
     The F1 of entities counts as right those whose ends and type agree, as seqeval does for IOB2 in strict mode.
+    XTREME's scripts use seqeval's default, for which an entity may also begin with I: printed as "xtreme f1".
 
       xrep-eval ner --path ner-run/best --data panx/ --langs en,de,zh --split dev
 
@@ -218,13 +223,13 @@ class Questions(AnnotatedEvaluation):
                 raise UserError(problem, path=self.config.data, cure=f"name a test with answers{_UNLABELLED}")
 
 
-def _table(values: Mapping[str, Mapping[str, Any]], metric: str, mean: float) -> str:
-    others = [key for key in next(iter(values.values())) if key not in (metric, "examples", "overlap")]
-    names = [metric, *others]
+def _table(values: Mapping[str, Mapping[str, Any]], means: Mapping[str, float]) -> str:
+    names = [key for key in next(iter(values.values())) if key not in ("examples", "overlap")]
     rows = [
         [f"{name(language)} ({language})", str(own["examples"]), *(f"{own[key]:.2f}" for key in names)]
         for language, own in values.items()
     ]
     examples = str(sum(own["examples"] for own in values.values()))
     heading = ["language", "examples", *(key.replace("_", " ") for key in names)]
-    return table(heading, [*rows, [], [f"mean of {len(rows)}", examples, f"{mean:.2f}"]])
+    last = [f"{means[key]:.2f}" if key in means else "" for key in names]
+    return table(heading, [*rows, [], [f"mean of {len(rows)}", examples, *last]])

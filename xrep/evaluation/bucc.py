@@ -41,10 +41,15 @@ class Side:
     sentences: list[str]
     rows: dict[str, int]
 
+    @property
+    def occurs_once(self) -> np.ndarray:
+        """Whether a single id has each sentence, bool [N]."""
+        return np.bincount(list(self.rows.values()), minlength=len(self.sentences)) == 1
+
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a language pair; ``gold``, int64 [G, 2], has the rows of source and target of each distinct pair."""
+    """One split of a language pair; ``gold``, int64 [G, 2], has the rows of source and target of each gold pair."""
 
     pair: str
     name: str
@@ -84,7 +89,10 @@ class Bucc(Evaluation):
         retrieval: Literal["forward", "backward", "intersection", "max"] = "max"
         """Candidates: the best target of each source, the best source of each target, both, or either."""
         one_to_one: bool = False
-        """Use each target at most once, too, for its best pair."""
+        """Use each target at most once, too, for its best pair, as XTREME does."""
+        drop_repeated: bool = False
+        """Extract no sentence that occurs more than once in its file, as XTREME does: every line of the gold list
+        counts, and those with such a sentence are not found. Otherwise equal sentences count as one."""
         threshold: float | None = None
         """Extract the pairs with this score or more, instead of searching for a threshold."""
         oracle: bool = False
@@ -105,7 +113,8 @@ class Bucc(Evaluation):
         self.tests: list[tuple[Split, Split | None]] = []
         for pair, gold in select(config.langs, config.data).items():
             split, tuning = plan(gold, pair, config)
-            self.tests.append((read_split(gold[split]), read_split(gold[tuning]) if tuning else None))
+            merge = not config.drop_repeated
+            self.tests.append((read_split(gold[split], merge), read_split(gold[tuning], merge) if tuning else None))
 
     def measure(self, encoder: Encoder) -> Figures:
         config, values, overlaps, outcomes = self.config, {}, [], []
@@ -122,7 +131,7 @@ class Bucc(Evaluation):
             for pair, own in values.items()
         ]
         header = ["languages", "split", "precision", "recall", "F1", "extracted", "gold", "threshold", "found on"]
-        settings = ("margin", "neighbours", "retrieval", "one_to_one", "threshold", "oracle")
+        settings = ("margin", "neighbours", "retrieval", "one_to_one", "drop_repeated", "threshold", "oracle")
         return Figures(
             text=f"{table(header, rows)}\n{label}: {mean:.2f}",
             values=values,
@@ -181,10 +190,11 @@ def plan(splits: Iterable[str], pair: str, config: Bucc.Config) -> tuple[str, st
     return split, tuning
 
 
-def read_split(gold: Path) -> Split:
+def read_split(gold: Path, merge: bool = True) -> Split:
     """Read the split that a gold file belongs to.
 
-    Empty lines are skipped. Equal sentences count as one sentence, and gold pairs of equal sentences as one pair.
+    Empty lines are skipped. Equal sentences count as one sentence, and with ``merge`` gold pairs of equal sentences as
+    one pair; otherwise each pair of ids is one.
     """
     match = _GOLD.fullmatch(gold.name)
     assert match is not None
@@ -193,14 +203,16 @@ def read_split(gold: Path) -> Split:
         if not file.is_file():
             raise UserError("no such file", path=file, cure=f"{gold.name} needs the texts of both languages beside it")
     source, target = (_read_side(file, match[place]) for place, file in enumerate(files, start=1))
-    pairs = []
+    pairs = dict[tuple[str, str], tuple[int, int]]()
     for number, (first, second) in _rows(gold, "id<TAB>id"):
         for name, side, file in ((first, source, files[0]), (second, target, files[1])):
             if name not in side.rows:
                 cure = f"{file.name} has no such id: take both files from one release"
                 raise UserError(f"unknown id {name!r}", path=gold, line=number, cure=cure)
-        pairs.append((source.rows[first], target.rows[second]))
-    return Split(f"{match[1]}-{match[2]}", match[3], source, target, np.unique(np.array(pairs), axis=0), (*files, gold))
+        pairs[first, second] = source.rows[first], target.rows[second]
+    rows = np.array(list(pairs.values()))
+    rows = np.unique(rows, axis=0) if merge else rows
+    return Split(f"{match[1]}-{match[2]}", match[3], source, target, rows, (*files, gold))
 
 
 def _read_side(file: Path, language: str) -> Side:
@@ -259,6 +271,8 @@ def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidate
         raise UserError(f"vectors of {x.shape[1]} and of {y.shape[1]} numbers", cure=cure)
     nearest = neighbours(x, y, config.neighbours)
     pairs = choose(nearest, config.margin, config.retrieval, one_to_one=config.one_to_one)
+    if config.drop_repeated:
+        pairs = pairs.take(split.source.occurs_once[pairs.source] & split.target.occurs_once[pairs.target])
     gold = set(map(tuple, split.gold.tolist()))
     correct = [pair in gold for pair in zip(pairs.source.tolist(), pairs.target.tolist(), strict=True)]
     return pairs, np.array(correct, dtype=bool)

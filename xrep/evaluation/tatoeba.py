@@ -57,6 +57,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Languages of the published averages. 14, 28 and 36 are those of "Dual-Alignment Pre-training for Cross-lingual
 Sentence Embedding" (section 4.4, appendix A; the 36 are XTREME's, and the 28 are those of them with 1000 pairs). 11 are
 those of "Universal Sentence Representation Learning with Conditional Masked Language Model" (table 8)."""
+_ROWS = {"both": [0, 1], "xx-en": [0], "en-xx": [1]}
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Tatoeba(Evaluation):
 
     Protocol: for each sentence, the nearest neighbour by cosine among all sentences of the other side is taken; it is
     right if it is on the same line. Accuracies are in percent, from the language into English (xx-en) and back (en-xx).
+    XTREME searches with the English sentences alone: --langs 36 --direction en-xx.
 
       xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr
       xrep-eval tatoeba --path run1/best --data tatoeba/ --random-baseline --json out.json --plot out.png
@@ -99,9 +101,13 @@ class Tatoeba(Evaluation):
         """Language codes (de,fr or deu,fra), or 14, 28, 36 or 11, or all that are there."""
         margin: Literal["absolute", "distance", "ratio"] = "absolute"
         """Score by the cosine (absolute), or by its distance from, or ratio to, the mean cosine with the neighbours on
-        both sides."""
+        both sides. This score ranks all sentences of the other side, where LASER's xSIM takes the best of the nearest
+        neighbours, so figures of distance and ratio may differ from those of xSIM."""
         neighbours: int = 4
         """Number of neighbours in this mean."""
+        direction: Literal["both", "xx-en", "en-xx"] = "both"
+        """Direction whose accuracy is averaged over the languages and has an interval: the mean of both, from the
+        language into English, or from English, as in XTREME."""
         remove_components: int = 0
         """Number of principal components of each language (of its sentences in the test) that are removed from its
         vectors."""
@@ -145,9 +151,11 @@ class Tatoeba(Evaluation):
         averaged = {"mean": _directions(average(measured.values()))}
         averaged |= {group: _directions(accuracy) for group, accuracy in groups.items()}
         mean = {**averaged["mean"], "pairs": sum(map(len, pools))}
+        direction = "mean" if config.direction == "both" else config.direction
+        prefix = "" if config.direction == "both" else f"{direction}, "
         languages = {pool.language: {**_directions(measured[pool.language]), "pairs": len(pool)} for pool in pools}
         quoted = {f"mean of {len(pools)}": mean} | {f"average of {group}": averaged[group] for group in groups}
-        headline = {label: own["mean"] for label, own in quoted.items()}
+        headline = {prefix + label: own[direction] for label, own in quoted.items()}
         neighbours = {} if config.margin == "absolute" else {"neighbours": config.neighbours}
         return Figures(
             text=_text(languages, quoted, missing),
@@ -158,11 +166,13 @@ class Tatoeba(Evaluation):
             },
             headline=headline,
             resamples=_resamples(
-                right, {f"mean of {len(pools)}": right, **{f"average of {g}": GROUPS[g] for g in groups}}
+                {language: own[_ROWS[config.direction]] for language, own in right.items()},
+                {f"{prefix}mean of {len(pools)}": right, **{f"{prefix}average of {g}": GROUPS[g] for g in groups}},
             ),
             settings={
                 "languages": list(languages),
                 "protocol": PROTOCOL,
+                "direction": config.direction,
                 "margin": config.margin,
                 **neighbours,
                 "remove_components": config.remove_components,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Evaluation, Figures, table
+from xrep.evaluation import bucc
+from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, PrecisionOption, table
+from xrep.evaluation.overlap import total
 from xrep.evaluation.reading import existing_folder
 from xrep.registry import EVALUATIONS
 
@@ -29,8 +31,31 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 TESTS: dict[str, str] = {"xquad": "qa", "mlqa": "qa", "tydiqa": "qa"}
 """Names of the evaluations, where they differ from that of the task."""
 RETRIEVAL = GROUPS["sentence retrieval"]
-SPLITS = {"tydiqa": "dev"}
-"""Splits that XTREME measures, where it is not the test split: TyDiQA-GoldP has no public one."""
+LANGUAGES: dict[str, tuple[str, ...]] = {
+    task: tuple(codes.split())
+    for task, codes in {
+        "xnli": "ar bg de el en es fr hi ru sw th tr ur vi zh",
+        "pawsx": "de en es fr ja ko zh",
+        "pos": "af ar bg de el en es et eu fa fi fr he hi hu id it ja kk ko mr nl pt ru ta te th tl tr ur vi yo zh",
+        "ner": "af ar bg bn de el en es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr ms my nl pt ru sw ta te th "
+        "tl tr ur vi yo zh",
+        "xquad": "ar de el en es hi ru th tr vi zh",
+        "mlqa": "ar de en es hi vi zh",
+        "tydiqa": "ar bn en fi id ko ru sw te",
+        "bucc": "de fr ru zh",
+        "tatoeba": "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw ta te th tl tr "
+        "ur vi zh",
+    }.items()
+}
+"""Languages over which XTREME averages each task; those of BUCC are paired with English."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "xquad": {"normalisation": "squad"},
+    "mlqa": {"normalisation": "mlqa"},
+    "tydiqa": {"normalisation": "squad", "split": "dev"},  # it has no public test split
+    "bucc": {"one_to_one": True, "drop_repeated": True},
+    "tatoeba": {"direction": "en-xx"},
+}
+"""Options with which XTREME's protocol differs from the defaults of the evaluations."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +80,13 @@ class Xtreme(Evaluation):
 
     A task of fine-tuning is measured by the run that was trained for it, and retrieval by a sentence encoder. A task
     counts with the mean of its languages, and question answering with the mean of F1 and exact match. The average is
-    that of the tasks; it is printed only if all nine were measured.
+    that of the tasks; it is printed only if all nine were measured. It is as published if they have all languages.
+
+    Four tasks are scored by XTREME's scripts in another way than by the evaluations of their own: parts of speech by
+    the F1 of seqeval instead of the accuracy, and named entities by its default instead of the strict mode ("xtreme f1"
+    in both); BUCC one-to-one, without sentences that occur twice, on the published training part with the threshold of
+    the sample (--one-to-one --drop-repeated --split training); Tatoeba with the English sentences as queries
+    (--direction en-xx).
 
       xrep-eval xtreme --data xtreme/ --paths xnli=xnli-run/best,ner=ner-run/best,qa=qa-run/best --retrieval run1/best
       xrep-eval xtreme --data xtreme/ --retrieval run1/best --json xtreme.json
@@ -66,7 +97,7 @@ class Xtreme(Evaluation):
     takes_path = False
 
     @dataclass(kw_only=True)
-    class Config:
+    class Config(PrecisionOption, OverlapOption):
         data: str
         """Folder with a folder for each task."""
         paths: str | None = None
@@ -93,15 +124,21 @@ class Xtreme(Evaluation):
             if place is None or task not in self.runs:
                 continue
             kind: Any = EVALUATIONS.load(TESTS.get(task, task))
-            options: dict[str, Any] = {"split": SPLITS[task]} if task in SPLITS else {}
-            if task in RETRIEVAL:
-                options["layer"] = self.config.layer
-            if TESTS.get(task) == "qa":
-                options["normalisation"] = "mlqa" if task == "mlqa" else "squad"
-            self.evaluations[task] = kind(kind.Config(data=str(place), **options))
+            self.evaluations[task] = kind(kind.Config(**self._options(task, place)))
             self.evaluations[task].read()
         if not self.evaluations:
             raise UserError("no task has both data and a run", path=root, cure="name runs with `paths`")
+
+    def _options(self, task: str, place: Path) -> dict[str, Any]:
+        config = self.config
+        langs = ",".join(f"{code}?" for code in (*LANGUAGES[task], *(["en"] if task == "bucc" else [])))
+        shared = {name: getattr(config, name) for name in ("precision", "batch_tokens", "drop_overlap")}
+        options = {"data": str(place), "langs": langs, **shared, **OPTIONS.get(task, {})}
+        if task in RETRIEVAL:
+            options["layer"] = config.layer
+        if task == "bucc" and all({"training", "sample"} <= own.keys() for own in bucc.select(langs, place).values()):
+            options["split"] = "training"
+        return options
 
     def open(self, path: str) -> Models:
         """Open the models of all tasks; a run that serves several of them is loaded once."""
@@ -114,38 +151,67 @@ class Xtreme(Evaluation):
 
     def measure(self, encoder: Models) -> Figures:
         results = {task: own.measure(encoder.by_task[task]) for task, own in self.evaluations.items()}
-        scores = {task: task_score(task, figures) for task, figures in results.items()}
+        scored = {task: task_score(task, figures) for task, figures in results.items()}
+        scores = {task: score for task, (score, _) in scored.items()}
+        resamples = {task: drawn for task, (_, drawn) in scored.items()}
         rows = [
-            [task, group, f"{scores[task]:.1f}"] for group, tasks in GROUPS.items() for task in tasks if task in scores
+            [task, group, f"{scores[task]:.1f}", _languages(task, results[task]), _overlap(results[task])]
+            for group, tasks in GROUPS.items()
+            for task in tasks
+            if task in scores
         ]
-        complete = len(scores) == sum(map(len, GROUPS.values()))
-        average = float(np.mean(list(scores.values()))) if complete else None
-        if average is not None:
-            rows += [[], ["average of 9", "", f"{average:.1f}"]]
+        headline = dict(scores)
         missing = [task for tasks in GROUPS.values() for task in tasks if task not in scores]
-        lines = [table(["task", "kind", "score"], rows)]
+        if not missing:
+            headline["average"] = float(np.mean(list(scores.values())))
+            resamples["average"] = np.mean(list(resamples.values()), axis=0)
+            rows += [[], ["average of 9", "", f"{headline['average']:.1f}"]]
+        lines = [table(["task", "kind", "score", "languages", "overlap"], rows)]
         lines += [f"not measured, without data or a run: {', '.join(missing)}"] if missing else []
+        overlaps = {task: own.overlap for task, own in results.items() if own.overlap is not None}
         return Figures(
             text="\n".join(lines),
             values={
                 "tasks": scores,
-                "average": average,
+                "average": headline.get("average"),
                 "results": {
-                    task: {"values": dict(own.values), "headline": dict(own.headline)} for task, own in results.items()
+                    task: {
+                        "values": dict(own.values),
+                        "headline": dict(own.headline),
+                        "intervals": {name: list(span) for name, span in own.intervals.items()},
+                        "settings": dict(own.settings),
+                        "overlap": asdict(overlaps[task]),
+                    }
+                    for task, own in results.items()
                 },
             },
-            headline={"average": average} if average is not None else scores,
+            headline=headline,
+            resamples=resamples,
             settings={"runs": {task: self.runs[task] for task in self.evaluations}},
             files=[file for figures in results.values() for file in figures.files],
+            overlap=total(overlaps.values()),
         )
 
 
-def task_score(task: str, figures: Figures) -> float:
-    """Return the score of a task as XTREME's table has it, in percent, from the figures of its evaluation."""
-    if TESTS.get(task) == "qa":
-        each = figures.values["languages"].values()
-        return float(np.mean([(own["f1"] + own["exact_match"]) / 2 for own in each]))
-    return float(next(iter(figures.headline.values())))
+def task_score(task: str, figures: Figures) -> tuple[float, np.ndarray]:
+    """Return the score of a task as XTREME's table has it, in percent, from the figures of its evaluation, and the
+    score on resampled examples, float64 [R]."""
+    names = list(figures.headline)
+    if task in GROUPS["structured prediction"]:
+        names = [name for name in names if name.startswith("xtreme f1")]
+    names = names if TESTS.get(task) == "qa" else names[:1]
+    score = float(np.mean([figures.headline[name] for name in names]))
+    return score, np.mean([figures.resamples[name] for name in names], axis=0)
+
+
+def _languages(task: str, figures: Figures) -> str:
+    own = figures.values if task == "bucc" else figures.values["languages"]
+    return f"{len(own)} of {len(LANGUAGES[task])}"
+
+
+def _overlap(figures: Figures) -> str:
+    own = figures.overlap
+    return "" if own is None else f"{'unknown' if own.found is None else own.found} of {own.total}"
 
 
 def parse_runs(text: str) -> dict[str, str]:

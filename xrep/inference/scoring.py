@@ -19,7 +19,9 @@ def main_metric(annotation: Annotation) -> str:
     return "f1" if annotation.kind == "span" or is_entity_scheme(annotation.labels) else "accuracy"
 
 
-Scores = tuple[dict[str, float], np.ndarray]
+Scores = tuple[dict[str, float], dict[str, np.ndarray]]
+"""Figures by name, and those by which a test is quoted as two numbers of each example, [N, 2]: the figure is the share
+of the sum of the first in that of the second."""
 
 
 def score(classifier: SentenceClassifier, examples: Sequence[Any], normalisation: Normalisation = "mlqa") -> Scores:
@@ -30,8 +32,8 @@ def score(classifier: SentenceClassifier, examples: Sequence[Any], normalisation
 
     Returns:
         In percent: ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or ``f1`` and
-        ``exact_match`` of answers. Also, for each example, two numbers [N, 2]: the main figure is the share of the sum
-        of the first in that of the second.
+        ``exact_match`` of answers. Of tags and entities also ``xtreme_f1``, the F1 of ``lenient_entities``. The numbers
+        of each example are those of the accuracy, the F1 scores and the exact match.
 
     Raises:
         UserError: The classifier is of another kind.
@@ -46,19 +48,25 @@ def _label_scores(classifier: SentenceClassifier, examples: Sequence[LabelledTex
     texts = [example.sentences[0] if len(example.sentences) == 1 else example.sentences for example in examples]
     labels, _ = classifier.predict(texts)  # pyright: ignore[reportArgumentType]
     right = [label == example.label for label, example in zip(labels, examples, strict=True)]
-    return {"accuracy": 100 * float(np.mean(right))}, np.stack((right, np.ones(len(right))), axis=1)
+    return {"accuracy": 100 * float(np.mean(right))}, {"accuracy": np.stack((right, np.ones(len(right))), axis=1)}
 
 
 def _tag_scores(classifier: SentenceClassifier, examples: Sequence[TaggedSentence]) -> Scores:
     gold = [example.tags for example in examples]
     tags = classifier.tag([example.words for example in examples])
+    lenient = {"xtreme_f1": entity_score(gold, tags, lenient=True).f1}, {"xtreme_f1": _f1_counts(gold, tags, True)}
     if main_metric(classifier.annotation) == "accuracy":
         right = [sum(map(str.__eq__, *pair)) for pair in zip(gold, tags, strict=True)]
-        return {"accuracy": tag_accuracy(gold, tags)}, np.stack((right, [len(own) for own in gold]), axis=1)
+        counts = np.stack((right, [len(own) for own in gold]), axis=1)
+        return {"accuracy": tag_accuracy(gold, tags), **lenient[0]}, {"accuracy": counts, **lenient[1]}
     entities = entity_score(gold, tags)
     figures = {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall}
-    counts = [(2 * right, expected + given) for right, expected, given in entity_counts(gold, tags)]
-    return figures, np.array(counts).reshape(-1, 2)
+    return figures | lenient[0], {"f1": _f1_counts(gold, tags, False)} | lenient[1]
+
+
+def _f1_counts(gold: Sequence[Sequence[str]], tags: Sequence[Sequence[str]], lenient: bool) -> np.ndarray:
+    counts = [(2 * right, expected + given) for right, expected, given in entity_counts(gold, tags, lenient=lenient)]
+    return np.array(counts).reshape(-1, 2)
 
 
 def _answer_scores(
@@ -69,5 +77,6 @@ def _answer_scores(
         gold = [own.text for own in question.answers]
         overlaps.append(f1(answer.text, gold, question.language, normalisation))
         exact.append(exact_match(answer.text, gold, question.language, normalisation))
-    figures = {"f1": 100 * float(np.mean(overlaps)), "exact_match": 100 * float(np.mean(exact))}
-    return figures, np.stack((overlaps, np.ones(len(overlaps))), axis=1)
+    parts = {"f1": overlaps, "exact_match": exact}
+    figures = {name: 100 * float(np.mean(part)) for name, part in parts.items()}
+    return figures, {name: np.stack((part, np.ones(len(part))), axis=1) for name, part in parts.items()}

@@ -1,4 +1,4 @@
-"""F1 of named entities in IOB2 tags, counted as seqeval does in its strict mode, and the accuracy of tags."""
+"""F1 of named entities in IOB2 tags as seqeval counts them, in its strict mode and by default, and accuracy of tags."""
 
 from __future__ import annotations
 
@@ -34,27 +34,64 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
     return entities
 
 
-def entity_score(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> EntityScore:
+def lenient_entities(sentences: Sequence[Sequence[str]]) -> list[set[Entity]]:
+    """Return the entities that end in each sentence, as seqeval finds them by default; XTREME scores all tags so.
+
+    The first character of a tag is its prefix, and the rest is its type (without what precedes a hyphen; ``_`` if
+    nothing is left). An entity is a sequence of words of one type. A word with B or S begins another one, S and E end
+    it, and O is no entity. Unlike in IOB2, an I may begin an entity, and tags without a prefix, such as UPOS, are read
+    in the same way: neighbours of one tag are one entity, SCONJ and SYM always stand alone, and the types of CCONJ and
+    SCONJ are equal. seqeval reads all sentences as one sequence with an O behind each, and O has the type ``_`` like X.
+    So words are counted across all sentences, and an X beside the end of a sentence is joined to what precedes it.
+
+    >>> lenient_entities([["I-LOC", "I-LOC", "O"], ["NOUN", "NOUN", "VERB"]])
+    [{(0, 2, 'LOC')}, {(4, 6, 'OUN'), (6, 7, 'ERB')}]
+    """
+    entities, begin, place, previous, previous_type = list[set[Entity]](), 0, 0, "O", ""
+    for tags in sentences:
+        own = set[Entity]()
+        for tag in (*tags, "O"):
+            prefix, kind = tag[0], tag[1:].split("-", maxsplit=1)[-1] or "_"
+            changes = kind != previous_type
+            if previous in "ES" or (previous in "BI" and prefix in "BSO") or (previous not in "O." and changes):
+                own.add((begin, place, previous_type))
+            if prefix in "BS" or (previous in "OES" and prefix in "EI") or (prefix not in "O." and changes):
+                begin = place
+            previous, previous_type, place = prefix, kind, place + 1
+        entities.append(own)
+    return entities
+
+
+def entity_score(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, lenient: bool = False
+) -> EntityScore:
     """Compare the entities of sentences; one is right if both ends and the type agree (micro-average).
+
+    Args:
+        lenient: Whether entities are those of ``lenient_entities``, and not those of ``entities_of``.
 
     Raises:
         ValueError: A sentence has another number of tags.
     """
-    right, expected, given = (sum(column) for column in zip((0, 0, 0), *entity_counts(gold, predicted), strict=True))
+    counts = entity_counts(gold, predicted, lenient=lenient)
+    right, expected, given = (sum(column) for column in zip((0, 0, 0), *counts, strict=True))
     precision, recall = right / max(given, 1), right / max(expected, 1)
     f1 = 2 * precision * recall / (precision + recall) if right else 0.0
     return EntityScore(100 * precision, 100 * recall, 100 * f1)
 
 
-def entity_counts(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> list[tuple[int, int, int]]:
-    """Return the numbers of right, of expected and of given entities of each sentence; errors as ``entity_score``."""
-    counts = []
+def entity_counts(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, lenient: bool = False
+) -> list[tuple[int, int, int]]:
+    """Return the numbers of right, of expected and of given entities of each sentence; see ``entity_score``."""
     for wanted, tags in zip(gold, predicted, strict=True):
         if len(wanted) != len(tags):
             raise ValueError(f"{len(tags)} tags for {len(wanted)} words")
-        ours, theirs = set(entities_of(tags)), set(entities_of(wanted))
-        counts.append((len(ours & theirs), len(theirs), len(ours)))
-    return counts
+    if lenient:
+        sides = lenient_entities(gold), lenient_entities(predicted)
+    else:
+        sides = ([set(entities_of(tags)) for tags in side] for side in (gold, predicted))
+    return [(len(theirs & ours), len(theirs), len(ours)) for theirs, ours in zip(*sides, strict=True)]
 
 
 def is_entity_scheme(labels: Sequence[str]) -> bool:
@@ -63,6 +100,6 @@ def is_entity_scheme(labels: Sequence[str]) -> bool:
 
 
 def tag_accuracy(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
-    """Return the percentage of words whose tag is right; for tags of words this is also their micro-averaged F1."""
+    """Return the percentage of words whose tag is right."""
     pairs = [wanted == tag for tags in zip(gold, predicted, strict=True) for wanted, tag in zip(*tags, strict=True)]
     return 100 * sum(pairs) / max(len(pairs), 1)

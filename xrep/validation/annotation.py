@@ -42,8 +42,7 @@ class AnnotationValidator(Validator):
         self.metric = main_metric(annotation)
 
     def measure(self, model: ClassifyingModel, criterion: Criterion) -> dict[str, float]:
-        """Return, in percent, ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or
-        ``f1`` and ``exact_match`` of answers."""
+        """Return the figures of ``xrep.inference.scoring.score``, in percent."""
         options: dict[str, Any] = vars(self._task.config)
         classifier = SentenceClassifier(model, self._task.text, self._task.tokenizers, options=options)
         return score(classifier, self._task.dev_examples)[0]
