@@ -103,11 +103,17 @@ def test_files_of_another_code_of_the_language_are_found(write_tatoeba: Callable
     assert tatoeba.select("sw", folder) == tatoeba.select("swh", folder) == ["swa"]
 
 
-def test_one_direction_is_quoted(tatoeba_folder: Path, ngram_encoder) -> None:
-    both = measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder))
+def test_one_direction_is_quoted(write_tatoeba: Callable[..., Path], ngram_encoder) -> None:
+    sides = (
+        ("Haus am See 1", "Boot am Fluss 2", "Turm am Meer 3"),
+        ("Haus am See 1 Haus Boot am Fluss 2", "Boot", "Turm"),
+    )
+    folder = write_tatoeba({"deu": list(zip(*sides, strict=True))})
+    both = measured(Tatoeba, ngram_encoder(), data=str(folder))
     (label,) = both.headline
+    assert _accuracy(both, "de") == pytest.approx((200 / 3, 100))
     for direction in ("xx-en", "en-xx"):
-        found = measured(Tatoeba, ngram_encoder(), data=str(tatoeba_folder), direction=direction)
+        found = measured(Tatoeba, ngram_encoder(), data=str(folder), direction=direction)
         assert found.values == both.values
         assert found.headline == {f"{direction}, {label}": found.values["averages"]["mean"][direction]}
         drawn = found.resamples[f"{direction}, {label}"]
