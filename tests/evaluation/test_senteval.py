@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.evaluation.conftest import measured
-from tests.evaluation.senteval_sets import write_sets
+from tests.evaluation.senteval_sets import BAD, GOOD, OTHER, write_sets
 from xrep.errors import UserError
 from xrep.evaluation.senteval import evaluate
 from xrep.evaluation.senteval.evaluate import SentEval, select
@@ -22,7 +23,7 @@ from xrep.text.cleaning import sentence_hashes
 from xrep_cli.eval import main
 
 pytest.importorskip("sklearn", reason="it is in the extra 'senteval'")
-SKLEARN = SklearnClassifier(grid=(0.01, 0.3, 10.0))
+SKLEARN = SklearnClassifier(grid=(0.01, 0.3, 10.0), folded_grid=(0.01, 0.3, 10.0))
 
 
 class WordEncoder:
@@ -111,6 +112,65 @@ def test_the_dev_split_chooses() -> None:
     best = models[int(np.argmax(scores))]
     expected = {"accuracy": 100 * best.score(*test), "dev": 100 * max(scores)}
     assert split(train, dev, test, 3, SKLEARN, seed=1)[0] == pytest.approx(expected)
+
+
+def write_lengths(folder: Path) -> tuple[list[tuple[list[str], int]], list[tuple[list[str], list[str], int]]]:
+    """Write MR and MRPC with sentences of one to nine words and blank lines; return both as SentEval reads them."""
+    generator = random.Random(4)
+
+    def words(cues: str) -> list[str]:
+        return [generator.choice(f"{cues} {OTHER}".split()) for _ in range(generator.randint(1, 9))]
+
+    sides = {1: [words(GOOD) for _ in range(70)] + [[]], 0: [words(BAD) for _ in range(60)] + [[], []]}
+    (folder / "MR").mkdir(parents=True)
+    for label, name in ((1, "pos"), (0, "neg")):
+        lines = "".join(" ".join(side) + "\n" for side in sides[label])
+        (folder / "MR" / f"rt-polarity.{name}").write_text(lines)
+    pairs = [(words(GOOD), words((BAD, GOOD)[label]), label) for label in generator.choices((0, 1), k=120)]
+    (folder / "MRPC").mkdir()
+    for part, some in (("train", pairs[:80]), ("test", pairs[80:])):
+        rows = [f"{label}\t1\t2\t{' '.join(a)}\t{' '.join(b)}\n" for a, b, label in some]
+        header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+        (folder / "MRPC" / f"msr_paraphrase_{part}.txt").write_text("".join([header, *rows]))
+    return [(side, label) for label, some in sides.items() for side in some], pairs
+
+
+def vectors_of(sides: list[list[str]]) -> np.ndarray:
+    return WordEncoder().encode([" ".join(side) or "." for side in sides], "en")
+
+
+def test_order_and_grid_are_those_of_senteval(tmp_path: Path) -> None:
+    """SentEval sorts by the numbers of words and the class before it draws folds, and scikit-learn's C is 2^-2 to 2^3,
+    for folds of a training part 2^-1 to 2^5."""
+    from sklearn.model_selection import StratifiedKFold
+
+    samples, pairs = write_lengths(tmp_path / "data")
+    options = {"data": str(tmp_path / "data"), "classifier": "sklearn", "folds": 3, "seeds": "1111"}
+    found = measured(SentEval, WordEncoder(), **options).values
+
+    def choice(x: np.ndarray, y: np.ndarray, grid: list[float]) -> tuple[float, float]:
+        folds = list(StratifiedKFold(3, shuffle=True, random_state=1111).split(x, y))
+        means = [np.mean([plain_fit(x[a], y[a], c).score(x[b], y[b]) for a, b in folds]) for c in grid]
+        return grid[int(np.argmax(np.round(means, 4)))], 100 * max(means)
+
+    ordered = sorted(samples, key=lambda sample: (len(sample[0]), sample[1]))
+    x, y = vectors_of([side for side, _ in ordered]), np.array([label for _, label in ordered])
+    tests, devs = [], []
+    for train, test in StratifiedKFold(3, shuffle=True, random_state=1111).split(x, y):
+        strength, dev = choice(x[train], y[train], [2.0**power for power in range(-2, 4)])
+        tests.append(100 * plain_fit(x[train], y[train], strength).score(x[test], y[test]))
+        devs.append(dev)
+    assert found["MR"]["mean"] == pytest.approx({"accuracy": np.mean(tests), "dev": np.mean(devs)})
+
+    parts = []
+    for some in (pairs[:80], pairs[80:]):
+        ordered = sorted(some, key=lambda pair: (len(pair[0]), len(pair[1]), pair[2]))
+        u, v = (vectors_of([pair[side] for pair in ordered]) for side in (0, 1))
+        parts.append((np.hstack([abs(u - v), u * v]), np.array([pair[2] for pair in ordered])))
+    strength, dev = choice(*parts[0], [2.0**power for power in range(-1, 6)])
+    accuracy = 100 * plain_fit(*parts[0], strength).score(*parts[1])
+    assert found["MRPC"]["mean"]["accuracy"] == pytest.approx(accuracy)
+    assert found["MRPC"]["mean"]["dev"] == pytest.approx(dev)
 
 
 @pytest.mark.slow
@@ -261,8 +321,8 @@ def test_the_command(
     assert result["values"] == json.loads(json.dumps(expected.values))
     assert result["headline"] == expected.headline
     assert text == expected.printed() + "\n"
-    grid = [0.25, 1.0, 4.0, 16.0, 64.0]
-    settings = {"classifier": "sklearn", "grid": grid, "seeds": [1, 2], "folds": 3, "language": "de"}
+    grids = {"grid": [0.25, 0.5, 1.0, 2.0, 4.0, 8.0], "folded_grid": [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0]}
+    settings = {"classifier": "sklearn", **grids, "seeds": [1, 2], "folds": 3, "language": "de"}
     assert result["settings"] == settings
     assert {Path(file).name for file in result["data"]} >= {"custrev.pos", "sentiment-test", "SICK_trial.txt"}
     assert result["overlap"] == {"found": None, "total": 300, "dropped": False}

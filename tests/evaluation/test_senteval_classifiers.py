@@ -36,11 +36,10 @@ def alone(
     stop: Stopping,
 ) -> tuple[np.ndarray, float, int]:
     """Train SentEval's classifier for one fold and strength, with torch's layer, loss and Adam."""
-    order = np.random.default_rng(seed)
-    layer = torch.nn.Linear(x.shape[1], classes)
-    bound = x.shape[1] ** -0.5
-    start = torch.empty(x.shape[1] + 1, classes).uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
-    layer.weight.data, layer.bias.data = start[:-1].T.clone(), start[-1].clone()
+    order = np.random.RandomState(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layer = torch.nn.Linear(x.shape[1], classes)
     optimizer = torch.optim.Adam(layer.parameters(), weight_decay=decay)
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
     best, kept, misses, epochs = -1.0, copy.deepcopy(layer), 0, 0

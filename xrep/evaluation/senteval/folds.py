@@ -35,6 +35,9 @@ class Classifier(Protocol):
     @property
     def grid(self) -> tuple[float, ...]: ...
 
+    @property
+    def folded_grid(self) -> tuple[float, ...]: ...
+
     def fit(self, x: np.ndarray, y: np.ndarray, classes: int, folds: list[Fold], grid: np.ndarray, seed: int) -> Fitted:
         """Fit classifiers for F folds.
 

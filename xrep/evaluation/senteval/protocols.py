@@ -42,7 +42,7 @@ def nested(examples: Examples, classes: int, classifier: Classifier, folds: int,
     chosen, dev = [], []
     for rows, _ in outer:
         inner = [Fold(rows[a], rows[b]) for a, b in sklearn_classifier.stratified(y[rows], folds, seed)]
-        strength, accuracy = _choose(x, y, classes, classifier, inner, seed)
+        strength, accuracy = _choose(x, y, classes, classifier, classifier.grid, inner, seed)
         chosen.append([strength])
         dev.append(accuracy)
     fitted = classifier.fit(x, y, classes, [Fold(rows) for rows, _ in outer], np.array(chosen), seed)
@@ -61,7 +61,7 @@ def folded(train: Examples, test: Examples, classes: int, classifier: Classifier
     """
     x, y = train
     inner = [Fold(*rows) for rows in sklearn_classifier.stratified(y, folds, seed)]
-    strength, dev = _choose(x, y, classes, classifier, inner, seed)
+    strength, dev = _choose(x, y, classes, classifier, classifier.folded_grid, inner, seed)
     fitted = classifier.fit(x, y, classes, [Fold(np.arange(len(y)))], np.array([[strength]]), seed)
     right = _right(test, fitted.weights[0, 0])
     scores = {"accuracy": 100 * float(right.mean()), "dev": dev}
@@ -94,12 +94,18 @@ def _resampled(right: np.ndarray) -> np.ndarray:
 
 
 def _choose(
-    x: np.ndarray, y: np.ndarray, classes: int, classifier: Classifier, folds: list[Fold], seed: int
+    x: np.ndarray,
+    y: np.ndarray,
+    classes: int,
+    classifier: Classifier,
+    grid: tuple[float, ...],
+    folds: list[Fold],
+    seed: int,
 ) -> tuple[float, float]:
     """Return the strength with the best mean accuracy on the folds' dev rows, and that accuracy in percent."""
-    scores = classifier.fit(x, y, classes, folds, np.tile(classifier.grid, (len(folds), 1)), seed).scores
+    scores = classifier.fit(x, y, classes, folds, np.tile(grid, (len(folds), 1)), seed).scores
     best = _best(scores)
-    return classifier.grid[best], 100 * float(scores[:, best].mean())
+    return grid[best], 100 * float(scores[:, best].mean())
 
 
 def _best(scores: np.ndarray) -> int:

@@ -25,8 +25,10 @@ class SklearnClassifier:
     """
 
     name: str = "sklearn"
-    grid: tuple[float, ...] = (0.25, 1.0, 4.0, 16.0, 64.0)
-    """Inverse strengths C that are tried; vectors of length 1 need the large values."""
+    grid: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    """Inverse strengths C that are tried, as in SentEval; vectors of length 1 would need larger values."""
+    folded_grid: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    """Those of TREC and MRPC."""
 
     def fit(
         self, x: np.ndarray, y: np.ndarray, classes: int, folds: Sequence[Fold], grid: np.ndarray, seed: int

@@ -44,6 +44,7 @@ class TorchClassifier:
     name: str = "senteval"
     grid: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2)
     """Weight decays that are tried; they apply to the bias as well."""
+    folded_grid: tuple[float, ...] = grid
     stopping: Stopping = field(default_factory=Stopping)
 
     def fit(
@@ -88,7 +89,7 @@ def train(
         score: Function of logits [n, R, C] and the n row numbers they belong to, which returns scores [R]; higher is
             better.
     """
-    generators, pairs = [np.random.default_rng(seed) for _ in folds], []
+    generators, pairs = [np.random.RandomState(seed) for _ in folds], []  # the draws are those of SentEval
     for generator, (rows, dev) in zip(generators, folds, strict=True):
         mixed, held = (
             (rows, 0) if dev is not None else (generator.permutation(rows), max(1, int(_HELD_OUT * len(rows))))
@@ -127,8 +128,10 @@ class _Layers:
         self._x, self._targets, self._gradient = x, targets, gradient
         (folds, strengths), (width, classes) = grid.shape, (x.shape[1], targets.shape[1])
         self._shape = strengths, classes
-        bound = (width - 1) ** -0.5  # the initialisation of torch.nn.Linear
-        start = torch.empty(width, classes).uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
+        bound, generator = (width - 1) ** -0.5, torch.Generator().manual_seed(seed)
+        # torch.nn.Linear draws its weight and then its bias in this way, and SentEval sets the seed before.
+        drawn = (torch.empty(classes, size).uniform_(-bound, bound, generator=generator) for size in (width - 1, 1))
+        start = torch.cat(list(drawn), dim=1).T
         self._w = start.repeat(1, strengths).expand(folds, -1, -1).clone()
         decay = torch.from_numpy(grid).float().repeat_interleave(classes, dim=1)[:, None]
         self._decay, self._steps = decay, np.zeros(folds, dtype=np.int64)
