@@ -19,7 +19,9 @@ sentence-transformers (5 or newer) opens both as one model, and the language of 
   SentenceTransformer("my-encoder").encode(["Hallo"], task="de")
 
 my-encoder/source and my-encoder/target can also be opened alone; --format hf writes these two. A README says which is
-which. Reading a directory back into xrep gives the same weights, bit by bit.
+which. Reading a directory back into xrep gives the same weights, bit by bit. transformers always gives BERT a row of
+token types, which xrep's encoders lack: it is zero, the README has the lines that freeze it for training there, and a
+row that was trained is added to the positions when xrep reads the directory.
 
 --format onnx writes onnx/model.onnx, and --format openvino writes openvino/openvino_model.xml, in float32 and where
 sentence-transformers looks for them (backend="onnx"). Pooling, projection and normalisation are inside: input_ids and

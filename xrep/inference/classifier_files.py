@@ -8,11 +8,12 @@ from xrep.data.batching import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
 from xrep.inference.encoder_files import opening_line
-from xrep.inference.model_card import Card, write_card
+from xrep.inference.model_card import FROZEN_TYPES, Card, write_card
 from xrep.interop.classifiers import CLASSES, read_classifier, write_classifier
 from xrep.models.classifier import Classifier
 from xrep.models.directory import TOKENIZER, Checkpoint, fingerprint, load_model
 from xrep.models.start import find_start
+from xrep.nn.encoder import lacks_types
 from xrep.text.pretrained_tokenizer import maximum_length, save_as_huggingface
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 from xrep.text.tokenizer import Tokenizer
@@ -54,6 +55,7 @@ def export_classifier(checkpoint: Checkpoint, directory: Path, format: str, card
             f"A classifier, trained with xrep; it predicts {labels}.",
             [loading],
             card,
+            details=FROZEN_TYPES if lacks_types(model.encoder) else [],
             library="transformers",
             pipeline=PIPELINES[model.annotation.kind],
             languages=checkpoint.text.languages,

@@ -11,11 +11,12 @@ from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
 from xrep.inference.graphs import FILES, INPUTS, Runtime, check_runtime, write_graph
-from xrep.inference.model_card import Card, write_card
+from xrep.inference.model_card import FROZEN_TYPES, Card, write_card
 from xrep.interop.exported import write_huggingface, write_router, write_sentence_transformers
 from xrep.interop.sentence_modules import Prompts
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces
+from xrep.nn.encoder import lacks_types
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import Tokenizers, tokenizer_of
 
@@ -62,6 +63,8 @@ def write_encoder(
             }
         sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in languages))
         details = _description(model, languages, format)
+        if graphs is None and any(lacks_types(encoder) for encoder in model.encoders.values()):
+            details += FROZEN_TYPES
         if graphs is not None:
             details += _graph_lines(graphs, text.max_length, prompts, place if opens else None)
         write_card(

@@ -16,7 +16,7 @@ from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming, write_json
 from xrep.inference.classifier_files import PIPELINES, export_classifier
 from xrep.inference.encoder_files import Format, opening_line, read_by
-from xrep.inference.model_card import README, Card, write_card
+from xrep.inference.model_card import FROZEN_TYPES, README, Card, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_huggingface
 from xrep.interop.sentence_modules import PROMPTS
@@ -32,6 +32,7 @@ from xrep.models.directory import (
     open_checkpoint,
     write_checkpoint,
 )
+from xrep.nn.encoder import lacks_types
 from xrep.nn.layers import quantise_layers
 from xrep.nn.pooling import Pooling
 from xrep.text.sides import open_tokenizers, save_tokenizers
@@ -196,6 +197,7 @@ def _write_its_encoder(checkpoint: Checkpoint, directory: Path, format: Format, 
             " decoder is left out. It gives a vector for each token.",
             [loading],
             card,
+            details=FROZEN_TYPES if lacks_types(model.encoder) else [],
             library="transformers",
             pipeline="feature-extraction",
             languages=text.source_languages,

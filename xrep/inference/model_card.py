@@ -27,6 +27,17 @@ _MTEB = {
     "translation": ("Translation", "bleu"),
 }
 """The type of task and the metric that mteb, or else the Hub, names for the headline figures of an evaluation."""
+FROZEN_TYPES = [
+    "",
+    "transformers gives the model a row of token types, which xrep's encoder does not have. It is zero, and training by"
+    + " other libraries changes it; xrep adds it to the positions when it reads the model. These lines freeze it:",
+    "",
+    "```python",
+    "for name, parameter in model.named_parameters():",
+    '    parameter.requires_grad_("token_type_embeddings" not in name)',
+    "```",
+]
+"""Lines about a directory that has this row, see ``xrep.nn.bert.tensors_of``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -181,6 +181,7 @@ def read_state(
         types = checked(weights, named[TYPES], (1, shape.hidden_size))
         if types.any():  # another program trained it: every token has type 0, so the row is added to the positions
             state["position_embedding.weight"] = state["position_embedding.weight"] + types
+            used.add(TYPES)
     return state, sorted(named[name] for name in named.keys() - used)
 
 

@@ -231,6 +231,11 @@ class TransformerEncoder(Encoder):
         return config, bert.tensors_of(shape, self.state_dict())
 
 
+def lacks_types(encoder: Encoder) -> bool:
+    """Return whether the encoder has no token types, where its counterpart in transformers has a row of zeros."""
+    return isinstance(encoder, TransformerEncoder) and not encoder.shape.type_vocabulary_size
+
+
 def require_transformer(encoder: Encoder, objective: str) -> TransformerEncoder:
     """Return the encoder of an objective that embeds vectors of its own, which ``TransformerEncoder`` alone can do.
 
