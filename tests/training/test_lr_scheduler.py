@@ -85,3 +85,15 @@ def test_rates_of_a_run(data_directory, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rates = [record["learning_rate"] for record in records if record["kind"] == "train"]
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.00875, 0.0075, 0.00625, 0.005, 0.00375, 0.0025, 0.00125])
+
+
+def test_fairseqs_inverse_square_root_is_one_step_behind() -> None:
+    """fairseq calls ``step_update`` with the number of updates that are done."""
+
+    def fairseq(done: int, warmup: int) -> float:
+        return done / warmup if done < warmup else (warmup / done) ** 0.5
+
+    ours = [factor("inverse_sqrt", step, step / 20, warmup_steps=4) for step in range(20)]
+    assert [fairseq(done, 4) for done in range(20)] == pytest.approx([0, *ours[:-1]])
+    assert ours[3] == 1  # the fourth update has the peak rate
+    assert "which is one step behind" in str(LR_SCHEDULERS.load("inverse_sqrt").__doc__)

@@ -109,7 +109,11 @@ class Polynomial(Schedule):
 
 
 class InverseSqrt(Schedule):
-    """The peak rate times sqrt(warm-up / time since the start), as in fairseq."""
+    """The peak rate times sqrt(warm-up / time since the start), as in fairseq, which is one step behind.
+
+    fairseq sets the rate after each update. Its first update has the rate 0, or that of its option warmup-init-lr, and
+    each later one the rate of the update before it here.
+    """
 
     @dataclass(kw_only=True)
     class Config(WarmUp):
