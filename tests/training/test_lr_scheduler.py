@@ -93,7 +93,7 @@ def test_fairseqs_inverse_square_root_is_one_step_behind() -> None:
     def fairseq(done: int, warmup: int) -> float:
         return done / warmup if done < warmup else (warmup / done) ** 0.5
 
-    ours = [factor("inverse_sqrt", step, step / 20, warmup_steps=4) for step in range(20)]
+    ours = [factor("inverse_sqrt", step, step / 20) for step in range(20)]
     assert [fairseq(done, 4) for done in range(20)] == pytest.approx([0, *ours[:-1]])
     assert ours[3] == 1  # the fourth update has the peak rate
     assert "which is one step behind" in str(LR_SCHEDULERS.load("inverse_sqrt").__doc__)

@@ -37,7 +37,7 @@ class Split:
         """Return the rows as SentEval sorts them before it draws folds and batches, int64 [N]: by the number of words
         of each side, then by the target. A line without words, which is read as ``.``, has none."""
         lengths = [[0 if text == "." else len(text.split()) for text in side] for side in self.sides]
-        return np.lexsort((self.targets, *reversed(lengths)))
+        return np.lexsort([self.targets.tolist(), *reversed(lengths)])
 
     def only(self, rows: np.ndarray) -> Split:
         """Return the rows that the mask ``rows``, bool [N], selects."""
