@@ -25,6 +25,7 @@ from tests.programs import PATIENCE
 from tests.translators import write_translator
 from xrep.models.directory import CRITERION, MODEL, open_checkpoint
 from xrep.registry import CRITERIA
+from xrep_cli.eval import main as evaluate
 from xrep_cli.train import main
 
 REAL = os.path.exists("/dev/nvidiactl")
@@ -50,13 +51,14 @@ def test_cuda_computes_what_the_cpu_does(ranks: int, tmp_path: Path) -> None:
     lines = [job(ranks, data, tmp_path / "steps.json"), *resumed_lines(ranks, data, tmp_path)]
     if ranks == 1:
         lines += [["tests.cuda.not_finite", str(data / "pairs"), str(tmp_path / "not_finite.json")]]
-        lines += [*using_lines(tmp_path), *fused_lines(data, tmp_path)]
+        lines += [*using_lines(tmp_path), *measuring_lines(data, tmp_path), *fused_lines(data, tmp_path)]
     run(lines, tmp_path, ranks)
     check_steps(ranks, tmp_path)
     check_resumed(data, tmp_path)
     if ranks == 1:
         check_not_finite(tmp_path)
         check_use(tmp_path)
+        check_measured(data, tmp_path)
         check_fused(tmp_path)
 
 
@@ -125,6 +127,41 @@ def check_use(folder: Path) -> None:
     np.testing.assert_allclose(vectors, expected, atol=CLOSE)
     found, wanted = ((folder / f"{device}.txt").read_text(encoding="utf-8") for device in ("cuda", "cpu"))
     assert len(set(found.splitlines())) > 10 and (found == wanted or REAL)
+
+
+def measuring_lines(data: Path, folder: Path) -> Lines:
+    """Return lines that measure a model of each class that loads models. Commands that measure have no ``--device``."""
+    given = {**RUN, **CASES["classification"], "criterion": "classification", "device": "cuda"}
+    trained = ["xrep_cli.train", str(data / given.pop("data")), *option_line(**given, save_dir=folder / "c")]
+    for language, side in (("de", 0), ("en", 1), ("deu", 0), ("eng", 1)):
+        name = f"tatoeba.deu-eng.{language}" if len(language) == 3 else f"test.{language}"
+        text = "".join(f"{pair[side]}\n" for pair in sentence_pairs(40))
+        (folder / name).write_text(text, encoding="utf-8")
+    return [trained, *(line for precision in ("fp16", "float32") for line in measuring(data, folder, precision))]
+
+
+def measuring(data: Path, folder: Path, precision: str) -> Lines:
+    tests: dict[str, tuple[str, dict[str, Any]]] = {
+        "tatoeba": ("e/best", {"data": folder, "langs": "de"}),
+        "translation": ("t/best", {"data": folder / "test.{lang}", "langs": "de", "max_length_b": 8}),
+        "amazon": ("c/best", {"data": data / "labels"}),
+    }
+    lines = []
+    for test, (path, own) in tests.items():
+        shared = {"path": folder / path, "precision": precision, "json": folder / f"{test}-{precision}.json"}
+        lines.append(["xrep_cli.eval", test, *option_line(**shared, **own)])
+    return lines
+
+
+def check_measured(data: Path, folder: Path) -> None:
+    """Check that commands that measure use the GPU: in float16, which is refused on CPUs, and with the CPU's figures."""
+    for test, *line in (line[1:] for line in measuring(data, folder, "float32")):
+        found, half = (json.loads((folder / f"{test}-{p}.json").read_text("utf-8")) for p in ("float32", "fp16"))
+        assert half["settings"]["precision"] == "fp16"
+        if not REAL:
+            assert evaluate([test, *line]) == 0
+            on_cpu = json.loads((folder / f"{test}-float32.json").read_text("utf-8"))
+            assert found["headline"] == pytest.approx(on_cpu["headline"], abs=1e-3)
 
 
 def fused_lines(data: Path, folder: Path) -> Lines:

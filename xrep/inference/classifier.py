@@ -73,11 +73,16 @@ class SentenceClassifier:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, device: str = "cpu", dtype: Precision = "float32", batch_tokens: int = BATCH_TOKENS
+        cls,
+        path: str | Path,
+        *,
+        device: str | None = None,
+        dtype: Precision = "float32",
+        batch_tokens: int = BATCH_TOKENS,
     ) -> SentenceClassifier:
         """Load a classifier from a checkpoint of a run, such as ``run1/best``, or from a directory of transformers.
 
-        ``dtype`` is as for ``SentenceEncoder.load``.
+        ``device`` and ``dtype`` are as for ``SentenceEncoder.load``: the default device is a GPU if there is one.
 
         Raises:
             UserError: It is neither, or its model is not a classifier, or the device does not compute in ``dtype``.
