@@ -107,6 +107,8 @@ def main(argv: Sequence[str]) -> None:
     name, paths, json_file, _ = (options.pop(key) for key in ("evaluation", "path", "json", "plugin"))
     evaluation = EVALUATIONS.load(name)
     with naming_options({field: "--" + field.replace("_", "-") for field in ("path", *options)}):
+        if options["resamples"] is not None and not evaluation.resampled:
+            raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
         _check(paths, json_file, options)
         say_if_slow("xrep-eval", options.get("precision", "float32"), choose_device(None))
         own = {key: value for key, value in options.items() if key not in ("random_baseline", "resamples")}
@@ -186,31 +188,32 @@ def _measure(
             dimensions = options.get("dimensions")
             if dimensions is not None and options["cache"] is None:  # the vectors of all widths are computed once
                 evaluation.config.cache = folder
-            opened = [evaluation.open(path) for path in paths or [""]]
-            models = [each for model in opened for each in shortened(model, dimensions)]
-            for model in models:
+            several = len(paths) > 1 or dimensions is not None
+            for path in paths[1:]:  # what is wrong with a model is found before another one is measured
+                shortened(evaluation.open(path), dimensions)
+            opened = (shortened(evaluation.open(path), dimensions) for path in paths or [""])
+            for model in itertools.chain.from_iterable(opened):
                 # Random weights come first: what a measurement writes, such as embeddings, is then that of the model.
                 random = [measured(with_random_weights(model, seed)) for seed in range(seeds)]
                 figures = measured(model)
                 first = first or figures
-                draw = figures.plot if options.get("plot") and model is models[0] else None
+                draw = figures.plot if options.get("plot") and figures is first else None
                 notes = draw(Picture(options["plot"], str(model.path))) if draw else ()
-                records[str(model.path)] = figures.record(name, model)
-                if options.get("layer") is not None:
-                    records[str(model.path)]["layer"] = options["layer"]
-                if options["resamples"] is not None and model is models[0]:
+                records[str(model.path)] = figures.record(name, model, evaluation.config)
+                if options["resamples"] is not None and figures is first:
                     write_json(options["resamples"], _drawn(figures))
                 records[str(model.path)] |= {"random_weights": random_record(random)} if random else {}
                 differing |= {} if figures is first else {str(model.path): differences(first, figures)}
                 failed |= figures.failed
                 if json_file != "-":
-                    heading = [f"{model.path}:"] if len(models) > 1 else []
+                    heading = [f"{model.path}:"] if several else []
                     print("\n".join([*heading, figures.printed(), *(notes or ()), *([""] if heading else [])]))
-            if (len(models) > 1 or seeds) and json_file != "-":
+                del model  # so that it is not in memory beside the next one
+            if (several or seeds) and json_file != "-":
                 print(comparison(records, differing))
             (record, *others) = records.values()
-            several = {"test": name, "models": records, "differences": differing}
-            write_summary(several if others else record, json_file)
+            compared = {"test": name, "models": records, "differences": differing}
+            write_summary(compared if others else record, json_file)
     if failed:
         problem = f"{', '.join(failed)} could not be measured"
         raise UserError(problem, cure="; ".join(failed.values()))

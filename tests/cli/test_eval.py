@@ -152,7 +152,8 @@ def test_margin_and_components_reach_the_measurement(
     expected = accuracy_of(tatoeba.answers(open_encoder(shared), [tatoeba.read_pool(data, "deu")], config)["de"])
     assert values["values"]["languages"]["de"]["xx-en"] == expected.forward
     scoring = {"protocol": tatoeba.PROTOCOL, "margin": "ratio", "neighbours": 3, "remove_components": 2, "whiten": 0}
-    assert values["settings"] == {"languages": ["de"], "direction": "both", **scoring}
+    general = {"drop_overlap": False, "layer": None, "precision": "float32"}
+    assert values["settings"] == {"languages": ["de"], "direction": "both", **scoring, **general}
     saved = np.load(tmp_path / "vectors" / "deu.deu.npy").astype(np.float64)
     assert np.linalg.matrix_rank(saved, tol=1e-4) == 6 - 2  # of 6 sentences
     assert _eval("--path", shared, "--data", data, "--margin", "ratio", "--neighbours", "7") == 2

@@ -78,7 +78,7 @@ def test_it_is_measured_like_the_others(place: Path, capsys: pytest.CaptureFixtu
     assert main([*arguments, "--path", "best", "--scale", "100", "--json", "out.json"]) == 0
     printed = capsys.readouterr().out
     record = json.loads((place / "out.json").read_text())
-    assert record["test"] == "mine" and record["settings"] == {"scale": 100.0} and list(record["data"]) == ["a.lines"]
+    assert record["test"] == "mine" and record["settings"]["scale"] == 100.0 and list(record["data"]) == ["a.lines"]
     assert printed == f"what      mean\n------  ------\ncosine  {record['values']['mean']:.3f}\n"
     assert record["overlap"] is None and record["model"]["path"] == "best"
     assert main([*arguments, "--list-sentences", "list.tsv"]) == 0

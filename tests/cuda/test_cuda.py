@@ -154,7 +154,7 @@ def measuring(data: Path, folder: Path, precision: str) -> Lines:
 
 
 def check_measured(data: Path, folder: Path) -> None:
-    """Check that commands that measure use the GPU: in float16, which is refused on CPUs, and with the CPU's figures."""
+    """Check that commands that measure use the GPU: float16 is refused on CPUs, and float32 has the CPU's figures."""
     for test, *line in (line[1:] for line in measuring(data, folder, "float32")):
         found, half = (json.loads((folder / f"{test}-{p}.json").read_text("utf-8")) for p in ("float32", "fp16"))
         assert half["settings"]["precision"] == "fp16"

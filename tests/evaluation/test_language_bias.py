@@ -245,7 +245,8 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path, capsys: pytest.Capt
     assert main([*options, "--json", str(output), "--plot", str(picture)]) == 0
     printed = capsys.readouterr().out
     result = json.loads(output.read_text(encoding="utf-8"))
-    assert result["settings"] == {"languages": ["de", "en"], "sentences": 25, "neighbours": 4, "remove_components": 1}
+    own = {"languages": ["de", "en"], "sentences": 25, "neighbours": 4, "remove_components": 1}
+    assert result["settings"] == {**own, "drop_overlap": False, "layer": None, "precision": "float32"}
     assert len(result["data"]) == 2 and result["headline"]["own language of 2"] == result["values"]["own"]["before"]
     assert f"{result['values']['before']['de']['de']:.1f}" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -60,7 +60,7 @@ def test_an_evaluation_of_a_layer_is_that_of_its_export(encoder: Path, tatoeba_f
         measured[name] = json.loads(json_file.read_text())
     assert measured["layer"]["values"] == measured["exported"]["values"]
     assert measured["layer"]["model"]["fingerprint"] != measured["last"]["model"]["fingerprint"]
-    assert measured["layer"]["layer"] == 0 and "layer" not in measured["last"]
+    assert (measured["layer"]["settings"]["layer"], measured["last"]["settings"]["layer"]) == (0, None)
     own, exported = SentenceEncoder.load(encoder, layer=0), SentenceEncoder.load(tmp_path / "exported")
     np.testing.assert_allclose(own.encode(SENTENCES), exported.encode(SENTENCES), atol=1e-6)
 

@@ -26,7 +26,7 @@ def _result(encoder, file: Path) -> dict:
     )
     lines = ["a table", "mean: 95% interval 1.00 to 2.25", "overlap: 1 of 9 test examples were in the training text"]
     assert figures.printed().splitlines() == lines
-    return figures.record("sts", encoder)
+    return figures.record("sts", encoder, SimpleNamespace(data="a", precision="bf16"))
 
 
 def test_two_results_are_told_apart_by_what_made_them(ngram_encoder, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_two_results_are_told_apart_by_what_made_them(ngram_encoder, tmp_path: P
         "intervals": {"mean": [1.0, 2.25]},
         "model": {"path": "trigrams", "fingerprint": "trigrams None"},
         "data": {str(file): hashlib.sha256(b"a\n").hexdigest()},
-        "settings": {"k": 4},
+        "settings": {"k": 4, "precision": "bf16"},
         "version": xrep.__version__,
         "overlap": {"found": 1, "total": 9, "dropped": False},
     }
@@ -65,7 +65,7 @@ def test_differences_are_those_of_the_same_draws() -> None:
     assert differences(*several[:2])["mean"] == pytest.approx((0.25, 0.25, 0.25))
     assert differences(several[0], several[2]) == {}
     records = {
-        name: figures.record("sts", SimpleNamespace(path=name, fingerprint=str))
+        name: figures.record("sts", SimpleNamespace(path=name, fingerprint=str), None)
         for name, figures in zip("ab", several[:2], strict=True)
     }
     header, _, row = comparison(records, {"b": differences(*several[:2])}).splitlines()

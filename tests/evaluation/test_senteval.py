@@ -323,7 +323,7 @@ def test_the_command(
     assert text == expected.printed() + "\n"
     grids = {"grid": [0.25, 0.5, 1.0, 2.0, 4.0, 8.0], "folded_grid": [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0]}
     settings = {"classifier": "sklearn", **grids, "seeds": [1, 2], "folds": 3, "language": "de"}
-    assert result["settings"] == settings
+    assert result["settings"] == {**settings, "drop_overlap": False, "layer": None, "precision": "float32"}
     assert {Path(file).name for file in result["data"]} >= {"custrev.pos", "sentiment-test", "SICK_trial.txt"}
     assert result["overlap"] == {"found": None, "total": 300, "dropped": False}
 

@@ -101,6 +101,8 @@ class Alignment(Evaluation):
     --keep-last said.
     """
 
+    resampled = False
+
     @dataclass(kw_only=True)
     class Config(EncoderOptions, OverlapOption, PlotOption):
         data: str

@@ -57,7 +57,7 @@ class All(Evaluation):
             print(f"{number} of {len(self.tests)}: {label}", file=sys.stderr, flush=True)
             try:
                 figures = self._figures(name, config, encoder, langs)
-                results[label] = figures.record(name, encoder)
+                results[label] = figures.record(name, encoder, self.config)
                 if figures.has_all_examples:
                     resamples |= {f"{label}: {figure}": drawn for figure, drawn in figures.resamples.items()}
             except NothingThere as error:

@@ -60,14 +60,16 @@ class AnnotatedEvaluation(Evaluation):
             raise UserError(problem, path=config.data, cure=f"set `split`; there are files of {', '.join(there)}")
         self.counts = Counter[str]()
         tests: dict[str, list[Any]] = {}
+        languages_in: dict[Path, set[str]] = {}
         for file in chosen:
             for example in self.task.read(file, self.counts):
                 tests.setdefault(example.language, []).append(example)
+                languages_in.setdefault(file.path, set()).add(example.language)
         if not tests:
             raise UserError("no annotated example in it", path=config.data, cure="measure on a split with labels")
         wanted = choose_languages(config.langs, sorted(tests), "test of", config.data)
         self.tests = {language: tests[language] for language in wanted}
-        self.files = [file.path for file in chosen]
+        self.files = [path for path, languages in languages_in.items() if not languages.isdisjoint(wanted)]
 
     def open(self, path: str) -> SentenceClassifier:
         return SentenceClassifier.load(path, dtype=self.config.precision, batch_tokens=self.config.batch_tokens)

@@ -20,6 +20,8 @@ from xrep.metrics.bootstrap import interval, shown_difference
 from xrep.precision import Precision
 
 Item = TypeVar("Item")
+SHARED_SETTINGS = ("drop_overlap", "layer", "precision")
+"""Options that several evaluations share and on which the figures depend."""
 
 
 @dataclass(kw_only=True)
@@ -94,6 +96,8 @@ class Evaluation(ABC):
     Config: ClassVar[type]
     takes_path: ClassVar[bool] = True
     """Whether ``--path`` names the model; if not, the options of the evaluation name it."""
+    resampled: ClassVar[bool] = True
+    """Whether its figures have ``resamples``; if not, ``--resamples`` is refused before a model is loaded."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -183,8 +187,10 @@ class Figures:
         spans = [f"{name}: 95% interval {low:.2f} to {high:.2f}" for name, (low, high) in self.intervals.items()]
         return "\n".join([self.text, *spans, *([self.overlap.line] if self.overlap else [])])
 
-    def record(self, test: str, model: Any) -> dict[str, Any]:
-        """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON."""
+    def record(self, test: str, model: Any, config: Any) -> dict[str, Any]:
+        """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON. Its settings
+        include the options of ``config`` that several evaluations share."""
+        shared = {option: getattr(config, option) for option in SHARED_SETTINGS if hasattr(config, option)}
         return {
             "test": test,
             "values": dict(self.values),
@@ -192,7 +198,7 @@ class Figures:
             "intervals": {name: list(span) for name, span in self.intervals.items()},
             "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
             "data": {str(path): sha256_of(path) for path in self.files},
-            "settings": dict(self.settings),
+            "settings": {**self.settings, **shared},
             "version": xrep.__version__,
             "overlap": asdict(self.overlap) if self.overlap else None,
         }

@@ -44,6 +44,8 @@ class LanguageBias(Evaluation):
     place of the language. Parallel files are the better test, because each language then says the same.
     """
 
+    resampled = False
+
     @dataclass(kw_only=True)
     class Config(EncoderOptions, OverlapOption, PlotOption, TextOptions):
         neighbours: int = 10

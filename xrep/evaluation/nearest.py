@@ -52,6 +52,8 @@ class Neighbours(Evaluation):
     The text may be of any size. Equal sentences count once, and a sentence that equals the query does not count.
     """
 
+    resampled = False
+
     @dataclass(kw_only=True)
     class Config(EncoderOptions):
         data: list[str]

@@ -7,7 +7,8 @@ English).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Literal
 
@@ -189,7 +190,9 @@ def accuracies(
     for test in progress(tests, "tests"):
         columns = test.premises, test.hypotheses
         keep, overlap = find_overlap(encoder.training_hashes, *columns, drop=drop_overlap, name=test.name)
-        right = (classify(encoder, classifier, test) == test.labels)[keep]
+        premises, hypotheses = (list(compress(column, keep)) for column in columns)
+        kept = replace(test, premises=premises, hypotheses=hypotheses, labels=test.labels[keep])
+        right = classify(encoder, classifier, kept) == kept.labels
         results[test.name] = Result(100 * float(right.mean()), len(right), overlap)
         outcomes.append(np.stack((right, np.ones(len(right))), axis=1))
     return results, outcomes

@@ -48,6 +48,8 @@ class Scatter(Evaluation):
     line i of the others, with {lang} in place of the language. Random lines of them are drawn.
     """
 
+    resampled = False
+
     @dataclass(kw_only=True)
     class Config(EncoderOptions, PlotOption, TextOptions):
         method: Literal["pca", "tsne"] = "pca"

@@ -127,7 +127,7 @@ class TranslationQuality(Evaluation):
         mean = {f"BLEU, mean of {len(names)}": means["bleu"]}
         headline = mean if len(names) > 4 else each if len(names) == 1 else each | mean
         resamples |= dict.fromkeys(mean, np.mean(list(resamples.values()), axis=0))
-        options = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize", "precision")
+        options = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
         return Figures(
             text=_text(values, means, target, is_tokenized=self.config.tokenize == "none"),
             values={"mean": means, "languages": values},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +38,44 @@ def measure(runs: Sequence[Run], data: str, batch_tokens: int) -> tuple[dict[str
         UserError: There is no data of any test, or a run has no checkpoint that encodes sentences.
     """
     tests = find_tests(existing_folder(data, "name a folder with data of tests"))
-    encoders = [open_encoder(run.path / "best", batch_tokens=batch_tokens) for run in runs]
+    for run in runs[1:]:  # what is wrong with an encoder is found before another one is measured
+        open_encoder(run.path / "best", batch_tokens=batch_tokens)
     trained = open_checkpoint(runs[0].path / "best").text
     for name, config in list(tests.values()):
         if name == "tatoeba":
             languages = [*trained.source_languages, *trained.target_languages]
             tests.update(_pictures(Path(config.data), languages))
-    results, failed = {label: {} for label in tests}, []
-    for label, (name, config) in tests.items():
-        first: Figures | None = None
-        for run, encoder in zip(runs, encoders, strict=True):
-            print(f"{run.name}: {label}", file=sys.stderr, flush=True)
-            try:
-                evaluation: Evaluation = EVALUATIONS.load(name)(config)
-                evaluation.read()
-                model = evaluation.open(str(run.path)) if label == CHECKPOINTS else encoder
-                figures = evaluation.measure(model)
-                ((_, record),) = records_in(figures.record(name, model))
-                first = figures if run is runs[0] else first
-                if run is not runs[0] and first:
-                    record["differences"] = differences(first, figures)
-                results[label][run.name] = record
-            except (UserError, OSError) as error:
-                failed.append(f"{run.name}: {label}: {' '.join(str(error).split())}")
+    results, failed, first = {label: {} for label in tests}, [], dict[str, Figures]()
+    for run in runs:
+        measured, problems = _measure(run, tests, batch_tokens)
+        failed += problems
+        for label, (figures, record) in measured.items():
+            if run is runs[0]:
+                first[label] = figures
+            elif label in first:
+                record["differences"] = differences(first[label], figures)
+            results[label][run.name] = record
     return {label: own for label, own in results.items() if own}, failed
+
+
+def _measure(
+    run: Run, tests: Mapping[str, tuple[str, Any]], batch_tokens: int
+) -> tuple[dict[str, tuple[Figures, dict[str, Any]]], list[str]]:
+    """Return the figures and the record of each test of a run, whose encoder is in memory only meanwhile, and a line
+    for each test that could not be measured."""
+    encoder, measured, failed = open_encoder(run.path / "best", batch_tokens=batch_tokens), {}, []
+    for label, (name, config) in tests.items():
+        print(f"{run.name}: {label}", file=sys.stderr, flush=True)
+        try:
+            evaluation: Evaluation = EVALUATIONS.load(name)(config)
+            evaluation.read()
+            model = evaluation.open(str(run.path)) if label == CHECKPOINTS else encoder
+            figures = evaluation.measure(model)
+            ((_, record),) = records_in(figures.record(name, model, config))
+            measured[label] = figures, record
+        except (UserError, OSError) as error:
+            failed.append(f"{run.name}: {label}: {' '.join(str(error).split())}")
+    return measured, failed
 
 
 def _pictures(folder: Path, trained: Sequence[str]) -> Iterator[tuple[str, tuple[str, Any]]]:
