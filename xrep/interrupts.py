@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-NOTICE = "Ctrl-C: saving what is done, which may take a while; press it again to stop at once"
+NOTICE = "Ctrl-C: the part that is being computed is finished first; press it again to stop at once"
 
 
 class Interrupted(KeyboardInterrupt):

@@ -22,6 +22,7 @@ from xrep import __version__
 from xrep.config.fields import FieldSpec, choices, convert, members
 from xrep.errors import TrainingError, UserError
 from xrep.files import check_output, is_stream, json_text, same_file, write_aside, write_json
+from xrep.interrupts import Interrupted
 from xrep.registry import import_plugin
 from xrep_cli.suggestions import suggestion
 
@@ -299,19 +300,23 @@ def print_result(text: str, output: str, path: object) -> None:
 @contextmanager
 def output_file(named: str) -> Iterator[Path]:
     """Context manager that yields the path to write to: the file itself or, for ``-``, a device or a pipe, a temporary
-    one that is copied there if the block succeeds."""
+    one that is copied there if the block succeeds. After Ctrl-C nothing is left beside the temporary one to go on from,
+    and the message says so."""
     if not is_streamed(named):
         yield Path(named)
         return
-    if named != "-":
-        with write_aside(named) as aside:
-            yield aside
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder) / "output"
-        sys.stdout.flush()
-        with open(Path(folder) / "output", "rb") as content:
-            shutil.copyfileobj(content, sys.stdout.buffer)
+    try:
+        if named != "-":
+            with write_aside(named) as aside:
+                yield aside
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / "output"
+            sys.stdout.flush()
+            with open(Path(folder) / "output", "rb") as content:
+                shutil.copyfileobj(content, sys.stdout.buffer)
+    except Interrupted:
+        raise Interrupted("nothing is saved, because the output is a stream; write to a file to go on later") from None
 
 
 def write_summary(values: Any, file: str | None) -> None:

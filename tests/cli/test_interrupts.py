@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -197,6 +198,37 @@ def test_mining_saves_and_goes_on(
         assert 0 < int(np.load(work / "neighbours.npz")["done"]) < 30
     assert mine.main([*line, "--output", str(output)]) == 0
     assert output.read_bytes() == (tmp_path / "whole.tsv").read_bytes()
+
+
+@pytest.mark.parametrize("output", ["-", "pipe"])
+@pytest.mark.parametrize("command", ["encode", "mine", "negatives"])
+def test_nothing_is_saved_of_what_goes_to_a_stream(
+    encoder: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: CAPTURED,
+    command: str,
+    output: str,
+) -> None:
+    """After one Ctrl-C, at the second chunk of lines."""
+    for name in ("temporary", "here"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path / "here")
+    os.mkfifo(tmp_path / "pipe")
+    output = str(tmp_path / "pipe") if output == "pipe" else output
+    inputs = {
+        "encode": ["--input", str(text)],
+        "mine": ["--source", str(text), "--target", str(text)],
+        "negatives": ["negatives", "--bitext", f"de-en={text},{text}"],
+    }
+    press(monkeypatch, SentenceEncoder, "encode", 2)
+    main = encode.main if command == "encode" else mine.main
+    printed = errors(main, [*inputs[command], "--device", "cpu", "--path", str(encoder), "--output", output], capfd)
+    said = "interrupted; nothing is saved, because the output is a stream; write to a file to go on later\n"
+    assert printed.endswith(said) and printed.count(NOTICE) == 1 and "saving" not in printed
+    assert not list((tmp_path / "temporary").iterdir()) and not list((tmp_path / "here").iterdir())
 
 
 def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
