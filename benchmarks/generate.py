@@ -295,7 +295,7 @@ def same(found: list[list[list[int]]], expected: list[list[list[int]]]) -> float
     return 100 * statistics.fmean(sorted(map(tuple, a)) == sorted(map(tuple, b)) for a, b in pairs)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--layers", type=int, default=6, help="layers of the encoder")
@@ -307,18 +307,19 @@ def main() -> None:
     add("--tokens", type=int, default=50, help="new tokens of each sentence")
     add("--repeats", type=int, default=5, help="rounds after the warm-up")
     add("--semantic-bias", action="store_true", help="compare ours with and without HiCTL's bias, and no others")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.manual_seed(0)
     model = make_model(options)
     draw = np.random.default_rng(0)
     vocabulary = model.source_vocabulary
     sources = [draw.integers(5, options.words, size=n) for n in draw.integers(10, 40, size=options.batch)]
     batch = collate(sorted(sources, key=len), vocabulary, 128)
+    rows = []
     with ExitStack() as stack:
         contestants = {"xrep": ours(model, options)}
         if options.semantic_bias:
             plain = make_model(argparse.Namespace(**{**vars(options), "semantic_bias": False}))
-            report({"plain": ours(plain, options), "semantic bias": contestants["xrep"]}, batch, options)
+            rows += report({"plain": ours(plain, options), "semantic bias": contestants["xrep"]}, batch, options)
             contestants = {"plain, training": training_step(plain, options)}
             contestants["semantic bias, training"] = training_step(model, options)
         else:
@@ -335,10 +336,12 @@ def main() -> None:
                 contestants |= stack.enter_context(ctranslate2(theirs, options))
             except ImportError as error:
                 say_absent("CTranslate2", error)
-        report(contestants, batch, options)
+        rows += report(contestants, batch, options)
+    write_json(options.json, {"threads": torch.get_num_threads(), "options": vars(options), "rows": rows})
 
 
-def report(contestants: dict[str, Translate], batch: TokenBatch, options: argparse.Namespace) -> None:
+def report(contestants: dict[str, Translate], batch: TokenBatch, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Print and return the speed of each contestant over that of the first, and its share of the same hypotheses."""
     turns = take_turns(contestants, [batch] * (options.repeats + 1))
     medians, outputs = turns.medians(), turns.results
     first, *_ = contestants
@@ -352,7 +355,7 @@ def report(contestants: dict[str, Translate], batch: TokenBatch, options: argpar
         rows.append({"name": name, "speed": medians[first] / taken, "same": share})
         agreement = "" if share is None else f"   same hypotheses {share:5.1f}%"
         print(f"{name:30} {rows[-1]['speed']:5.2f}x{agreement}")
-    write_json(options.json, {"threads": torch.get_num_threads(), "options": vars(options), "rows": rows})
+    return rows
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def test_commands_of_the_readme(checkout: tuple[Path, dict[str, str]], repositor
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_quick_start(checkout: tuple[Path, dict[str, str]]) -> None:
+def test_quick_start(checkout: tuple[Path, dict[str, str]], repository: Path) -> None:
     pytest.importorskip("sentence_transformers")
     root, environment = checkout
     rows = random.Random(0).sample(list(sentences()), 420)
@@ -167,6 +167,9 @@ def test_quick_start(checkout: tuple[Path, dict[str, str]]) -> None:
     assert "sentence-transformers gives the same vectors: smallest cosine 1.0000" in result.stdout
     assert re.search(r"^Tatoeba: [\d.]+%    mining F1: [\d.]+%$", result.stdout, flags=re.MULTILINE)
     assert re.search(r"^\d+ s: all$", result.stdout.splitlines()[-1])
+    printed = re.search(r"xrep-train runs/quick-start/corpus (.*) --save-dir", result.stdout)
+    guide = (repository / "docs" / "guides" / "quick-start.md").read_text(encoding="utf-8")
+    assert printed and f"xrep-train corpus/ {printed[1]} --save-dir runs/first\n" in guide
 
     for wrong, said in ((["tatoeba"], "runs/quick-start is there already"), (["nowhere"], "nowhere: no such folder")):
         result = subprocess.run([*command, *wrong], cwd=root, env=environment, capture_output=True, text=True)
