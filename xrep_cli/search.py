@@ -148,18 +148,20 @@ def _main(options: argparse.Namespace) -> None:
 
 def _summary(index: SearchIndex, as_json: bool) -> str:
     manifest = index.manifest
-    size = manifest.files["index.faiss"].bytes
+    searched = manifest.files["index.faiss"].bytes
+    size = sum(file.stat().st_size for file in index.path.iterdir())
     if as_json:
         facts = {name: value for name, value in asdict(manifest).items() if name != "files"}
-        return json.dumps({"path": str(index.path), **facts, "index_bytes": size})
+        return json.dumps({"path": str(index.path), **facts, "index_bytes": searched, "bytes": size})
     kind = f"inverted files of {manifest.cells:,} cells" if manifest.cells else "exact search"
     quantized = "" if manifest.options.quantize == "none" else f", {manifest.options.quantize}"
-    smaller = 4 * manifest.rows * manifest.size / size
+    plain = 4 * manifest.rows * manifest.size
+    sizes = f"{size / plain:.2f} times the bytes of float32 vectors (index.faiss {searched / plain:.2f})"
     recall = ""
     if found := manifest.recall:
         recall = f"; recall@{found.k} {found.recall:.3f} ({found.not_rescored:.3f} without rescoring)"
     lines = f"{manifest.rows:,} sentences of {sum(source.lines for source in manifest.sources):,} lines"
-    return f"{lines}, {kind}{quantized}, {smaller:.1f} times smaller than float32{recall}: {index.path}"
+    return f"{lines}, {kind}{quantized}, {sizes}{recall}: {index.path}"
 
 
 def _query(options: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -75,14 +76,34 @@ def test_lines_are_added_and_the_summary_says_so(capsys: pytest.CaptureFixture[s
     build = ["build", "--path", "best", "--input", "lines.en", "--output", output, "--quantize", "int8", *given]
     assert main(build) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("60 sentences of 60 lines, exact search, int8, 3.") and printed.err == ""
-    assert "times smaller than float32; recall@10 1.000 (" in printed.out and printed.out.endswith(f": {output}\n")
+    assert printed.out.startswith("60 sentences of 60 lines, exact search, int8, ") and printed.err == ""
+    assert "; recall@10 1.000 (" in printed.out and printed.out.endswith(f": {output}\n")
     assert main(["add", output, "--input", "lines.de", "--lang", "de", "--json", "--device", "cpu"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["rows"] == 120 and told["recall"]["k"] == 10 and told["path"] == output
     assert [source["name"] for source in told["sources"]] == ["lines.en", "lines.de"]
     assert main(["query", output, PAIRS[9][0], "-k", "1", "--lang", "de", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == f"1\t1.0000\tlines.de:10\t{PAIRS[9][0]}\n"
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "binary"])
+def test_the_size_is_that_of_all_files(quantize: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the text and its places, as the help says; and with them, as the line after building says."""
+    encoder, output = write_encoder(tmp_path / "wide" / "best", size=256), tmp_path / "index"
+    lines = [f"{one} {number}" for number, (one, _) in enumerate(sentence_pairs(600))]
+    (tmp_path / "lines.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    given = ["--path", str(encoder), "--input", str(tmp_path / "lines.txt"), "--lang", "de", "--device", "cpu"]
+    assert main(["build", *given, "--output", str(output), "--quantize", quantize]) == 0
+    printed, plain = capsys.readouterr().out, 4 * 256 * 600
+    sizes = {file.name: file.stat().st_size for file in output.iterdir()}
+    found = re.search(r", ([\d.]+) times the bytes of float32 vectors \(index\.faiss ([\d.]+)\)", printed)
+    assert found and float(found[1]) == pytest.approx(sum(sizes.values()) / plain, abs=0.006)
+    assert float(found[2]) == pytest.approx(sizes["index.faiss"] / plain, abs=0.006)
+    with pytest.raises(SystemExit):
+        main(["build", "--help"])
+    help_text = " ".join(capsys.readouterr().out.split())
+    said = re.search(rf"([\d.]+) times (?:the bytes of float32 vectors )?\({quantize}\)", help_text)
+    assert said and float(said[1]) == pytest.approx((sizes["index.faiss"] + sizes["vectors.npy"]) / plain, rel=0.02)
 
 
 def test_prompts_of_lines_and_queries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

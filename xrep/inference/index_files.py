@@ -68,8 +68,9 @@ class IndexOptions:
     """flat is exact search; ivf is faiss's inverted files, which may miss neighbours and are faster for many sentences;
     auto is flat up to 100,000 sentences, and ivf beyond."""
     quantize: Quantize = "none"
-    """int8 makes the index 4 times smaller and binary 32 times. What they find is compared again with 16-bit vectors,
-    which stay on disk."""
+    """Numbers of the vectors that are searched: none is float32, int8 has a byte for each and binary a bit. What is
+    found is compared again with vectors of 16 bits in the same directory. Beside the text it has about 1.5 times the
+    bytes of float32 vectors (none), 0.75 times (int8) or 0.53 times (binary)."""
 
 
 @dataclass(frozen=True, kw_only=True)
