@@ -248,7 +248,8 @@ def _main(argv: Sequence[str]) -> None:
         report = run_job(name, options.kills, options.seed)
         for line in report.problems or [f"killed {kill}" for kill in report.kills]:
             print(f"xrep-{name}: {line}", flush=True)
-        print(f"xrep-{name}: {len(report.kills) - len(report.problems)} of {options.kills} identical", flush=True)
+        identical = max(0, len(report.kills) - bool(report.problems))  # the first kill with problems is the last one
+        print(f"xrep-{name}: {identical} of {options.kills} identical", flush=True)
         failed = failed or bool(report.problems)
     if failed:
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""A tiny preprocessed corpus, made once in a session. The conftest.py of a folder imports the fixtures it needs."""
+"""A tiny preprocessed corpus, made once in a process for each conftest.py that imports its fixtures."""
 
 from __future__ import annotations
 

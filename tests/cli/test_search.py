@@ -102,7 +102,7 @@ def test_the_size_is_that_of_all_files(quantize: str, tmp_path: Path, capsys: py
     with pytest.raises(SystemExit):
         main(["build", "--help"])
     help_text = " ".join(capsys.readouterr().out.split())
-    said = re.search(rf"([\d.]+) times (?:the bytes of float32 vectors )?\({quantize}\)", help_text)
+    said = re.search(rf"([\d.]+) \({quantize}(?:, flat)?\)", help_text)
     assert said and float(said[1]) == pytest.approx((sizes["index.faiss"] + sizes["vectors.npy"]) / plain, rel=0.02)
 
 

@@ -21,8 +21,6 @@ from xrep.kernels.gather import current_group, gather_rows, rank_sizes
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 
-"""Seconds after which processes that wait for each other count as hanging."""
-
 Results = dict[str, Tensor]
 Found = list[dict[str, Results]]
 """The results by rank and case."""

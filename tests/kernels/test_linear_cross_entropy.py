@@ -77,7 +77,7 @@ class Problem:
         return hidden @ weight.t() + (0 if bias is None else bias.double())
 
     def bias(self, given: Tensor | None) -> Tensor | None:
-        """The loss of each token, or of all."""
+        """Return the bias of each token: the given one, or the one of its group."""
         return given if self.groups is None or given is None else given[self.groups]
 
     def kernel(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -97,7 +97,7 @@ class Problem:
         return [differentiate(self.plain, in_type(self.inputs, dtype), self.factor) for dtype in types]
 
     def check_tokens(self) -> None:
-        """Return the negative log-likelihood and the correctness of each token."""
+        """Check the negative log-likelihood and the correctness of each token."""
         logits, ignored = self.logits(), self.target == self.ignore_index
         nll = F.cross_entropy(logits, self.target, reduction="none", ignore_index=self.ignore_index)
         assert error(self.result.nll, nll, self.case.logit) < 2e-6

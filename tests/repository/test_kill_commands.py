@@ -31,6 +31,16 @@ def test_problems_are_named(script: dict[str, Any], tmp_path: Path) -> None:
     assert report.problems[0].startswith("the undisturbed command ends with exit code 2: xrep-preprocess: error: ")
 
 
+def test_a_command_that_fails_undisturbed_is_identical_never(
+    script: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = script["Job"]("preprocess --bitext de-en=none.tsv --destdir out".split(), ["out"])
+    monkeypatch.setitem(script["run_job"].__globals__["JOBS"], "preprocess", lambda folder: failing)
+    with pytest.raises(SystemExit):
+        script["main"](["preprocess"])
+    assert capsys.readouterr().out.endswith("\nxrep-preprocess: 0 of 20 identical\n")
+
+
 @pytest.mark.slow
 def test_half_written_and_different_outputs_are_found(
     script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

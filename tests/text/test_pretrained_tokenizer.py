@@ -59,7 +59,7 @@ def copy(source: Path, target: Path, **config: Any) -> Path:
 
 
 def assert_same(ours: Tokenizer, theirs: Any, sentences: list[str]) -> None:
-    """Return ids without and with special tokens, the special ids, and the size."""
+    """Check that the ids without and with special tokens, the special ids and the size are the same."""
     ids = ours.encode(sentences)
     expected = theirs(sentences, add_special_tokens=False)["input_ids"]
     assert {s: i for s, i in zip(sentences, ids, strict=True)} == dict(zip(sentences, expected, strict=True))

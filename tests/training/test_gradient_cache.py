@@ -35,7 +35,7 @@ def batches(make_batch) -> list[Any]:
 
 
 def assert_near(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> None:
-    """Return errors relative to the largest number."""
+    """Check that errors relative to the largest number are small."""
     assert torch.equal(one.isnan(), other.isnan()), "parameters without gradient"
     other = other.nan_to_num()
     assert other.abs().max() > 1e-4

@@ -68,9 +68,9 @@ class IndexOptions:
     """flat is exact search; ivf is faiss's inverted files, which may miss neighbours and are faster for many sentences;
     auto is flat up to 100,000 sentences, and ivf beyond."""
     quantize: Quantize = "none"
-    """Numbers of the vectors that are searched: none is float32, int8 has a byte for each and binary a bit. What is
-    found is compared again with vectors of 16 bits in the same directory. Beside the text it has about 1.5 times the
-    bytes of float32 vectors (none), 0.75 times (int8) or 0.53 times (binary)."""
+    """Size of the numbers that are searched: int8 has a byte for each, binary a bit, none 4 bytes (flat) or 2 (ivf).
+    What is found is compared again with vectors of 2 bytes a number, so that the directory has, beside the text, about
+    0.53 (binary), 0.75 (int8), 1.0 (none, ivf) or 1.5 (none, flat) times the bytes of float32 vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
