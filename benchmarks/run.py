@@ -4,10 +4,11 @@
   python benchmarks/run.py --quick --only encode --only mining
   python benchmarks/run.py --json figures.json --page docs/benchmarks.md    # the sizes of the scripts, hours
 
-Each script runs in a process of its own, in which the contestants take turns. A ratio is the time of another program
-over ours in the same round (above 1: ours is faster), and the table has its median over the rounds. The spread is the
-distance between the quartiles of that ratio, as a share of the median; a ratio whose spread is too large is marked as
-unsteady and should not be quoted. Programs that are not installed are named below the table.
+Each script runs in a process of its own, in which the contestants take turns (CTranslate2 takes its turns in processes
+of its own). A ratio is the time of another program, or of another objective or setting of xrep, over that of ours in
+the same round (above 1: ours takes less time), and the table has its median over the rounds. The spread is the distance
+between the quartiles of that ratio, as a share of the median; a ratio whose spread is too large is marked as unsteady,
+because another run may give another one. Programs that are not installed are named below the table.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def machine() -> dict[str, Any]:
 
 def table(figures: dict[str, Any]) -> list[str]:
     """Return all ratios, and below them who was absent and which benchmarks failed."""
-    rows = [["benchmark", "ours", "beside", "times faster", "spread", "rounds"]]
+    rows = [["benchmark", "ours", "beside", "its time over ours", "spread", "rounds"]]
     for row in figures["rows"]:
         spread = "-" if row["spread"] is None else f"{row['spread']:.0%}"
         marked = spread if row["steady"] else f"{spread}, unsteady"
@@ -234,12 +235,14 @@ def page(figures: dict[str, Any]) -> str:
     """Return the page about the figures of a run, which are all that it reads."""
     sizes = "small sizes" if figures["quick"] else "the sizes that the scripts have by default"
     about = (
-        f"xrep beside other programs on one machine, with {sizes}. A ratio is the time of the other program over that"
-        " of ours in the same round: above 1, ours is faster. The contestants of a benchmark take turns in one process,"
-        " and the figures are medians over the rounds. Where the middle half of the rounds differs by more than"
-        f" {UNSTEADY:.0%} of the median, the ratio is marked as unsteady and should not be quoted. The folder"
-        " `benchmarks/` has the scripts, and its README figures at larger sizes. With `--page docs/benchmarks.md` the"
-        " command writes this page anew."
+        f"Times of xrep on one machine, with {sizes}, beside those of other programs with the same work, of the matrix"
+        " products in it (`floor`, `products alone`), and of other objectives or settings of xrep (`TR`, `passes`,"
+        " `random batches`), which show what ours costs. A ratio is the time of what stands beside over that of ours in"
+        " the same round: above 1, ours takes less time. The contestants of a benchmark take turns in one process, but"
+        " for CTranslate2, which has processes of its own, and the figures are medians over the rounds. Where the"
+        f" middle half of the rounds differs by more than {UNSTEADY:.0%} of the median, the ratio is marked as"
+        " unsteady: another run may give another one. The folder `benchmarks/` has the scripts, and its README figures"
+        " at larger sizes. With `--page docs/benchmarks.md` the command writes this page anew."
     )
     paragraphs = [
         "# Benchmarks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +44,17 @@ def test_the_page_in_the_documentation_is_of_this_form(script: ModuleType) -> No
     names = [line.split("**")[1] for line in text.splitlines() if line.startswith("- **")]
     assert names == [name for name in script.BENCHMARKS if name in names] and "python benchmarks/run.py" in text
     assert all((FOLDER / f"{name}.py").is_file() for name in script.BENCHMARKS)
+    here = {"processor": "", "flags": [], "threads": 1, "torch": "", "python": ""}
+    nothing = {"rows": [], "absent": [], "failed": {}, "benchmarks": [], "command": "", "date": "", "machine": here}
+    _, about, *_, head, _ = script.page({**nothing, "quick": True}).split("\n\n")
+    assert f"\n\n{about}\n\n" in text
+    columns = [cell.strip() for cell in head.splitlines()[0].split("|")]
+    assert columns in [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+
+
+def test_the_readme_names_every_script() -> None:
+    rows = re.findall(r"^\| `(\w+\.py)` \|", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted({path.name for path in FOLDER.glob("*.py")} - {"harness.py", "run.py"})
 
 
 def test_a_ratio_is_the_median_of_the_rounds(script: ModuleType) -> None:
