@@ -181,8 +181,7 @@ def choose_device(named: str | None) -> str:
     try:
         torch.zeros(1, device=device).item()  # the device "meta" makes tensors, but they hold nothing
     except (RuntimeError, AssertionError, ImportError):  # torch without CUDA raises an AssertionError
-        cure = "choose another `device`, such as cpu"
-        cure += ", or start no more processes than there are GPUs" if several else ""
+        cure = "choose another `device`, such as cpu" + several * ", or start no more processes than there are GPUs"
         raise UserError(f"{device} is not a device of this machine", cure=cure) from None
     return device
 
@@ -300,8 +299,7 @@ def print_result(text: str, output: str, path: object) -> None:
 @contextmanager
 def output_file(named: str) -> Iterator[Path]:
     """Context manager that yields the path to write to: the file itself or, for ``-``, a device or a pipe, a temporary
-    one that is copied there if the block succeeds. After Ctrl-C nothing is left beside the temporary one to go on from,
-    and the message says so."""
+    one that is copied there if the block succeeds. After Ctrl-C nothing is left to go on from, as the message says."""
     if not is_streamed(named):
         yield Path(named)
         return

@@ -89,7 +89,7 @@ def test_links_and_files_exist() -> None:
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / target).exists(), f"{page}: {target}"
         for path in re.findall(r"`((?:xrep|xrep_cli|tests|examples|scripts|benchmarks)/[\w./+-]+)", text):
-            assert (ROOT / path).exists(), f"{page.name}: {path}"
+            assert (ROOT / path).exists() or re.search("NAME|PAPER", path), f"{page.name}: {path}"
 
 
 @pytest.mark.parametrize("page", ENTRANCES, ids=lambda page: str(page.relative_to(ROOT)))
