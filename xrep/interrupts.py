@@ -16,6 +16,15 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C ended a computation; the message says what is saved and how to go on."""
 
 
+@contextmanager
+def saving_nothing() -> Iterator[None]:
+    """Context manager around a computation whose output is a stream: what it has saved is deleted after Ctrl-C."""
+    try:
+        yield
+    except Interrupted:
+        raise Interrupted("nothing is saved, because the output is a stream; write to a file to go on later") from None
+
+
 class StopRequest:
     """Records the signals that ask a computation to stop, so that it can save what is done.
 

@@ -22,7 +22,7 @@ from xrep import __version__
 from xrep.config.fields import FieldSpec, choices, convert, members
 from xrep.errors import TrainingError, UserError
 from xrep.files import check_output, is_stream, json_text, same_file, write_aside, write_json
-from xrep.interrupts import Interrupted
+from xrep.interrupts import saving_nothing
 from xrep.registry import import_plugin
 from xrep_cli.suggestions import suggestion
 
@@ -181,7 +181,8 @@ def choose_device(named: str | None) -> str:
     try:
         torch.zeros(1, device=device).item()  # the device "meta" makes tensors, but they hold nothing
     except (RuntimeError, AssertionError, ImportError):  # torch without CUDA raises an AssertionError
-        cure = "choose another `device`, such as cpu" + several * ", or start no more processes than there are GPUs"
+        cure = "choose another `device`, such as cpu"
+        cure += ", or start no more processes than there are GPUs" if several else ""
         raise UserError(f"{device} is not a device of this machine", cure=cure) from None
     return device
 
@@ -299,22 +300,19 @@ def print_result(text: str, output: str, path: object) -> None:
 @contextmanager
 def output_file(named: str) -> Iterator[Path]:
     """Context manager that yields the path to write to: the file itself or, for ``-``, a device or a pipe, a temporary
-    one that is copied there if the block succeeds. After Ctrl-C nothing is left to go on from, as the message says."""
+    one that is copied there if the block succeeds. After Ctrl-C nothing of that is left, and the message says so."""
     if not is_streamed(named):
         yield Path(named)
         return
-    try:
-        if named != "-":
-            with write_aside(named) as aside:
-                yield aside
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder) / "output"
-            sys.stdout.flush()
-            with open(Path(folder) / "output", "rb") as content:
-                shutil.copyfileobj(content, sys.stdout.buffer)
-    except Interrupted:
-        raise Interrupted("nothing is saved, because the output is a stream; write to a file to go on later") from None
+    if named != "-":
+        with write_aside(named) as aside, saving_nothing():
+            yield aside
+        return
+    with tempfile.TemporaryDirectory() as folder, saving_nothing():
+        yield Path(folder) / "output"
+        sys.stdout.flush()
+        with open(Path(folder) / "output", "rb") as content:
+            shutil.copyfileobj(content, sys.stdout.buffer)
 
 
 def write_summary(values: Any, file: str | None) -> None:
