@@ -13,11 +13,11 @@ from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batching import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
-from xrep.interop.pretrained import masked_language_head, read_pretrained
+from xrep.interop.pretrained import Pretrained, masked_language_head, read_pretrained
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
-from xrep.models.directory import CRITERION, open_checkpoint
+from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
-from xrep.models.start import find_start
+from xrep.models.start import TrainedTower, find_start
 from xrep.nn.bert import CONFIG
 from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
@@ -59,10 +59,11 @@ class MaskedLanguage(nn.Module):
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
         self._begins: dict[str, Tensor] = {}
         pretrained = model.config.pretrained() if head == "auto" else {}
-        self.heads = ModuleDict({t: self._head(t, model.encoders[t], pretrained.get(t)) for t in model.encoders})
+        starts = {tower: find_start(path, model.config.encoder_type) for tower, path in pretrained.items()}
+        self.heads = ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
 
-    def _head(self, tower: str, encoder: Encoder, directory: str | None) -> MaskedLanguageHead:
-        path = None if directory is None else find_start(directory).path
+    def _head(self, tower: str, encoder: Encoder, start: Pretrained | None) -> MaskedLanguageHead:
+        path = None if start is None else start.path
         shape, own = encoder.shape, encoder.shape.type == "transformer"
         if encoder.token_embedding.weight.size(1) != shape.hidden_size:
             problem = f"tower {tower}: its input embeddings, which predict words, are narrower than its token vectors"
@@ -72,7 +73,9 @@ class MaskedLanguage(nn.Module):
         head = MaskedLanguageHead(shape.hidden_size, shape.vocabulary_size, norm_epsilon=shape.norm_epsilon)
         if path is None:
             return head
-        states = [] if (path / CONFIG).is_file() else heads_of_run(path.parent, path.name)
+        # The start is a tower below its checkpoint, or a checkpoint whose model has no towers (and no such head).
+        of_tower = isinstance(start, TrainedTower) and not (path / MANIFEST).is_file()
+        states = heads_of_run(path.parent, path.name) if of_tower else []
         if len(states) == 1 and shape.activation == head.activation:
             head.load_state_dict(states[0])
             return head
