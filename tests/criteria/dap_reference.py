@@ -64,7 +64,7 @@ def reference(
 
     Args:
         chosen: The tokens that are predicted.
-        subwords: The subwords of the softmax, by language; None: all.
+        subwords: The subwords of the softmax, by language; None: all. Others are masked, but no term has them.
     """
     config, encoder, found = dap.config, model.encoders["shared"], Sums()
     sides = (batch.source, batch.target)
@@ -94,6 +94,8 @@ def reference(
         words = sorted(subwords[languages[of_y]]) if subwords else list(range(len(dap.head.bias)))
         losses = []
         for position, place in places.items():
+            if int(tokens[position]) not in words:
+                continue
             logits = encoder.token_embedding.weight[words] @ x[place] + dap.head.bias[words]
             share = logits.exp() / logits.exp().sum()
             losses.append(-torch.log(share[words.index(int(tokens[position]))]))

@@ -119,7 +119,7 @@ class DAP(TranslationRanking):
         """Language that one side of every pair must be in."""
         rtl_vocabulary: Literal["all", "target-language"] = "all"
         """Subwords that the softmax covers: all, or those that occur in the training text of y's language (the authors'
-        released scripts have a list of the English ones)."""
+        released scripts have a list of the English ones). Other subwords, of a dev split, are not predicted."""
         reconstruction_ratio: float = 1.0
         """rho: probability with which each token of y is reconstructed. In place of the other tokens the head reads the
         vectors that the encoder computed for them, with their gradient (section 5.2 and figure 3)."""
@@ -169,6 +169,7 @@ class DAP(TranslationRanking):
             for place in [self._languages.index(pivot)] if toward else range(len(self._languages)):
                 ids = np.union1d(task.subwords(self._languages[place]), [self._vocabulary.eos_id])
                 self.register_buffer(f"subwords_{place}", torch.from_numpy(ids.astype(np.int64)), persistent=False)
+                self._planner.labels[place] = np.isin(np.arange(self._vocabulary.size), ids)
 
     def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
         planned = super().plan_rows(batch, generator)

@@ -5,7 +5,7 @@ Plans are made with numpy from lengths and languages that are on the CPU, so tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -37,7 +37,8 @@ class Reconstruction(Movable):
 
     Attributes:
         given: int64 [4, N], the tokens whose vectors are given: all of x, and those of y that are not predicted.
-        predicted: int64 [4, M], the predicted tokens, in the order of ``runs``.
+        predicted: int64 [4, P], the places of [MASK]s: first those of the M predicted tokens, in the order of
+            ``runs``, then those of tokens that no label has.
         shares: float64 [M], 1 / number of predicted tokens of the same sentence.
         lengths: int64 [B], number of tokens in each row of the head's input.
         width: the largest of these lengths.
@@ -71,11 +72,14 @@ class Planner:
             other side. both: to_pivot in pairs of even number (``PairBatch.indices``), from_pivot in those of odd
             number.
         ratio: probability with which each token of y is predicted, independently of the others.
+        labels: bool [V] by language of y, the subwords that can be predicted; no language: all subwords. Other subwords
+            become [MASK]s, too, but are not predicted.
     """
 
     pivot: int
     direction: Direction
     ratio: float
+    labels: dict[int, np.ndarray] = field(default_factory=dict)
 
     def plan(self, batch: PairBatch, generator: torch.Generator) -> Reconstruction:
         """Plan the reconstruction of a batch, sorted by direction and language of y.
@@ -97,11 +101,14 @@ class Planner:
         head_width = int(lengths.max(initial=1))
         starts = own * head_width
         x[SLOT], y[SLOT] = ranges(starts, x_lengths), ranges(starts + x_lengths, y_lengths)
-        count = y_lengths
+        rows = np.repeat(own, y_lengths)
         if self.ratio < 1:
             drawn = torch.rand(y.shape[1], dtype=torch.float64, generator=generator).numpy() < self.ratio
-            count = np.bincount(np.repeat(own, y_lengths)[drawn], minlength=len(own))
-            x, y = np.concatenate([x, y[:, ~drawn]], axis=1), y[:, drawn]
+            x, y, rows = np.concatenate([x, y[:, ~drawn]], axis=1), y[:, drawn], rows[drawn]
+        if self.labels:
+            labelled = self._labelled(batch, y)
+            y, rows = np.concatenate([y[:, labelled], y[:, ~labelled]], axis=1), rows[labelled]
+        count = np.bincount(rows, minlength=len(own))
         runs = self._runs(np.repeat(away, count), np.repeat(languages[order, of_y], count))
         shares = np.repeat(1 / np.maximum(count, 1), count)
         tensors = (torch.from_numpy(np.ascontiguousarray(each)) for each in (x, y, shares, lengths))
@@ -120,6 +127,14 @@ class Planner:
         table[LANGUAGE] = np.repeat(languages, lengths)
         table[POSITION] = ranges(np.ones_like(lengths), lengths)
         return table, lengths
+
+    def _labelled(self, batch: PairBatch, table: np.ndarray) -> np.ndarray:
+        """Return which tokens of a table can be predicted, bool [N]."""
+        tokens = batch.source.followed_by(batch.target, 0).tokens.flatten().numpy()[table[PLACE]]
+        known = np.zeros(len(tokens), dtype=bool)
+        for language, labels in self.labels.items():
+            known |= (table[LANGUAGE] == language) & labels[tokens]
+        return known
 
     def _runs(self, away: np.ndarray, languages: np.ndarray) -> list[Run]:
         """Return the runs of tokens sorted by direction and language. A direction without tokens has one empty run."""
