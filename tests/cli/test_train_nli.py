@@ -74,6 +74,14 @@ def test_the_classifier_learns_and_starts_another_run(nli: Path, tmp_path: Path)
     assert all(torch.equal(again[name], tensor) for name, tensor in linear.items())
 
 
+def test_a_tower_without_any_text(nli: Path, tmp_path: Path) -> None:
+    """By default there are two towers, and all text of one language belongs to one of them; the other one stays."""
+    given = {"task": "nli", "criterion": "nli", "vocab_size": 70, "max_steps": 3, "towers": "separate", "log_every": 1}
+    assert main([str(nli), *options(**given, save_dir=tmp_path / "run")]) == 0
+    assert main([str(nli), *options(**{**given, "max_steps": 4}, save_dir=tmp_path / "run")]) == 0
+    assert [record["step"] for record in records(tmp_path / "run", "train")] == [1, 2, 3, 4]
+
+
 @pytest.mark.slow
 def test_two_ranks_with_towers_of_their_own(nli: Path, tmp_path: Path) -> None:
     """One of the towers gets no sentence at all."""

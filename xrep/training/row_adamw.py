@@ -67,7 +67,8 @@ class RowAdamW(torch.optim.AdamW):
         begun[rows] = True
         if torch.tensor(kept := 1 - group["lr"] * group["weight_decay"], dtype=p.dtype) != 1:
             p.mul_(kept)
-        for some in begun.nonzero().squeeze(1).split(max(1, BLOCK // p.size(1))):
+        every = begun.nonzero().squeeze(1)  # there are none before the first batch that has text of this table
+        for some in every.split(max(1, BLOCK // p.size(1))) if len(every) else ():
             parts, gradient = (
                 [tensor.index_select(0, some) for tensor in tensors],
                 values.new_zeros(len(some), p.size(1)),
