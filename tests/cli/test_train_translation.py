@@ -16,6 +16,7 @@ import torch
 
 from tests.cli.test_train_ranks import finish, start_ranks
 from tests.corpus import sentence_pairs, write_corpus
+from tests.first_tokens import write_tokenizer_without_first_token
 from tests.fixtures import spanish_pairs
 from tests.runs import command, environment, options, refusal, xrep_train
 from xrep.config import to_yaml
@@ -26,6 +27,7 @@ from xrep.inference.generation.translator import Translator
 from xrep.metrics.translation import bleu
 from xrep.models.directory import MODEL, open_checkpoint
 from xrep.models.translation import Translation
+from xrep.tasks.translation import TranslationTask
 from xrep.text.readers import discover_bitext
 from xrep.text.tokenizer import train_tokenizer
 from xrep_cli.train import main
@@ -104,6 +106,32 @@ def test_digits_are_copied_sorted_and_reversed(tmp_path: Path, monkeypatch: pyte
         sources, references = map(list, zip(*pairs, strict=True))
         found = [best[0].text for best in translator.translate(sources, language, SearchOptions(beam=3))]
         assert bleu(found, references).value > 99, language
+
+
+@pytest.mark.slow
+def test_no_digit_is_lost_without_a_first_token(tmp_path: Path) -> None:
+    """With a tokenizer like T5's, which has no [CLS], translations and references begin with the first word."""
+    (tmp_path / "raw").mkdir()
+    held_out = write_digits(tmp_path / "raw")["es"]
+    for path in [*tmp_path.glob("raw/*.de-en.*"), *tmp_path.glob("raw/*.de-fr.*")]:
+        path.unlink()
+    tokenizer = write_tokenizer_without_first_token(tmp_path / "tokenizer", "0123456789" + LETTERS)
+    options = PreprocessOptions(tokenizers={"shared": str(tokenizer)})
+    preprocess(discover_bitext(tmp_path / "raw"), tmp_path / "bin", options, progress=False)
+    run = train(
+        tmp_path / "bin", tmp_path / "run", hidden_size=64, heads=4, feedforward_size=128, tie_embeddings="all",
+        norm="pre", dropout=0.0, attention_dropout=0.0, max_tokens=1000, max_steps=160, max_length=6, max_sentences=60,
+    )  # fmt: skip
+    translator = Translator.load(run / "best", device="cpu")
+    assert translator.model.target_vocabulary.bos_id is None
+    sources, references = map(list, zip(*held_out, strict=True))
+    assert [best[0].text for best in translator.translate(sources, "es", SearchOptions(beam=2))] == references
+    (valid,) = [record for record in records(run) if record["kind"] == "valid"]
+    assert valid["bleu_de-es"] == pytest.approx(100)
+    task = TranslationTask(TranslationTask.Config(data=str(tmp_path / "bin"), max_length=6), seed=1)
+    (pool,) = task.validation_pools(60)
+    lines = (tmp_path / "raw" / "valid.de-es.es").read_text().splitlines()
+    assert sorted(line for batch in pool.batches() for line in task.references(batch)) == sorted(lines)
 
 
 # -- runs that stop and are resumed -----------------------------------------------------------------------------------

@@ -196,9 +196,9 @@ def test_tlm_sees_both_sides_and_mlm_one(text, batch) -> None:
         replaced = getattr(other, changed)
         tokens = replaced.tokens.clone()
         tokens[:, 1] = (tokens[:, 1] + 1) % vocabulary.size
-        together = read_together(batch.source, batch.target, vocabulary.pad_id, None)
+        together = read_together(batch.source, batch.target, vocabulary, None)
         sides = {"source": other.source, "target": other.target, changed: token_batch(tokens, replaced.lengths)}
-        changed_together = read_together(sides["source"], sides["target"], vocabulary.pad_id, None)
+        changed_together = read_together(sides["source"], sides["target"], vocabulary, None)
         before, after = (
             model.encoders["shared"](each.batch, positions=each.positions) for each in (together, changed_together)
         )
@@ -214,7 +214,7 @@ def test_pairs_are_cut_to_the_position_table(limit: int) -> None:
     lengths = [(3, 3), (3, 20), (20, 3), (20, 20), (4, 7), (0, 0), (11, 0)]
     sides = [collate([np.arange(10, 10 + n) + 100 * k for n in side], vocabulary, 64)
              for k, side in enumerate(zip(*lengths, strict=True))]  # fmt: skip
-    together = read_together(*sides, vocabulary.pad_id, limit)
+    together = read_together(*sides, vocabulary, limit)
     rows = [ids[:n].tolist() for ids, n in zip(together.batch.tokens, together.batch.lengths, strict=True)]
     for row, second, (n, m) in zip(rows, together.second, lengths, strict=True):
         assert len(row) == min(n + m + 3, limit)

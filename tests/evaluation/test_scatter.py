@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -83,8 +84,13 @@ def test_links_lead_from_english_to_its_translations(ngram_encoder) -> None:
     np.testing.assert_allclose(found.points, scatter.project(np.concatenate(vectors), "pca")[0], atol=1e-6)
 
 
-def test_tokens_are_those_of_the_pooled_layer(checkpoint: Path) -> None:
+@pytest.mark.parametrize("first", [1, 0])
+def test_tokens_are_those_of_the_pooled_layer(checkpoint: Path, first: int) -> None:
+    """T5's tokenizer puts no token in front of a sentence."""
     encoder = open_encoder(checkpoint)
+    vocabularies = encoder.encoder.text.vocabularies
+    if not first:
+        vocabularies["shared"] = dataclasses.replace(vocabularies["shared"], bos_id=None)
     sentences = [GERMAN[0], "Katze", *GERMAN[1:5]]
     labels, vectors = scatter.token_vectors(encoder.encoder, sentences, "deu")
     model, start = encoder.encoder.model, 0
@@ -92,7 +98,7 @@ def test_tokens_are_those_of_the_pooled_layer(checkpoint: Path) -> None:
         ids = encoder.encoder.tokenizers["shared"].encode([sentence])[0]
         batch = collate([np.array(ids)], encoder.encoder.text.vocabulary("source"), 64)
         with torch.inference_mode():
-            expected = model.encode("source", batch)[1][0, 1:-1].numpy()
+            expected = model.encode("source", batch)[1][0, first:-1].numpy()
         np.testing.assert_allclose(vectors[start : start + len(ids)], expected, atol=1e-5)
         pieces = [label for label in labels[start : start + len(ids)] if label != "▁"]
         assert "".join(pieces) == sentence.replace(" ", "")

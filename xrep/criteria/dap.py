@@ -147,7 +147,10 @@ class DAP(TranslationRanking):
         self._languages = text.languages
         direction: Direction = config.rtl_direction
         self._planner = Planner(
-            pivot=text.languages.index(config.pivot_language), direction=direction, ratio=config.reconstruction_ratio
+            pivot=text.languages.index(config.pivot_language),
+            direction=direction,
+            ratio=config.reconstruction_ratio,
+            leading=self._vocabulary.leading_count,
         )
         encoder = require_transformer(model.encoders[self._tower], "dap")
         depth = len(encoder.layers) if model.config.pooled_layer is None else model.config.pooled_layer

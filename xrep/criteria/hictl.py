@@ -186,7 +186,7 @@ class HiCTL(ContrastiveCriterion):
         sizes: dict[str, float] = {}
         masked = words = together = None
         if self.config.word_contrast or (self.language is not None and not self.config.monolingual):
-            together = read_together(batch.source, batch.target, self._vocabulary.pad_id, self._limit).batch
+            together = read_together(batch.source, batch.target, self._vocabulary, self._limit).batch
         if self.language is not None:
             masked = self.language.mask(
                 SHARED, batch.source if self.config.monolingual or together is None else together, generator

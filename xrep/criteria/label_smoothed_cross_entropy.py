@@ -39,12 +39,13 @@ class LabelSmoothedCrossEntropy(Criterion):
 
     def __init__(self, config: Config, model: TranslationModel, text: TextSpec) -> None:
         super().__init__(config)
+        self._leading = text.vocabulary("target").leading_count
         known = {language: place for place, language in enumerate(model.target_languages)}
         self._targets = np.array([known.get(language, -1) for language in text.languages], dtype=np.int64)
         """Maps places in ``TextSpec.languages`` to places in the model's target languages; -1: never a target."""
 
     def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
-        return Planned(batch, {"translation": batch.target.real_tokens - len(batch)})
+        return Planned(batch, {"translation": batch.target.real_tokens - self._leading * len(batch)})
 
     def forward(self, model: TranslationModel, planned: Planned) -> Loss:
         batch = planned.batch

@@ -72,6 +72,7 @@ class Planner:
             other side. both: to_pivot in pairs of even number (``PairBatch.indices``), from_pivot in those of odd
             number.
         ratio: probability with which each token of y is predicted, independently of the others.
+        leading: number of special tokens in front of a sentence, which are left out.
         labels: bool [V] by language of y, the subwords that can be predicted; no language: all subwords. Other subwords
             become [MASK]s, too, but are not predicted.
     """
@@ -79,6 +80,7 @@ class Planner:
     pivot: int
     direction: Direction
     ratio: float
+    leading: int = 1
     labels: dict[int, np.ndarray] = field(default_factory=dict)
 
     def plan(self, batch: PairBatch, generator: torch.Generator) -> Reconstruction:
@@ -89,7 +91,7 @@ class Planner:
         """
         width, own = max(batch.source.tokens.size(1), batch.target.tokens.size(1)), np.arange(len(batch))
         languages = batch.languages.numpy()
-        lengths = np.stack([batch.source.host_lengths, batch.target.host_lengths], axis=1) - 1  # [CLS] is left out
+        lengths = np.stack([batch.source.host_lengths, batch.target.host_lengths], axis=1) - self.leading
         away = {"to_pivot": own < 0, "from_pivot": own >= 0, "both": batch.indices.numpy() % 2 == 1}[self.direction]
         of_y = (away != (languages[:, 1] == self.pivot)).astype(np.int64)
         order = np.lexsort((languages[own, of_y], away))
@@ -117,15 +119,14 @@ class Planner:
             given=given, predicted=predicted, shares=of_sentence, lengths=row_lengths, width=head_width, runs=runs
         )
 
-    @staticmethod
     def _tokens(
-        side: np.ndarray, row: np.ndarray, width: int, lengths: np.ndarray, languages: np.ndarray
+        self, side: np.ndarray, row: np.ndarray, width: int, lengths: np.ndarray, languages: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of a side (0 source, 1 target) of each row as a table without slots, and ``lengths``."""
         table = np.empty((4, lengths.sum()), dtype=np.int64)
-        table[PLACE] = ranges((side * len(row) + row) * width + 1, lengths)
+        table[PLACE] = ranges((side * len(row) + row) * width + self.leading, lengths)
         table[LANGUAGE] = np.repeat(languages, lengths)
-        table[POSITION] = ranges(np.ones_like(lengths), lengths)
+        table[POSITION] = ranges(np.full_like(lengths, self.leading), lengths)
         return table, lengths
 
     def _labelled(self, batch: PairBatch, table: np.ndarray) -> np.ndarray:

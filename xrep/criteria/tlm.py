@@ -11,7 +11,7 @@ from torch import Tensor
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.mlm import MLM
 from xrep.criteria.reconstruction import language_embedding
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, on_device
+from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, on_device
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import require_transformer
@@ -66,7 +66,7 @@ class TLM(MLM):
             self.first, self.neighbour = Linear(shape.hidden_size, shape.hidden_size), Linear(shape.hidden_size, 2)
 
     def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
-        pad_id, count, target = self._text.vocabulary(SHARED).pad_id, len(batch), batch.target
+        count, target = len(batch), batch.target
         follows, sizes = torch.ones(count, dtype=torch.int64), dict[str, float]()
         if self.config.next_sentence:
             sizes["next_sentence"] = count
@@ -74,7 +74,7 @@ class TLM(MLM):
                 follows = torch.randint(2, (count,), generator=generator)
                 others = torch.randint(1, count, (count,), generator=generator) * (1 - follows)
                 target = target.select(((torch.arange(count) + others) % count).numpy())
-        together, second, positions = read_together(batch.source, target, pad_id, self._limit)
+        together, second, positions = read_together(batch.source, target, self._text.vocabulary(SHARED), self._limit)
         masked = self.language.mask(SHARED, together, generator)
         return Planned(batch, {"tlm": masked.size, **sizes}, (masked, second, positions, follows))
 
@@ -110,31 +110,31 @@ class Together(NamedTuple):
     positions: Tensor
 
 
-def read_together(first: TokenBatch, second: TokenBatch, pad_id: int, limit: int | None) -> Together:
-    """Append the rows of ``second``, without their [CLS], to those of ``first``; both are in host memory.
+def read_together(first: TokenBatch, second: TokenBatch, vocabulary: Vocabulary, limit: int | None) -> Together:
+    """Append the rows of ``second``, without the [CLS] that they may have, to those of ``first``, in host memory.
 
     Args:
         limit: maximum length of both together. Of two long sentences each keeps half of it; of a long and a short one,
             the long one keeps what the short one leaves. A sentence that is cut keeps its [SEP]. None: nothing is cut,
             and positions restart in the second sentence.
     """
-    of_x, of_y = (kept.unsqueeze(1) for kept in _kept(first.lengths, second.lengths, limit))
+    leading = vocabulary.leading_count
+    of_x, of_y = (kept.unsqueeze(1) for kept in _kept(first.lengths, second.lengths - leading, limit))
     lengths = (of_x + of_y).squeeze(1)
     place = torch.arange(int(lengths.max()) if len(lengths) else 2)
     in_y, total = place >= of_x, of_x + of_y
     # A sentence that is cut still ends with its own last token.
     at_x = torch.where(place < of_x - 1, place, first.lengths.unsqueeze(1) - 1)
-    at_y = torch.where(place < total - 1, place - of_x + 1, second.lengths.unsqueeze(1) - 1).clamp(min=0)
+    at_y = torch.where(place < total - 1, place - of_x + leading, second.lengths.unsqueeze(1) - 1).clamp(min=0)
     tokens = torch.where(in_y, second.tokens.gather(1, at_y), first.tokens.gather(1, at_x))
     absent = place >= total
-    batch = TokenBatch(tokens.masked_fill(absent, pad_id), lengths, lengths.numpy())
-    positions = torch.where(in_y, place - of_x + 1, place) if limit is None else place.expand_as(absent)
+    batch = TokenBatch(tokens.masked_fill(absent, vocabulary.pad_id), lengths, lengths.numpy())
+    positions = torch.where(in_y, place - of_x + leading, place) if limit is None else place.expand_as(absent)
     return Together(batch, in_y & ~absent, positions.masked_fill(absent, 0))
 
 
 def _kept(of_x: Tensor, of_y: Tensor, limit: int | None) -> tuple[Tensor, Tensor]:
     """Return how many tokens of x, and of y without its [CLS], are kept: int64 [B] each."""
-    of_y = of_y - 1
     if limit is None:
         return of_x, of_y
     x = torch.minimum(of_x, (limit - of_y).clamp(min=limit - limit // 2))

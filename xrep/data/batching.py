@@ -29,9 +29,14 @@ class Vocabulary:
     """Number of eos tokens between two sentences that are read as one sequence: BERT has one, XLM-R two."""
 
     @property
+    def leading_count(self) -> int:
+        """Number of special tokens in front of a sentence."""
+        return 0 if self.bos_id is None else 1
+
+    @property
     def special_count(self) -> int:
         """Number of special tokens around a sentence."""
-        return 1 if self.bos_id is None else 2
+        return self.leading_count + 1
 
     @property
     def special_ids(self) -> list[int]:
@@ -62,7 +67,7 @@ class TextSpec:
     vocabularies: dict[str, Vocabulary]
     """Vocabularies by side: ``shared``, or ``source`` and ``target`` if each side of the pairs has its own one."""
     max_length: int
-    """Maximum length of a sentence in subwords, including the two special tokens; longer sentences are cut."""
+    """Maximum length of a sentence in subwords, including special tokens; longer sentences are cut."""
     source_languages: list[str] = field(default_factory=list)
     target_languages: list[str] = field(default_factory=list)
     annotation: Annotation | None = None
@@ -302,7 +307,7 @@ def pad(ids: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> TokenBa
     tokens = np.full((len(lengths), int(lengths.max(initial=0)) + count), vocabulary.pad_id, dtype=np.int64)
     if vocabulary.bos_id is not None:
         tokens[:, 0] = vocabulary.bos_id
-    words = tokens[:, count - 1 :]
+    words = tokens[:, vocabulary.leading_count :]
     words[np.arange(words.shape[1]) < lengths[:, None]] = ids
     words[np.arange(len(lengths)), lengths] = vocabulary.eos_id
     return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths + count), lengths + count)

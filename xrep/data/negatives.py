@@ -72,8 +72,9 @@ class NegativeStore:
         counts = last - first
         owners = np.repeat(np.arange(len(hashes)), counts)
         places = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-        ids, lengths = self._column.gather(self._rows[places], text.max_length - 2)
-        return HardNegatives(pad(ids, lengths, text.vocabulary("target")), torch.from_numpy(owners), owners)
+        vocabulary = text.vocabulary("target")
+        ids, lengths = self._column.gather(self._rows[places], text.max_length - vocabulary.special_count)
+        return HardNegatives(pad(ids, lengths, vocabulary), torch.from_numpy(owners), owners)
 
     def copy_hashes(self, path: Path) -> None:
         """Write the sorted hashes of the negatives to a file, as ``DataDirectory.copy_training_hashes`` does."""

@@ -145,15 +145,18 @@ def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str 
     """Return the subwords of all sentences and their vectors, float32 [subwords, H], without bos and eos."""
     tower, max_length = encoder.model.tower(lang and canonical(lang)), encoder.text.max_length
     tokenizer, vocabulary = tokenizer_of(encoder.tokenizers, tower), encoder.text.vocabulary(tower)
-    ids = [np.asarray(own[: max_length - 2], dtype=np.int64) for own in tokenizer.encode(list(sentences))]
+    ids = [
+        np.asarray(own[: max_length - vocabulary.special_count], dtype=np.int64)
+        for own in tokenizer.encode(list(sentences))
+    ]
     vectors: list[np.ndarray] = [np.empty(0)] * len(ids)
     device = next(encoder.model.parameters()).device
     with torch.inference_mode():
-        for rows in batches_of([len(own) + 2 for own in ids], _BATCH_TOKENS):
+        for rows in batches_of([len(own) + vocabulary.special_count for own in ids], _BATCH_TOKENS):
             batch = collate([ids[row] for row in rows], vocabulary, max_length).to(device)
             states = encoder.model.encode(tower, batch)[1].float().cpu().numpy()
             for row, own in zip(rows, states, strict=True):
-                vectors[row] = own[1 : 1 + len(ids[row])]
+                vectors[row] = own[vocabulary.leading_count :][: len(ids[row])]
     joined = np.concatenate(vectors)
     if not np.isfinite(joined).all():
         raise UserError("vectors of tokens are not finite", cure="take an earlier checkpoint")

@@ -97,6 +97,7 @@ class TranslationModel(Model):
     kind = "translation model"
     example = "translation"
     default_validation = "translation"
+    source_vocabulary: Vocabulary
     target_vocabulary: Vocabulary
 
     @property

@@ -151,7 +151,7 @@ class Translation(TranslationModel):
     @property
     def max_target_length(self) -> int:
         # Later positions were never trained.
-        return min(self.decoder.shape.max_positions, self.text.max_length - 1)
+        return min(self.decoder.shape.max_positions, self.text.max_length - self.target_vocabulary.leading_count)
 
     @property
     def _words(self) -> Tensor:
@@ -181,18 +181,20 @@ class Translation(TranslationModel):
 
     def predict(self, source: TokenBatch, target: TokenBatch, languages: Tensor) -> Predictions:
         states = self._encode(source)
-        inputs = TokenBatch(target.tokens[:, :-1], target.lengths - 1, target.host_lengths - 1)
-        vectors = F.embedding(inputs.tokens, self._words, self.target_vocabulary.pad_id)
+        # The language's vector is read in the place of bos, or in front of a sentence that has none.
+        leading = self.target_vocabulary.leading_count
+        labels = TokenBatch(target.tokens[:, leading:], target.lengths - leading, target.host_lengths - leading)
+        vectors = F.embedding(labels.tokens[:, :-1], self._words, self.target_vocabulary.pad_id)
         first = self.language_embedding(languages).unsqueeze(1)
-        vectors = torch.cat([first.to(vectors.dtype), vectors[:, 1:]], dim=1)
-        layout, places = layout_of(inputs), Packing.of(inputs).rows
+        vectors = torch.cat([first.to(vectors.dtype), vectors], dim=1)
+        layout, places = layout_of(labels), Packing.of(labels).rows
         decoded = self.decoder(vectors, layout, self._remember(states, source))
         decoded = decoded[: len(places)] if isinstance(layout, Packing) else decoded.flatten(0, 1)[places]
-        labels = target.tokens[:, 1:].flatten()[places]
+        words = labels.tokens.flatten()[places]
         if self.semantic_scale is None:
-            return Predictions(decoded, labels, self._scores)
-        sentences = places // inputs.tokens.size(1)
-        return Predictions(decoded, labels, self._scores, self._semantic_bias(states), sentences)
+            return Predictions(decoded, words, self._scores)
+        sentences = places // labels.tokens.size(1)
+        return Predictions(decoded, words, self._scores, self._semantic_bias(states), sentences)
 
     @torch.no_grad()
     def begin(self, source: TokenBatch, languages: Tensor) -> Decoding:

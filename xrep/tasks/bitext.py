@@ -179,7 +179,8 @@ class BitextTask(StoredTask, ParallelTask):
     def references(self, batch: PairBatch) -> list[str]:
         tokenizer = tokenizer_of(self.tokenizers, "target")
         rows = zip(batch.target.tokens.tolist(), batch.target.host_lengths.tolist(), strict=True)
-        return [tokenizer.decode(ids[1 : length - 1]) for ids, length in rows]
+        leading = self.text.vocabulary("target").leading_count
+        return [tokenizer.decode(ids[leading : length - 1]) for ids, length in rows]
 
     def _by_side(self, given: Mapping[str, T]) -> Mapping[str, T]:
         """Map values by side of the data to values by side of a batch, or the other way round."""
@@ -204,8 +205,9 @@ class BitextTask(StoredTask, ParallelTask):
         )
 
     def _side(self, name: str, columns: list[TokenColumn], examples: np.ndarray) -> TokenBatch:
-        ids, lengths = gather_rows(columns, examples[:, 0], examples[:, 1], self.text.max_length - 2)
-        return pad(ids, lengths, self.text.vocabulary(name))
+        vocabulary = self.text.vocabulary(name)
+        most = self.text.max_length - vocabulary.special_count
+        return pad(*gather_rows(columns, examples[:, 0], examples[:, 1], most), vocabulary)
 
 
 def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:

@@ -130,11 +130,13 @@ class MonolingualTask(StoredTask):
         data = prepare_text(config.data, options, given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
         self.tokenizers: Tokenizers = data.tokenizers
         splits = {split: data.splits.get(split, []) for split in ("train", "valid")}
+        vocabulary = Vocabulary.of(data.tokenizers[SHARED])
+        self._most = config.max_length - vocabulary.special_count
         if config.pack:
-            splits = {split: [packed(own, config.max_length - 2) for own in some] for split, some in splits.items()}
+            splits = {split: [packed(own, self._most) for own in some] for split, some in splits.items()}
         languages = [corpus.name for corpus in splits["train"]]
         self.text = TextSpec(
-            vocabularies={SHARED: Vocabulary.of(data.tokenizers[SHARED])},
+            vocabularies={SHARED: vocabulary},
             max_length=config.max_length,
             source_languages=languages,
             target_languages=languages,
@@ -190,7 +192,8 @@ class MonolingualTask(StoredTask):
 
     def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
         """Return the token counts of training sentences after ``_gather`` and ``_pad``: int64 [n, 1]."""
-        return np.minimum(self._train.lengths(corpus, rows) + 2, self.config.max_length)[:, None]
+        special = self.text.vocabulary(SHARED).special_count
+        return np.minimum(self._train.lengths(corpus, rows) + special, self.config.max_length)[:, None]
 
     def _gather(
         self, examples: _Examples, corpora: np.ndarray, rows: np.ndarray, ahead: int
@@ -200,7 +203,7 @@ class MonolingualTask(StoredTask):
         own = by_group(corpora, lambda corpus, places: examples.rows(corpus, rows[places])) + ahead
         ids = by_group(corpora, lambda corpus, places: ids_of(examples.splits[corpus], own[places])[:, 0])
         columns = [split.source for split in examples.splits]
-        return gather_rows(columns, corpora, own, self.config.max_length - 2), ids
+        return gather_rows(columns, corpora, own, self._most), ids
 
     def _reordered(self, ids: np.ndarray, lengths: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of each sentence in a random order, which depends on its number in the run."""

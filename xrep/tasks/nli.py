@@ -151,9 +151,8 @@ class NliTask(StoredTask):
         places = np.empty(is_target.shape, dtype=np.int64)
         sides, first = [], 0
         for side, chosen in zip(SIDES, (~is_target, is_target), strict=True):
-            gathered = [
-                column.gather(rows[chosen[:, c]], self.config.max_length - 2) for c, column in enumerate(split.columns)
-            ]
+            most = self.config.max_length - self.text.vocabulary(side).special_count
+            gathered = [column.gather(rows[chosen[:, c]], most) for c, column in enumerate(split.columns)]
             ids, lengths = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
             # Number the sentences column by column, in the order in which they were gathered.
             places.T[chosen.T] = np.arange(first, first + len(lengths))

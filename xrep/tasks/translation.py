@@ -13,7 +13,7 @@ from xrep.data.plan import TokenBudget
 from xrep.data.store import Corpus
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask, T
-from xrep.text.sides import SHARED
+from xrep.text.sides import SHARED, SIDES
 
 OTHER_SIDE = {"source": "target", "target": "source"}
 
@@ -83,7 +83,8 @@ class TranslationTask(BitextTask):
         """Return the token counts of both sides of training pairs, as their batch has them: int64 [n, 2]."""
         pair = self._train[corpus]
         lengths = np.stack([column.lengths(rows) for column in pair.columns], axis=1)
-        return np.minimum(lengths + 2, self.config.max_length)
+        special = [self.text.vocabulary(side).special_count for side in SIDES]
+        return np.minimum(lengths + special, self.config.max_length)
 
     def _by_side(self, given: Mapping[str, T]) -> Mapping[str, T]:
         if self.config.direction == "reverse":

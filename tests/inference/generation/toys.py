@@ -24,7 +24,7 @@ class ToyModel:
 
     def __init__(self, seed: int, max_target_length: int = 4, eos: float = 0.0) -> None:
         self.seed, self.max_target_length, self.eos = seed, max_target_length, eos
-        self.target_vocabulary = VOCABULARY
+        self.source_vocabulary = self.target_vocabulary = VOCABULARY
         self.calls: list[tuple[int, int]] = []
         """Numbers of sentences and hypotheses of each step."""
 

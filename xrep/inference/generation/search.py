@@ -45,8 +45,10 @@ def search(
     device, words = source.tokens.device, model.target_vocabulary
     # eos, which a step handles itself, and the special tokens that no translation has
     apart = [words.eos_id, *sorted({words.pad_id, words.bos_id, words.mask_id} - {words.eos_id, words.unk_id, None})]
+    special = model.source_vocabulary.special_count
     greatest = [
-        max(1, min(options.greatest_length(length - 2) + 1, model.max_target_length)) for length in source.host_lengths
+        max(1, min(options.greatest_length(length - special) + 1, model.max_target_length))
+        for length in source.host_lengths
     ]
     limits, decoding = torch.tensor(greatest, device=device), model.begin(source, languages)
     hypotheses = Hypotheses(len(source), options.width, device)

@@ -145,7 +145,7 @@ def translate_stream(
     for lines in Chunks(path, most_lines, source_language):
         source = translator.read(lines)
         for row in source.cut[: max(0, NAMED - summary.cut)]:
-            most = translator.text.max_length - 2
+            most = translator.longest_source
             warn(f"{path}:{summary.lines + row + 1}: longer than {most} subwords, the rest is cut off")
         summary.cut += len(source.cut)
         translated = translator.translate(source, target_language, options, max_tokens, summary.lines, count)

@@ -93,10 +93,15 @@ class Translator:
             raise UserError(f"the model does not translate into {language!r}", cure=f"known: {', '.join(known)}")
         return known.index(canonical(language))
 
+    @property
+    def longest_source(self) -> int:
+        """Largest number of subwords of a sentence that is not cut, without special tokens."""
+        return self.text.max_length - self.model.source_vocabulary.special_count
+
     def read(self, sentences: Sequence[str]) -> Source:
         """Tokenize sentences, and cut those that are too long."""
-        unk = self.model.source_vocabulary.unk_id
-        most, tokens, cut, unknown = self.text.max_length - 2, [], [], []
+        unk, most = self.model.source_vocabulary.unk_id, self.longest_source
+        tokens, cut, unknown = [], [], []
         for row, ids in enumerate(tokenizer_of(self.tokenizers, "source").encode(list(sentences))):
             if len(ids) > most:
                 cut.append(row)
@@ -143,7 +148,8 @@ class Translator:
         translated: list[list[Translation]] = [[NOTHING] for _ in source.tokens]
         with_text = [row for row, ids in enumerate(source.tokens) if len(ids)]
         most = max(1, LOGITS // (options.width * words))
-        lengths = [len(source.tokens[row]) + 2 for row in with_text]
+        special = self.model.source_vocabulary.special_count
+        lengths = [len(source.tokens[row]) + special for row in with_text]
         for places in batches_of(lengths, max_tokens // options.width, most):
             rows = [with_text[place] for place in places]
             what = f"a batch of {len(rows) * options.width:,} hypotheses"
