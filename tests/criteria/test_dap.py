@@ -22,23 +22,19 @@ from tests.criteria.dap_reference import Chosen, reference
 from tests.criteria.test_batches import NoWaiting
 from tests.fixtures import spanish_pairs
 from tests.planning import loss_of, plan, sizes_of
-from tests.runs import compose_run, contents, environment, make_trainer, options
+from tests.runs import compose_run, contents, environment, make_trainer
 from xrep.config import Part
 from xrep.criteria.criterion import Loss, Planned
 from xrep.criteria.dap import DAP
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.reconstruction import PLACE
 from xrep.data.batching import PairBatch, TextSpec, collate
-from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.task import ParallelTask
-from xrep.text.readers import discover_bitext
-from xrep.text.tokenizer import Tokenizer
 from xrep.training.run import train
-from xrep_cli.train import main
 
 SMALL = {"hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "pooling": "cls"}
 DE, EN, ES = range(3)
@@ -302,30 +298,6 @@ def test_going_on_is_the_same_as_never_stopping(data_directory, tmp_path: Path) 
     assert "head.language_embedding.weight" in saved and not [name for name in saved if "subwords" in name]
     metrics = json.loads((once.directory / "metrics.jsonl").read_text().splitlines()[0])
     assert {"loss_translation_ranking", "loss_rtl_to_pivot", "loss_rtl_from_pivot", "rtl_accuracy"} <= set(metrics)
-
-
-def test_subwords_that_only_the_dev_split_has(data_directory: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Among them is the largest number, which is behind all that the training text has."""
-    raw, every = tmp_path / "raw", sentence_pairs(300)
-    raw.mkdir()
-    last = [max(ids) for ids in tokenizer.encode([english for _, english in every])]
-    train_pairs, valid_pairs = (
-        [pair for pair, own in zip(every, last, strict=True) if (own == max(last)) is held_out]
-        for held_out in (False, True)
-    )
-    for split, pairs in (("train", train_pairs), ("valid", valid_pairs)):
-        for language, side in zip(("de", "en"), zip(*pairs, strict=True), strict=True):
-            (raw / f"{split}.de-en.{language}").write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
-    preprocess(
-        discover_bitext(raw),
-        tmp_path / "bin",
-        PreprocessOptions(tokenizers={"shared": str(data_directory / "tokenizer")}),
-    )
-    given = {"criterion": "dap", "rtl_layers": 1, "rtl_vocabulary": "target-language", "validation": "loss"}
-    assert main([str(tmp_path / "bin"), *options(**given, max_steps=1, batch_size=9, save_dir=tmp_path / "run")]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    (valid,) = [line for line in lines if line["kind"] == "valid"]
-    assert 0 < valid["loss_rtl"] < 20
 
 
 def test_micro_batches_change_nothing(data_directory, tmp_path: Path) -> None:
