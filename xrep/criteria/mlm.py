@@ -55,8 +55,8 @@ class MLM(Criterion):
     def prepare(self, task: Task) -> None:
         self.language.prepare(task)
         if task.gives is Examples.TRANSLATIONS:
-            problem = "masked tokens alone train no sentence vectors, which validation retrieval measures"
-            self.language.notes.append(f"{problem}; set `validation` to loss to choose the best checkpoint by the loss")
+            problem = "masked tokens alone train no sentence vectors, which validation by retrieval measures"
+            self.language.notes.append(f"{problem}; `validation` loss chooses the best checkpoint by the loss instead")
 
     def plan(self, batch: Any, generator: torch.Generator) -> Planned:
         masked = {tower: self.language.mask(tower, side, generator) for tower, side in self._read(batch).items()}
