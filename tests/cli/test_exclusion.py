@@ -306,7 +306,7 @@ def test_a_line_that_is_too_long_ends_no_other_training(here: Path, capsys: pyte
     assert "1 left out (too long)" in capsys.readouterr().out
     labels = "nli --task classification --criterion classification --vocab-size 40 --save-dir labels".split()
     assert train([*labels, *SMALL]) == 0
-    assert "1 too long" in capsys.readouterr().out
+    assert "left out: 1 (too long)" in capsys.readouterr().out
 
 
 def test_files_in_archives_and_fields_of_records(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
