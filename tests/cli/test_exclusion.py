@@ -329,3 +329,15 @@ def test_columns_in_an_archive_are_swapped_with_a_note(here: Path, capsys: pytes
     write(here, {"c.zip": zipped({"deu-eng.tsv": text([f"{en}\t{de}" for de, en in PAIRS])})})
     assert preprocess.main("--bitext de-en=c.zip --vocab-size 60 --valid-size 0 --destdir bin".split()) == 0
     assert "c.zip/deu-eng.tsv: column 1 is English, so column 2 is read as de" in capsys.readouterr().out
+
+
+def test_shards_of_archives_are_merged(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, pairs in (("c.zip", PAIRS[:60]), ("d.zip", PAIRS[60:])):
+        write(here, {name: zipped({"deu-eng.tsv": text([f"{en}\t{de}" for de, en in pairs])})})
+    options = "--bitext de-en=c.zip --bitext de-en=d.zip --vocab-size 60 --valid-size 0".split()
+    for number in (1, 2):
+        assert preprocess.main([*options, "--shard", f"{number}/2", "--destdir", f"part{number}"]) == 0
+    assert preprocess.main(["--merge", "part1", "part2", "--destdir", "merged"]) == 0, capsys.readouterr().err
+    assert preprocess.main([*options, "--destdir", "whole"]) == 0
+    for file in (here / "whole").glob("train.*"):
+        assert file.read_bytes() == (here / "merged" / file.name).read_bytes()

@@ -245,11 +245,11 @@ class _Run:
     def _chunks(self, spools: list[Spool]) -> Iterator[tuple[Any, tuple[Spool, int]]]:
         for spool in spools:
             self.report.add(spool.name, "read", 0)
-            spool.bitext, note = orient(spool.bitext)
+            bitext, note = orient(spool.bitext)  # shards are compared by the paths that were given
             if note:
                 self.notes.append(note)
                 self.log(note)
-            for chunk in read_chunks(spool.bitext):
+            for chunk in read_chunks(bitext):
                 yield (spool.split, chunk), (spool, len(chunk))
 
     def _in_workers(
