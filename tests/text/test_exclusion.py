@@ -13,10 +13,20 @@ def test_lines_and_cells_of_every_file(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "x.deu").write_text("Das ist ein Test.\n...\nein Wort\tmit Tab\n", encoding="utf-8")
     (tmp_path / "deep" / "pairs.tsv").write_text("Links\tOn the left\n", encoding="utf-8")
+    (tmp_path / "test.sh").write_text("Na srpskohrvatskom.\n", encoding="utf-8")  # sh is a language, too
     (tmp_path / "README").write_text("What this is\n", encoding="utf-8")
     excluded = load_exclusion([tmp_path])
-    texts = ["DAS IST EIN TEST", "links", "On the left!", "mit Tab", "Links\tOn the left", "...", "What this is"]
-    assert excluded.contains(sentence_hashes(texts)).tolist() == [True] * 4 + [False] * 3
+    texts = [
+        "DAS IST EIN TEST",
+        "links",
+        "On the left!",
+        "mit Tab",
+        "Na srpskohrvatskom",
+        "Links\tOn the left",
+        "...",
+        "What this is",
+    ]
+    assert excluded.contains(sentence_hashes(texts)).tolist() == [True] * 5 + [False] * 3
 
 
 def test_tables_with_commas(tmp_path: Path) -> None:
@@ -36,6 +46,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     for name, content, message in (
         ("bad.txt", b"ok\n\xff\n", r"bad\.txt:2: invalid UTF-8"),
         ("a.csv", b'a,b\n"c,d\n', r"a\.csv:\d: not CSV"),
+        ("a.sgm", b"<seg>caf\xe9</seg>\n", r"a\.sgm: invalid UTF-8"),
         ("a.jsonl", b'{"a": "b"}\n{\n', r"a\.jsonl:2: not JSON"),
     ):
         (tmp_path / "sub" / name).write_bytes(content)

@@ -55,7 +55,7 @@ class TranslationQuality(Evaluation):
       xrep-eval translation --path nmt/best --data 'iwslt14/test.tok.{lang}' --langs de --tokenize none
 
     --path is a translation model. --data names files whose line i translates line i of the others, with {lang} in place
-    of the language (.gz and .xz, too). A language that the model was not trained to translate from is marked zero-shot:
+    of the language, compressed or not. A language that the model was not trained to translate from is marked zero-shot:
     it is transfer from the others.
 
     Papers that give tokenised BLEU tokenise both sides by Moses and score by its multi-bleu.perl. With text that is

@@ -25,7 +25,7 @@ from xrep.text.records import format_of, plain_name, read_records
 from xrep.text.tagged_readers import read_tagged
 
 _UNREAD = re.compile(
-    r"[._].*|__MACOSX|(?:readme|licen[cs]e|copying|changelog|cc-by)\b.*|labels\.\w+|STS\.gs\..*|.*\.(?:md|html?|pdf|gold|py|sh)",
+    r"[._].*|__MACOSX|(?:readme|licen[cs]e|copying|changelog|cc-by)\b.*|labels\.\w+|STS\.gs\..*|.*\.(?:md|html?|pdf|gold)",
     re.IGNORECASE,
 )
 """Names of files and folders beside the text of an evaluation set: what describes it, its labels and its answers."""
@@ -141,7 +141,11 @@ def _bytes(path: Path) -> bytes:
 
 
 def _content(path: Path) -> str:
-    return _bytes(path).decode("utf-8-sig", "replace")
+    try:
+        return _bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        cure = "convert the file, for example: iconv -f latin1 -t utf-8"
+        raise UserError("invalid UTF-8", path=path, cure=cure) from None
 
 
 def _is_tagged(lines: list[str]) -> bool:
