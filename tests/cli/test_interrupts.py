@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -239,17 +237,10 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
     files, output = f"{corpus}/train.de-en.de,{corpus}/train.de-en.en", tmp_path / "data-bin"
     line = ["--bitext", f"de-en={files}", "--vocab-size", "60", "--destdir"]
     assert preprocess.main([*line, str(tmp_path / "whole")]) == 0
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    before = set(children.read_text().split())  # of other tests
-
-    def press_when_it_trains() -> None:
-        while set(children.read_text().split()) <= before:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
     with monkeypatch.context() as patch:
-        patch.setattr(tokenizer, "_TRAIN", "import time; time.sleep(600)")
-        threading.Thread(target=press_when_it_trains, daemon=True).start()
+        # It presses when the parent has waited for a while: a signal just before the parent waits is only seen afterwards.
+        wait = "import os, signal, time; time.sleep(0.5); os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+        patch.setattr(tokenizer, "_TRAIN", wait)
         printed = errors(preprocess.main, [*line, str(output)], capfd)
     message = f"what is done is in {output}.work, and the same command goes on from there"
     assert printed.endswith(f"xrep-preprocess: error: interrupted; {message}\n") and not output.exists()
