@@ -168,7 +168,7 @@ def _preprocess(folder: Path) -> Job:
 
 def _encode(folder: Path) -> Job:
     """Write an encoder and a text of ten chunks."""
-    from tests.encoders import write_encoder
+    from tests.support.encoders import write_encoder
 
     write_encoder(folder / "encoder")
     (folder / "lines.txt").write_text("".join(f"ein Haus {row}\n" for row in range(40_000)), encoding="utf-8")
@@ -189,8 +189,8 @@ def _mine(folder: Path) -> Job:
 
 def _generate(folder: Path) -> Job:
     """Write a translator and some hundred lines."""
-    from tests.corpus import sentence_pairs
-    from tests.translators import write_translator
+    from tests.support.corpus import sentence_pairs
+    from tests.support.translators import write_translator
 
     write_translator(folder / "translator")
     lines = "".join(f"{source}\n" for source, _ in sentence_pairs(300))
@@ -201,7 +201,7 @@ def _generate(folder: Path) -> Job:
 
 def _search_build(folder: Path) -> Job:
     """Write an encoder and a text of five chunks."""
-    from tests.encoders import write_encoder
+    from tests.support.encoders import write_encoder
 
     write_encoder(folder / "encoder")
     (folder / "lines.txt").write_text("".join(f"ein Haus {row}\n" for row in range(20_000)), encoding="utf-8")

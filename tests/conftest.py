@@ -2,11 +2,15 @@
 interpreted on the CPU where there is no GPU, and the same examples of hypothesis in every run, without a deadline."""
 
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.once import changed, shared_folder
 
 # This comes before any import of torch and triton. Programs that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +25,8 @@ if any(hidden):
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
 
 
+pytest_plugins = ["tests.support.plugin"]
+
 settings.register_profile(
     "xrep", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -28,8 +34,22 @@ settings.load_profile("xrep")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    help = "go on with other generated files for N minutes in each test of tests/hostile that fuzzes a reader"
+    help = "go on with other generated files for N minutes in each test that fuzzes a reader"
     parser.addoption("--fuzz-minutes", metavar="N", type=float, default=0.0, help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    shared_folder()  # the processes of pytest-xdist inherit its name
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if tests have changed what all of them share, after the last of the processes has ended."""
+    if hasattr(session.config, "workerinput"):
+        return
+    for name in changed():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"error: a test changed {name}, which all tests share (tests/support/once.py)", file=sys.stderr)
+    shutil.rmtree(shared_folder(), ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from tests.runs import environment
+from tests.support.runs import environment
 from xrep.config import (
     FIXED_SECTIONS,
     SECTIONS,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import environment
+from tests.support.runs import environment
 from xrep.errors import UserError
 from xrep.files import (
     build_once,

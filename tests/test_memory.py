@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fixtures import data_directory as data_directory
-from tests.runs import compose_run, make_trainer
+from tests.support.runs import compose_run, make_trainer
 from xrep.errors import UserError
 from xrep.inference.placing import place
 from xrep.memory import check_memory, check_move, machine_memory, size_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.encoders import write_encoder
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.files import check_output, is_stream, same_file, write_aside
 from xrep_cli import encode, eval, generate, mine, preprocess

@@ -6,12 +6,10 @@ import sys
 import pytest
 import yaml
 
-from tests.fixtures import data_directory
-from tests.runs import environment, refusal, xrep_train
+from tests.support.runs import environment, refusal, xrep_train
 from xrep.errors import UserError
 from xrep.registry import CRITERIA, REGISTRIES, Registry, import_plugin
 
-__all__ = ["data_directory"]
 CRITERION = '''
 """A criterion of somebody else."""
 

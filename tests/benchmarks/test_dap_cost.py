@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.criteria.test_dap import task_of
-from tests.planning import plan
+from tests.support.planning import plan
 from xrep.criteria.dap import DAP
 from xrep.kernels.paths import use_path
 from xrep.kernels.precision import default_float32_products

@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of
 from xrep.criteria.hictl import HiCTL
 from xrep.data.batching import TextSpec
 from xrep.models.dual_encoder import DualEncoder

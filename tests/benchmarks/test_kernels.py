@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.closeness import assert_near
+from tests.support.closeness import assert_near
 from xrep.kernels import precision
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
 from tests.retrieval.test_neighbours import vectors
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep.retrieval.margins import MARGINS
 
 ROOT = Path(__file__).parents[2]

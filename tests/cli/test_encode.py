@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.programs import run_on_ranks
-from tests.runs import environment, refusal
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.programs import run_on_ranks
+from tests.support.runs import environment, refusal
 from xrep.inference import encoding
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep_cli.encode import main

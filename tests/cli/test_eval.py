@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.encoders import write_encoder
+from tests.support.encoders import write_encoder
 from xrep.evaluation import tatoeba
 from xrep.evaluation.all import find_tests
 from xrep.evaluation.encoders import open_encoder

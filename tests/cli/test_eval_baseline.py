@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.text.cleaning import sentence_hashes
 from xrep_cli.eval import main

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_eval import _write_sts, data, two_tests
-from tests.encoders import write_encoder
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation import bucc
 from xrep_cli.eval import main

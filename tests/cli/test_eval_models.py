@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.annotated import write_labels
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.nli_data import nli_rows, write_columns, write_jsonl
-from tests.runs import compose_run
+from tests.support.annotated import write_labels
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.nli_data import nli_rows, write_columns, write_jsonl
+from tests.support.runs import compose_run
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.text.cleaning import sentence_hashes
 from xrep.training.run import train

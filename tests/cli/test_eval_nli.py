@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.encoders import write_encoder
 from tests.evaluation.conftest import published
-from tests.nli_data import nli_rows, write_columns, write_jsonl
-from tests.runs import SMALL_MODEL, options
+from tests.support.encoders import write_encoder
+from tests.support.nli_data import nli_rows, write_columns, write_jsonl
+from tests.support.runs import SMALL_MODEL, options
 from xrep_cli.eval import main as evaluate
 from xrep_cli.train import main as train
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.encoders import write_encoder
+from tests.support.encoders import write_encoder
 from xrep.registry import EVALUATIONS
 from xrep_cli.eval import main
 

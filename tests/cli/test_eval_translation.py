@@ -11,9 +11,8 @@ import pytest
 import torch
 from sacrebleu.metrics import BLEU, CHRF
 
-from tests.corpus import sentence_pairs, write_corpus
-from tests.encoders import write_encoder
-from tests.fixtures import spanish_pairs
+from tests.support.corpus import sentence_pairs, spanish_pairs, write_corpus
+from tests.support.encoders import write_encoder
 from xrep import SentenceEncoder
 from xrep.evaluation.translation import TranslationQuality
 from xrep.inference.generation.options import SearchOptions

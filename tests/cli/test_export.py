@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.planning import token_batch
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.planning import token_batch
 from xrep import SentenceEncoder
 from xrep.errors import UserError
 from xrep.interop.sentence_modules import ROUTER

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.translators import write_translator
 from tests.text.test_formats import XLIFF1, jsonl, tmx, xliff, zipped
-from tests.translators import write_translator
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep_cli import encode, generate, mine, preprocess, search
 

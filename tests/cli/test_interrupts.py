@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs, write_corpus
-from tests.encoders import write_encoder
-from tests.runs import contents, options
+from tests.support.corpus import sentence_pairs, write_corpus
+from tests.support.encoders import write_encoder
+from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
 from xrep.data import preprocess as preprocessing
 from xrep.data import spool, store
@@ -238,7 +238,7 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
     line = ["--bitext", f"de-en={files}", "--vocab-size", "60", "--destdir"]
     assert preprocess.main([*line, str(tmp_path / "whole")]) == 0
     with monkeypatch.context() as patch:
-        # It presses when the parent has waited for a while: a signal just before the parent waits is only seen afterwards.
+        # It presses when its parent waits: a signal just before that is only seen when the wait is over.
         wait = "import os, signal, time; time.sleep(0.5); os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
         patch.setattr(tokenizer, "_TRAIN", wait)
         printed = errors(preprocess.main, [*line, str(output)], capfd)

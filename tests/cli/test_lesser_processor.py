@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.runs import environment, options
-from tests.translators import write_translator
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.runs import environment, options
+from tests.support.translators import write_translator
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
 from tests.retrieval import plain_margins
-from tests.runs import contents, environment
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.runs import contents, environment
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.retrieval import neighbours, search
 from xrep.retrieval.neighbours import normalize_rows

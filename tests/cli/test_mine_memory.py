@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import environment
+from tests.support.runs import environment
 
 SCRIPT = """\
 import re, sys

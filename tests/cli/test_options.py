@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from tests.runs import environment
+from tests.support.runs import environment
 from xrep.config import compose, compose_course
 from xrep.errors import ConfigError, UserError
 from xrep.registry import CRITERIA, TASKS

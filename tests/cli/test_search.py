@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.programs import run_program
-from tests.runs import contents, environment
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.programs import run_program
+from tests.support.runs import contents, environment
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep_cli.search import main
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures import data_directory as data_directory
 from tests.hostile.refusals import Case, case_name, check_refused
-from tests.runs import options
+from tests.support.runs import options
 from xrep.config.yaml_files import load_yaml
 from xrep.errors import UserError
 from xrep.interrupts import Interrupted

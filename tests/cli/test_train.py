@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from tests.corpus import write_corpus
-from tests.runs import command, contents, environment, options, refusal, xrep_train
+from tests.support.corpus import write_corpus
+from tests.support.runs import command, contents, environment, options, refusal, xrep_train
 from xrep.models.directory import open_checkpoint
 from xrep_cli.train import main
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.annotated import write_labels, write_pairs, write_questions, write_tags
+from tests.support.annotated import write_labels, write_pairs, write_questions, write_tags
 from xrep.kernels.processor import multiplies_int8
 from xrep.nn.weights import read_tensors
 from xrep_cli import eval, export, predict, train

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.annotated import write_labels
-from tests.corpus import write_corpus
-from tests.runs import options
+from tests.support.annotated import write_labels
+from tests.support.corpus import write_corpus
+from tests.support.runs import options
 from xrep.data.store import DataDirectory
 from xrep.models.directory import MODEL, open_checkpoint
 from xrep.nn.encoder import TransformerEncoder

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.programs import run_on_ranks
-from tests.runs import SMALL_MODEL, contents, environment, options
+from tests.support.corpus import sentence_pairs
+from tests.support.programs import run_on_ranks
+from tests.support.runs import SMALL_MODEL, contents, environment, options
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import CRITERION, MODEL, open_checkpoint
 from xrep_cli.train import main

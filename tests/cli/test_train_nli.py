@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.nli_data import nli_rows, write_columns, write_jsonl
-from tests.programs import run_on_ranks
-from tests.runs import SMALL_MODEL, environment, options
+from tests.support.nli_data import nli_rows, write_columns, write_jsonl
+from tests.support.programs import run_on_ranks
+from tests.support.runs import SMALL_MODEL, environment, options
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import CRITERION, open_checkpoint
 from xrep_cli.train import main

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.corpus import write_corpus
-from tests.programs import PATIENCE, Finished, Program, free_port, rank_environment, run_program
-from tests.runs import environment, options, refusal, xrep_train
+from tests.support.corpus import write_corpus
+from tests.support.programs import PATIENCE, Finished, Program, free_port, rank_environment, run_program
+from tests.support.runs import environment, options, refusal, xrep_train
 from xrep.models.directory import CRITERION, open_checkpoint
 
 STEADY = {"lr_scheduler": "constant", "save_every": 5, "validate_every": 10, "batch_size": 15}

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from tests.cli.test_train_ranks import finish, start_ranks
-from tests.corpus import sentence_pairs, write_corpus
-from tests.first_tokens import write_tokenizer_without_first_token
-from tests.fixtures import spanish_pairs
-from tests.runs import command, environment, options, refusal, xrep_train
+from tests.support.corpus import sentence_pairs, spanish_pairs, write_corpus
+from tests.support.first_tokens import write_tokenizer_without_first_token
+from tests.support.runs import command, environment, options, refusal, xrep_train
 from xrep.config import to_yaml
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import xrep
-from tests.programs import ROOT
-from tests.runs import environment
+from tests.support.programs import ROOT
+from tests.support.runs import environment
 from xrep.registry import CRITERIA, EVALUATIONS
 from xrep_cli.completion import script
 from xrep_cli.xrep import COMMANDS, main, summary

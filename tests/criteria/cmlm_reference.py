@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.criteria.dap_reference import layer, layer_norm
-from tests.planning import token_batch
+from tests.support.planning import token_batch
 from xrep.criteria.cmlm import CMLM
 from xrep.criteria.criterion import Planned
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.planning import token_batch
+from tests.support.planning import token_batch
 from xrep.criteria.dap import DAP
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.models.dual_encoder import DualEncoder

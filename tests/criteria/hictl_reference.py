@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tests.planning import token_batch
+from tests.support.planning import token_batch
 from xrep.criteria.hictl import HiCTL
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.data.masking import Masked

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.kernels.ranks import Results
-from tests.nli_data import nli_rows, write_columns
-from tests.planning import loss_of
+from tests.support.nli_data import nli_rows, write_columns
+from tests.support.planning import loss_of
 from xrep.criteria.nli import Nli
 from xrep.criteria.nli_triplet import NliTriplet
 from xrep.kernels.gather import current_group

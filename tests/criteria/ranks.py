@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.criteria.cmlm_reference import SteadyCMLM
 from tests.kernels.ranks import Found, Results
-from tests.planning import loss_of
+from tests.support.planning import loss_of
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.frozen_source import FrozenSource

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.corpus import sentence_pairs
 from tests.criteria.ranks import PARTS, RUNS, check, train
 from tests.kernels.ranks import Found, Results, run_ranks
-from tests.planning import loss_of, with_negatives
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, with_negatives
 from xrep.data.batching import PairBatch
 from xrep.kernels.gather import current_group
 from xrep.models.dual_encoder import DualEncoder

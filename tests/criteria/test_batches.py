@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of, plan, sizes_of
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, plan, sizes_of
 from xrep.criteria.criterion import Criterion, percentage
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.frozen_source import FrozenSource

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
 from tests.criteria.cmlm_reference import reference
 from tests.criteria.test_batches import NoWaiting
-from tests.planning import loss_of, plan, sizes_of, token_batch
-from tests.runs import compose_run, contents
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, plan, sizes_of, token_batch
+from tests.support.runs import compose_run, contents
 from xrep.criteria.cmlm import CMLM
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.data.masking import Masked, mask_counts, mask_tokens

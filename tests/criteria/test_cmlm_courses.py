@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of
 from tests.training.test_pretrained_towers import pretrained
 from xrep.config import compose_course, read_yaml
 from xrep.criteria.cmlm import CMLM

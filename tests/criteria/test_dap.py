@@ -17,12 +17,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
 from tests.criteria.dap_reference import Chosen, reference
 from tests.criteria.test_batches import NoWaiting
-from tests.fixtures import spanish_pairs
-from tests.planning import loss_of, plan, sizes_of
-from tests.runs import compose_run, contents, environment, make_trainer
+from tests.support.corpus import sentence_pairs, spanish_pairs
+from tests.support.planning import loss_of, plan, sizes_of
+from tests.support.runs import compose_run, contents, environment, make_trainer
 from xrep.config import Part
 from xrep.criteria.criterion import Loss, Planned
 from xrep.criteria.dap import DAP

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.corpus import sentence_pairs
-from tests.runs import options
+from tests.support.corpus import sentence_pairs
+from tests.support.runs import options
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.text.readers import discover_bitext
 from xrep.text.tokenizer import Tokenizer

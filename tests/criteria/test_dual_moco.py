@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.closeness import assert_near
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of, sizes_of
+from tests.support.closeness import assert_near
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, sizes_of
 from xrep.criteria.dual_moco import DualMoco
 from xrep.data.batching import PairBatch
 from xrep.models.directory import load_matching

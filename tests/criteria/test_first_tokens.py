@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of, sizes_of
-from tests.runs import SMALL_MODEL
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, sizes_of
+from tests.support.runs import SMALL_MODEL
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dap import DAP
 from xrep.criteria.hictl import HiCTL

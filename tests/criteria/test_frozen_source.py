@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of, sizes_of
-from tests.runs import compose_run, make_trainer
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, sizes_of
+from tests.support.runs import compose_run, make_trainer
 from xrep.criteria.frozen_source import FrozenSource, LearnableTemperature
 from xrep.data.batching import PairBatch
 from xrep.errors import UserError

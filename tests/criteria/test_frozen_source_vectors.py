@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of, plan
-from tests.programs import run_on_ranks
-from tests.runs import SMALL_MODEL, compose_run, environment, make_trainer, options
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, plan
+from tests.support.programs import run_on_ranks
+from tests.support.runs import SMALL_MODEL, compose_run, environment, make_trainer, options
 from xrep.criteria.frozen_source import FrozenSource
 from xrep.data.store import DataDirectory
 from xrep.data.teacher_vectors import TeacherVectors

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of, sizes_of, with_negatives
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, sizes_of, with_negatives
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dap import DAP
 from xrep.criteria.dual_moco import DualMoco

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.runs import environment
+from tests.support.runs import environment
 from xrep.registry import CRITERIA
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
 from tests.criteria.hictl_reference import put_together, reference
 from tests.criteria.test_batches import NoWaiting
-from tests.planning import loss_of, plan, sizes_of, token_batch
-from tests.runs import compose_run, contents, make_trainer
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, plan, sizes_of, token_batch
+from tests.support.runs import compose_run, contents, make_trainer
 from xrep.config import compose, read_yaml
 from xrep.criteria import hictl as module
 from xrep.criteria.criterion import Loss

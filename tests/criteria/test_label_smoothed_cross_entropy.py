@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
 from tests.criteria.test_batches import NoWaiting
-from tests.planning import loss_of, sizes_of
-from tests.runs import SMALL_MODEL, options
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, sizes_of
+from tests.support.runs import SMALL_MODEL, options
 from xrep.config import compose
 from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
 from xrep.data.batching import PairBatch, TextSpec

@@ -14,10 +14,10 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of
-from tests.programs import run_on_ranks
-from tests.runs import SMALL_MODEL, contents, environment
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of
+from tests.support.programs import run_on_ranks
+from tests.support.runs import SMALL_MODEL, contents, environment
 from xrep.config import Part, compose
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.hictl import HiCTL

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.closeness import assert_near
-from tests.corpus import sentence_pairs
 from tests.criteria.test_plans import OWN, SMALL, batch_for
-from tests.planning import loss_of, plan
+from tests.support.closeness import assert_near
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, plan
 from xrep.config import Part
 from xrep.criteria.contrastive import ContrastiveCriterion
 from xrep.criteria.multitask import Multitask

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of, plan, sizes_of, token_batch
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, plan, sizes_of, token_batch
 from xrep.criteria.mlm import MLM
 from xrep.criteria.tlm import TLM, read_together
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, collate

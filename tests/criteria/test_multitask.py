@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of, sizes_of
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, sizes_of
 from xrep.config import Part
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask

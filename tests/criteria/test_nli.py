@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.closeness import assert_near
 from tests.criteria.nli_batches import CRITERIA, EXACT, PARTS, SMALL, make_batches, make_task, train
 from tests.criteria.test_batches import NoWaiting
 from tests.kernels.ranks import run_ranks
-from tests.planning import loss_of, plan, sizes_of
+from tests.support.closeness import assert_near
+from tests.support.planning import loss_of, plan, sizes_of
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.nli import FEATURES, Nli
 from xrep.criteria.nli_triplet import NliTriplet

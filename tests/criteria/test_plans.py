@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of, plan
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, plan
 from xrep.config import Part
 from xrep.criteria.contrastive import ContrastiveCriterion
 from xrep.criteria.criterion import Criterion, Planned

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of, plan, sizes_of, token_batch
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, plan, sizes_of, token_batch
 from xrep.criteria.simcse import SimCSE
 from xrep.data.batching import TokenBatch
 from xrep.models.dual_encoder import DualEncoder

@@ -76,9 +76,9 @@ def command_line(name: str, data: Path, folder: Path, **given: Any) -> list[str]
 
 def write_data(folder: Path) -> Path:
     """Write the data of all cases."""
-    from tests.annotated import write_labels, write_questions, write_tags
-    from tests.corpus import sentence_pairs, write_corpus
-    from tests.nli_data import nli_rows, write_jsonl
+    from tests.support.annotated import write_labels, write_questions, write_tags
+    from tests.support.corpus import sentence_pairs, write_corpus
+    from tests.support.nli_data import nli_rows, write_jsonl
     from xrep.data.preprocess import PreprocessOptions, preprocess
     from xrep.text.readers import discover_bitext
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tests.runs import TwoTerms, compose_run, make_trainer
+from tests.support.runs import TwoTerms, compose_run, make_trainer
 from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.errors import TrainingError
 from xrep.registry import CRITERIA

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.cuda.cases import CASES, VARIANTS, write_data
-from tests.programs import PATIENCE, free_port, rank_environment
-from tests.runs import environment
+from tests.support.programs import PATIENCE, free_port, rank_environment
+from tests.support.runs import environment
 
 TABLE = Path(__file__).with_name("steps.tsv")
 HALF_QUEUE = "dual_moco, bfloat16 queue"

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
 from tests.cuda.cases import CASES, RUN, write_data
 from tests.cuda.table import absence, job, read_table, run, totals
-from tests.encoders import write_encoder
-from tests.programs import PATIENCE
-from tests.translators import write_translator
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.programs import PATIENCE
+from tests.support.translators import write_translator
 from xrep.models.directory import CRITERION, MODEL, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep_cli.eval import main as evaluate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.planning import token_batch
+from tests.support.planning import token_batch
 from xrep.data.batching import TokenBatch, Vocabulary, collate
 from xrep.data.masking import mask_counts, mask_tokens
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs
 from xrep.data.batching import HardNegatives, TextSpec
 from xrep.data.negatives import NegativeStore, prepare_negatives
 from xrep.errors import UserError

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.fixtures import data_directory as data_directory
+from tests.support.corpus import sentence_pairs
 from xrep.data.batching import PairBatch
 from xrep.data.store import Corpus, TokenColumn
 from xrep.data.text_store import packed

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.runs import environment
+from tests.support.runs import environment
 from xrep.data.vector_cache import VectorCache
 from xrep.errors import UserError
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
 from tests.evaluation.conftest import measured
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment, PairSet, losses
 from xrep.evaluation.overlap import Overlap

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
 from tests.evaluation.conftest import measured
 from tests.retrieval import plain_margins
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation import bucc
 from xrep.evaluation.bucc import Bucc

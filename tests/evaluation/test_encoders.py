@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.encoders import write_encoder
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Loaded, Precomputed, SentenceList, check_languages, open_encoder
 from xrep.inference.sentence_encoder import SentenceEncoder

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
 from tests.evaluation.conftest import measured
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Figures
 from xrep.evaluation.language_bias import LanguageBias

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.encoders import write_encoder
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.encoders import open_encoder, with_random_weights
 from xrep.inference.sentence_encoder import SentenceEncoder

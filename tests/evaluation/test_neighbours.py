@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation import nearest
 from xrep.evaluation.encoders import Precomputed

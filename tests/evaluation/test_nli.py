@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.evaluation.conftest import NgramEncoder, measured
-from tests.nli_data import Row, nli_rows, write, write_columns, write_jsonl
+from tests.support.nli_data import Row, nli_rows, write, write_columns, write_jsonl
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation import nli

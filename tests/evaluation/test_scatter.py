@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
 from tests.evaluation.conftest import measured
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep.data.batching import collate
 from xrep.errors import UserError
 from xrep.evaluation import scatter

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.annotated import CITIES, sentences, write_pairs, write_questions
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
 from tests.metrics.test_entities import plain_lenient
 from tests.retrieval import plain_margins
+from tests.support.annotated import CITIES, sentences, write_pairs, write_questions
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.xtreme import parse_runs
 from xrep.inference.classifier import SentenceClassifier

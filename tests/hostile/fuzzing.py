@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.runs import contents
+from tests.support.runs import contents
 from xrep.errors import UserError
 
 INPUTS = 1000

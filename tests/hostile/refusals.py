@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import contents
+from tests.support.runs import contents
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.encoders import write_encoder
 from tests.hostile.refusals import Case, case_name, check_refused
-from tests.programs import Finished, run_program
-from tests.runs import contents, environment
-from tests.translators import write_translator
+from tests.support.encoders import write_encoder
+from tests.support.programs import Finished, run_program
+from tests.support.runs import contents, environment
+from tests.support.translators import write_translator
 
 COMMANDS = {
     "data": "list",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import compose_run
+from tests.support.runs import compose_run
 from xrep.errors import UserError
 from xrep.models.directory import CRITERION, MODEL, checkpoints_in, open_checkpoint
 from xrep.training.run import train

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpus import write_corpus
 from tests.hostile.refusals import Case, case_name, check_refused
+from tests.support.corpus import write_corpus
 
 SMALL = "--layers 1 --hidden-size 16 --heads 2 --feedforward-size 32 --max-steps 1 --vocab-size 120"
 

@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.criteria.test_plans import OWN, SMALL, batch_for
-from tests.fixtures import make_batch as make_batch
-from tests.fixtures import text as text
-from tests.fixtures import tokenizer as tokenizer
-from tests.planning import plan
+from tests.support.planning import plan
 from xrep.config.fields import convert
 from xrep.criteria.criterion import Criterion, check_state
 from xrep.data.batching import TextSpec

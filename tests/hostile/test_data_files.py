@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.hostile.fuzzing import Fuzz, files_like
-from tests.nli_data import nli_rows, write_jsonl
+from tests.support.nli_data import nli_rows, write_jsonl
 from xrep.data.nli_store import NLI, NliData, NliOptions, prepare_nli
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.data.store import PAIRS, DataDirectory, gather_rows

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
 from tests.hostile.refusals import Case, case_name, check_refused
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 
 PAIRS = sentence_pairs(40)
 NEEDED = {"neighbours": " --query x", "scatter": " --plot o.png"}

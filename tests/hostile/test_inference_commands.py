@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from scripts.kill_commands import run_job
-from tests.encoders import write_encoder
 from tests.hostile.refusals import Case, case_name, check_refused
-from tests.runs import contents
-from tests.translators import write_translator
+from tests.support.encoders import write_encoder
+from tests.support.runs import contents
+from tests.support.translators import write_translator
 from xrep_cli import encode, generate, mine
 
 ENCODE = "--device cpu --path enc --input de.txt --output v.npy"

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.encoders import write_encoder
 from tests.hostile.fuzzing import Fuzz, files_like
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.inference import encoding, mining
 from xrep.inference.encoding import encode_file

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.encoders import write_encoder
 from tests.hostile.fuzzing import Fuzz, files_like
 from tests.hostile.refusals import Case, case_name, check_refused
+from tests.support.encoders import write_encoder
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.files import sha256_of

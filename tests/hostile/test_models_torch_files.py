@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.encoders import write_encoder
 from tests.hostile.fuzzing import Fuzz, files_like
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.interop.pretrained import read_pretrained

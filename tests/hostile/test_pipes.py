@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.encoders import write_encoder
 from tests.hostile.refusals import Case, check_refused
+from tests.support.encoders import write_encoder
 from xrep.inference.export import export_path
 
 TINY = (

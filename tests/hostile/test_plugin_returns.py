@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.encoders import write_encoder
-from tests.fixtures import data_directory
-from tests.runs import options
+from tests.support.encoders import write_encoder
+from tests.support.runs import options
 from xrep.registry import CRITERIA, EVALUATIONS
 from xrep_cli import eval, train
 
-__all__ = ["data_directory"]
 CRITERION = """
 from dataclasses import dataclass
 import torch

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.annotated import write_labels
-from tests.encoders import write_encoder
 from tests.hostile.refusals import Case, case_name, check_refused
+from tests.support.annotated import write_labels
+from tests.support.encoders import write_encoder
 from xrep_cli import train
 
 pytestmark = pytest.mark.slow

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.annotated import write_labels
-from tests.encoders import write_encoder
 from tests.hostile.refusals import Case, case_name, check_refused
-from tests.translators import write_translator
+from tests.support.annotated import write_labels
+from tests.support.encoders import write_encoder
+from tests.support.translators import write_translator
 from xrep_cli import train
 
 TINY = (

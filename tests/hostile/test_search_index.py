@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
 from tests.hostile.fuzzing import Fuzz, files_like
-from tests.runs import contents
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.runs import contents
 from xrep.errors import UserError
 from xrep.inference.search_index import SearchIndex
 from xrep.inference.sentence_encoder import SentenceEncoder

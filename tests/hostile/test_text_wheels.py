@@ -12,7 +12,7 @@ import pytest
 
 from tests.hostile.fuzzing import Fuzz, files_like
 from tests.hostile.refusals import Case, case_name, check_refused
-from tests.runs import contents
+from tests.support.runs import contents
 from xrep.errors import UserError
 from xrep.text.wheels import unpack_folder
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.hostile.fuzzing import Fuzz, files_like
 from tests.hostile.refusals import Case, check_refused
-from tests.runs import options
+from tests.support.runs import options
 from xrep.config import compose
 from xrep.config.fields import fields_of_class
 from xrep.errors import ConfigError

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.encoders import write_encoder
 from tests.hostile.refusals import Case, check_refused
+from tests.support.encoders import write_encoder
 from xrep.inference.export import export_path
 from xrep.nn.encoder import Encoder
 from xrep.nn.weights import read_json

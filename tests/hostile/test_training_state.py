@@ -19,7 +19,7 @@ import torch
 from hypothesis import strategies as st
 
 from tests.hostile.fuzzing import Fuzz, files_like
-from tests.runs import compose_run, make_trainer
+from tests.support.runs import compose_run, make_trainer
 from xrep.errors import UserError
 from xrep.models.directory import STATE, Checkpoint, open_checkpoint
 from xrep.training.run import train

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.runs import environment
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.runs import environment
 from xrep.errors import UserError
 from xrep.inference import adapters
 from xrep.inference.adapters import MtebEncoder

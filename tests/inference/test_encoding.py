@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.inference import encoding
 from xrep.inference.encoding import encode_file

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.encoders import write_encoder
 from tests.interop.foreign_models import write_model
 from tests.interop.sentence_models import SENTENCES, write_tokenizer
 from tests.interop.test_exported import BERT, IDS, make_encoder
+from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.graphs import FILES, INPUTS, OUTPUTS

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.encoders import write_encoder
-from tests.programs import ROOT
+from tests.support.encoders import write_encoder
+from tests.support.programs import ROOT
 from xrep import SentenceEncoder
 from xrep.errors import UserError
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.encoders import write_encoder
 from tests.kernels.test_int8 import rounded
-from tests.translators import write_translator
+from tests.support.encoders import write_encoder
+from tests.support.translators import write_translator
 from xrep.data.batching import collate
 from xrep.errors import UserError
 from xrep.inference.export import export_path

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep import SentenceEncoder
 from xrep.errors import UserError
 from xrep.inference.export import export_path

@@ -12,9 +12,9 @@ import faiss
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.runs import contents, environment
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.runs import contents, environment
 from xrep import SearchIndex
 from xrep.errors import UserError
 from xrep.inference import encoding, index_files

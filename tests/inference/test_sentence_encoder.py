@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.fixtures import data_directory
-from tests.runs import compose_run
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.runs import compose_run
 from xrep import SentenceEncoder
 from xrep.data.batching import collate
 from xrep.errors import UserError
 from xrep.training.run import train
 
-__all__ = ["data_directory"]
 GERMAN = [pair[0] for pair in sentence_pairs(40)] + ["", "Haus", "ein " * 500]
 
 

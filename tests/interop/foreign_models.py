@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs
 
 transformers = pytest.importorskip("transformers", reason="it is in the extra 'hf'")
 tokenizers = pytest.importorskip("tokenizers")
@@ -52,7 +52,7 @@ def write_model(directory: Path, family: str, seed: int = 0) -> Path:
 
 
 def _tokenizer(family: str) -> Any:
-    """Words of tests/corpus.py; T5 has one token behind a sentence, the others one before and one behind."""
+    """Words of tests/support/corpus.py; T5 has one token behind a sentence, the others one before and one behind."""
     words = sorted({word for pair in sentence_pairs(2048) for sentence in pair for word in sentence.split()})
     special = ["<pad>", "</s>", "<unk>"] if family == "t5" else [*SPECIAL.values(), "[MASK]"]
     vocabulary = {piece: number for number, piece in enumerate([*special, *words])}

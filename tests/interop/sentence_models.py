@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.corpus import sentence_pairs
-from tests.planning import token_batch
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.interop.pretrained import Pretrained
 from xrep.nn.encoder import TransformerEncoder
@@ -25,7 +25,7 @@ MAXIMUM = 8
 
 
 def write_tokenizer(directory: Path) -> Any:
-    """Write a WordPiece tokenizer of tests/corpus.py with at most 60 pieces, as transformers does."""
+    """Write a WordPiece tokenizer of tests/support/corpus.py with at most 60 pieces, as transformers does."""
     from transformers import PreTrainedTokenizerFast
 
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from tests.closeness import assert_near
 from tests.interop.sentence_models import MAXIMUM, SENTENCES, as_batch, library, our_vectors, write_tokenizer
 from tests.nn.small_models import (
     LAYERS,
@@ -25,6 +24,7 @@ from tests.nn.small_models import (
     refusal,
     transformers,
 )
+from tests.support.closeness import assert_near
 from xrep.errors import UserError
 from xrep.interop.exported import write_huggingface, write_sentence_transformers
 from xrep.interop.pretrained import read_pretrained

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.closeness import assert_near
 from tests.interop.sentence_models import MAXIMUM, SENTENCES, as_batch, library, our_vectors, write_tokenizer
 from tests.nn.small_models import edit_json, load, make_model, refusal
-from tests.planning import token_batch
+from tests.support.closeness import assert_near
+from tests.support.planning import token_batch
 from xrep.errors import UserError
 from xrep.interop.pretrained import read_pretrained
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.closeness import assert_near
 from tests.interop.foreign_models import FAMILIES, POSITIONS, SENTENCES, library_vectors, write_model
-from tests.planning import token_batch
+from tests.support.closeness import assert_near
+from tests.support.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
 from xrep.inference.export import export_path

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import profile
 
-from tests.closeness import error
+from tests.support.closeness import error
 
 Results = dict[str, Tensor]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.closeness import error
+from tests.support.closeness import error
 from xrep.kernels import chunked_steps
 
 Results = dict[str, Tensor]

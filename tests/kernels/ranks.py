@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.kernels.pairs import make_ids, tiles
-from tests.programs import PATIENCE, warm_context
+from tests.support.programs import PATIENCE, warm_context
 from xrep.kernels.gather import current_group, gather_rows, rank_sizes
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce

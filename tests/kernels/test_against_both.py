@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.closeness import assert_near
+from tests.support.closeness import assert_near
 from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
 
 

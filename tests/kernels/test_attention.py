@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.closeness import assert_near
+from tests.support.closeness import assert_near
 from xrep.kernels import attention as module
 from xrep.kernels.attention import attention, cached_attention
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.closeness import assert_near
+from tests.support.closeness import assert_near
 from xrep.kernels import precision
 from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
 from xrep.kernels.precision import default_float32_products, fast_float32_is_exact, fast_products

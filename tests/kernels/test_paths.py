@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.closeness import assert_near
+from tests.support.closeness import assert_near
 from xrep.kernels import chunked_steps, paths, precision
 from xrep.kernels.first_use import kernel_problem
 from xrep.kernels.paths import describe, path_for, set_path, steps_for, triton_problem, use_path

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies
 from sacrebleu.metrics import BLEU, CHRF
 
-from tests.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep import SentenceEncoder
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.runs import contents
+from tests.support.runs import contents
 from xrep.config import to_yaml
 from xrep.errors import UserError
 from xrep.models.directory import (

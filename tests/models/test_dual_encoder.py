@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.corpus import sentence_pairs
-from tests.planning import token_batch
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import token_batch
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 

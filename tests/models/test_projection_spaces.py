@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.corpus import sentence_pairs
-from tests.runs import compose_run
+from tests.support.corpus import sentence_pairs
+from tests.support.runs import compose_run
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.closeness import assert_near
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.translators import make_translator, write_translator
+from tests.support.closeness import assert_near
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.translators import make_translator, write_translator
 from xrep.data.batching import PairBatch, TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs
 from xrep import SentenceEncoder
 from xrep.config import to_yaml
 from xrep.data.batching import TextSpec, Vocabulary, collate

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.closeness import assert_near
 from tests.nn.small_models import VOCABULARY, hidden_states, make_batch, make_model, save
+from tests.support.closeness import assert_near
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.models.translation import Translation
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.closeness import assert_near
-from tests.planning import token_batch
+from tests.support.closeness import assert_near
+from tests.support.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.interop.pretrained import Pretrained, read_pretrained
 from xrep.nn.encoder import TransformerEncoder

@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.planning import token_batch
+from tests.support.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
 from xrep.nn import compile as of_layers

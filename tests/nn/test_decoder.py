@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.planning import token_batch
+from tests.support.planning import token_batch
 from xrep.nn.decoder import DecoderShape, SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.layers import Masking, Packing
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.closeness import assert_near
-from tests.planning import token_batch
+from tests.support.closeness import assert_near
+from tests.support.planning import token_batch
 from xrep.data.batching import TokenBatch
 from xrep.kernels.attention import SHORT
 from xrep.nn.encoder import EncoderShape, TransformerEncoder, set_activation_checkpointing

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.closeness import assert_near
+from tests.support.closeness import assert_near
 from xrep.nn.momentum import MomentumEncoder
 
 

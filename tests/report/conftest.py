@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.fixtures import data_directory
-from tests.runs import compose_run
+from tests.support.corpus import sentence_pairs
+from tests.support.runs import compose_run
 from xrep.training.run import train
-
-__all__ = ["data_directory"]
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import setuptools
 
-from tests.programs import command_server
+from tests.support.programs import command_server
 
 REPOSITORY = Path(__file__).parents[2]
 

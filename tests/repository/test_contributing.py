@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import xrep
-from tests.corpus import sentence_pairs, write_corpus
-from tests.programs import run_program
-from tests.runs import SMALL, SMALL_MODEL, environment, refusal, xrep_train
+from tests.support.corpus import sentence_pairs, write_corpus
+from tests.support.programs import run_program
+from tests.support.runs import SMALL, SMALL_MODEL, environment, refusal, xrep_train
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

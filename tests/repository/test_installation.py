@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.index_server import IndexServer, serve, tiny_wheel
+from tests.support.index_server import IndexServer, serve, tiny_wheel
 
 # A new environment without a pip of its own finds the pip and setuptools of this Python.
 PYTHON3 = """#!/bin/sh

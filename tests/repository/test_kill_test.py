@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.runs import environment
+from tests.support.runs import environment
 from xrep.data.batching import TextSpec
 from xrep.training.checkpoint import Checkpoints
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs
 from xrep.evaluation.bucc import read_split
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from xrep.config import compose
 from xrep.config.sections import expand
 from xrep.errors import UserError

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.closeness import assert_near
+from tests.support.closeness import assert_near
 from xrep.retrieval import neighbours as module
 from xrep.retrieval import screening
 from xrep.retrieval.neighbours import Neighbours, neighbours, normalize_rows

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.annotated import write_labels
+from tests.support.annotated import write_labels
 from xrep.tasks.annotated import ClassificationTask
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs, write_corpus
-from tests.fixtures import spanish_pairs
+from tests.support.corpus import sentence_pairs, spanish_pairs, write_corpus
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.data.store import DataDirectory
 from xrep.data.stream import stream

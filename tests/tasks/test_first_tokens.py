@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.corpus import sentence_pairs, write_corpus
-from tests.first_tokens import write_tokenizer_without_first_token
-from tests.nli_data import nli_rows, write_jsonl
+from tests.support.corpus import sentence_pairs, write_corpus
+from tests.support.first_tokens import write_tokenizer_without_first_token
+from tests.support.nli_data import nli_rows, write_jsonl
 from xrep.data.batching import TokenBatch
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.tasks.bitext import BitextTask

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.runs import compose_run
+from tests.support.corpus import sentence_pairs
+from tests.support.runs import compose_run
 from xrep.data.stream import stream
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask

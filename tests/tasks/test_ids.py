@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.nli_data import write, write_simcse
-from tests.planning import loss_of
+from tests.support.corpus import sentence_pairs
+from tests.support.nli_data import write, write_simcse
+from tests.support.planning import loss_of
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch

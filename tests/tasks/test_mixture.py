@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs, write_corpus
-from tests.nli_data import write_columns
+from tests.support.corpus import sentence_pairs, write_corpus
+from tests.support.nli_data import write_columns
 from xrep.config import Part
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.data.stream import Plan, stream

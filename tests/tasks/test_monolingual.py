@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs
 from xrep.config import Part
 from xrep.data import text_store
 from xrep.data.batching import PairBatch, TokenBatch

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.nli_data import Row, nli_rows, write_columns, write_jsonl, write_simcse
+from tests.support.nli_data import Row, nli_rows, write_columns, write_jsonl, write_simcse
 from xrep.config import Part
 from xrep.data.store import DataDirectory
 from xrep.data.stream import stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs
 
 LANGUAGES = [
     "The library closes at six, so we shouldn't be late: it's already 5:40 p.m.",

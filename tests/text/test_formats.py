@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import environment
+from tests.support.runs import environment
 from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
 from xrep.text.exclusion import load_exclusion

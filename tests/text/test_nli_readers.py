@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nli_data import (
+from tests.support.nli_data import (
     nli_rows,
     write,
     write_columns,

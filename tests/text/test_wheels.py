@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.index_server import IndexServer, serve, tiny_wheel
+from tests.support.index_server import IndexServer, serve, tiny_wheel
 from xrep.errors import UserError
 from xrep.text import wheels
 from xrep.text.corpora import Resource, Wheel, find_resource, xrep_home

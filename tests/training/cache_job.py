@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from tests.planning import plan, sizes_of
+from tests.support.planning import plan, sizes_of
 from xrep.config import Part
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term

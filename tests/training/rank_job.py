@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.runs import TwoTerms, compose_run, make_trainer
+from tests.support.runs import TwoTerms, compose_run, make_trainer
 from xrep.registry import CRITERIA
 from xrep.training.distributed import World, leave, start
 

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from tests.runs import compose_run
+from tests.support.runs import compose_run
 from xrep.config.yaml_files import flat
 from xrep.errors import UserError
 from xrep.training.progress import Progress

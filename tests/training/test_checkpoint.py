@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.runs import compose_run, contents
+from tests.support.corpus import sentence_pairs
+from tests.support.runs import compose_run, contents
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.inference.export import export_path

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.runs import contents, environment
+from tests.support.runs import contents, environment
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint

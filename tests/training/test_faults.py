@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.planning import token_batch
-from tests.runs import TwoTerms, compose_run, make_trainer
+from tests.support.planning import token_batch
+from tests.support.runs import TwoTerms, compose_run, make_trainer
 from xrep.criteria.criterion import Planned
 from xrep.errors import TrainingError
 from xrep.models.directory import open_checkpoint

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.corpus import write_corpus
 from tests.interop.foreign_models import FAMILIES, SENTENCES, library_vectors, write_model
-from tests.programs import run_program
-from tests.runs import environment, options, refusal, xrep_train
+from tests.support.corpus import write_corpus
+from tests.support.programs import run_program
+from tests.support.runs import environment, options, refusal, xrep_train
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import open_checkpoint
 

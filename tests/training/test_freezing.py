@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of
-from tests.runs import compose_run
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of
+from tests.support.runs import compose_run
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.translation_ranking import TranslationRanking

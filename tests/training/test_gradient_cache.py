@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.corpus import sentence_pairs
 from tests.kernels.ranks import run_ranks
-from tests.planning import plan, with_negatives
-from tests.runs import compose_run, make_trainer
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import plan, with_negatives
+from tests.support.runs import compose_run, make_trainer
 from tests.training.cache_job import KINDS, Held, Setting, batches_of, expected, make, step, total_sizes, world_of
 from xrep.config import Part
 from xrep.criteria.multitask import Multitask

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import compose_run
+from tests.support.runs import compose_run
 from xrep.interop.pretrained import declared_languages
 from xrep.training import introduction
 from xrep.training.run import train

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.corpus import write_corpus
-from tests.runs import compose_run
+from tests.support.corpus import write_corpus
+from tests.support.runs import compose_run
 from xrep.config.yaml_files import load_yaml
 from xrep.errors import TrainingError
 from xrep.training.run import train

@@ -10,14 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.fixtures import data_directory as data_directory
-from tests.fixtures import make_batch as make_batch
-from tests.fixtures import text as text
-from tests.fixtures import tokenizer as tokenizer
-from tests.planning import loss_of
-from tests.runs import compose_run, contents, options
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.planning import loss_of
+from tests.support.runs import compose_run, contents, options
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tests.runs import compose_run
+from tests.support.runs import compose_run
 from xrep.registry import LR_SCHEDULERS
 from xrep.training.run import train
 

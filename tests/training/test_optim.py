@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.corpus import sentence_pairs
-from tests.planning import loss_of
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder

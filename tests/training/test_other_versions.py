@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.nli_data import nli_rows, write_columns
-from tests.runs import compose_run, options
-from tests.translators import write_translator
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.nli_data import nli_rows, write_columns
+from tests.support.runs import compose_run, options
+from tests.support.translators import write_translator
 from xrep.config import completed, compose
 from xrep.errors import UserError
 from xrep.models.directory import CRITERION, MANIFEST, describe, digest_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.runs import SMALL_MODEL, compose_run
+from tests.support.runs import SMALL_MODEL, compose_run
 from xrep.config import Part
 from xrep.criteria.cmlm import CMLM
 from xrep.criteria.criterion import Criterion, Planned

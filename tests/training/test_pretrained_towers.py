@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.corpus import sentence_pairs, write_corpus
-from tests.runs import options, refusal, xrep_train
+from tests.support.corpus import sentence_pairs, write_corpus
+from tests.support.runs import options, refusal, xrep_train
 from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder

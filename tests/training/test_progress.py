@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import compose_run
+from tests.support.runs import compose_run
 from xrep.training.progress import Progress
 from xrep.training.run import train
 

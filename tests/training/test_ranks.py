@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.programs import run_on_ranks
-from tests.runs import environment
+from tests.support.programs import run_on_ranks
+from tests.support.runs import environment
 from tests.training import rank_job
 from xrep.registry import CRITERIA
 from xrep.training.distributed import alone
@@ -23,7 +23,7 @@ def one(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("one")
     torch.set_default_dtype(torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CRITERIA._targets, "two_terms", "tests.runs:TwoTerms")
+        patch.setitem(CRITERIA._targets, "two_terms", "tests.support.runs:TwoTerms")
         yield {case: rank_job.train(case, data_directory, folder, alone("cpu")) for case in rank_job.CASES}
     torch.set_default_dtype(torch.float32)
 

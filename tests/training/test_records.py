@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.runs import compose_run
+from tests.support.runs import compose_run
 from xrep.report.runs import read_runs
 from xrep.training.run import train
 from xrep.training.trainer import Trainer

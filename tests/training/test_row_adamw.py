@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.runs import compose_run, make_trainer
+from tests.support.runs import compose_run, make_trainer
 from xrep.training import row_adamw
 from xrep.training.row_adamw import RowAdamW
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import compose_run
+from tests.support.runs import compose_run
 from xrep.errors import UserError
 from xrep.training import run as module
 from xrep.training.checkpoint import LOCK

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.cuda.cases import write_data
-from tests.programs import run_on_ranks
-from tests.runs import environment
+from tests.support.programs import run_on_ranks
+from tests.support.runs import environment
 from tests.training.shard_job import GIVEN
 from xrep.errors import UserError
 from xrep.training.sharding import ShardedOptimizer

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runs import SMALL, SMALL_MODEL, command, contents, environment
+from tests.support.runs import SMALL, SMALL_MODEL, command, contents, environment
 from xrep.config import compose_course, to_yaml
 from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint

@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
-from tests.planning import token_batch
-from tests.runs import xrep_train
+from tests.support.planning import token_batch
+from tests.support.runs import xrep_train
 from tests.training.test_pretrained_towers import arguments, pretrained, raw
 from xrep.errors import UserError
 from xrep.inference.export import export_path

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from tests.runs import compose_run, contents, make_trainer
+from tests.support.runs import compose_run, contents, make_trainer
 from xrep.errors import TrainingError, UserError
 from xrep.models.directory import open_checkpoint
 from xrep.training.run import train

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.corpus import sentence_pairs
-from tests.fixtures import data_directory
+from tests.support.corpus import sentence_pairs
 from xrep.config import Part
 from xrep.criteria.criterion import Criterion, Planned
 from xrep.criteria.dap import DAP
@@ -24,7 +23,6 @@ from xrep.tasks.monolingual import MonolingualTask
 from xrep.training.validator import SEED, evaluating
 from xrep.validation.loss import LossValidator
 
-__all__ = ["data_directory"]
 SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 64, "towers": "shared"}
 
 

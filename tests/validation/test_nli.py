@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.nli_data import Row, nli_rows, write_columns, write_jsonl, write_simcse
+from tests.support.nli_data import Row, nli_rows, write_columns, write_jsonl, write_simcse
 from xrep.config import Part
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.nli import Nli

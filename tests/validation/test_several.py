@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.fixtures import data_directory as data_directory
-from tests.runs import compose_run, options
+from tests.support.corpus import sentence_pairs
+from tests.support.runs import compose_run, options
 from xrep.config import compose, compose_course
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import ConfigError

@@ -10,17 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.corpus import sentence_pairs
-from tests.fixtures import data_directory, text, tokenizer
-from tests.runs import compose_run, options, xrep_train
+from tests.support.corpus import sentence_pairs
+from tests.support.runs import compose_run, options, xrep_train
 from xrep.errors import UserError
 from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.sts import Sts
 from xrep.models.dual_encoder import DualEncoder
 from xrep.training.run import train
 from xrep.validation.sts import StsValidator
-
-__all__ = ["data_directory", "text", "tokenizer"]
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,8 @@ import pytest
 import torch
 from sacrebleu.metrics import BLEU
 
-from tests.corpus import sentence_pairs
-from tests.fixtures import data_directory, spanish_pairs
-from tests.planning import loss_of, sizes_of
+from tests.support.corpus import sentence_pairs, spanish_pairs
+from tests.support.planning import loss_of, sizes_of
 from xrep.config import Part
 from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
 from xrep.criteria.multitask import Multitask
@@ -31,7 +30,6 @@ from xrep.tasks.translation import TranslationTask
 from xrep.training.validator import evaluating
 from xrep.validation.translation import TranslationValidator
 
-__all__ = ["data_directory"]
 SIZES = {
     "layers": 1, "decoder_layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64, "max_positions": 64,
 }  # fmt: skip

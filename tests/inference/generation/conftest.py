@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.fixtures import data_directory, make_batch, text, tokenizer
-from tests.translators import make_translator, write_translator
+from tests.support.corpus import sentence_pairs
+from tests.support.translators import make_translator, write_translator
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.models.translation import Translation
-
-__all__ = ["data_directory", "make_batch", "text", "tokenizer"]
 
 
 @pytest.fixture

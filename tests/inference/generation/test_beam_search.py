@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.inference.generation.toys import ToyModel, best_of_all, plain_search, source_key, sources_of
-from tests.planning import token_batch
+from tests.support.planning import token_batch
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.errors import UserError
 from xrep.inference.generation.hypotheses import Hypothesis

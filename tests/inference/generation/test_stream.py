@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs
 from xrep.errors import UserError
 from xrep.inference.generation import stream
 from xrep.inference.generation.options import SearchOptions

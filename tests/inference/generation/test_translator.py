@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.corpus import sentence_pairs
-from tests.encoders import write_encoder
-from tests.translators import write_translator
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.translators import write_translator
 from xrep.errors import ConfigError, UserError
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator

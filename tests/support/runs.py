@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,16 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 from xrep.config import RunConfig, compose
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
-from xrep.registry import CRITERIA
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, alone
 from xrep.training.progress import Progress
+from xrep.training.run import train
 from xrep.training.trainer import Trainer
 from xrep_cli.options import parse
 
@@ -47,6 +47,44 @@ def options(**given: Any) -> list[str]:
 def compose_run(data: Path, save_dir: Path, **given: Any) -> RunConfig:
     line = parse([str(data), *options(save_dir=save_dir, **given)])
     return compose(line.layers, line.problems)
+
+
+def tiny(*words: object, **given: Any) -> list[str]:
+    """Return a command line of ``xrep-train``: words such as the data directory, then ``options(**given)``."""
+    return [*map(str, words), *options(**given)]
+
+
+def going_on_is_never_stopping(data: Path, folder: Path, *, stop: int = 3, steps: int = 6, **given: Any) -> Path:
+    """Train a run at once, and another one that stops and goes on. Assert that both have the same weights, state of the
+    criterion and logged figures, bit by bit. Return the directory of the second run.
+
+    Args:
+        data: A data directory.
+        folder: An empty folder for both runs.
+        stop: Step at which the second run stops.
+        steps: Step at which both end.
+        given: Options of both runs, as in ``options``.
+    """
+    given = {"lr_scheduler": "constant", "log_every": 1, **given}
+    once = train(compose_run(data, folder / "once", max_steps=steps, **given)).directory
+    train(compose_run(data, folder / "twice", max_steps=stop, **given))
+    twice = train(compose_run(data, folder / "twice", max_steps=steps, **given)).directory
+    one, other = contents(once / "last"), contents(twice / "last")
+    for name in ("model.safetensors", "criterion.safetensors"):
+        assert one[name] == other[name], f"{name} is another one"
+    assert figures(once) == figures(twice)
+    return twice
+
+
+def figures(run: Path) -> list[dict[str, Any]]:
+    """Return the records of training and validation in ``metrics.jsonl``, without those that depend on the clock."""
+    records = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    clock = ("seconds", "per_second", "memory", "time")
+    return [
+        {name: value for name, value in record.items() if not any(word in name for word in clock)}
+        for record in records
+        if record["kind"] in ("train", "valid")
+    ]
 
 
 def make_trainer(
@@ -78,7 +116,7 @@ def command(*arguments: object) -> list[str]:
 
 def environment(path: Path | None = None, threads: int | None = None) -> dict[str, str]:
     """Return the environment of a process that can import the repository (and ``path``)."""
-    repository = Path(__file__).parents[1]
+    repository = Path(__file__).parents[2]
     places = [str(place) for place in (repository, path) if place] + [os.environ.get("PYTHONPATH", "")]
     limited = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     return {**os.environ, **limited, "PYTHONPATH": os.pathsep.join(filter(None, places))}
@@ -133,10 +171,3 @@ class TwoTerms(Criterion):
         tokens = (read[0] - 1).square().sum() + (read[1] + 1).square().sum()
         terms = {"pairs": Term(distance), "tokens": Term(tokens, weight=0.25)}
         return Loss(terms)
-
-
-@pytest.fixture
-def two_terms(monkeypatch: pytest.MonkeyPatch) -> type[TwoTerms]:
-    """Register the criterion ``two_terms`` while a test runs."""
-    monkeypatch.setitem(CRITERIA._targets, "two_terms", f"{TwoTerms.__module__}:TwoTerms")
-    return TwoTerms

@@ -62,3 +62,20 @@ def write_corpus(directory: Path, train: int = 600, valid: int = 60, test: int =
             (directory / f"{split}.de-en.{language}").write_text(text, encoding="utf-8")
         start += size
     return directory
+
+
+SPANISH_SUBJECTS = {
+    "mi abuela": "my grandmother", "el panadero": "the baker", "tu primo": "your cousin", "el piloto": "the pilot",
+}  # fmt: skip
+SPANISH_VERBS = {"canta": "sings", "llega": "arrives", "duerme": "sleeps"}
+SPANISH_PLACES = {
+    "en la cocina": "in the kitchen",
+    "cerca del puerto": "near the harbour",
+    "sin prisa": "without haste",
+}
+
+
+def spanish_pairs() -> list[tuple[str, str]]:
+    """Return 36 (Spanish, English) pairs."""
+    combined = itertools.product(SPANISH_SUBJECTS.items(), SPANISH_VERBS.items(), SPANISH_PLACES.items())
+    return [(" ".join(part[0] for part in parts), " ".join(part[1] for part in parts)) for parts in combined]

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.corpus import sentence_pairs
+from tests.support.vocabulary import small_tokenizer
 from xrep.config import to_yaml
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.models.directory import Snapshot, write_checkpoint
 from xrep.models.translation import Translation
-from xrep.text.tokenizer import train_tokenizer
 
 SMALL: dict[str, Any] = {
     "layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "decoder_layers": 2, "max_positions": 64,
@@ -39,7 +38,7 @@ def write_translator(
     path: Path, *, languages: tuple[list[str], list[str]] = (["de"], ["en"]), max_length: int = 48, **options: Any
 ) -> Path:
     """Write a checkpoint of a translator of (source, target) languages."""
-    tokenizer = train_tokenizer([side for pair in sentence_pairs(100) for side in pair], 120, path.parent / "tokenizer")
+    tokenizer = small_tokenizer()
     source, target = languages
     text = TextSpec(
         vocabularies={"shared": Vocabulary.of(tokenizer)},

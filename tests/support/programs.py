@@ -23,7 +23,7 @@ from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PRELOADED = ["torch._dynamo", "torch.distributed.run", "xrep.training.run", "xrep_cli.train", "tests.kernels.ranks"]
 PATIENCE = 300.0
 """Seconds after which a test gives up on a program. A busy machine needs less."""

@@ -1,4 +1,4 @@
-"""Small inference data about the sentences of ``tests.corpus``, in the formats in which such data is published."""
+"""Small inference data about the sentences of the tests' corpus, in the formats in which such data is published."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import random
 from pathlib import Path
 
-from tests.corpus import OBJECTS, SUBJECTS, TIMES, VERBS
+from tests.support.corpus import OBJECTS, SUBJECTS, TIMES, VERBS
 
 Row = tuple[str, str, str]
 """Premise, hypothesis, label."""

@@ -7,12 +7,11 @@ from typing import Any
 
 from torch import nn, random
 
-from tests.corpus import sentence_pairs
+from tests.support.vocabulary import small_tokenizer
 from xrep.config import to_yaml
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.models.directory import Snapshot, write_checkpoint
 from xrep.models.dual_encoder import DualEncoder
-from xrep.text.tokenizer import train_tokenizer
 
 
 def write_encoder(
@@ -32,8 +31,7 @@ def write_encoder(
 
     ``options`` are those of its run beside the model's, ``model_options`` more of the model's.
     """
-    sentences = sentences or [side for pair in sentence_pairs(100) for side in pair]
-    tokenizer = train_tokenizer(sentences, vocabulary_size, path.parent / "tokenizer")
+    tokenizer = small_tokenizer(vocabulary_size, sentences)
     vocabularies = {"shared": Vocabulary.of(tokenizer)}
     source, target = languages
     text = TextSpec(vocabularies=vocabularies, max_length=64, source_languages=source, target_languages=target)

@@ -1,3 +1,0 @@
-from tests.fixtures import data_directory
-
-__all__ = ["data_directory"]
