@@ -1,8 +1,9 @@
 """Every shell command of the README is run as it stands, in order, in a copy of the repository.
 
 The programs are the real ones, though they start from a process that has imported torch
-(``tests.support.programs``). Their budget is smaller: BUDGET is added to the arguments of each, and text and corpora are
+(``tests.support.programs``). Their budget is smaller: BUDGET is added to the arguments of each, and texts are
 a few hundred sentences. Nothing is fetched or installed.
+"""
 
 from __future__ import annotations
 
