@@ -12,7 +12,7 @@ import pytest
 import xrep
 from tests.support.corpus import sentence_pairs, write_corpus
 from tests.support.programs import run_program
-from tests.support.runs import SMALL, SMALL_MODEL, environment, refusal, xrep_train
+from tests.support.runs import SMALL, SMALL_MODEL, environment
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def test_there_are_examples() -> None:
     assert TEXT.count("```python\n") == len(EXAMPLES)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, command = EXAMPLES[name]
@@ -66,14 +66,6 @@ def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     finished = run_command(command, tmp_path, tmp_path / "home")
     assert finished.returncode == 0, finished.stderr
     assert (tmp_path / "run1" / "best" / "model.safetensors").exists()
-
-
-@pytest.mark.slow
-def test_the_option_of_the_objective_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cosine_distance.py").write_text(EXAMPLES["cosine_distance"][0], encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    given = ["--plugin", "cosine_distance", "--task", "bitext", "--criterion", "cosine_distance", "--strength", "-1"]
-    assert refusal(xrep_train("corpus/", *given, path=tmp_path)) == "criterion.strength must be above 0, not -1.0"
 
 
 def test_every_path_that_is_named_exists() -> None:

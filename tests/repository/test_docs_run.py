@@ -54,7 +54,7 @@ def write_sides(folder: Path, name: str, rows: list[tuple[str, str, str]]) -> No
     write_lines(folder / f"{name}.en", [english for english, _, _ in rows])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_quick_start(follow: Follow, repository: Path, tmp_path: Path) -> None:
     rows, folder = list(sentences()), tmp_path / "own"
@@ -70,7 +70,7 @@ def test_quick_start(follow: Follow, repository: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_mining(follow: Follow, repository: Path, tmp_path: Path) -> None:
     rows, folder = list(sentences()), tmp_path / "own"
@@ -88,7 +88,7 @@ def test_mining(follow: Follow, repository: Path, tmp_path: Path) -> None:
     assert "label_smoothed_cross_entropy" in (folder / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_objective_of_a_plugin(follow: Follow, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     write_sides(folder / "corpus", "train", list(sentences()))

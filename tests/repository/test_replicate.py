@@ -15,7 +15,6 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep.config import compose
 from xrep.config.sections import expand
-from xrep.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 EFFECTS = sorted(ROOT.glob("examples/*/effects/*.yaml"))
@@ -120,24 +119,6 @@ def write_effect(folder: Path, text: str = EFFECT) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("paper: table 1", "papers: table 1", "key 'papers' is not known"),
-        ("paper: table 1\n", "", "key 'paper' is missing"),
-        ("{path: ", "{way: ", "key 'way' is not known; the keys are command, grid, options, path"),
-        ("worse: given", "worse: taken", "a claim names 'taken'; name one of trained, given"),
-        ("figure: Tatoeba", "figure: BLEU", "a claim names 'BLEU'; name one of Tatoeba"),
-    ],
-)
-def test_what_is_wrong_in_a_file_is_one_line(
-    tmp_path: Path, command: ModuleType, old: str, new: str, message: str
-) -> None:
-    path = write_effect(tmp_path, EFFECT.replace(old, new))
-    with pytest.raises(UserError, match=message):
-        command.read_effect(path)
-
-
 @pytest.fixture
 def toy(tmp_path: Path, command: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the arguments of a small effect whose data is in ``data``."""
@@ -155,22 +136,7 @@ def toy(tmp_path: Path, command: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
     return ["toy", "--data", str(data), "--seeds", "1", "--output", "out put"]
 
 
-def test_a_spent_budget_leaves_an_empty_table(
-    toy: list[str], command: ModuleType, capsys: pytest.CaptureFixture
-) -> None:
-    assert command.main([*toy, "--budget", "0s"]) == 0
-    assert "Not all runs are finished." in capsys.readouterr().out
-    assert json.loads(Path("out put/toy/steps.json").read_text())["is_complete"] is False
-    for wrong, message in (
-        (["--budget", "1d"], "write 90s, 60m or 6h"),
-        (["--seeds", "0"], "give at least 1"),
-        (["--only", "x"], "name one of steps"),
-        (["--data", "no"], "no: no such folder"),
-    ):
-        assert command.main([*toy, *wrong]) == 2 and message in capsys.readouterr().err
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_effect_from_end_to_end(toy: list[str], command: ModuleType, capsys: pytest.CaptureFixture) -> None:
     pytest.importorskip("matplotlib")
     assert command.main(toy) == 0, capsys.readouterr().err

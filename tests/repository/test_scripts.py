@@ -76,7 +76,7 @@ def checkout(repository: Path, tmp_path: Path, write_executable: Callable[[Path,
     return Checkout(repository, tmp_path, write_executable)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_installs_once_and_again_when_the_pins_change(checkout: Checkout) -> None:
     code, output, installed = checkout.run()
     assert code == 0 and "there is none yet" in output
@@ -99,35 +99,7 @@ def test_installs_once_and_again_when_the_pins_change(checkout: Checkout) -> Non
     assert code == 0 and installed[-1].endswith(".[test]") and "Making" not in output
 
 
-@pytest.mark.slow
-def test_an_environment_that_was_not_finished_is_made_anew(checkout: Checkout) -> None:
-    checkout.run()
-    for name in (".xrep-made-for", ".xrep-installed-test"):
-        (checkout.root / ".venv" / name).unlink()
-    (checkout.root / ".venv" / ".xrep-unfinished").touch()
-    code, output, installed = checkout.run()
-    assert code == 0 and "its making was interrupted" in output and len(installed) > 2
-
-
-@pytest.mark.slow
-def test_installation_that_failed_goes_on_where_it_stopped(checkout: Checkout) -> None:
-    checkout.pip_ends_with(1)
-    code, output, installed = checkout.run()
-    assert code == 2 and installed == ["setuptools"]
-    assert "/scripts/test: error: setuptools could not be installed: " in output.splitlines()[-1]
-    packages = checkout.root / ".venv" / "lib" / "python3.11" / "site-packages"
-    for name, is_whole in (("setuptools-84.2.1", True), ("numpy-2.2.6", True), ("scipy-1.15.3", False)):
-        (packages / f"{name}.dist-info").mkdir(parents=True)
-        if is_whole:
-            (packages / f"{name}.dist-info" / "INSTALLER").touch()
-    checkout.pip_ends_with(0)
-    code, output, installed = checkout.run()
-    assert code == 0 and "Making" not in output
-    assert installed[0] == "torch>=2.8,<3" and "scipy>=1.11" in installed and "numpy>=1.26" not in installed
-    assert not (packages / "scipy-1.15.3.dist-info").exists() and (packages / "numpy-2.2.6.dist-info").exists()
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_moved_checkout_is_made_anew(checkout: Checkout) -> None:
     checkout.run()
     checkout.root = checkout.root.rename(checkout.folder / "moved")
