@@ -41,18 +41,6 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert received == ["through the pipe"] and stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
-def test_a_device_stays_a_device(tmp_path: Path) -> None:
-    device = tmp_path / "null"
-    try:
-        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
-    except PermissionError:
-        pytest.skip("this system does not let root make a device")
-    with write_aside(device) as aside:
-        aside.write_text("nowhere", encoding="utf-8")
-    assert stat.S_ISCHR(device.stat().st_mode) and os.listdir(tmp_path) == ["null"]
-
-
 def test_what_is_a_stream(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert is_stream("/dev/null") and is_stream("/dev/stdout")

@@ -62,14 +62,6 @@ def run_python(code, path=None):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(path))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--task", "bitext", "--criterion", "dual_moco", "--help"]])
-def test_help_does_not_wait_for_torch(arguments):
-    code = f"import sys; from xrep_cli.train import main; code = main({arguments}); print(code, 'torch' in sys.modules)"
-    finished = run_python(code)
-    assert finished.stdout.splitlines()[-1] == "0 False", finished.stderr
-    assert ("--queue-size INT" in finished.stdout) == (len(arguments) > 1)
-
-
 def test_a_name_is_registered_once():
     registry = Registry("criterion", {"mine": "some.where:Mine"})
     registry.register("mine", "some.where:Mine")
@@ -175,22 +167,6 @@ def test_a_taken_name_among_entry_points(tmp_path):
     (metadata / "entry_points.txt").write_text("[xrep.plugins]\ncriterion.dual_moco = theirs:Moco\n")
     line = refusal(xrep_train("--help", path=tmp_path))
     assert "'dual_moco' is registered twice: by xrep.criteria.dual_moco:DualMoco and by theirs:Moco" in line
-
-
-@pytest.mark.slow
-def test_a_broken_builtin_breaks_nothing_else():
-    code = (
-        "from xrep.registry import CRITERIA\nfrom xrep_cli.train import main\n"
-        "CRITERIA.register('broken', 'xrep.criteria.not_there:Broken')\n"
-        "words = ['--task', 'bitext', '--print-config', '--criterion']\n"
-        "print(main([*words, 'dual_moco']), main([*words, 'broken']))"
-    )
-    finished = run_python(code)
-    assert finished.stdout.splitlines()[-1] == "0 2"
-    assert finished.stderr.startswith(
-        "xrep-train: error: xrep.criteria.not_there:Broken.Config cannot be loaded: No module"
-    )
-    assert len(finished.stderr.splitlines()) == 1
 
 
 def test_a_plugin_is_imported_from_anywhere_on_the_path(tmp_path, monkeypatch):

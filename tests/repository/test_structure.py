@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -68,8 +69,14 @@ def modules(repository: Path) -> dict[str, Path]:
     return found
 
 
-def imports(name: str, files: dict[str, Path]) -> Iterator[str]:
-    """Yield the modules of xrep that a module imports, anywhere in its text."""
+@functools.cache
+def imports(repository: Path) -> dict[str, set[str]]:
+    """Return the modules of xrep that each module imports, anywhere in its text."""
+    files = modules(repository)
+    return {name: set(_imports(name, files)) for name in files}
+
+
+def _imports(name: str, files: dict[str, Path]) -> Iterator[str]:
     package = name if files[name].name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(files[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -89,10 +96,9 @@ def room_of(module: str) -> str:
 
 def violations(repository: Path) -> list[str]:
     """Return each import that goes neither downwards nor to a room of NEIGHBOURS, and each module without a room."""
-    files = modules(repository)
-    found = [f"{name} is in no room of FLOORS" for name in files if room_of(name) == "?"]
-    for name in files:
-        for target in set(imports(name, files)):
+    found = [f"{name} is in no room of FLOORS" for name in imports(repository) if room_of(name) == "?"]
+    for name, targets in imports(repository).items():
+        for target in targets:
             room, other = room_of(name), room_of(target)
             below = FLOORS.get(other, -1) < FLOORS.get(room, -1)
             if room != other and not below and (room, other) not in NEIGHBOURS:
@@ -105,8 +111,7 @@ def test_imports_go_downwards(repository: Path) -> None:
 
 
 def test_no_module_imports_itself_in_a_circle(repository: Path) -> None:
-    files = modules(repository)
-    graph = {name: {target for target in imports(name, files) if target != name} for name in files}
+    graph = {name: targets - {name} for name, targets in imports(repository).items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
