@@ -7,7 +7,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +15,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.kernels.pairs import make_ids, tiles
+from tests.kernels.table import KERNELS, Draw, Results, blocks
 from tests.support.programs import PATIENCE, warm_context
 from xrep.kernels.gather import current_group, gather_rows, rank_sizes
-from xrep.kernels.hard_infonce import hard_infonce
-from xrep.kernels.inbatch_infonce import inbatch_infonce
 
-Results = dict[str, Tensor]
 Found = list[dict[str, Results]]
 """The results by rank and case."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
-    """A call of a loss.
+    """A call of a kernel of the table, ``kernel``.
 
     Attributes:
         sizes: Number of pairs of each rank.
-        hard: Whether the loss is ``hard_infonce``.
-        options: Options of the loss.
-        sentences: Number of different sentences in the ids; None: no ids.
-        learning: Whether x, y and the temperature get a gradient.
+        draw: What the batch of all ranks is drawn by.
+        learning: The inputs that get a gradient; none: all.
         directions: Weights of the losses of the two directions.
         members: The ranks of each group.
     """
 
+    kernel: str
     sizes: tuple[int, ...]
-    hard: bool = False
-    options: tuple[tuple[str, object], ...] = ()
-    sentences: int | None = None
-    dtype: torch.dtype = torch.float64
-    learning: tuple[bool, bool, bool] = (True, True, True)
-    directions: tuple[float, float] = (1.0, 1.0)
-    tile: tuple[int, int] = (3, 4)
-    kept: bool = True
+    draw: dict[str, Any] = field(default_factory=dict)
+    learning: tuple[str, ...] = ()
+    directions: tuple[float, ...] = (1.0, 1.0)
     members: tuple[tuple[int, ...], ...] | None = None
+    block: str = "small"
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -60,60 +52,52 @@ class Case:
         start = sum(self.sizes[:rank])
         return slice(start, start + self.sizes[rank])
 
-    def data(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return x and y [N, D], random weights [2, N] of all ranks' losses, and ids [N, 2]."""
-        generator = torch.Generator().manual_seed(sum(self.sizes))
-        count = sum(self.sizes)
-        x, noise = torch.randn(2, count, 6, generator=generator, dtype=torch.float64) / 2
-        weights = torch.randn(2, count, generator=generator, dtype=torch.float64)
-        weights *= torch.tensor(self.directions).unsqueeze(1)
-        ids = None if self.sentences is None else make_ids(count, 2, self.sentences, generator)
-        return x.to(self.dtype), (x + 0.7 * noise).to(self.dtype), weights, ids
-
     def run(self, rows: Tensor | slice, group: dist.ProcessGroup | None) -> Results:
-        """Return the results of the loss of these pairs, and the gradients of the weighted sum."""
-        x, y, weights, ids = self.data()
-        tau = torch.tensor(0.3, dtype=torch.float64)
-        inputs = zip((x[rows], y[rows], tau), self.learning, strict=True)
-        leaves = [tensor.clone().requires_grad_(wanted) for tensor, wanted in inputs]
-        function = hard_infonce if self.hard else inbatch_infonce
-        with tiles(self.tile, self.kept):
-            given = dict(self.options, ids=None if ids is None else ids[rows], group=group)
-            if group is not None and ids is not None:  # in other cases the processes tell each other
-                given["sizes"] = [len(x[self.rows(rank)]) for rank in dist.get_process_group_ranks(group)]
-            result = function(*leaves, **given)
-            (result.forward * weights[0, rows] + result.backward * weights[1, rows]).sum().backward()
-        found = {name: field.detach() for name, field in result._asdict().items()}
-        gradients = zip(("x", "y", "tau"), leaves, strict=True)
-        return found | {name: leaf.grad for name, leaf in gradients if leaf.grad is not None}
+        """Return the results of these pairs, and the gradients of a weighted sum of their losses."""
+        count = sum(self.sizes)
+        problem = KERNELS[self.kernel](Draw(batch=count, seed=count, sentences=9, **self.draw))
+        leaves = {
+            name: (tensor if name == "tau" else tensor[rows])
+            .clone()
+            .requires_grad_(name in self.learning or not self.learning)
+            for name, tensor in problem.inputs.items()
+        }
+        given: dict[str, Any] = {"rows": rows, "group": group}
+        if group is not None and self.draw.get("columns"):  # in other cases the processes tell each other
+            given["sizes"] = [self.sizes[rank] for rank in dist.get_process_group_ranks(group)]
+        with blocks(self.block):
+            loss, *others = problem.kernel(**leaves, **given)
+            weights = torch.randn(2, count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            weights *= torch.tensor(self.directions).unsqueeze(1)
+            (loss * weights[: loss.dim(), rows].view(loss.shape)).sum().backward()
+        found = {"loss": loss.detach(), **{f"result {number}": other for number, other in enumerate(others)}}
+        return found | {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
 SIZES = {2: {"equal": (5, 5), "unequal": (7, 3), "one empty": (0, 6)},
          4: {"equal": (3, 3, 3, 3), "unequal": (1, 6, 2, 4), "one empty": (5, 4, 0, 2)}}  # fmt: skip
+VARIANTS: dict[str, dict[str, Any]] = {
+    "variant": {"draw": {"flag": True}},
+    "whole": {"block": "whole"},
+    "kept": {"block": "kept"},
+    "float32": {"draw": {"dtype": torch.float32}},
+    "bfloat16": {"draw": {"dtype": torch.bfloat16}},
+    "forward alone": {"directions": (1.0, 0.0)},
+    "x alone": {"learning": ("x", "anchor")},
+    "y alone": {"learning": ("y", "positive")},
+    "temperature alone": {"learning": ("tau",)},
+}
 
 
 def cases(world: int) -> dict[str, Case]:
-    sizes = SIZES[world]
-    margin, hard = (("margin", 0.2),), (("exponent", 0.7),)
     found = {}
-    for name, counts in sizes.items():
-        found[f"in-batch, {name}"] = Case(sizes=counts, options=margin, kept=name != "equal")
-        found[f"in-batch, ids, {name}"] = Case(sizes=counts, options=margin, sentences=9)
-        found[f"hard, {name}"] = Case(sizes=counts, hard=True, options=hard, kept=name != "equal")
-        found[f"hard, ids, {name}"] = Case(sizes=counts, hard=True, options=hard, sentences=9)
-    counts = sizes["unequal"]
-    found["in-batch, all one sentence"] = Case(sizes=counts, sentences=1)
-    found["in-batch, untiled"] = Case(sizes=counts, tile=(64, 64))
-    found["hard, normalised"] = Case(sizes=counts, hard=True, options=(("exponent", 0.9), ("normalize", True)))
-    for kind, options in (("in-batch", margin), ("hard", hard)):
-        common = {"sizes": counts, "hard": kind == "hard", "options": options}
-        found[f"{kind}, float32"] = Case(**common, dtype=torch.float32)
-        found[f"{kind}, bfloat16"] = Case(**common, dtype=torch.bfloat16)
-        found[f"{kind}, forward alone"] = Case(**common, directions=(1.0, 0.0))
-        found[f"{kind}, x alone"] = Case(**common, learning=(True, False, False))
-        found[f"{kind}, y alone"] = Case(**common, learning=(False, True, False))
-        found[f"{kind}, temperature alone"] = Case(**common, learning=(False, False, True))
-        found[f"{kind}, two groups"] = Case(**common, members=((0, 2), (1, 3)) if world == 4 else ((0,), (1,)))
+    for kernel in ("in-batch", "hard", "triplets"):
+        for name, counts in SIZES[world].items():
+            found[f"{kernel}, {name}"] = Case(kernel, counts)
+            found[f"{kernel}, ids, {name}"] = Case(kernel, counts, {"columns": 2})
+        counts = SIZES[world]["unequal"]
+        found |= {f"{kernel}, {name}": Case(kernel, counts, **given) for name, given in VARIANTS.items()}
+        found[f"{kernel}, two groups"] = Case(kernel, counts, members=((0, 2), (1, 3)) if world == 4 else ((0,), (1,)))
     return found
 
 

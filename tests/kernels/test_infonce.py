@@ -1,0 +1,188 @@
+"""What is particular to the losses between queries, positives and negatives."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from tests.kernels.table import HALF, KERNELS, Draw, blocks, check, error, infonce, queue
+from xrep.kernels import chunked_steps
+from xrep.kernels.hard_infonce import hard_infonce
+from xrep.kernels.inbatch_infonce import inbatch_infonce
+from xrep.kernels.own_negatives import add_own_negatives
+from xrep.kernels.paths import use_path
+from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
+
+QUEUE, PAIRS, SWEEP = [
+    importlib.import_module(f"xrep.kernels.{n}") for n in ("queue_infonce", "pairwise", "pair_sweep")
+]
+both_paths = pytest.mark.parametrize("path", ["chunked", "reference"])
+
+
+def vectors(seed: int, *shapes: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Return unit vectors [N, 8]."""
+    generator = torch.Generator().manual_seed(seed)
+    return [normalize(torch.randn(rows, 8, generator=generator), dim=1).to(dtype) for rows in shapes]
+
+
+@pytest.mark.parametrize("rows", [1, 4096, 4098, 9001])
+def test_queues_in_blocks_of_the_usual_size(rows: int) -> None:
+    draw = Draw(many=rows, size=24, columns=2, sentences=300, dtype=torch.float32)
+    check(queue(draw), draw)
+
+
+def test_a_query_whose_negatives_are_all_masked_is_alone_in_that() -> None:
+    query, positive, keys = vectors(0, 3, 3, 20)
+    ids = {"query_ids": torch.tensor([[1], [0], [2]]), "queue_ids": torch.zeros(20, 1, dtype=torch.int64)}
+    loss, whole = (queue_infonce(query, positive, keys, 0.1, **given).loss for given in (ids, {}))
+    assert loss[1] == 0 and torch.equal(loss[[0, 2]], whole[[0, 2]])
+
+
+def test_many_small_negatives_are_not_rounded_away_beside_the_positive() -> None:
+    # 500 negatives, each exp(-25) beside 1: below the spacing of float32 there.
+    query, share = torch.ones(1, 1, requires_grad=True), 500 * math.exp(-25)
+    with blocks("small"):
+        loss = queue_infonce(query, torch.full((1, 1), 25.0), torch.zeros(500, 1), 1.0).loss
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(share, rel=1e-5)
+    assert query.grad is not None and query.grad.item() == pytest.approx(-25 * share, rel=1e-5)
+
+
+def test_the_loss_is_nearer_to_float64_than_that_of_the_whole_array() -> None:
+    query, positive, keys = vectors(0, 16, 16, 2**17)
+    single, exact = (
+        infonce((query.to(kind) * positive.to(kind)).sum(1) / 0.07, query.to(kind) @ keys.to(kind).T / 0.07)[0]
+        for kind in (torch.float32, torch.float64)
+    )
+    assert (queue_infonce(query, positive, keys, 0.07).loss - exact).abs().mean() < (single - exact).abs().mean() / 3
+
+
+@both_paths
+def test_the_queue_gets_no_gradient_and_may_be_overwritten_before_the_backward_pass(path: str) -> None:
+    query, positive, keys = vectors(0, 4, 4, 50)
+    query.requires_grad_()
+    if path == "chunked":
+        (expected,) = torch.autograd.grad(queue_infonce(query, positive, keys, 0.05).loss.sum(), query)
+        loss = queue_infonce(query, positive, keys, 0.05).loss
+        keys.copy_(keys.flip(0))
+        assert torch.equal(torch.autograd.grad(loss.sum(), query)[0], expected)
+    keys.requires_grad_()
+    with use_path(path):
+        queue_infonce(query, positive, keys, 0.05).loss.sum().backward()
+    assert keys.grad is None
+
+
+def test_losses_against_two_queues_that_are_large_and_tiny() -> None:
+    pairs = torch.tensor([[1e-9, 2e-9], [300.0, 299.0], [300.0, 0.0], [0.0, 0.0], [1e-9, 500.0]])
+    one, other = (InfoNCE(loss, torch.ones(5, dtype=torch.bool)) for loss in pairs.T)
+    expected = torch.log1p(sum(torch.expm1(loss.double()) for loss in pairs.T)).float()
+    torch.testing.assert_close(against_both(one, other).loss, expected, rtol=1e-6, atol=0)
+
+
+@both_paths
+@pytest.mark.parametrize("block", ["small", "kept"])
+def test_a_tie_is_not_correct(block: str, path: str) -> None:
+    # Whole numbers and a temperature of 1/4 make equal logits exactly equal: x·y is [[5, 5], [0, 5]].
+    x, y = torch.tensor([[1.0, 2.0], [2.0, -1.0]]), torch.tensor([[1.0, 2.0], [3.0, 1.0]])
+    with blocks(block), use_path(path):
+        result = inbatch_infonce(x, y, 0.25)
+    assert result.forward_correct.tolist() == [False, True] and result.backward_correct.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", ["in-batch", "hard"])
+def test_one_direction_and_one_side_alone(name: str, direction: int) -> None:
+    problem = KERNELS[name](Draw(batch=23))
+    for learning in (("x", "y"), ("x",), ("y",)):
+        found = []
+        for function in (problem.kernel, problem.formula):
+            leaves = {key: side.clone().requires_grad_(key in learning) for key, side in problem.inputs.items()}
+            losses = function(**leaves)[0][direction]
+            found.append(torch.autograd.grad((losses * torch.arange(23)).sum(), [leaves[key] for key in learning]))
+        assert all(error(mine, exact) < 1e-12 for mine, exact in zip(*found, strict=True))
+
+
+def test_equation_5_by_hand() -> None:
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.5]], dtype=torch.float64)
+    y = torch.tensor([[1.0, 1.0], [1.0, -4.0]], dtype=torch.float64)
+    # The positive of x0 is at distance 1. x1, at 1/2, stays; y1, at 4, moves to λ = 1/√4 of the way, (1, -2).
+    result = hard_infonce(x, y, 1.0, exponent=0.5)
+    cosines = torch.tensor([1 / math.sqrt(2), 1 / math.sqrt(1.25), 1 / math.sqrt(5)], dtype=torch.float64)
+    assert float(result.forward[0]) == pytest.approx(float(cosines.logsumexp(0) - cosines[0]), rel=1e-12)
+    assert float(result.forward_interpolation[0]) == pytest.approx(0.75, rel=1e-12)
+    assert not result.forward_correct[0]
+
+
+def test_correctness_is_judged_against_plain_negatives() -> None:
+    x, y = torch.tensor([[1.0, 0.0], [4.0, -4.5]]), torch.tensor([[1.0, 0.5], [4.0, -4.0]])
+    # By hand: cos(x0, y0) = .894, cos(x0, y1) = .707, but y1 moved to the circle of y0, (1.3, -.4), has .956.
+    harder, plain = (hard_infonce(x, y, 0.05, exponent=exponent) for exponent in (1.0, 0.0))
+    assert float(harder.forward[0]) > math.log(2) > float(plain.forward[0])
+    assert harder.forward_correct[0] and plain.forward_correct[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF], ids=str)
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_duplicates_among_hard_negatives(dtype: torch.dtype, share: float) -> None:
+    problem = KERNELS["hard"](draw := Draw(batch=7, size=8, share=share, dtype=dtype))
+    x, y = problem.inputs["x"], problem.inputs["y"]
+    x[1], y[2], y[3], x[4] = x[0], y[0], x[0], y[0]  # gradients of the query x0 and of its positive y0, on either side
+    check(problem, draw)
+    assert not problem.kernel(**problem.inputs)[1][0, :2].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF], ids=str)
+def test_where_query_and_positive_are_one_vector_every_negative_becomes_it(dtype: torch.dtype) -> None:
+    (x,) = vectors(0, 6, dtype=dtype)
+    result = hard_infonce(x.requires_grad_(), x.detach(), 0.05, exponent=0.9)
+    assert error(torch.stack(result[:2]).detach(), torch.full((2, 6), math.log(11)).double()) < 1e-5
+    assert not torch.stack(result[4:]).any() and all(result.forward_correct)
+    sum(result[:2], torch.zeros(6)).sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_queries_without_negatives_of_their_own_do_not_change() -> None:
+    x, y, negative = vectors(0, 6, 6, 0)
+    before = inbatch_infonce(x, y, 0.2)
+    given = before.forward, before.forward_correct, x, y, negative, torch.zeros(0, dtype=torch.int64), 0.2
+    assert all(map(torch.equal, add_own_negatives(*given), before[::2]))
+
+
+def test_a_small_loss_keeps_its_digits() -> None:
+    """The loss of a pair that is far ahead is below the precision of 1 in float32."""
+    x = torch.eye(2, 5)
+    before = inbatch_infonce(x, x, 0.05)
+    given = before.forward, before.forward_correct, x, x, torch.zeros(1, 5), torch.tensor([0]), 0.05
+    loss, _ = add_own_negatives(*given)
+    assert loss[0].item() == pytest.approx(2 * loss[1].item(), rel=1e-5) and 0 < loss[1].item() < 1e-8
+
+
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the product that a GPU computes of operands of half precision."""
+    assert a.dtype == b.dtype == torch.bfloat16
+    found = a.float() @ b.float()
+    return found if out is None else out.copy_(found)
+
+
+@pytest.mark.parametrize("kept", [0, chunked_steps.KEPT_PAIRS])
+@pytest.mark.parametrize("name", ["queue", "in-batch", "hard", "triplets"])
+@pytest.mark.parametrize("columns", [0, 1])
+def test_half_operands(name: str, columns: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products that read half precision, as those of GPUs do under autocast, give the losses of float32."""
+    problem = KERNELS[name](Draw(batch=24, size=32, near=0.8, share=0.25, columns=columns, dtype=torch.float32))
+    expected = problem.found()
+    monkeypatch.setattr(chunked_steps, "KEPT_PAIRS", kept)
+    for module in (QUEUE, PAIRS):
+        monkeypatch.setattr(module, "operand_dtype", lambda tensor: torch.bfloat16)
+    for module in (QUEUE, SWEEP):
+        monkeypatch.setattr(module, "multiply", product)
+        monkeypatch.setattr(module, "multiply_add", lambda total, a, b: total.add_(product(a, b)))
+    found = problem.found()
+    for key in ("loss", *problem.inputs):
+        assert (found[key] - expected[key]).norm() < 0.02 * expected[key].norm(), key
+    assert not torch.equal(found["loss"], expected["loss"])

@@ -1,0 +1,289 @@
+"""The table of kernels against what holds for each of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.kernels.table import HALF, KERNELS, Draw, blocks, check, largest_allocation
+from tests.support.closeness import error
+from xrep.kernels import chunked_steps, precision
+from xrep.kernels.hard_infonce import hard_infonce
+from xrep.kernels.inbatch_infonce import inbatch_infonce
+from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.kernels.own_negatives import add_own_negatives
+from xrep.kernels.paths import use_path
+from xrep.kernels.queue_infonce import queue_infonce
+from xrep.kernels.triplet_infonce import triplet_infonce
+
+DTYPES = [torch.float64, torch.float32, *HALF]
+PAIRS = ("queue", "in-batch", "hard", "triplets")
+every_kernel = pytest.mark.parametrize("name", KERNELS)
+
+
+@every_kernel
+@settings(max_examples=30)
+@given(
+    draw=st.builds(
+        Draw,
+        batch=st.integers(1, 14) | st.sampled_from([1, 30]),
+        size=st.integers(3, 24),
+        many=st.integers(12, 90),
+        tau=st.sampled_from([1.0, 0.0625, 0.01]),
+        reach=st.sampled_from([1.0, 10.0, 100.0]),
+        share=st.sampled_from([0.0, 0.1, 0.3, 1.0]),
+        columns=st.integers(0, 3),
+        sentences=st.sampled_from([1, 5, 40]),
+        near=st.sampled_from([0.0, 0.5, 0.95]),
+        flag=st.booleans(),
+        dtype=st.sampled_from(DTYPES),
+        seed=st.integers(0, 2**20),
+    ),
+    block=st.sampled_from(["small", "kept", "whole"]),
+    path=st.sampled_from(["chunked", "chunked", "reference"]),
+)
+def test_equals_the_formula(name: str, draw: Draw, block: str, path: str) -> None:
+    with blocks(block):
+        check(KERNELS[name](draw), draw, path)
+
+
+@pytest.mark.parametrize("others", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["in-batch", "hard", "triplets", "own negatives", "queue"])
+def test_sides_of_different_types_lose_nothing(name: str, others: torch.dtype) -> None:
+    for dtype in DTYPES:
+        draw = Draw(batch=17, dtype=dtype, other=others)
+        with blocks("kept"):
+            check(KERNELS[name](draw), draw)
+
+
+@pytest.mark.parametrize("name", ["queue", "in-batch", "triplets", "own negatives"])
+@pytest.mark.parametrize("block", ["small", "kept"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_logits_of_thousands(name: str, block: str, dtype: torch.dtype) -> None:
+    draw = Draw(batch=20, size=24, tau=0.01, reach=5000.0, near=0.9, dtype=dtype)
+    with blocks(block):
+        check(KERNELS[name](draw), draw)
+
+
+@pytest.mark.parametrize("reach", [59.0, 61.0])
+@pytest.mark.parametrize("block", ["small", "kept"])
+def test_logits_on_both_sides_of_the_limit_for_small_ones(reach: float, block: str) -> None:
+    for near in (1.0, -1.0):
+        draw = Draw(batch=20, tau=1 / reach, reach=reach, near=near, share=0.0, dtype=torch.float32)
+        with blocks(block):
+            check(KERNELS["in-batch"](draw), draw)
+
+
+@every_kernel
+@pytest.mark.parametrize("path", ["chunked", "reference"])
+def test_what_is_frozen_gets_no_gradient_and_changes_none(name: str, path: str) -> None:
+    problem = KERNELS[name](Draw(batch=8, dtype=torch.float32))
+    with use_path(path), blocks("kept"):
+        whole = problem.found()
+        for one in problem.inputs:
+            for frozen in ([one], [other for other in problem.inputs if other != one]):
+                part = problem.found(frozen)
+                assert part.keys() == whole.keys() - set(frozen)
+                for key, result in part.items():
+                    assert error(result.double(), whole[key].double()) < 1e-6, key
+        with torch.no_grad():
+            assert torch.equal(problem.kernel(**problem.inputs)[0], whole["loss"])
+
+
+@every_kernel
+@pytest.mark.parametrize("block", ["small", "whole"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_neither_autocast_nor_the_fast_product_changes_it(
+    name: str, block: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = KERNELS[name](Draw(batch=30, size=40, many=90, dtype=dtype, tau=0.0625))
+    with blocks(block):
+        usual = problem.found()
+        if name != "vocabulary":  # its products read autocast's type, as those of other linear layers
+            with torch.autocast("cpu", torch.bfloat16):
+                automatic = problem.found()
+            assert all(torch.equal(automatic[key], usual[key]) for key in usual)
+        monkeypatch.setattr(precision, "_fast_allowed", False)
+        slow = problem.found()
+    assert all(error(usual[key].double(), slow[key].double()) < 1e-5 for key in usual if key != "correct")
+
+
+@every_kernel
+def test_rows_may_lie_apart_in_memory(name: str) -> None:
+    problem = KERNELS[name](Draw(batch=9, columns=2, dtype=torch.float32))
+    together = problem.found()
+    problem.inputs = {key: x.t().contiguous().t() if x.dim() == 2 else x for key, x in problem.inputs.items()}
+    for key, apart in problem.found().items():
+        assert error(apart.double(), together[key].double()) < 1e-5, key
+
+
+@every_kernel
+@pytest.mark.parametrize("path", ["chunked", "reference"])
+def test_an_empty_batch_has_results_and_gradients_of_no_rows(name: str, path: str) -> None:
+    problem = KERNELS[name](Draw(batch=0, columns=2, dtype=torch.float32))
+    with use_path(path):
+        found = problem.found()
+    assert not found["loss"].any() and not found["correct"].numel()
+    assert all(found[key].shape == tensor.shape and not found[key].any() for key, tensor in problem.inputs.items())
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("path", ["chunked", "reference"])
+def test_without_a_negative_loss_and_gradients_are_zero(name: str, path: str) -> None:
+    for draw in (Draw(columns=3, sentences=1), Draw(batch=1, many=0)):
+        if name == "triplets" and draw.batch == 1:  # it has a negative of its own
+            continue
+        problem = KERNELS[name](draw)
+        with use_path(path):
+            found = problem.found()
+        own = name == "triplets"
+        assert found["correct"].all() or own
+        assert all(not found[key].any() for key in ("loss", *problem.inputs)) or own
+        assert (found.get("result 0", torch.ones(1)) == 1).all(), "no negative was made harder"
+
+
+WHOLE = {"queue": 30 * 3000, "in-batch": 300 * 300, "hard": 400 * 400, "triplets": 300 * 600, "vocabulary": 3000 * 600}
+"""Numbers of the array of all similarities, and of the queries that make it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_whole_array_is_never_stored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"queue": (30, 3000), "vocabulary": (150, 600), "hard": (200, 0)}.get(name, (300, 0))
+    problem = KERNELS[name](Draw(batch=sizes[0], many=sizes[1], size=4, dtype=torch.float32))
+    for key, value in {"TILE": (32, 64), "KEPT_PAIRS": 0, "QUEUE_ROWS": 100, "VOCABULARY_LOGITS": 1}.items():
+        monkeypatch.setattr(chunked_steps, key, value)
+    assert largest_allocation(problem.found) < 4 * WHOLE[name] / 4
+    if name in ("in-batch", "hard"):  # few similarities are kept for the backward pass, if there is one
+        monkeypatch.setattr(chunked_steps, "KEPT_PAIRS", 2**26)
+        assert largest_allocation(problem.found) >= 4 * WHOLE[name]
+        with torch.no_grad():
+            assert largest_allocation(lambda: problem.kernel(**problem.inputs)) < 4 * WHOLE[name]
+
+
+@every_kernel
+def test_the_gradient_can_be_asked_for_twice_but_has_no_derivative(name: str) -> None:
+    # What the gradient needs is saved without its graph. A second derivative would be wrong, so there is none.
+    problem = KERNELS[name](Draw())
+    leaves = {key: tensor.requires_grad_() for key, tensor in problem.inputs.items()}
+    with blocks("kept"):
+        loss, one = problem.kernel(**leaves)[0].sum(), next(iter(leaves.values()))
+        first = torch.autograd.grad(loss, one, retain_graph=True)[0]
+    with blocks("small"):
+        second = torch.autograd.grad(loss, one, create_graph=True)[0]
+    assert error(second, first.detach()) < 1e-12 and first.any()
+    with pytest.raises(RuntimeError, match="no autograd formula|once_differentiable"):
+        second.sum().backward()
+
+
+@pytest.mark.parametrize("path", ["chunked", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_encoder_with_one_vector_for_everything_is_never_correct(path: str, dtype: torch.dtype) -> None:
+    for seed in range(2):
+        vector = torch.randn(1, 300, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        x = torch.nn.functional.normalize(vector, dim=1).repeat(40, 1)
+        with use_path(path):
+            found = [*inbatch_infonce(x, x, 0.07)[2:], *hard_infonce(x, x, 0.07, exponent=0.5)[2:4]]
+            found += [queue_infonce(x, x, x, 0.05).correct, triplet_infonce(x, x, x, 0.05).correct]
+            assert not torch.stack(found).any()
+            assert queue_infonce(x, x, x, 0.05, margin=-0.01).correct.all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), None], ids=str)
+@pytest.mark.parametrize("name", ["queue", "in-batch", "hard", "triplets", "own negatives"])
+def test_kinds_of_temperature(name: str, shape: tuple[int, ...] | None) -> None:
+    problem = KERNELS[name](Draw(dtype=torch.float32))
+    expected = problem.found()
+    tau = 0.3 if shape is None else torch.full(shape, 0.3, requires_grad=True)
+    loss = problem.kernel(**problem.inputs | {"tau": tau})[0]
+    assert torch.equal(loss.detach(), expected["loss"])
+    if isinstance(tau, Tensor):
+        weights = torch.randn(loss.shape, generator=torch.Generator().manual_seed(5))
+        (loss * weights).sum().backward()
+        assert tau.grad is not None and tau.grad.shape == shape and tau.grad.sum() == expected["tau"] != 0
+
+
+def test_a_loss_beside_huge_logits_is_not_rounded_away() -> None:
+    # The logit of each positive is huge and those of the negatives are 10 less: the loss is below their spacing.
+    query, small = torch.tensor([[1.0, 1.0]]), pytest.approx(math.log1p(math.exp(-10)), rel=1e-2)
+    assert (
+        queue_infonce(query, torch.tensor([[32768.0, 0.0]]), torch.tensor([[32758.0, 0.0]]), 1.0).loss.item() == small
+    )
+    weight = torch.tensor([[32768.0], [32758.0]])
+    assert linear_cross_entropy(torch.ones(1, 1), weight, torch.tensor([0])).loss.item() == small
+    x, y = torch.eye(3), torch.full((3, 3), 2.0**20 - 10).fill_diagonal_(2.0**20)
+    for side in inbatch_infonce(x, y, 1.0)[:2]:
+        assert side.tolist() == pytest.approx(3 * [math.log1p(2 * math.exp(-10))], rel=1e-5)
+
+
+@pytest.mark.parametrize("gap", [0.0, 19.0, 21.0, 30.0, 60.0])
+def test_float64_losses_are_exact_however_large(gap: float) -> None:
+    x, y = torch.eye(2, dtype=torch.float64), torch.tensor([[0.0, gap], [gap, 0.0]], dtype=torch.float64)
+    for side in inbatch_infonce(x, y, 1.0)[:2]:
+        assert side.tolist() == pytest.approx(2 * [math.log1p(math.exp(gap))], rel=1e-14)
+
+
+def own(*shapes: tuple[int, ...]) -> object:
+    """Call ``add_own_negatives`` with vectors of these shapes, for five queries."""
+    x, negative, rows = (torch.ones(shape) for shape in shapes)
+    return add_own_negatives(torch.ones(5), torch.ones(5).bool(), x, x, negative, rows.long(), 0.1)
+
+
+def ones(function: object, *shapes: tuple[int, ...], **named: object) -> object:
+    """Call a kernel with ones: tensors of the shapes in order, and by name of int64 where tuples are given."""
+    tensors = {key: torch.ones(value).long() if isinstance(value, tuple) else value for key, value in named.items()}
+    return function(*map(torch.ones, shapes), **tensors)  # type: ignore[operator]
+
+
+HALVES = {"temperature": 0.1, "exponent": 0.5}
+BAD = {
+    "queue must be [K, D] with D = 8, not [50, 7]": lambda: ones(queue_infonce, (4, 8), (4, 8), (50, 7), ()),
+    "positive must be [B, D] with B = 4, D = 8, not [3, 8]": lambda: ones(queue_infonce, (4, 8), (3, 8), (50, 8), ()),
+    "query must be [B, D], not [8]": lambda: ones(queue_infonce, (8,), (8,), (50, 8), ()),
+    "temperature must be one number, not [8]": lambda: ones(queue_infonce, (4, 8), (4, 8), (50, 8), (8,)),
+    "give both or neither": lambda: ones(queue_infonce, (4, 8), (4, 8), (50, 8), (), query_ids=(4, 2)),
+    "queue_ids must be [K, C] with K = 50, C = 2, not [49, 2]": lambda: ones(
+        queue_infonce, (4, 8), (4, 8), (50, 8), (), query_ids=(4, 2), queue_ids=(49, 2)
+    ),
+    "[0, 50], not be 51": lambda: ones(queue_infonce, (4, 8), (4, 8), (50, 8), (), valid=51),
+    "[0, 50], not be -1": lambda: ones(queue_infonce, (4, 8), (4, 8), (50, 8), (), valid=torch.tensor(-1)),
+    "y must be [B, D] with B = 3, D = 4, not [3, 5]": lambda: ones(inbatch_infonce, (3, 4), (3, 5), ()),
+    "ids must be [B, I] with B = 3, not [2, 1]": lambda: ones(inbatch_infonce, (3, 4), (3, 4), (), ids=(2, 1)),
+    "ids must be [B, I] with B = 3, not [3]": lambda: ones(hard_infonce, (3, 4), (3, 4), ids=(3,), **HALVES),
+    "y must be [B, D] with B = 3, D = 4, not [2, 4]": lambda: ones(hard_infonce, (3, 4), (2, 4), **HALVES),
+    "negative must be [B, D] with B = 4, D = 6, not [3, 6]": lambda: ones(
+        triplet_infonce, (4, 6), (4, 6), (3, 6), temperature=0.1
+    ),
+    "ids must be [B, 3] with B = 4, not [3, 3]": lambda: ones(triplet_infonce, *3 * [(4, 6)], (), ids=(3, 3)),
+    "weight must be finite and above 0, not 0": lambda: ones(triplet_infonce, *3 * [(4, 6)], (), weight=0),
+    "rows must be [N] with N = 6, not [5]": lambda: own((5, 8), (6, 8), (5,)),
+    "weight must be [V, D] with D = 8, not [5, 7]": lambda: ones(linear_cross_entropy, (3, 8), (5, 7), target=(3,)),
+    "hidden must be [N, D], not [2, 3, 8]": lambda: ones(linear_cross_entropy, (2, 3, 8), (5, 8), target=(2, 3)),
+    "target must be [N] with N = 3, not [2]": lambda: ones(linear_cross_entropy, (3, 8), (5, 8), target=(2,)),
+    "bias must be [V] with V = 5, not [4]": lambda: ones(
+        linear_cross_entropy, (3, 8), (5, 8), target=(3,), bias=torch.ones(4)
+    ),
+    "groups choose rows of bias": lambda: ones(linear_cross_entropy, (3, 8), (5, 8), target=(3,), groups=(3,)),
+    "bias must be [G, V] with V = 5, not [5]": lambda: ones(
+        linear_cross_entropy, (3, 8), (5, 8), target=(3,), bias=torch.ones(5), groups=(3,)
+    ),
+    "label_smoothing must lie in [0, 1], not 1.1": lambda: ones(
+        linear_cross_entropy, (3, 8), (5, 8), target=(3,), label_smoothing=1.1
+    ),
+    "target 1 is neither in [0, 1) nor the ignore_index -100": lambda: ones(
+        linear_cross_entropy, (3, 8), (1, 8), target=(3,)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+@pytest.mark.parametrize("path", ["chunked", "reference"])
+def test_what_does_not_fit_is_named(message: str, path: str) -> None:
+    with use_path(path), pytest.raises(ValueError) as error:
+        BAD[message]()
+    assert message in str(error.value)
