@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,12 +37,12 @@ class Classifier(Criterion):
     class Config:
         pass
 
-    def __init__(self, config: Config, model: DualEncoder, text) -> None:
+    def __init__(self, config: Config, model: DualEncoder, text: Any) -> None:
         super().__init__()
         self.head = nn.Sequential(nn.Linear(model.output_size, 2), nn.Dropout(0.5))
         self.momentum_encoder = MomentumEncoder(model, 0.9, dropout=True)
 
-    def plan(self, batch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Any, generator: torch.Generator) -> Planned:
         return Planned(batch, {"pairs": len(batch)})
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
@@ -49,13 +51,13 @@ class Classifier(Criterion):
 
 
 class Whole(nn.Module):
-    def __init__(self, text, criterion: type[Criterion] = DualMoco, towers: str = "separate", **options) -> None:
+    def __init__(self, text: Any, criterion: type[Criterion], **options: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.model = DualEncoder(DualEncoder.Config(**SMALL, towers=towers, dropout=0.5), text)
+        self.model = DualEncoder(DualEncoder.Config(**SMALL, towers="separate", dropout=0.5), text)
         self.criterion = criterion(criterion.Config(**options), self.model, text)
 
-    def step(self, optimizer: torch.optim.Optimizer, batch) -> None:
+    def step(self, optimizer: torch.optim.Optimizer, batch: Any) -> None:
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(self.criterion, self.model, batch)
         sum(term.sum / len(batch) for term in loss.terms.values()).backward()
@@ -63,49 +65,45 @@ class Whole(nn.Module):
         self.criterion.after_step(self.model)
 
 
-def build(part: Any, config: Any, trained: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+Make = Callable[..., Whole]
+
+
+@pytest.fixture
+def make(text: Any) -> Make:
+    return lambda criterion=TranslationRanking, **options: Whole(text, criterion, **options)
+
+
+def optimizer_of(name: str, trained: list[tuple[str, nn.Parameter]], **options: Any) -> torch.optim.Optimizer:
+    part = OPTIMIZERS.load(name)
+    config = part.Config(lr=0.01, **options)
     return part.build(config, parameter_groups(config, trained, [name for name, _ in trained]))
 
 
-def changed(module: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name, p in module.named_parameters() if not torch.equal(p, before[name])}
-
-
-def copies(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in module.named_parameters()}
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
-def test_frozen_parameters_keep_every_bit(text, make_batch, name: str) -> None:
+def test_frozen_parameters_keep_every_bit(make: Make, make_batch: Any, name: str) -> None:
     """The source tower is always frozen, the target tower's embeddings for two steps, with weight decay."""
-    module = Whole(text, TranslationRanking)
+    module = make()
     freezing = Freezing(["encoders.source", "model.encoders.target.*_embedding@2", "*.token_embedding@1"])
-    part = OPTIMIZERS.load(name)
     trained = freezing.ever_trained(module)
-    optimizer = build(part, part.Config(weight_decay=0.3, lr=0.01), trained)
+    optimizer = optimizer_of(name, trained, weight_decay=0.3)
     everything = {label for label, _ in module.named_parameters()}
     source = {label for label in everything if label.startswith("model.encoders.source.")}
     tables = {f"model.encoders.target.{kind}_embedding.weight" for kind in ("token", "position")}
     assert {label for label, _ in trained} == everything - source and len(source) == 28
-    start = copies(module)
     for step in range(4):
-        before = copies(module)
+        before = {name: p.detach().clone() for name, p in module.named_parameters()}
         assert freezing.apply(module, step) == (step in (0, 2))
-        assert {n for n, p in module.named_parameters() if not p.requires_grad} == source | (
-            tables if step < 2 else set()
-        )
+        frozen = source | (tables if step < 2 else set())
+        assert {n for n, p in module.named_parameters() if not p.requires_grad} == frozen
         module.step(optimizer, make_batch(sentence_pairs(6, seed=step)))
-        assert changed(module, before) == everything - source - (tables if step < 2 else set()), step
-    assert not changed(module, start) & source
+        assert {n for n, p in module.named_parameters() if torch.equal(p, before[n])} == frozen, step
 
 
-def test_momentum_encoders_never_train(text, make_batch) -> None:
-    module = Whole(text, queue_size=20, momentum=0.5)
-    freezing = Freezing(["encoders.source@1"])
-    part = OPTIMIZERS.load("adamw")
+def test_momentum_encoders_never_train(make: Make, make_batch: Any) -> None:
+    module, freezing = make(DualMoco, queue_size=20, momentum=0.5), Freezing(["encoders.source@1"])
     trained = freezing.ever_trained(module)
     assert all(name.startswith("model.") for name, _ in trained)
-    optimizer = build(part, part.Config(lr=0.01), trained)
+    optimizer = optimizer_of("adamw", trained)
     for step in range(3):
         freezing.apply(module, step)
         assert not any(p.requires_grad for p in module.criterion.parameters())
@@ -113,26 +111,24 @@ def test_momentum_encoders_never_train(text, make_batch) -> None:
         module.step(optimizer, make_batch(sentence_pairs(6, seed=step)))
     assert int(module.criterion.source_queue.filled) == 18
     with pytest.raises(UserError, match="'criterion.momentum_encoder' matches no parameter that trains; "):
-        Freezing(["criterion.momentum_encoder"]).apply(Whole(text, queue_size=20), 0)
+        Freezing(["criterion.momentum_encoder"]).apply(make(DualMoco, queue_size=20), 0)
 
 
-def test_going_on_after_the_thaw_changes_nothing(text) -> None:
-    module, freezing = Whole(text, TranslationRanking), Freezing(["encoders.source@5"])
-    assert not freezing.apply(module, 5) and not freezing.apply(module, 6)
-    assert all(p.requires_grad for p in module.parameters())
+def test_what_was_before_the_freeze(make: Make) -> None:
+    """A gradient of a frozen parameter is dropped, and a run that goes on after the thaw changes nothing."""
+    module = make()
     assert Freezing([]).ever_trained(module) == list(module.named_parameters())
-
-
-def test_a_gradient_from_before_is_dropped(text) -> None:
-    module = Whole(text, TranslationRanking)
+    thawed = Freezing(["encoders.source@5"])
+    assert not thawed.apply(module, 5) and not thawed.apply(module, 6)
+    assert all(p.requires_grad for p in module.parameters())
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
     Freezing(["encoders.source"]).apply(module, 0)
     assert all((p.grad is None) == ("source" in name) for name, p in module.model.encoders.named_parameters())
 
 
-def test_dropout_is_off_where_all_is_frozen(text, make_batch) -> None:
-    module = Whole(text, TranslationRanking)
+def test_dropout_is_off_where_all_is_frozen(make: Make, make_batch: Any) -> None:
+    module = make()
     freezing = Freezing(["encoders.source@3", "projections.source", "encoders.target.layers.0", "*.target.norm"])
     batch = make_batch(sentence_pairs(6))
 
@@ -159,14 +155,14 @@ def test_dropout_is_off_where_all_is_frozen(text, make_batch) -> None:
     assert not any(part.training for part in module.modules())
 
 
-def test_a_criterion_whose_parameters_are_frozen_still_trains(text) -> None:
+def test_a_criterion_whose_parameters_are_frozen_still_trains(make: Make) -> None:
     """The head is frozen; the criterion fills its queue only in training mode, and its momentum encoder has dropout."""
-    module = Whole(text, Classifier)
+    module = make(Classifier)
     Freezing(["criterion"]).apply(module, 0)
     assert module.criterion.training and module.training and module.model.training
     assert not any(part.training for part in module.criterion.head.modules())
     assert all(part.training for part in module.criterion.momentum_encoder.modules())
-    module = Whole(text, Classifier)
+    module = make(Classifier)
     Freezing(["model"]).apply(module, 0)
     assert all(part.training for part in module.criterion.modules())
     assert not any(part.training for part in module.model.modules())
@@ -175,45 +171,36 @@ def test_a_criterion_whose_parameters_are_frozen_still_trains(text) -> None:
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        (["encoders.sourc"], "'encoders.sourc' matches no parameter that trains; did you mean 'encoders.source'"),
         (["encoders", "encoder.*@5"], "freeze: 'encoder.*' matches no parameter that trains; did you mean 'encoders'"),
-        (["*"], "freeze: nothing is left to train; freeze less"),
         (["model"], "freeze: nothing is left to train; freeze less"),
         (["encoders@7", "projections@9"], "freeze: nothing trains before step 7; freeze less"),
     ],
-)  # fmt: skip
-def test_what_it_refuses(text, patterns: list[str], message: str) -> None:
-    module = Whole(text, TranslationRanking)
+)
+def test_patterns_that_leave_nothing(make: Make, patterns: list[str], message: str) -> None:
+    module = make()
     for call in (Freezing(patterns).ever_trained, lambda module: Freezing(patterns).apply(module, 100)):
         with pytest.raises(UserError) as error:
             call(module)
-        assert message in str(error.value) and "\n" not in str(error.value)
+        assert message in str(error.value)
     assert all(p.requires_grad for p in module.parameters())
 
 
-@pytest.mark.parametrize("pattern", ["", "@3", "encoders@", "encoders@0", "encoders@-1", "encoders@1.5", "encoders@x"])
-def test_misspelt_patterns(pattern: str) -> None:
-    problem = f"freeze must be PATTERN or PATTERN@STEP with a step of at least 1, not {pattern!r}"
-    assert pattern_problems(["encoders", pattern, "a@1"]) == [problem]
-    with pytest.raises(UserError) as error:
-        Freezing([pattern])
-    assert str(error.value) == problem
+def test_misspelt_patterns() -> None:
+    wrong = ["", "@3", "encoders@", "encoders@0", "encoders@-1", "encoders@1.5", "encoders@x"]
+    assert [problem.rpartition(", not ")[2] for problem in pattern_problems(["a@1", *wrong])] == [*map(repr, wrong)]
 
 
 @pytest.mark.slow
-def test_a_run_with_frozen_parts(data_directory, tmp_path) -> None:
-    """A layer is always frozen, embeddings for three of five steps, with LAMB, decay, rates by pattern, a restart."""
+def test_a_run_with_frozen_parts(data_directory: Path, tmp_path: Path) -> None:
+    """A layer is always frozen, embeddings for three of five steps, with decay and rates by pattern."""
     given = {
         "optimizer": "lamb", "weight_decay": 0.1, "lr_multipliers": "*_embedding=0.5", "lr_scheduler": "constant",
         "freeze": "encoders.shared.layers.0,*.token_embedding@3", "save_every": 1, "keep_last": 9, "warmup_steps": 1,
+        "layers": 2, "max_steps": 5,
     }  # fmt: skip
-    for folder, bounds in (("whole", [5]), ("parts", [2, 5])):
-        for steps in bounds:
-            train(compose_run(data_directory, tmp_path / folder, max_steps=steps, layers=2, **given))
-    saved = [load_file(tmp_path / "parts" / f"checkpoint-{step:08d}" / "model.safetensors") for step in range(1, 6)]
+    train(compose_run(data_directory, tmp_path / "run", **given))
+    saved = [load_file(tmp_path / "run" / f"checkpoint-{step:08d}" / "model.safetensors") for step in range(1, 6)]
     for name in saved[0]:
         moved = [not torch.equal(old[name], new[name]) for old, new in itertools.pairwise(saved)]
         frozen = ".layers.0." in name, ".token_embedding." in name
         assert moved == [not any(frozen)] * 2 + [not frozen[0]] * 2, name
-    whole = load_file(tmp_path / "whole" / "last" / "model.safetensors")
-    assert [name for name in whole if not torch.equal(whole[name], saved[-1][name])] == []
