@@ -1,72 +1,170 @@
-"""The work of one rank in the tests of several ranks: it trains small runs and writes the results to a file.
+"""The work of one rank in the tests of several ranks, whose results it writes to a file.
 
-Each rank runs ``python -m tests.training.rank_job DATA FOLDER CASE ...``; for a world of one, a test calls ``train``.
+Each of two ranks runs ``python -m tests.training.rank_job DATA FOLDER``; of more ranks, only ``exchange`` is run.
 """
 
 from __future__ import annotations
 
-import os
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from tests.support.runs import TwoTerms, compose_run, make_trainer
+from tests.training.pieces import KINDS, Setting, batches_of, expected, step
+from xrep.errors import UserError
 from xrep.registry import CRITERIA
-from xrep.training.distributed import World, leave, start
+from xrep.training import tree, validator
+from xrep.training.distributed import Distributed, World, leave, start
+from xrep.training.sharding import local_optimizer, whole_state
 
 ROWS = 40
 """Number of rows of a step over all ranks."""
 EXACT = {"dropout": 0, "attention_dropout": 0, "lr_scheduler": "constant", "warmup_steps": 0, "log_every": 1}
+MOCO = {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_steps": 6}
+RANKING = {**MOCO, "criterion": "translation_ranking"}
+TWO_TERMS = {**MOCO, "criterion": "two_terms", "lr": 0.01}
+ADAM = {**MOCO, "optimizer": "adamw", "lr": 3e-3}
 CASES: dict[str, dict[str, Any]] = {
-    "dual_moco": {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_steps": 10},
-    "ranking": {"criterion": "translation_ranking", "optimizer": "sgd", "lr": 0.1, "max_steps": 10},
-    "two_terms": {"criterion": "two_terms", "optimizer": "sgd", "lr": 0.01, "max_steps": 10},
-    "adamw": {"criterion": "dual_moco", "optimizer": "adamw", "max_steps": 10},
-    # 403 of 630 examples: the last step has three rows, fewer than four ranks.
-    "ragged": {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_epochs": 402.5 / 630},
-    "ragged ranking": {"criterion": "translation_ranking", "optimizer": "sgd", "lr": 0.1, "max_epochs": 402.5 / 630},
-    "ragged dap": {"criterion": "dap", "rtl_layers": 1, "rtl_direction": "both", "rtl_vocabulary": "target-language",
-                   "optimizer": "sgd", "lr": 0.1, "max_epochs": 402.5 / 630},
+    "dual_moco": MOCO,
+    "two_terms": TWO_TERMS,
+    # The last step has three rows, or one, of which a rank has none.
+    "ragged": {**MOCO, "max_epochs": 161 / 630},
+    "ragged ranking": {**RANKING, "max_epochs": 163 / 630},
+    "ragged dap": {**MOCO, "criterion": "dap", "rtl_layers": 1, "rtl_direction": "both",
+                   "rtl_vocabulary": "target-language", "max_epochs": 161 / 630},
     # Two batches in a step; the last batch has three rows.
-    "accumulated": {"criterion": "two_terms", "optimizer": "sgd", "lr": 0.01, "max_epochs": 302.5 / 630, "rows": 20},
-    "frozen": {"criterion": "dual_moco", "optimizer": "adamw", "max_steps": 6, "freeze": "encoders.*.layers@3"},
-    "pooled below": {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_steps": 4, "pooled_layer": 0},
-    "lora": {"criterion": "translation_ranking", "optimizer": "sgd", "lr": 0.1, "max_steps": 10, "lora_rank": 2},
-    "checkpointed": {"criterion": "dual_moco", "optimizer": "sgd", "lr": 0.1, "max_steps": 4,
-                     "activation_checkpointing": None},
+    "accumulated": {**TWO_TERMS, "max_epochs": 103 / 630, "rows": 20},
+    "pooled below": {**MOCO, "pooled_layer": 0},
+    "lora": {**RANKING, "lora_rank": 2},
+    "checkpointed": {**MOCO, "activation_checkpointing": None},
+    "adamw": {**ADAM, "clip_norm": 0.1},
+    "lamb": {**RANKING, "optimizer": "lamb", "lr": 0.01},
+    "thawed": {**ADAM, "freeze": "encoders.*.layers@3", "clip_norm": 0.1},
+    "in pieces": {**ADAM, "micro_batch": 7},
+    "adamw and lora": {**ADAM, "lora_rank": 2},
 }  # fmt: skip
+SHARDED = ["dual_moco", "accumulated", "adamw", "lamb", "thawed", "in pieces", "adamw and lora"]
 
 
-def train(case: str, data: Path, folder: Path, world: World) -> dict[str, Any]:
-    """Return weights, buffers, last gradients and the cursor after a run."""
-    given = {**EXACT, **CASES[case]}
+@contextmanager
+def settings() -> Iterator[None]:
+    """The type and the criterion of the runs of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CRITERIA._targets, "two_terms", f"{TwoTerms.__module__}:TwoTerms")
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def train(case: str, data: Path, folder: Path, world: World, **more: Any) -> dict[str, Any]:
+    """Return weights, buffers, last gradients, the cursor and the state of the optimizer after a run."""
+    given = {**EXACT, **CASES[case], **more}
     rows = given.pop("rows", ROWS)
     if rows != ROWS:
         given["update_freq"] = ROWS // rows
+    if "max_epochs" in given:
+        del given["max_steps"]
+    own = folder / f"{case}-{'-'.join(more)}-{world.rank}"
     run = compose_run(data, folder / "run", batch_size=rows // world.size, check_every=2, **given)
-    trainer = make_trainer(run, folder / f"{case}-{world.rank}", world=world)
+    trainer = make_trainer(run, own, world=world)
     state = trainer.train()
+    optimizer = trainer.engine.optimizer
+    kept = [value for own in local_optimizer(optimizer).state.values() for value in own.values()]
+    sizes = [p.numel() for group in optimizer.param_groups for p in group["params"]]
     return {
         "state": trainer.module.state_dict(),
         "gradients": {name: p.grad for name, p in trainer.module.named_parameters() if p.grad is not None},
         "cursor": [state.step, state.examples, state.cursor],
+        "optimizer": whole_state(optimizer, world),
+        "numbers": sum(value.numel() for value in kept if isinstance(value, Tensor)),
+        "largest": max(sizes) / sum(sizes),
+        "trained": sum(p.numel() for p in trainer.module.parameters() if p.requires_grad),
     }
 
 
-def register_two_terms() -> None:
-    CRITERIA._targets["two_terms"] = f"{TwoTerms.__module__}:TwoTerms"
+def compressed(data: Path, folder: Path, world: World) -> dict[str, Any]:
+    """Return a run with compressed gradients, the same without, and the bytes that were sent by type."""
+    sent, send = Counter[str](), dist.all_reduce
+
+    def counted(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        sent[str(tensor.dtype)] += tensor.numel() * tensor.element_size()
+        return send(tensor, *arguments, **named)
+
+    found = {"whole": train("dual_moco", data, folder, world, shard="optimizer")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", counted)
+        found["compressed"] = train("dual_moco", data, folder, world, gradient_compression="bf16")
+    return {**found, "sent": dict(sent)}
+
+
+def in_pieces(world: World, text: Any, batches: list[Any]) -> dict[str, Any]:
+    """Return gradients of this rank's parts of the batches, by criterion. One rank has no rows of the first."""
+    sizes = ((0, 5), (0, 5)) if world.is_main else ((5, 8), (5, 5))
+    mine = [batch.rows(*rows) for batch, rows in zip(batches, sizes, strict=True)]
+    found = {}
+    for kind in KINDS:
+        setting, parts = Setting(kind), batches_of(kind, mine)
+        cached, whole = (step(each, text, parts, world) for each in (setting, replace(setting, rows=None)))
+        drops = replace(setting, dropout=0.2)
+        dropped, graph = (run(drops, text, parts[:1], world, steps=1) for run in (step, expected))
+        found[kind] = {"cached": cached.gradient, "whole": whole.gradient, "state": cached.state,
+                       "reductions": [cached.reductions, whole.reductions], "dropped": dropped.gradient,
+                       "graph": graph.gradient, "losses": [dropped.outcome.loss, graph.outcome.loss]}  # fmt: skip
+    return found
+
+
+def exchange(world: World) -> list[list[float]]:
+    """Check what a rank receives, and return sums; several messages are under way at a time."""
+    rank, size = world.rank, world.size
+    sums = [world.sums_later([1.0, rank * number]) for number in range(3)]
+    told = world.from_main({"from": rank, "text": "a" * 1000})
+    everyone, main = world.gather(f"rank {rank}"), world.gather_to_main(torch.tensor([rank]))
+    assert told == {"from": 0, "text": "a" * 1000} and everyone == [f"rank {other}" for other in range(size)]
+    assert [int(tensor) for tensor in main] == (list(range(size)) if rank == 0 else [])
+    held = {"weights": {"a": torch.arange(6.0).view(2, 3).T, "b": torch.tensor(True), "none": torch.zeros(0, 3)},
+            "state": [{"step": 3, "half": torch.tensor(1.5, dtype=torch.bfloat16)}, "text", None]}  # fmt: skip
+    sent = world.tensors_from_main(lambda: held if rank == 0 else 1 // 0)  # only rank 0 reads
+    assert repr(sent) == repr(held) and sent["weights"]["a"].shape == (3, 2)
+    computed = list[int]()
+    validator._world.set(world)
+    assert validator.shared(range(11), lambda n: computed.append(n) or n * n) == [n * n for n in range(11)]
+    assert computed == list(range(rank, 11, size))  # each rank did its part
+    with pytest.raises(UserError, match="x.txt: item 3"):
+        validator.shared(range(11), refuse)
+    validator._world.set(None)
+    return [wait() for wait in sums]
+
+
+def refuse(number: int) -> int:
+    if number == 3:
+        raise UserError("item 3", path="x.txt")
+    return number
 
 
 def main() -> None:
-    data, folder, *cases = sys.argv[1:]
-    torch.set_default_dtype(torch.float64)
-    register_two_terms()
-    run = compose_run(Path(data), Path(folder) / "x", max_steps=1)
-    world = start(run.configs["distributed"], "cpu")
-    found = {case: train(case, Path(data), Path(folder), world) for case in cases}
-    torch.save(found, Path(folder) / f"{os.environ['RANK']}.pt")
+    data, folder = map(Path, sys.argv[1:])
+    if data.name == "none":
+        tree.FAN_OUT = 2  # a tree of three levels
+    world = start(Distributed.Config(), "cpu")
+    found: dict[str, Any] = {"sums": exchange(world)}
+    if data.name != "none":
+        found["pieces"] = in_pieces(world, *torch.load(folder / "batches.pt", weights_only=False))
+        with settings():
+            found["trained"] = {case: train(case, data, folder, world) for case in CASES}
+            found["sharded"] = {case: train(case, data, folder, world, shard="optimizer") for case in SHARDED}
+        found["bf16"] = compressed(data, folder, world)
+    torch.save(found, folder / f"rank-{world.rank}-of-{world.size}.pt")
     leave(world)
 
 

@@ -1,56 +1,136 @@
-"""Several ranks train as one process with the whole batch does."""
+"""Several ranks train as one process with the whole batch does. Two processes do the work of all of these tests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from tests.support.once import made_once
 from tests.support.programs import run_on_ranks
 from tests.support.runs import environment
 from tests.training import rank_job
-from xrep.registry import CRITERIA
+from tests.training.pieces import KINDS, Setting, assert_near, batches_of, step
+from xrep.errors import UserError
+from xrep.training import tree
 from xrep.training.distributed import alone
+from xrep.training.sharding import ShardedOptimizer
 
-Found = dict[str, dict[str, Any]]
+pytestmark = pytest.mark.slow
+Found = dict[str, Any]
+
+
+def work(size: int, data: Path, folder: Path) -> None:
+    done = run_on_ranks(size, "tests.training.rank_job", data, folder, environment=environment(threads=1))
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert "warn" not in done.stderr.lower(), done.stderr
+
+
+def results(folder: Path, size: int) -> list[Found]:
+    return [torch.load(folder / f"rank-{rank}-of-{size}.pt", weights_only=False) for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
-def one(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
-    folder = tmp_path_factory.mktemp("one")
-    torch.set_default_dtype(torch.float64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CRITERIA._targets, "two_terms", "tests.support.runs:TwoTerms")
-        yield {case: rank_job.train(case, data_directory, folder, alone("cpu")) for case in rank_job.CASES}
-    torch.set_default_dtype(torch.float32)
+def ranks(data_directory: Path, text: Any, batches: list[Any]) -> list[Found]:
+    """What each of two ranks found."""
+
+    def make(folder: Path) -> None:
+        torch.save((text, batches), folder / "batches.pt")
+        work(2, data_directory, folder)
+
+    return results(made_once("ranks", make), 2)
 
 
-def ranks(size: int, data: Path, folder: Path) -> list[Found]:
-    job = ["tests.training.rank_job", data, folder, *rank_job.CASES]
-    done = run_on_ranks(size, *job, environment=environment(threads=1))
-    assert done.returncode == 0, done.stderr[-5000:]
-    return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", rank_job.CASES)
 def test_ranks_equal_one_process_with_the_whole_batch(
-    one: Found, data_directory: Path, tmp_path: Path, size: int
+    ranks: list[Found], data_directory: Path, tmp_path: Path, case: str
 ) -> None:
-    found = ranks(size, data_directory, tmp_path)
-    for case, expected in one.items():
-        tolerance = 1e-6 if rank_job.CASES[case]["optimizer"] == "adamw" else 1e-8
-        for rank, results in enumerate(found):
-            assert results[case]["cursor"] == expected["cursor"], (case, rank)
-            for kind in ("state", "gradients"):
-                mine, theirs = results[case][kind], expected[kind]
-                assert mine.keys() == theirs.keys()
-                for name, tensor in theirs.items():
-                    apart = (mine[name] - tensor).abs().max()
-                    assert apart <= tolerance, f"{case}, rank {rank}, {kind} {name}: {apart}"
-            # The state of the ranks is equal to the last bit, including queues and momentum encoders.
-            for name, tensor in found[0][case]["state"].items():
-                assert torch.equal(tensor, results[case]["state"][name]), f"{case}, rank {rank}: {name}"
+    with rank_job.settings():
+        expected = rank_job.train(case, data_directory, tmp_path, alone("cpu"))
+    tolerance = 1e-8 if rank_job.CASES[case]["optimizer"] == "sgd" else 1e-6
+    for found in (rank["trained"][case] for rank in ranks):
+        assert found["cursor"] == expected["cursor"]
+        for kind in ("state", "gradients"):
+            assert found[kind].keys() == expected[kind].keys()
+            for name, tensor in expected[kind].items():
+                assert (found[kind][name] - tensor).abs().max() <= tolerance, (kind, name)
+        # The state of the ranks is equal to the last bit, including queues and momentum encoders.
+        assert same(found["state"], ranks[0]["trained"][case]["state"])
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return a == b
+
+
+@pytest.mark.parametrize("case", rank_job.SHARDED)
+def test_shards_train_the_same_weights(ranks: list[Found], case: str) -> None:
+    shares = []
+    for whole, sharded in ((rank["trained"][case], rank["sharded"][case]) for rank in ranks):
+        assert same(whole["state"], sharded["state"]) and same(whole["optimizer"], sharded["optimizer"])
+        shares.append(sharded["numbers"] / whole["numbers"])
+        # No parameter is divided, so that the rank of the largest one may have more than its share.
+        assert shares[-1] <= max(1.1 / 2, whole["largest"] + 0.01)
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_gradients_are_compressed_on_their_way(ranks: list[Found]) -> None:
+    found = [rank["bf16"] for rank in ranks]
+    assert same(found[0]["compressed"]["state"], found[1]["compressed"]["state"])
+    for each in found:
+        pairs = [(tensor, each["compressed"]["state"][name]) for name, tensor in each["whole"]["state"].items()]
+        assert 0 < max(float((one.double() - other.double()).abs().max()) for one, other in pairs) < 0.01
+        # Two bytes for each trained parameter, where float32 has four; floats of losses and metrics stay as they are.
+        assert each["sent"]["torch.bfloat16"] == 2 * each["whole"]["trained"] * each["whole"]["cursor"][0]
+        assert "torch.float32" not in each["sent"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_ranks_have_the_gradient_of_whole_batches(
+    ranks: list[Found], text: Any, batches: list[Any], kind: str
+) -> None:
+    for mine in (rank["pieces"][kind] for rank in ranks):
+        assert_near(mine["cached"], mine["whole"], 1e-10)
+        cached, whole = mine["reductions"]
+        assert cached == whole > 0, "gradients are averaged once a step, not once a piece"
+        assert mine["losses"][0] == pytest.approx(mine["losses"][1], rel=1e-9)
+        assert_near(mine["dropped"], mine["graph"], 1e-10)
+    assert same(ranks[0]["pieces"][kind]["state"], ranks[1]["pieces"][kind]["state"]), "the ranks went apart"
+    if kind != "parts":  # ranks cut the rows of a mixture in another way
+        whole = step(Setting(kind), text, batches_of(kind, batches))
+        assert_near(ranks[0]["pieces"][kind]["cached"], whole.gradient, 1e-10)
+
+
+def test_every_rank_gets_the_same(ranks: list[Found], tmp_path: Path) -> None:
+    """Two ranks in one group, and five in a tree of three levels, whose last rank is alone in its lowest group."""
+    work(5, Path("none"), tmp_path)
+    for found in (ranks, results(tmp_path, 5)):
+        size = len(found)
+        for rank in found:
+            assert rank["sums"] == [[size, number * size * (size - 1) / 2] for number in range(3)]
+
+
+@pytest.mark.parametrize("size", [2, 8, 9, 65, 1000])
+def test_a_rank_has_few_connections_and_none_is_left_out(size: int) -> None:
+    groups = [list(tree.levels_of(rank, size, 8)) for rank in range(size)]
+    assert max(sum(len(ranks) - 1 for ranks in levels) for levels in groups) <= (7 if size <= 8 else 28)
+    for rank, levels in enumerate(groups):
+        for ranks in levels:  # all its members have the same group
+            assert rank in ranks and all(ranks in groups[other] for other in ranks)
+        above = rank  # the first rank of each highest group leads to rank 0
+        while above:
+            first = groups[above][-1][0]
+            assert first < above
+            above = first
+
+
+def test_parameters_of_several_types_are_refused() -> None:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(2, dtype=kind))]} for kind in (torch.float32, torch.float16)]
+    with pytest.raises(UserError, match="`shard` is optimizer, and the parameters are of several types: torch.float16"):
+        ShardedOptimizer(groups, torch.optim.SGD)

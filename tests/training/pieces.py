@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,14 +27,12 @@ from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
-from xrep.training.distributed import World
+from xrep.training.distributed import World, alone
 from xrep.training.freezing import Freezing
 from xrep.training.outcome import Outcome
 from xrep.training.step import Engine, TrainingModule, type_on
 
-SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
-ROWS = 3
-"""Rows of a micro-batch."""
+SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "towers": "shared"}
 
 
 class Everything(ContrastiveCriterion):
@@ -86,26 +83,19 @@ class Lengths(Criterion):
         return Loss({"lengths": Term(loss)}, {"mean": loss.detach().float() / max(len(batch), 1)})
 
 
-KINDS: dict[str, Callable[[nn.Module, TextSpec], Criterion]] = {
-    "translation_ranking": lambda model, text: TranslationRanking(TranslationRanking.Config(margin=0.1), model, text),
-    "negatives": lambda model, text: TranslationRanking(TranslationRanking.Config(margin=0.1), model, text),
-    "dual_moco, negatives": lambda model, text: DualMoco(DualMoco.Config(queue_size=20, temperature=0.1), model, text),
-    "dual_moco": lambda model, text: DualMoco(DualMoco.Config(queue_size=20, temperature=0.1), model, text),
-    "simcse": lambda model, text: SimCSE(SimCSE.Config(), model, text),
-    "dap": lambda model, text: DAP(DAP.Config(rtl_direction="both"), model, text),
-    "everything": lambda model, text: Everything(None, model, text),
-    "parts": lambda model, text: Multitask(
-        Multitask.Config(
-            parts=[
-                Part("first", Everything, None, 1.0, 1.0),
-                Part("plain", Lengths, None, 0.2, 1.0),
-                Part("queue", DualMoco, DualMoco.Config(queue_size=20, temperature=0.1), 0.5, 1.0),
-            ],
-            mixing="weight",
-        ),
-        model,
-        text,
-    ),
+MOCO = DualMoco.Config(queue_size=20, temperature=0.1)
+PARTS = [
+    Part("first", Everything, None, 1.0, 1.0),
+    Part("plain", Lengths, None, 0.2, 1.0),
+    Part("queue", DualMoco, MOCO, 0.5, 1.0),
+]
+KINDS: dict[str, tuple[type[Criterion], Any]] = {
+    "translation_ranking": (TranslationRanking, TranslationRanking.Config(margin=0.1)),
+    "dual_moco": (DualMoco, MOCO),
+    "simcse": (SimCSE, SimCSE.Config()),
+    "dap": (DAP, DAP.Config(rtl_direction="both")),
+    "everything": (Everything, None),
+    "parts": (Multitask, Multitask.Config(parts=PARTS, mixing="weight")),
 }
 
 
@@ -121,30 +111,34 @@ class Setting:
     dropout: float = 0.0
     dtype: torch.dtype = torch.float64
     precision: str = "float32"
-    rows: int | None = ROWS
-    towers: str = "shared"
+    rows: int | None = 3
 
-
-def make(setting: Setting, text: TextSpec) -> TrainingModule:
-    torch.manual_seed(0)
-    rates = {"dropout": setting.dropout, "attention_dropout": setting.dropout}
-    model = DualEncoder(DualEncoder.Config(**SMALL, **rates, towers=setting.towers), text)
-    with torch.no_grad():  # initial weights are small, so that all sentences would be similar
-        for parameter in model.parameters():
-            parameter.mul_(5 if parameter.dim() > 1 else 1)
-    criterion = KINDS[setting.kind](model, text)
-    if not setting.dropout:
+    def make(self, text: TextSpec) -> TrainingModule:
+        torch.manual_seed(0)
+        rates = {"dropout": self.dropout, "attention_dropout": self.dropout}
+        model = DualEncoder(DualEncoder.Config(**SMALL, **rates), text)
+        with torch.no_grad():  # initial weights are small, so that all sentences would be similar
+            for parameter in model.parameters():
+                parameter.mul_(5 if parameter.dim() > 1 else 1)
+        kind, config = KINDS[self.kind]
+        criterion = kind(config, model, text)
         for part in criterion.modules():
-            if isinstance(part, nn.Dropout):
+            if isinstance(part, nn.Dropout) and not self.dropout:
                 part.p = 0.0
-    if setting.rows is not None:
-        criterion.set_micro_batch(setting.rows)
-    return TrainingModule(model, criterion).to(setting.dtype).train()
+        if self.rows is not None:
+            criterion.set_micro_batch(self.rows)
+        return TrainingModule(model, criterion).to(self.dtype).train()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        dtype = type_on(torch.device("cpu"), self.precision)
+        return torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
 def batches_of(kind: str, batches: list[Any]) -> list[Any]:
     """Return what a criterion of this kind reads: each batch, or a mixture of it with parts of the others."""
-    batches = batches if "negatives" in kind else [replace(batch, negatives=None) for batch in batches]
+    if kind in ("translation_ranking", "dual_moco"):
+        return batches
+    batches = [replace(batch, negatives=None) for batch in batches]
     if kind != "parts":
         return batches
     others = batches[1:] + batches[:1]
@@ -154,20 +148,13 @@ def batches_of(kind: str, batches: list[Any]) -> list[Any]:
     ]
 
 
-def world_of(rank: int = 0, size: int = 1) -> World:
-    return World(rank, size, rank, torch.device("cpu"))
-
-
 def total_sizes(module: TrainingModule, batches: list[Any]) -> dict[str, float]:
     """Return the size of each term over batches and ranks."""
-    totals: dict[str, float] = {}
-    for batch in batches:
-        for name, size in sizes_of(module.criterion, batch).items():
-            totals[name] = totals.get(name, 0.0) + size
-    values = torch.tensor(list(totals.values()), dtype=torch.float64)
+    found = [sizes_of(module.criterion, batch) for batch in batches]
+    totals = torch.tensor([sum(sizes[name] for sizes in found) for name in found[0]], dtype=torch.float64)
     if dist.is_initialized():
-        dist.all_reduce(values)
-    return dict(zip(totals, values.tolist(), strict=True))
+        dist.all_reduce(totals)
+    return dict(zip(found[0], totals.tolist(), strict=True))
 
 
 @dataclass
@@ -181,17 +168,24 @@ class Found:
     reductions: int = 0
 
 
-def step(setting: Setting, text: TextSpec, batches: list[Any], world: World, steps: int = 2) -> Found:
+def found_of(module: TrainingModule, outcome: Outcome, reductions: int = 0) -> Found:
+    parts = [p.grad.flatten() if p.grad is not None else torch.full((p.numel(),), torch.nan) for p in
+             module.parameters()]  # fmt: skip
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    return Found(torch.cat(parts).clone(), outcome, state, torch.get_rng_state(), reductions)
+
+
+def step(setting: Setting, text: TextSpec, batches: list[Any], world: World | None = None, steps: int = 2) -> Found:
     """Return the last of some steps of the engine."""
-    module = make(setting, text)
+    world, module = world or alone("cpu"), setting.make(text)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
     engine = Engine(module, optimizer, Freezing([]), world, precision=setting.precision, clip_norm=0)
     engine.prepare(0)
-    counted = SimpleNamespace(reductions=0)
+    reductions: list[int] = []
     if world.size > 1:
 
         def hook(state: Any, bucket: dist.GradBucket) -> Any:
-            counted.reductions += 1
+            reductions.append(1)
             return allreduce_hook(dist.group.WORLD, bucket)
 
         hook.__annotations__.clear()  # torch needs the class, not a string
@@ -200,20 +194,12 @@ def step(setting: Setting, text: TextSpec, batches: list[Any], world: World, ste
     for _ in range(steps):
         planned = [plan(module.criterion, batch) for batch in batches]
         outcome = engine.run(planned, total_sizes(module, batches), lambda: None).outcome
-    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    return Found(gradient_of(module), outcome, state, torch.get_rng_state(), counted.reductions)
+    return found_of(module, outcome, len(reductions))
 
 
-def gradient_of(module: nn.Module) -> Tensor:
-    found = [
-        p.grad.flatten() if p.grad is not None else torch.full((p.numel(),), torch.nan) for p in module.parameters()
-    ]
-    return torch.cat(found).clone()
-
-
-def expected(setting: Setting, text: TextSpec, batches: list[Any], world: World, steps: int = 2) -> Found:
+def expected(setting: Setting, text: TextSpec, batches: list[Any], world: World | None = None, steps: int = 2) -> Found:
     """Return the same from one graph for each batch with all its pieces, whose dropout is drawn in the same order."""
-    module = make(setting, text)
+    world, module = world or alone("cpu"), setting.make(text)
     criterion, model = module.criterion, module.model
     trained = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1)
@@ -228,25 +214,17 @@ def expected(setting: Setting, text: TextSpec, batches: list[Any], world: World,
             objective.backward()
             loss += objective.detach()
         if world.size > 1:
-            dist.all_reduce(loss)
-            for parameter in trained:
-                if parameter.grad is not None:
-                    dist.all_reduce(parameter.grad)
+            for each in (loss, *(p.grad for p in trained if p.grad is not None)):
+                dist.all_reduce(each)
         optimizer.step()
         criterion.after_step(model)
-    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    return Found(gradient_of(module), Outcome(float(loss), 0.0, {}, skipped=False), state, torch.get_rng_state())
+    return found_of(module, Outcome(float(loss), 0.0, {}, skipped=False))
 
 
 def losses(setting: Setting, criterion: Any, model: nn.Module, batch: Any) -> Iterator[Loss]:
-    def context() -> AbstractContextManager[Any]:
-        return torch.autocast(
-            "cpu", torch.bfloat16, enabled=type_on(torch.device("cpu"), setting.precision) == torch.bfloat16
-        )
-
     planned, trained, constants = plan(criterion, batch), [], []
     for piece in planned.pieces or [planned]:
-        with context():
+        with setting.autocast():
             before = torch.get_rng_state()
             encoded = criterion.encode(model, piece)
             yield encoded.loss
@@ -256,29 +234,14 @@ def losses(setting: Setting, criterion: Any, model: nn.Module, batch: Any) -> It
             with torch.no_grad():
                 constants.append(criterion.constants(model, piece))
     vectors = [torch.cat(column) for some in (trained, constants) for column in zip(*some, strict=True)]
-    with context():
+    with setting.autocast():
         yield criterion.contrast(tuple(vectors), planned)
 
 
-class Held:
-    """Measures the largest number of bytes that graphs hold at once."""
-
-    def __init__(self) -> None:
-        self.now = self.peak = 0
-
-    @contextmanager
-    def watching(self) -> Iterator[Held]:
-        held = self
-
-        class Kept:
-            def __init__(self, tensor: Tensor) -> None:
-                # Detached, because an output that its own graph holds is never freed.
-                self.tensor, self.bytes = tensor.detach(), tensor.numel() * tensor.element_size()
-                held.now += self.bytes
-                held.peak = max(held.peak, held.now)
-
-            def __del__(self) -> None:
-                held.now -= self.bytes
-
-        with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
-            yield self
+def assert_near(one: Tensor, other: Tensor, tolerance: float) -> None:
+    """Check that gradients, NaN where there is none, differ little relative to the largest number."""
+    assert torch.equal(one.isnan(), other.isnan()), "parameters without gradient"
+    other = other.nan_to_num()
+    assert other.abs().max() > 1e-4
+    error = (one.nan_to_num() - other).abs().max() / other.abs().max()
+    assert error <= tolerance, float(error)
