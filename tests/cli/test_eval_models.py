@@ -1,4 +1,4 @@
-"""``xrep-eval`` of several models, and what its records say of options and files."""
+"""``xrep-eval`` of several models, of random weights and of shorter vectors, and what its records say of options."""
 
 from __future__ import annotations
 
@@ -11,38 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.cli.conftest import SENTENCES, Measure, write_lines
 from tests.support.annotated import write_labels
+from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from tests.support.nli_data import nli_rows, write_columns, write_jsonl
-from tests.support.runs import compose_run
+from tests.support.runs import compose_run, options
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.text.cleaning import sentence_hashes
 from xrep.training.run import train
-from xrep_cli.eval import main
-from xrep_cli.report import main as report
-from xrep_cli.train import main as train_main
-
-CLASSIFIER = (
-    "--task classification --criterion classification --languages de --layers 1 --hidden-size 16 --heads 2 "
-    "--feedforward-size 16 --max-positions 32 --max-length 32 --vocab-size 50 --max-steps 1 --device cpu "
-    "--no-tensorboard --warmup-steps 0"
-)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tatoeba")
-    for side, column in (("deu", 0), ("eng", 1)):
-        text = "".join(f"{pair[column]}\n" for pair in sentence_pairs(20))
-        (folder / f"tatoeba.deu-eng.{side}").write_text(text, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def encoders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("encoders")
-    return [write_encoder(folder / name / "best", seed=seed) for seed, name in enumerate("abc")]
 
 
 @pytest.fixture
@@ -61,16 +39,25 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, list[Path]]]:
     return noted
 
 
-def measured(test: str, *arguments: object, file: Path) -> dict[str, Any]:
-    assert main([test, *map(str, arguments), "--json", str(file)]) == 0
-    return json.loads(file.read_text(encoding="utf-8"))
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note all sentences that are encoded."""
+    encode, noted = SentenceEncoder.encode, list[str]()
+
+    def noting(self: SentenceEncoder, sentences: list[str], *given: Any, **named: Any) -> np.ndarray:
+        noted.extend(sentences)
+        return encode(self, sentences, *given, **named)
+
+    monkeypatch.setattr(SentenceEncoder, "encode", noting)
+    return noted
 
 
 def test_models_are_in_memory_one_after_the_other(
-    encoders: list[Path], data: Path, loaded: list[tuple[Path, list[Path]]], tmp_path: Path
+    tatoeba: Path, loaded: list[tuple[Path, list[Path]]], measure: Measure, tmp_path: Path
 ) -> None:
+    encoders = [write_encoder(tmp_path / name / "best", seed=seed) for seed, name in enumerate("abc")]
     paths = [part for path in encoders for part in ("--path", path)]
-    found = measured("tatoeba", *paths, "--dimensions", "8", "--data", data, file=tmp_path / "all.json")
+    found = measure("tatoeba", *paths, "--dimensions", "8", "--data", tatoeba)
     assert len(found["models"]) == 6 and len(found["differences"]) == 5
     assert {path for path, _ in loaded} == set(encoders)
     assert [others for _, others in loaded if others] == []
@@ -78,65 +65,31 @@ def test_models_are_in_memory_one_after_the_other(
 
 @pytest.mark.slow
 def test_runs_of_a_report_are_in_memory_one_after_the_other(
-    data_directory: Path, data: Path, loaded: list[tuple[Path, list[Path]]], tmp_path: Path
+    data_directory: Path, tatoeba: Path, loaded: list[tuple[Path, list[Path]]], cli: Commands, tmp_path: Path
 ) -> None:
-    runs = [tmp_path / name for name in ("a", "b")]
-    for run in runs:
-        train(compose_run(data_directory, run, max_steps=2, save_every=0, validate_every=2))
-    assert report([*map(str, runs), "--data", str(data), "--output", str(tmp_path / "report.html")]) == 0
-    assert {path.parent for path, _ in loaded} == set(runs)
+    for name in ("a", "b"):
+        train(compose_run(data_directory, tmp_path / name, max_steps=2, save_every=0, validate_every=2))
+    done = cli("report", "a", "b", "--data", tatoeba, "--output", "report.html")
+    assert done.code == 0 and {path.parent.name for path, _ in loaded} == {"a", "b"}
     assert [(path, other) for path, others in loaded for other in others if other.parent != path.parent] == []
 
 
-def test_a_model_that_cannot_be_loaded_is_refused_before_another_is_measured(
-    encoders: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    given = ["--path", str(encoders[0]), "--path", str(tmp_path / "none"), "--data", str(data)]
-    assert main(["tatoeba", *given]) == 2
-    printed = capsys.readouterr()
-    assert str(tmp_path / "none") in printed.err and not printed.out
-
-
-@pytest.mark.parametrize(
-    ("test", "given"),
-    [
-        ("neighbours", ["--data", "{data}/tatoeba.deu-eng.deu", "--query", "a", "--lang", "de"]),
-        ("scatter", ["--data", "{data}", "--plot", "{out}/plot.svg"]),
-        ("alignment", ["--data", "de-en={data}/tatoeba.deu-eng.deu,{data}/tatoeba.deu-eng.eng", "--pairs", "8"]),
-        ("language-bias", ["--data", "{data}", "--langs", "de"]),
-    ],
-)
-def test_resamples_are_refused_before_a_model_is_loaded(
-    test: str,
-    given: list[str],
-    encoders: list[Path],
-    data: Path,
-    tmp_path: Path,
-    loaded: list[tuple[Path, list[Path]]],
-    capsys: pytest.CaptureFixture,
-) -> None:
-    line = [part.format(data=data, out=tmp_path) for part in given]
-    assert main([test, "--path", str(encoders[0]), *line, "--resamples", str(tmp_path / "drawn.json")]) == 2
-    printed = capsys.readouterr()
-    assert "this evaluation resamples no figure; leave --resamples out" in printed.err and not printed.out
-    assert not loaded and not list(tmp_path.iterdir())
-
-
 def test_what_figures_depend_on_is_in_the_settings_of_every_record(
-    encoders: list[Path], data: Path, tmp_path: Path
+    encoder: Path, measure: Measure, tmp_path: Path
 ) -> None:
-    np.save(encoders[0].parent / "training_hashes.npy", sentence_hashes([sentence_pairs(1)[0][0]]))
-    shared = ["--path", encoders[0], "--data", data, "--layer", "0", "--drop-overlap"]
-    for test in ("tatoeba", "all"):
-        found = measured(test, *shared, file=tmp_path / f"{test}.json")
+    for side, code in enumerate(("deu", "eng")):
+        write_lines(tmp_path / "data" / f"tatoeba.deu-eng.{code}", [pair[side] for pair in sentence_pairs(20)])
+    for test, count in (("tatoeba", 1), ("all", 3)):
+        found = measure(test, "--path", encoder, "--data", "data", "--layer", "0", "--drop-overlap")
         records = [found, *found["values"].get("results", {}).values()]
-        assert len(records) == (3 if test == "all" else 1)
+        assert len(records) == count
         for record in records:
             own = {name: record["settings"][name] for name in ("drop_overlap", "layer", "precision")}
             assert own == {"drop_overlap": True, "layer": 0, "precision": "float32"} and "layer" not in record
 
 
-def test_pairs_that_are_left_out_are_not_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_pairs_that_are_left_out_are_not_encoded(encoded: list[str], measure: Measure, tmp_path: Path) -> None:
     known, others = nli_rows(10, seed=3), nli_rows(10, seed=4)
     known = [row for row in known if not {row[0], row[1]} & {text for other in others for text in other[:2]}]
     write_jsonl(tmp_path / "train" / "snli_1.0_train.jsonl", nli_rows(60))
@@ -145,25 +98,98 @@ def test_pairs_that_are_left_out_are_not_encoded(tmp_path: Path, monkeypatch: py
     train(compose_run(tmp_path / "train", run, task="nli", criterion="nli", vocab_size=70, max_steps=2))
     np.save(run / "training_hashes.npy", np.unique(sentence_hashes([text for row in known for text in row[:2]])))
     write_columns(tmp_path / "test" / "test-en.tsv", known + others)
-    encode, encoded = SentenceEncoder.encode, set[str]()
-
-    def noting(self: SentenceEncoder, sentences: list[str], *given: Any, **named: Any) -> np.ndarray:
-        encoded.update(sentences)
-        return encode(self, sentences, *given, **named)
-
-    monkeypatch.setattr(SentenceEncoder, "encode", noting)
-    given = ["--path", run / "last", "--data", tmp_path / "test", "--drop-overlap"]
-    found = measured("nli", *given, file=tmp_path / "nli.json")
+    encoded.clear()
+    found = measure("nli", "--path", "run/last", "--data", "test", "--drop-overlap")
     assert found["values"]["languages"]["en"]["pairs"] == len(others)
-    assert encoded - {known[0][0], known[0][1]} == {text for row in others for text in row[:2]}
+    assert {*encoded} - {known[0][0], known[0][1]} == {text for row in others for text in row[:2]}
 
 
 @pytest.mark.slow
-def test_files_of_languages_that_were_not_measured_are_not_recorded(tmp_path: Path) -> None:
-    folder, run = write_labels(tmp_path / "data"), tmp_path / "run"
+def test_files_of_languages_that_were_not_measured_are_not_recorded(
+    cli: Commands, measure: Measure, tmp_path: Path
+) -> None:
+    folder = write_labels(tmp_path / "data")
     (folder / "test-fr.tsv").write_text("awake\tle chat joue\n", encoding="utf-8")
-    assert train_main([str(folder), "--save-dir", str(run), *CLASSIFIER.split()]) == 0
-    shared = ["--path", run / "last", "--data", folder]
+    line = options(task="classification", criterion="classification", languages="de", vocab_size=50, max_steps=1)
+    place = line.index("--towers")
+    assert cli("train", folder, *line[:place], *line[place + 2 :], "--save-dir", "run").code == 0
     for langs, names in (("de", ["test-de.tsv"]), ("all", ["test-de.tsv", "test-fr.tsv"])):
-        found = measured("amazon", *shared, "--langs", langs, file=tmp_path / "amazon.json")
+        found = measure("amazon", "--path", "run/last", "--data", folder, "--langs", langs)
         assert [Path(file).name for file in found["data"]] == names
+
+
+def test_random_weights_of_several_seeds_stand_beside_the_model(
+    encoder: Path, tatoeba: Path, cli: Commands, measure: Measure, tmp_path: Path
+) -> None:
+    both = ["--path", encoder, "--data", tatoeba, "--random-baseline"]
+    printed = cli("eval", "tatoeba", *both, "--save-embeddings", "vectors", "--json", "out.json").out
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    random = found.pop("random_weights")
+    assert found == measure("tatoeba", "--path", encoder, "--data", tatoeba)
+    means = [values["mean"] for values in random["values"]]
+    assert random["seeds"] == len(means) == 3 and len(set(means)) > 1
+    own = random["headline"]["mean of 2"]
+    assert own["mean"] == pytest.approx(np.mean(means)) and own["spread"] == pytest.approx(np.std(means, ddof=1))
+    header, _, row = printed.splitlines()[-3:]
+    assert header.split() == ["figure", str(encoder), "random", "weights"]
+    assert row.endswith(f"{own['mean']:.2f} ± {own['spread']:.2f}")
+    kept = np.load(tmp_path / "vectors" / "deu.deu.npy")
+    np.testing.assert_allclose(kept, SentenceEncoder.load(encoder).encode(SENTENCES["de"], "de"), atol=1e-6)
+    once = measure("tatoeba", *both, "1")["random_weights"]
+    assert once["values"] == random["values"][:1] and once["headline"]["mean of 2"]["spread"] is None
+    dropped = measure("tatoeba", *both, "1", "--drop-overlap")
+    assert dropped["random_weights"]["values"][0]["pairs"] == dropped["values"]["pairs"] == 12 - 3
+
+
+def test_resamples_have_the_interval_of_the_record(
+    encoder: Path, tatoeba: Path, cli: Commands, measure: Measure, loaded: list[Any], tmp_path: Path
+) -> None:
+    """Without a figure that is resampled, they are refused before a model is loaded."""
+    given = ["--path", encoder, "--resamples", "drawn.json"]
+    low, high = measure("tatoeba", *given, "--data", tatoeba)["intervals"]["mean of 2"]
+    drawn = np.array(json.loads((tmp_path / "drawn.json").read_text())["mean of 2"])
+    assert drawn.shape == (1000,) and np.percentile(drawn, [2.5, 97.5]) == pytest.approx([low, high])
+    loaded.clear()
+    pair = f"de-en={tatoeba}/tatoeba.deu-eng.deu,{tatoeba}/tatoeba.deu-eng.eng"
+    for line in (
+        f"neighbours --data {tatoeba}/tatoeba.deu-eng.deu --query a --lang de",
+        f"scatter --data {tatoeba} --plot p.svg",
+        f"alignment --data {pair} --pairs 8",
+        f"language-bias --data {tatoeba} --langs de",
+    ):
+        done = cli("eval", *line.split(), *given)
+        assert done.code == 2 and "resamples no figure; leave --resamples out" in done.err
+        assert not done.out and not done.wrote and not loaded
+
+
+def test_cut_vectors_are_measured_like_vectors_of_that_width(
+    tatoeba: Path, cli: Commands, measure: Measure, tmp_path: Path
+) -> None:
+    """As those of encoders with matryoshka are. All vectors of this system lie close together."""
+    keys = [f"{code}\t{text}\n" for code, lines in SENTENCES.items() for text in lines]
+    draw = np.random.default_rng(0)
+    half = draw.normal(size=(6, 8))
+    vectors = np.concatenate([half + draw.normal(size=(6, 8)) for _ in SENTENCES]).astype(np.float32)
+    for name, width in (("whole", 8), ("four", 4), ("two", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sentences.tsv").write_text("".join(keys), encoding="utf-8")
+        np.save(tmp_path / name / "vectors.npy", vectors[:, :width])
+    done = cli("eval", "tatoeba", "--data", tatoeba, "--path", "whole", "--dimensions", "4, 2", "--json", "out.json")
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["models"]
+    assert list(found) == ["whole", "whole:4", "whole:2"]
+    assert "whole:2" in done.out.splitlines()[-2 - len(found["whole"]["headline"])]
+    for name, path in (("whole", "whole"), ("whole:4", "four"), ("whole:2", "two")):
+        assert found[name]["values"] == measure("tatoeba", "--data", tatoeba, "--path", path)["values"]
+    assert len({str(record["values"]) for record in found.values()}) == 3
+    assert len({record["model"]["fingerprint"] for record in found.values()}) == 3
+
+
+def test_sentences_of_shorter_vectors_are_encoded_once(
+    encoder: Path, tatoeba: Path, encoded: list[str], measure: Measure
+) -> None:
+    given = ["--data", tatoeba, "--path", encoder, "--langs", "de"]
+    once, alone = measure("tatoeba", *given), len(encoded)
+    found = measure("tatoeba", *given, "--dimensions", "8,4")["models"]
+    checked = 2 * 2  # of each language, one sentence is encoded first by each of the two shorter encoders
+    assert len(encoded) == 2 * alone + checked
+    assert found[str(encoder)]["values"] == once["values"] and len(found) == 3

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.encoders import write_encoder
+from tests.cli.conftest import Measure
+from tests.support.commands import Commands
 from xrep.registry import EVALUATIONS
-from xrep_cli.eval import main
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -61,52 +62,42 @@ class Mine(Evaluation):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the plugin, an encoder and data."""
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Sentences, beside which there is the plugin."""
     (tmp_path / "my_evaluation.py").write_text(PLUGIN)
     (tmp_path / "a.lines").write_text("Wir trinken Wasser.\nTom liebt Musik.\nHast du das Buch gelesen?\n")
-    write_encoder(tmp_path / "best")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
+    yield "a.lines"
     EVALUATIONS._targets.pop("mine", None)
     sys.modules.pop("my_evaluation", None)
 
 
-def test_it_is_measured_like_the_others(place: Path, capsys: pytest.CaptureFixture) -> None:
-    arguments = ["mine", "--plugin", "my_evaluation", "--data", "a.lines"]
-    assert main([*arguments, "--path", "best", "--scale", "100", "--json", "out.json"]) == 0
-    printed = capsys.readouterr().out
-    record = json.loads((place / "out.json").read_text())
+def test_it_is_measured_like_the_others(data: str, shared_encoder: Path, cli: Commands) -> None:
+    line = ["mine", "--plugin", "my_evaluation", "--data", data]
+    printed = cli("eval", *line, "--path", shared_encoder, "--scale", "100", "--json", "out.json").out
+    record = json.loads((cli.folder / "out.json").read_text())
     assert record["test"] == "mine" and record["settings"]["scale"] == 100.0 and list(record["data"]) == ["a.lines"]
     assert printed == f"what      mean\n------  ------\ncosine  {record['values']['mean']:.3f}\n"
-    assert record["overlap"] is None and record["model"]["path"] == "best"
-    assert main([*arguments, "--list-sentences", "list.tsv"]) == 0
-    assert (place / "list.tsv").read_text().splitlines()[1] == "de\tTom liebt Musik."
-    assert main(["mine", "--plugin=my_evaluation", "--data", "absent", "--path", "best"]) == 2
-    assert "absent: no such file" in capsys.readouterr().err
+    assert record["overlap"] is None and record["model"]["path"] == str(shared_encoder)
+    assert cli("eval", *line, "--list-sentences", "list.tsv").code == 0
+    assert (cli.folder / "list.tsv").read_text().splitlines()[1] == "de\tTom liebt Musik."
+    refused = cli("eval", "mine", "--plugin=my_evaluation", "--data", "absent", "--path", shared_encoder)
+    assert refused.code == 2 and "absent: no such file" in refused.err
 
 
-def test_it_is_in_the_help_and_in_all(place: Path, capsys: pytest.CaptureFixture) -> None:
-    for arguments, expected in (
+def test_it_is_in_the_help_and_in_all(data: str, shared_encoder: Path, cli: Commands, measure: Measure) -> None:
+    for words, expected in (
         (["--plugin", "my_evaluation", "--help"], ["mine", "Measure the mean cosine of neighbouring lines"]),
         (["mine", "--plugin", "my_evaluation", "--help"], ["--scale X", "of which 50% are enough", "xrep-eval mine"]),
     ):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        printed = capsys.readouterr().out
-        assert ended.value.code == 0 and all(text in printed for text in expected), printed
-    assert main(["all", "--plugin", "my_evaluation", "--path", "best", "--data", ".", "--json", "-"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["values"]["results"]) == ["mine"]
+        shown = cli("eval", *words)
+        assert shown.code == 0 and all(text in shown.out for text in expected), shown.out
+    found = measure("all", "--plugin", "my_evaluation", "--path", shared_encoder, "--data", ".")
+    assert list(found["values"]["results"]) == ["mine"]
 
 
-def test_a_broken_one_does_not_hide_the_others(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_broken_one_does_not_hide_the_others(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EVALUATIONS._targets, "absent", "no_such_module:Absent")
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "(no_such_module:Absent cannot be read)" in printed and "tatoeba" in printed
-    assert main(["absent", "--path", "best"]) == 2
-    assert "no_such_module" in capsys.readouterr().err
+    shown = " ".join(cli("eval", "--help").out.split())
+    assert "(no_such_module:Absent cannot be read)" in shown and "tatoeba" in shown
+    assert "no_such_module" in cli("eval", "absent", "--path", "best").err
