@@ -71,7 +71,7 @@ def going_on_is_never_stopping(data: Path, folder: Path, *, stop: int = 3, steps
     twice = train(compose_run(data, folder / "twice", max_steps=steps, **given)).directory
     one, other = contents(once / "last"), contents(twice / "last")
     for name in ("model.safetensors", "criterion.safetensors"):
-        assert one[name] == other[name], f"{name} is another one"
+        assert one.get(name) == other.get(name), f"{name} is another one"
     assert figures(once) == figures(twice)
     return twice
 
@@ -79,7 +79,7 @@ def going_on_is_never_stopping(data: Path, folder: Path, *, stop: int = 3, steps
 def figures(run: Path) -> list[dict[str, Any]]:
     """Return the records of training and validation in ``metrics.jsonl``, without those that depend on the clock."""
     records = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    clock = ("seconds", "per_second", "memory", "time")
+    clock = ("seconds", "per_second", "memory", "time", "waiting")
     return [
         {name: value for name, value in record.items() if not any(word in name for word in clock)}
         for record in records

@@ -75,14 +75,13 @@ def columns_of(task: Any) -> list[list[str]]:
 @pytest.mark.parametrize("make", [bitext, triplets, text], ids=["bitext", "nli", "neighbours"])
 def test_only_sentences_with_words_are_equal(make: Any, tmp_path: Path) -> None:
     task = text(tmp_path, units="adjacent", swap_order=False) if make is text else make(tmp_path)
-    ids = whole(task).ids
+    ids, wordless = whole(task).ids, []
     for column, keys in zip(ids.T.tolist(), columns_of(task), strict=True):
         assert keys.count("") > 5
         for row, key in enumerate(keys):
             same = [number for number, other in enumerate(keys) if number == row or key == other != ""]
             assert [number for number, other in enumerate(column) if other == column[row]] == same
-    wordless = [one for column, keys in zip(ids.T.tolist(), columns_of(task), strict=True)
-                for one, key in zip(column, keys, strict=True) if not key]  # fmt: skip
+        wordless += [one for one, key in zip(column, keys, strict=True) if not key]
     if make is not text:  # where a sentence is the second of one pair and the first of the next
         assert len(set(wordless)) == len(wordless), "nor in another column"
     assert torch.equal(whole(task).ids, ids)
