@@ -1,3 +1,5 @@
+"""Margins against their formulas, and the choice of pairs against loops over whole arrays."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,7 +19,7 @@ X, Y = np.abs(vectors(60, 8, seed=1)), np.abs(vectors(45, 8, seed=2))
 
 
 @pytest.mark.parametrize("margin", MARGINS)
-@pytest.mark.parametrize("k", [1, 3, 4, 45])
+@pytest.mark.parametrize("k", [1, 4, 45])
 def test_scores_of_all_pairs(margin: str, k: int) -> None:
     expected = plain_margins.scores(X, Y, k, margin)
     found = margin_scores(X, Y, k, margin)
@@ -25,15 +27,6 @@ def test_scores_of_all_pairs(margin: str, k: int) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-6)
     exact = margin_scores(X.astype(np.float64), Y.astype(np.float64), k, margin)
     np.testing.assert_allclose(exact, expected, atol=1e-12)
-
-
-def test_the_ratio_is_twice_that_of_equation_8() -> None:
-    """The paper "Dual-Alignment Pre-training" uses the sum of the two means, the ratio margin their mean."""
-    cosine = X.astype(np.float64) @ Y.astype(np.float64).T
-    k = 4
-    nearest = np.sort(cosine, axis=1)[:, -k:] / k, np.sort(cosine, axis=0)[-k:] / k
-    theirs = cosine / (nearest[0].sum(axis=1)[:, None] + nearest[1].sum(axis=0)[None, :])
-    np.testing.assert_allclose(margin_scores(X, Y, k, "ratio"), 2 * theirs, atol=2e-6)
 
 
 def test_a_mean_below_zero_makes_no_pair_the_best() -> None:
@@ -44,12 +37,12 @@ def test_a_mean_below_zero_makes_no_pair_the_best() -> None:
 def test_unknown_margins_and_too_many_neighbours_are_refused() -> None:
     with pytest.raises(ValueError, match="margin must be one of absolute, distance, ratio, not 'cosine'"):
         margin_scores(X, Y, 4, "cosine")
+    with pytest.raises(ValueError, match="retrieval must be one of"):
+        choose(neighbours(X, Y, 4), "ratio", "both")
     message = "46 neighbours, but there are 60 sentences and 45; lower `neighbours` to 45, or give more sentences"
-    with pytest.raises(UserError) as caught:
-        margin_scores(X, Y, 46, "ratio")
-    assert str(caught.value) == message
-    with pytest.raises(UserError, match="0 neighbours; give at least 1"):
-        margin_scores(X, Y, 0, "distance")
+    for k, said in ((46, message), (0, "0 neighbours; give at least 1")):
+        with pytest.raises(UserError, match=said):
+            margin_scores(X, Y, k, "ratio")
 
 
 @pytest.mark.parametrize("margin", MARGINS)
@@ -116,5 +109,3 @@ def test_neighbours_that_an_approximate_search_missed_count_for_nothing() -> Non
     )
     pairs = choose(found, "ratio", "max")
     assert (pairs.source.tolist(), pairs.target.tolist(), pairs.score.tolist()) == ([0], [0], [1.0])
-    with pytest.raises(ValueError, match="retrieval must be one of"):
-        choose(found, "ratio", "both")

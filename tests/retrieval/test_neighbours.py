@@ -1,3 +1,5 @@
+"""Exact neighbours against a plain product in float64: in tiles, screened in bfloat16, with equal similarities."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -19,9 +21,7 @@ def plain(x: np.ndarray, y: np.ndarray, k: int) -> Neighbours:
     """Sort all similarities in float64; of equal ones the lowest index comes first."""
     similarity = x.astype(np.float64) @ y.astype(np.float64).T
     xy, yx = (np.argsort(-one, axis=1, kind="stable")[:, :k] for one in (similarity, similarity.T))
-    return Neighbours(
-        xy, np.take_along_axis(similarity, xy, 1), yx, np.take_along_axis(similarity.T, yx, 1)
-    )  # fmt: skip
+    return Neighbours(xy, np.take_along_axis(similarity, xy, 1), yx, np.take_along_axis(similarity.T, yx, 1))
 
 
 def assert_same(found: Neighbours, expected: Neighbours) -> None:
@@ -32,27 +32,18 @@ def assert_same(found: Neighbours, expected: Neighbours) -> None:
     assert_near(found.yx_similarity, expected.yx_similarity, 2e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tile", [1, 7, 40, 64, 2000])
-@pytest.mark.parametrize(("n", "m", "k"), [(1, 1, 1), (50, 50, 4), (123, 57, 1), (57, 123, 5), (9, 130, 9)])
-def test_both_directions_are_those_of_one_whole_product(
-    monkeypatch: pytest.MonkeyPatch, n: int, m: int, k: int, tile: int
-) -> None:
-    monkeypatch.setattr(module, "TILE", tile)
-    x, y = vectors(n, 16, seed=1), vectors(m, 16, seed=2)
-    assert_same(neighbours(x, y, k), plain(x, y, k))
-
-
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.data())
-def test_of_equal_similarities_the_lowest_index_wins_whatever_the_tiles(data: st.DataObject) -> None:
-    """Small whole numbers have exact products, and most similarities are equal."""
+def test_neighbours_are_those_of_one_product_whatever_the_tiles(data: st.DataObject) -> None:
+    """Small whole numbers have exact products, and most similarities are equal; the others differ."""
     n, m, tile = (data.draw(st.integers(1, 70)) for _ in range(3))
-    k = data.draw(st.integers(1, min(n, m, 6)))
-    draw = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    k, seed = data.draw(st.integers(1, min(n, m, 6))), data.draw(st.integers(0, 1000))
+    draw = np.random.default_rng(seed)
     x, y = (draw.integers(-1, 2, (rows, 3)).astype(np.float32) for rows in (n, m))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TILE", tile)
+        assert_same(neighbours(x, y, k), plain(x, y, k))
+        x, y = vectors(n, 16, seed), vectors(m, 16, seed + 1)
         assert_same(neighbours(x, y, k), plain(x, y, k))
 
 
@@ -73,7 +64,7 @@ def screened(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("lengths", ["equal", "different"])
 def test_screened_neighbours_are_exact(screened: list[bool], seed: int, lengths: str) -> None:
     """Vectors lie in a few dense clusters, so most similarities differ by less than bfloat16 can tell."""
@@ -100,12 +91,10 @@ def test_screened_ties_go_to_the_lowest_index(screened: list[bool]) -> None:
     found = neighbours(x, y, 3)
     assert_same(found, plain(x, y, 3))
     assert (found.xy[:, 0] % 2 == 0).all() and (found.yx[:, 1] == found.yx[:, 0] + 330).all() and all(screened)
-
-
-def test_similarities_below_0_are_not_screened(screened: list[bool]) -> None:
+    screened.clear()
     x, y = np.abs(vectors(400, 12, seed=7)), -np.abs(vectors(400, 12, seed=8))
     assert_same(neighbours(x, y, 2), plain(x, y, 2))
-    assert screened == [False]
+    assert screened == [False]  # similarities below 0 are not screened
 
 
 def test_types() -> None:
@@ -114,9 +103,7 @@ def test_types() -> None:
     assert_same(neighbours(x, y, 3), plain(x, y, 3))
     assert_same(neighbours(x.astype(np.float32), y, 3), plain(x, y, 3))
     # float32 cannot represent the difference.
-    x, y = np.array([[1.0, 1e-12], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 1.0]])
-    close = y.copy()
-    close[1] = 1.0, 1e-3
+    x, close = np.array([[1.0, 1e-12], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 1e-3]])
     found = neighbours(x, close, 1)
     assert found.xy_similarity.dtype == np.float64 and found.xy[:, 0].tolist() == [1, 0]
     read_only = vectors(5, 4, seed=1)
