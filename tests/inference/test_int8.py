@@ -57,6 +57,8 @@ def test_vectors_are_those_of_a_float64_reference(path):
     np.testing.assert_allclose(found.encode(LINES, "de"), expected.encode(LINES, "de"), atol=1e-5)
     exact = SentenceEncoder.load(path, device="cpu").encode(LINES, "de")
     assert found.precision == "int8"
+    alone = np.stack([found.encode(line, "de") for line in LINES])  # a vector does not depend on other sentences
+    np.testing.assert_allclose(found.encode(LINES, "de"), alone, atol=1e-5)
     assert (found.encode(LINES, "de") * exact).sum(1).min() > 0.999
     assert np.abs(found.encode(LINES, "de") - exact).max() > 1e-5
 
@@ -70,12 +72,6 @@ def test_vectors_are_not_finite_if_a_weight_is_not(path, name):
     tokens = collate([np.array([0, 5, 6])], encoder.text.vocabulary("shared"), 16)
     with torch.inference_mode():
         assert not encoder.model.encoders["shared"](tokens).isfinite().any()
-
-
-def test_the_vector_of_a_sentence_does_not_depend_on_the_others(path):
-    encoder = SentenceEncoder.load(path, device="cpu", dtype="int8")
-    alone = np.stack([encoder.encode(line, "de") for line in LINES])
-    np.testing.assert_allclose(encoder.encode(LINES, "de"), alone, atol=1e-5)
 
 
 def test_a_saved_encoder_gives_the_same_vectors_without_float_weights(path, tmp_path):
@@ -95,22 +91,18 @@ def test_a_saved_encoder_gives_the_same_vectors_without_float_weights(path, tmp_
 
 
 def test_what_a_saved_encoder_cannot_do_is_refused(path, tmp_path):
-    saved = tmp_path / "saved"
+    saved, other = tmp_path / "saved", tmp_path / "other"
     export_path(path, saved, "int8")
-    with pytest.raises(UserError, match="saved in int8"):
-        SentenceEncoder.load(saved, dtype="bfloat16")
-    with pytest.raises(UserError, match="int8, which cannot become sentence-transformers"):
-        export_path(saved, tmp_path / "other", "sentence-transformers")
-    with pytest.raises(UserError, match="its weights are in int8"):
-        open_checkpoint(saved).tensors()  # as training starts from it
-    with pytest.raises(UserError, match="cannot be written for other libraries"):
-        SentenceEncoder.load(path, device="cpu", dtype="int8").save(tmp_path / "other")
-    assert not (tmp_path / "other").exists()
-
-
-def test_int8_is_for_cpus(path):
-    with pytest.raises(UserError, match="the precision int8 is for CPUs"):
-        SentenceEncoder.load(path, device="meta", dtype="int8")
+    for refused, message in (
+        (lambda: SentenceEncoder.load(saved, dtype="bfloat16"), "saved in int8"),
+        (lambda: export_path(saved, other, "sentence-transformers"), "int8, which cannot become sentence-transformers"),
+        (open_checkpoint(saved).tensors, "its weights are in int8"),  # as training starts from it
+        (lambda: SentenceEncoder.load(path, device="cpu", dtype="int8").save(other), "written for other libraries"),
+        (lambda: SentenceEncoder.load(path, device="meta", dtype="int8"), "the precision int8 is for CPUs"),
+    ):
+        with pytest.raises(UserError, match=message):
+            refused()
+    assert not other.exists()
 
 
 def test_an_index_remembers_int8(path, tmp_path):

@@ -15,19 +15,19 @@ def example(**values: Any) -> SimpleNamespace:
     return SimpleNamespace(language="en", **values)
 
 
+def text(value: str) -> SimpleNamespace:
+    return SimpleNamespace(text=value)
+
+
 GOLD = [["B-X", "I-X", "O"], ["B-Y", "O"], ["O"]]
 FOUND = [["B-X", "I-X", "B-Y"], ["B-X", "O"], ["O"]]
+ANSWERS = ("red house", "Bonn")
 UPOS, TAGGED = ["NOUN", "VERB"], [["NOUN"] * 3, ["VERB"]]
 CASES = {
     "label": (["a", "b"], [example(sentences=["x"], label=own) for own in "abba"], list("abab"), 50),
     "tags": (UPOS, [example(words=own, tags=own) for own in (["NOUN", "VERB", "NOUN"], ["VERB"])], TAGGED, 75),
     "entities": (["O", "B-X", "B-Y", "I-X"], [example(words=own, tags=own) for own in GOLD], FOUND, 40),
-    "span": (
-        [],
-        [example(answers=[SimpleNamespace(text=own)]) for own in ("the red house", "Kiel")],
-        [SimpleNamespace(text=own) for own in ("red house", "Bonn")],
-        50,
-    ),
+    "span": ([], [example(answers=[text(own)]) for own in ("the red house", "Kiel")], list(map(text, ANSWERS)), 50),
 }
 
 
@@ -36,12 +36,8 @@ def test_numbers_of_examples_add_up(name: str) -> None:
     labels, examples, answers, expected = CASES[name]
     kind: Any = "tags" if name == "entities" else name
     annotation = Annotation(kind=kind, labels=labels)
-    classifier: Any = SimpleNamespace(
-        annotation=annotation,
-        predict=lambda texts: (answers, None),
-        tag=lambda sentences: answers,
-        answer=lambda questions: answers,
-    )
+    classifier: Any = SimpleNamespace(annotation=annotation, predict=lambda texts: (answers, None))
+    classifier.tag = classifier.answer = lambda examples: answers
     figures, counts = score(classifier, examples)
     assert next(iter(counts)) == main_metric(annotation)
     for metric, own in counts.items():

@@ -1,11 +1,9 @@
-"""``SearchIndex``: what it finds, what it keeps on disk, adding, interruption, and memory that does not grow."""
+"""``SearchIndex``: what it finds, what it keeps on disk, adding, and interruption."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import faiss
@@ -14,7 +12,7 @@ import pytest
 
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
-from tests.support.runs import contents, environment
+from tests.support.runs import contents
 from xrep import SearchIndex
 from xrep.errors import UserError
 from xrep.inference import encoding, index_files
@@ -25,26 +23,13 @@ SENTENCES = [english for _, english in sentence_pairs(600)]
 QUERIES = [english for _, english in sentence_pairs(650)[600:]]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_encoder(tmp_path_factory.mktemp("run") / "best")
-
-
-@pytest.fixture(scope="module")
-def encoder(checkpoint: Path) -> SentenceEncoder:
-    return SentenceEncoder.load(checkpoint, device="cpu")
-
-
-def cosines(encoder: SentenceEncoder, sentences: list[str] = SENTENCES) -> np.ndarray:
-    return encoder.encode(QUERIES) @ encoder.encode(sentences).T
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["none", "int8", "binary"])
 @pytest.mark.parametrize("kind", ["flat", "ivf"])
 def test_the_nearest_sentences_are_found(encoder: SentenceEncoder, tmp_path: Path, kind: str, quantize: str) -> None:
     """All cells are searched. The scores are exact, whatever the codes are; binary codes of 16 bits miss some."""
     index = SearchIndex.build(encoder, SENTENCES, tmp_path / "index", index=kind, quantize=quantize)
-    found, exact = index.search(QUERIES, k=5, probes=1000), cosines(encoder)
+    found, exact = index.search(QUERIES, k=5, probes=1000), encoder.encode(QUERIES) @ encoder.encode(SENTENCES).T
     for row, hits in enumerate(found):
         scores = [hit.score for hit in hits]
         np.testing.assert_allclose(scores, [exact[row, hit.row] for hit in hits], atol=2e-3)
@@ -71,35 +56,28 @@ def test_the_sizes_of_codes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "quantize"), [("flat", "none"), ("ivf", "int8"), ("flat", "binary")])
 def test_the_files_can_be_read_without_xrep(encoder: SentenceEncoder, tmp_path: Path, kind: str, quantize: str) -> None:
-    """Only faiss, json and numpy read the files in this script."""
-    (tmp_path / "a.txt").write_text("\n\n" + "".join(f"{line}\n" for line in SENTENCES[:400]))
-    (tmp_path / "b.txt").write_text("".join(f"{line}\n\n" for line in SENTENCES[400:]))
+    """Only faiss, json and numpy read the files."""
+    files = {"a.txt": ["", "", *SENTENCES[:400]], "b.txt": [text for line in SENTENCES[400:] for text in (line, "")]}
+    for name, lines in files.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     index = SearchIndex.build(encoder, tmp_path / "a.txt", tmp_path / "index", index=kind, quantize=quantize, lang="en")
     index.add(tmp_path / "b.txt")
-    np.save(tmp_path / "queries.npy", encoder.encode(QUERIES))
-    script = (
-        "import faiss, json, numpy as np, sys\n"
-        "manifest = json.load(open('index/manifest.json'))\n"
-        "binary = manifest['options']['quantize'] == 'binary'\n"
-        "index = (faiss.read_index_binary if binary else faiss.read_index)('index/index.faiss')\n"
-        "if manifest['cells']: index.nprobe = manifest['cells']\n"
-        "x, ids = np.load('queries.npy'), np.load('index/ids.npy')\n"
-        "rows = index.search(np.packbits(x > 0, axis=1) if binary else x, 3)[1]\n"
-        "lines = open('index/lines.txt', encoding='utf-8').read().split('\\n')\n"
-        "places = [[(manifest['sources'][f]['name'], l) for f, l in ids[some].tolist()] for some in rows]\n"
-        "assert 'xrep' not in sys.modules and np.load('index/vectors.npy').shape == (600, x.shape[1])\n"
-        "print(json.dumps([places, [[lines[row] for row in some] for some in rows]]))"
-    )
-    finished = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    places, texts = json.loads(finished.stdout)
-    files = {str(tmp_path / name): (tmp_path / name).read_text().split("\n") for name in ("a.txt", "b.txt")}
-    for row in range(len(QUERIES)):
-        assert [files[name][line - 1] for name, line in places[row]] == texts[row]
+    manifest, x = json.loads((index.path / "manifest.json").read_text()), encoder.encode(QUERIES)
+    binary = manifest["options"]["quantize"] == "binary"
+    stored = (faiss.read_index_binary if binary else faiss.read_index)(str(index.path / "index.faiss"))
+    if manifest["cells"]:
+        stored.nprobe = manifest["cells"]
+    rows = stored.search(np.packbits(x > 0, axis=1) if binary else x, 3)[1]
+    ids, texts = np.load(index.path / "ids.npy"), (index.path / "lines.txt").read_text().split("\n")
+    assert np.load(index.path / "vectors.npy").shape == (600, 16)
+    places = [
+        [(Path(manifest["sources"][file]["name"]).name, line) for file, line in ids[some].tolist()] for some in rows
+    ]
+    for row, some in enumerate(places):
+        assert [files[name][line - 1] for name, line in some] == [texts[one] for one in rows[row]]
     if quantize == "none":
         hits = index.search(QUERIES, k=3)
-        assert [[hit.text for hit in some] for some in hits] == texts
-        assert [[[hit.file, hit.line] for hit in some] for some in hits] == places
+        assert [[(Path(hit.file).name, hit.line) for hit in some] for some in hits] == places
 
 
 def test_what_is_added_is_found_beside_the_rest(encoder: SentenceEncoder, tmp_path: Path) -> None:
@@ -139,7 +117,7 @@ def test_odd_sentences(encoder: SentenceEncoder, tmp_path: Path) -> None:
     assert one.manifest.recall is None and one.search("Haus")[0].text == "ein Haus"
 
 
-def test_the_encoder_of_an_index(checkpoint: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_the_encoder_of_an_index(shared_encoder: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
     """It is loaded from where it was, also if both were moved together, and another one is refused."""
     place = tmp_path / "old"
     other = write_encoder(place / "run" / "best", seed=3)
@@ -151,7 +129,7 @@ def test_the_encoder_of_an_index(checkpoint: Path, encoder: SentenceEncoder, tmp
     with pytest.raises(UserError, match=message):
         SearchIndex(tmp_path / "new" / "index", encoder)
     with pytest.raises(UserError, match=message):
-        SearchIndex(tmp_path / "new" / "index", checkpoint, device="cpu").search("x")
+        SearchIndex(tmp_path / "new" / "index", shared_encoder, device="cpu").search("x")
     unnamed = SearchIndex.build(
         SentenceEncoder(encoder.model, encoder.tokenizers, encoder.text), SENTENCES[:5], tmp_path / "unnamed"
     )
@@ -162,6 +140,7 @@ def test_the_encoder_of_an_index(checkpoint: Path, encoder: SentenceEncoder, tmp
         unnamed.search_vectors(np.ones((1, 3)))
 
 
+@pytest.mark.slow
 def test_an_interrupted_build_goes_on(
     encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,37 +186,3 @@ def stop_at_work(path: Path, **options: object) -> None:
     if path.name.endswith(".work"):
         raise KeyboardInterrupt
     RMTREE(path, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["flat", "ivf"])
-def test_memory_does_not_grow_with_the_sentences(tmp_path: Path, kind: str) -> None:
-    """Compare peak memory after 20,000 sentences and after 80,000, whose vectors are 164 MB in 32 bits, 123 MB more.
-    The vectors come from a stand-in for the encoder, whose memory another test measures."""
-    encoder = write_encoder(tmp_path / "best", size=512)
-    script = (
-        "import re, sys, zlib, numpy as np\n"
-        "from xrep.inference.sentence_encoder import SentenceEncoder\n"
-        "from xrep.inference.search_index import SearchIndex\n"
-        "from xrep.retrieval import ivf\n"
-        "ivf.MOST_CELLS = 256\n"
-        "draw = np.random.default_rng(0).standard_normal((1000, 512), dtype=np.float32)\n"
-        "def encode(self, lines, *_, **__):\n"
-        "    return draw[[zlib.crc32(line.encode()) % 1000 for line in lines]] + len(lines) / 1e5\n"
-        "SentenceEncoder.encode = encode\n"
-        "import xrep.inference.encoding as encoding; encoding.CHUNK_LINES = 500\n"
-        "encoder = SentenceEncoder.load(sys.argv[1], device='cpu')\n"
-        "SentenceEncoder.fingerprint = lambda self: 'x'\n"
-        "for count in (20_000, 80_000):\n"
-        "    open(f'{count}.txt', 'w').writelines(f'sentence {n}\\n' for n in range(count))\n"
-        "    SearchIndex.build(encoder, f'{count}.txt', f'{count}', index=sys.argv[2], quantize=sys.argv[3])\n"
-        "    print(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])"
-    )
-    given = {**environment(), "MALLOC_MMAP_THRESHOLD_": "131072"}
-    for quantize in ("none", "int8") if kind == "ivf" else ("none",):
-        line = [sys.executable, "-c", script, str(encoder), kind, quantize]
-        (tmp_path / quantize).mkdir()
-        finished = subprocess.run(line, env=given, cwd=tmp_path / quantize, capture_output=True, text=True)
-        assert finished.returncode == 0, finished.stderr
-        few, many = (int(line) for line in finished.stdout.splitlines())
-        assert many - few < 40_000, f"{quantize}: {few} KB after 20,000 sentences, {many} KB after 80,000"
