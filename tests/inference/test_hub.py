@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,12 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.encoders import write_encoder
-from tests.support.programs import ROOT
 from xrep import SentenceEncoder
 from xrep.errors import UserError
 
-pytest.importorskip("huggingface_hub", reason="it is in the extra 'hub'")
+constants = pytest.importorskip("huggingface_hub.constants", reason="it is in the extra 'hub'")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -75,56 +70,50 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Start the server, and yield the environment of a program that uses it."""
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Start the server, make it the Hub of the library, and yield its address."""
     Hub.files = {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     address = f"http://127.0.0.1:{server.server_address[1]}"
-    yield {**kept, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x"}
+    own = {"HF_HUB_CACHE": str(tmp_path / "hf"), "HF_HUB_OFFLINE": False, "ENDPOINT": address}
+    own["HUGGINGFACE_CO_URL_TEMPLATE"] = address + "/{repo_id}/resolve/{revision}/{filename}"
+    for name, value in own.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    monkeypatch.chdir(tmp_path)
+    yield address
     server.shutdown()
     server.server_close()
 
 
-def python(text: str, environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-c", text]
-    return subprocess.run(line, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
-
-
 @pytest.mark.slow
-def test_to_the_hub_and_back(hub: dict[str, str], tmp_path: Path) -> None:
-    write_encoder(tmp_path / "best", towers="separate")
-    push = "import xrep; print(xrep.SentenceEncoder.load('best').push_to_hub('team/encoder', license='apache-2.0'))"
-    done = python(push, hub, tmp_path)
-    assert done.returncode == 0 and done.stdout.strip() == f"{hub['HF_ENDPOINT']}/team/encoder", done.stderr
+def test_to_the_hub_and_back(hub: str, two_towers: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert two_towers.push_to_hub("team/encoder", license="apache-2.0") == f"{hub}/team/encoder"
     card = Hub.files["README.md"].decode()
     assert "license: apache-2.0" in card and 'SentenceTransformer("team/encoder").encode(["..."], task="de")' in card
     assert "training_state.pt" not in Hub.files and "source/model.safetensors" in Hub.files
     Hub.files["modeling_x.py"] = b"raise SystemExit"  # code in a model is not even fetched
-    load = "import numpy, xrep; numpy.save('v.npy', xrep.SentenceEncoder.load('team/encoder').encode(['Haus'], 'de'))"
-    for environment in (hub, {**hub, "HF_ENDPOINT": "http://127.0.0.1:9"}):  # the second time from the cache
-        done = python(load, environment, tmp_path)
-        assert done.returncode == 0, done.stderr
-        expected = SentenceEncoder.load(tmp_path / "best").encode(["Haus"], "de")
-        np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), expected)
-        (tmp_path / "v.npy").unlink()
-    assert not list((tmp_path / "hf").rglob("*.py"))
+    for endpoint in (hub, "http://127.0.0.1:9"):  # the second time from the cache
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        loaded = SentenceEncoder.load("team/encoder", device="cpu")
+        np.testing.assert_array_equal(loaded.encode(["Haus"], "de"), two_towers.encode(["Haus"], "de"))
+    assert not list(Path("hf").rglob("*.py"))
 
 
-@pytest.mark.nightly
-def test_what_the_hub_does_not_have(hub: dict[str, str], tmp_path: Path) -> None:
-    done = python("import xrep; xrep.SentenceEncoder.load('team/absent')", hub, tmp_path)
-    assert "team/absent cannot be fetched from the Hugging Face Hub: " in done.stderr
-    push = "import xrep; xrep.SentenceEncoder.load('best').push_to_hub('team/encoder')"
-    write_encoder(tmp_path / "best")
-    done = python(push, {**hub, "HF_ENDPOINT": "http://127.0.0.1:9"}, tmp_path)
-    assert "team/encoder cannot be uploaded to the Hugging Face Hub: " in done.stderr
+def test_what_the_hub_does_not_have(hub: str, encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="team/absent cannot be fetched from the Hugging Face Hub: "):
+        SentenceEncoder.load("team/absent")
+    monkeypatch.setattr(Hub, "do_POST", Hub.do_GET)
+    with pytest.raises(UserError, match="team/encoder cannot be uploaded to the Hugging Face Hub: "):
+        encoder.push_to_hub("team/encoder")
+    Path("team").mkdir()  # now the name is rather a misspelt path, which nobody outside should see
+    with pytest.raises(UserError, match="no such directory, and no such model in the Hugging Face cache"):
+        SentenceEncoder.load("team/absent")
 
 
-def test_nothing_is_asked_of_a_network_that_is_switched_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):  # the second time it is rather a misspelt path, which nobody outside should see
-        with pytest.raises(UserError, match="no such directory, and no such model in the Hugging Face cache"):
-            SentenceEncoder.load("team/encoder")
-        (tmp_path / "team").mkdir(exist_ok=True)
+def test_nothing_is_asked_of_a_network_that_is_switched_off(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(Hub, "files", None)  # a request would fail
+    with pytest.raises(UserError, match="no such directory, and no such model in the Hugging Face cache"):
+        SentenceEncoder.load("team/encoder")
