@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tests.support.corpus import sentence_pairs
-from tests.support.translators import make_translator, write_translator
+from tests.support.translators import make_translator
 from xrep.data.batching import PairBatch, TextSpec
+from xrep.inference.generation.translator import Translator
 from xrep.models.translation import Translation
 
 
@@ -22,15 +23,15 @@ def make_model(text: TextSpec) -> Callable[..., Translation]:
 
 @pytest.fixture(scope="session")
 def lines(make_batch: Callable[..., PairBatch]) -> PairBatch:
-    """Return 64 sentences of 1 to 8 words."""
-    words = [[side.split() for side in pair] for pair in sentence_pairs(64)]
+    """Return 24 sentences of 1 to 8 words."""
+    words = [[side.split() for side in pair] for pair in sentence_pairs(24)]
     cut = zip(words, itertools.cycle(range(1, 9)))
     return make_batch([(" ".join(source[:n]), " ".join(target[:n])) for (source, target), n in cut])
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_translator(tmp_path_factory.mktemp("nmt") / "best")
+@pytest.fixture(scope="session")
+def loaded(translator: Path) -> Translator:
+    return Translator.load(translator, device="cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -27,50 +27,37 @@ def found_by(model: object, source: TokenBatch, **options: object) -> list[list[
     return search(model, source, first(len(source)), SearchOptions(**options))
 
 
-def assert_same(some: list[list[Hypothesis]], others: list[list[Hypothesis]], tolerance: float = 1e-5) -> None:
+def assert_same(some: list[list[Hypothesis]], others: list[list[Hypothesis]]) -> None:
     for ours, theirs in zip(some, others, strict=True):
-        assert [h.tokens for h in ours] == [h.tokens for h in theirs]
-        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=tolerance)
+        assert_found(ours, [(hypothesis.score, hypothesis.tokens) for hypothesis in theirs])
+
+
+def assert_found(best: list[Hypothesis], expected: list[tuple[float, list[int]]]) -> None:
+    assert [h.tokens for h in best] == [words for _, words in expected]
+    assert [h.score for h in best] == pytest.approx([score for score, _ in expected], rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.5])
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 2.5])
 def test_a_beam_as_wide_as_the_tree_finds_the_true_best(form: str, penalty: float) -> None:
     source = sources_of(3)
-    for seed in range(3):
+    for seed in range(2):
         model = ToyModel(seed)
         options = SearchOptions(beam=3**4, nbest=8, length_penalty=penalty, length_penalty_form=form)
         for row, best in enumerate(search(model, source, first(3), options)):
-            expected = best_of_all(model, source_key(source, row), options)[:8]
-            assert [h.tokens for h in best] == [words for _, words in expected]
-            assert [h.score for h in best] == pytest.approx([score for score, _ in expected], rel=1e-5, abs=1e-5)
+            assert_found(best, best_of_all(model, source_key(source, row), options)[:8])
 
 
-@pytest.mark.parametrize("beam", [1, 2, 3, 5])
+@pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("eos", [-1.0, 2.0])
 def test_narrow_beams_follow_the_rule(beam: int, eos: float) -> None:
     source = sources_of(12)
-    for seed in range(4):
+    for seed in range(3):
         model = ToyModel(seed, max_target_length=9, eos=eos)
         for more in ({}, {"min_length": 2}, {"max_length_a": 0.5, "max_length_b": 1, "length_penalty_form": "gnmt"}):
             options = SearchOptions(beam=beam, nbest=beam, **more)
             for row, best in enumerate(search(model, source, first(12), options)):
-                expected = plain_search(model, source_key(source, row), options)
-                assert [h.tokens for h in best] == [words for _, words in expected]
-                assert [h.score for h in best] == pytest.approx([score for score, _ in expected], rel=1e-5, abs=1e-5)
-
-
-def test_greedy_search_takes_the_likeliest_token_each_time() -> None:
-    model, source = ToyModel(5, max_target_length=12, eos=-1), sources_of(6)
-    for row, (best,) in enumerate(found_by(model, source, beam=1)):
-        prefix: tuple[int, ...] = ()
-        while len(prefix) < 11:
-            follow = model.log_probabilities(source_key(source, row), prefix)
-            word = max((1, 3, 5, 6), key=follow.__getitem__)
-            if word == 3:
-                break
-            prefix += (word,)
-        assert best.tokens == list(prefix)
+                assert_found(best, plain_search(model, source_key(source, row), options))
 
 
 def test_scores_are_those_of_the_tokens() -> None:
@@ -111,16 +98,6 @@ def test_finished_sentences_leave_the_batch() -> None:
     sizes = [sentences for sentences, _ in model.calls]
     assert sizes == [24] * 3 + [20] * 2 + [16] * 2 + [12] * 2 + [8] * 2 + [4] * 2
     assert sum(sizes) == alone
-
-
-def test_few_that_are_done_wait_for_others() -> None:
-    """The remaining sentences are copied only when an eighth of the batch is done."""
-    model, source = ToyModel(0, max_target_length=30, eos=-30), sources_of(40, longest=20)
-    found_by(model, source, beam=1, max_length_a=1, max_length_b=0)
-    sizes = [sentences for sentences, _ in model.calls]
-    assert sizes[:5] == [40, 40, 40, 40, 34] and sizes[-1] <= 4
-    for before, after in zip(sizes, sizes[1:], strict=False):
-        assert after == before or before - after >= before / 8
 
 
 def test_no_ngram_is_repeated() -> None:
@@ -173,10 +150,7 @@ def test_numbers_that_are_not_finite_are_an_error() -> None:
     for options in ({}, {"beam": 1}, {"sampling": True}):
         with pytest.raises(UserError, match="probabilities that are not finite; check its training"):
             found_by(Broken(0), sources_of(3), **options)
-
-
-def test_no_sentence_has_no_translation() -> None:
-    assert found_by(ToyModel(0), sources_of(0)) == []
+    assert found_by(Broken(0), sources_of(0)) == []
 
 
 @pytest.mark.parametrize("semantic_bias", [False, True])
@@ -205,10 +179,10 @@ def test_steps_with_a_cache_score_as_the_whole_model_does(
 
 
 @pytest.mark.slow
-def test_a_batch_of_64_equals_one_by_one(make_model: Callable[..., Translation], lines: PairBatch) -> None:
+def test_a_batch_equals_one_by_one(make_model: Callable[..., Translation], lines: PairBatch) -> None:
     model = make_model()
     options = SearchOptions(beam=5, nbest=5, max_length_a=1.0, max_length_b=4)
-    together = search(model, lines.source, first(64), options)
-    alone = [search(model, lines.source.rows(row, row + 1), first(1), options)[0] for row in range(64)]
-    assert_same(together, alone)
+    together = search(model, lines.source, first(24), options)
+    alone = [search(model, lines.source.rows(row, row + 1), first(1), options)[0] for row in range(0, 24, 2)]
+    assert_same(together[::2], alone)
     assert len({tuple(best[0].tokens) for best in together}) > 10

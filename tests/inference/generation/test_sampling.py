@@ -71,11 +71,11 @@ def test_one_candidate_is_greedy_search() -> None:
 def test_draws_do_not_depend_on_the_batch(make_model: Callable[..., Translation], lines: PairBatch) -> None:
     model, options = make_model(), {"nbest": 2, "max_length_b": 12, "seed": 5, "top_p": 0.9}
     together = drawn_by(model, lines.source, **options)
-    some = drawn_by(model, lines.source.rows(20, 50), torch.arange(20, 50), **options)
-    assert [[h.tokens for h in two] for two in together[20:50]] == [[h.tokens for h in two] for two in some]
+    some = drawn_by(model, lines.source.rows(8, 20), torch.arange(8, 20), **options)
+    assert [[h.tokens for h in two] for two in together[8:20]] == [[h.tokens for h in two] for two in some]
     other = drawn_by(model, lines.source, **{**options, "seed": 6})
-    assert sum(a[0].tokens == b[0].tokens for a, b in zip(together, other, strict=True)) < 10
-    assert sum(two[0].tokens == two[1].tokens for two in together) < 10
+    assert sum(a[0].tokens == b[0].tokens for a, b in zip(together, other, strict=True)) < 5
+    assert sum(two[0].tokens == two[1].tokens for two in together) < 5
 
 
 def test_draws_stay_with_their_sentence_when_others_leave() -> None:
@@ -96,13 +96,6 @@ def test_lengths_and_repeats_are_bounded() -> None:
         for tokens in (h.tokens for h in some):
             pairs = list(zip(tokens, tokens[1:], strict=False))
             assert len(pairs) == len(set(pairs))
-
-
-def test_sentences_whose_samples_have_ended_leave_the_batch() -> None:
-    model, source = ToyModel(3, max_target_length=40, eos=-30), sources_of(24)
-    drawn_by(model, source, nbest=3, max_length_a=2.0, max_length_b=0)
-    assert [size for size, _ in model.calls] == [24] * 3 + [20] * 2 + [16] * 2 + [12] * 2 + [8] * 2 + [4] * 2
-    assert [count for _, count in model.calls] == [1] + [3] * 12
 
 
 def test_numbers_drawn_are_uniform_and_independent() -> None:

@@ -16,17 +16,12 @@ from tests.support.corpus import sentence_pairs
 from xrep.errors import UserError
 from xrep.inference.generation import stream
 from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.stream import Chunks, Summary, translate_stream
+from xrep.inference.generation.stream import Chunks, translate_stream
 from xrep.inference.generation.translator import Translator
 from xrep.text.readers import read_text
 
-GERMAN = [source for source, _ in sentence_pairs(40)]
+GERMAN = [source for source, _ in sentence_pairs(20)]
 OPTIONS = SearchOptions(beam=2, max_length_b=6)
-
-
-@pytest.fixture(scope="module")
-def translator(checkpoint: Path) -> Translator:
-    return Translator.load(checkpoint, device="cpu")
 
 
 def written(folder: Path, lines: list[str]) -> Path:
@@ -56,30 +51,24 @@ def test_a_file_comes_in_full_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_stands_in_a_pipe_is_not_kept_waiting() -> None:
-    """Each line is written only after the one before was read."""
+    """Each line is written only after the one before was read; a full pipe is read ahead by one chunk."""
     reading, writing = os.pipe()
-    chunks = iter(Chunks(f"/dev/fd/{reading}", 64))
+    chunks = iter(Chunks(f"/dev/fd/{reading}", 500))
     for number in range(5):
         os.write(writing, f"{number}\n".encode())
         assert next(chunks) == [str(number)]
-    os.write(writing, b"without an end")
-    os.close(writing)
-    assert next(chunks) == ["without an end"]
-    assert next(chunks, None) is None
-    os.close(reading)
+    lines = [str(n) for n in range(20_000)]
 
+    def fill() -> None:
+        os.write(writing, "\n".join(lines).encode())  # without an end
+        os.close(writing)
 
-def test_a_pipe_that_is_full_is_read_ahead_by_one_chunk() -> None:
-    reading, writing = os.pipe()
-    lines = [str(n) for n in range(50_000)]
-    thread = threading.Thread(
-        target=lambda: (os.write(writing, "".join(f"{line}\n" for line in lines).encode()), os.close(writing))
-    )
+    thread = threading.Thread(target=fill)
     thread.start()
-    chunks = list(Chunks(f"/dev/fd/{reading}", 500))
+    rest = list(chunks)
     thread.join()
     os.close(reading)
-    assert [line for chunk in chunks for line in chunk] == lines and max(map(len, chunks)) == 500
+    assert [line for chunk in rest for line in chunk] == lines and max(map(len, rest)) == 500
 
 
 def test_what_came_before_an_error_comes_first(tmp_path: Path) -> None:
@@ -93,17 +82,16 @@ def test_what_came_before_an_error_comes_first(tmp_path: Path) -> None:
         list(Chunks(tmp_path / "absent"))
 
 
-def test_forms(translator: Translator, tmp_path: Path) -> None:
+def test_forms(loaded: Translator, tmp_path: Path) -> None:
     lines = [GERMAN[0], "", GERMAN[1]]
     path = written(tmp_path, lines)
     options = SearchOptions(beam=3, nbest=2, max_length_b=6)
-    expected = translator.translate(lines, options=options)
+    expected = loaded.translate(lines, options=options)
     texts: dict[str, str] = {}
     for form in ("plain", "nbest", "jsonl"):
         parts: list[str] = []
-        summary = translate_stream(
-            translator, path, parts.append, options=options, form=form, most_lines=2, keep_best=True
-        )
+        given = {"options": options, "form": form, "most_lines": 2, "keep_best": True}
+        summary = translate_stream(loaded, path, parts.append, **given)
         assert len(parts) == 2 and (summary.lines, summary.empty) == (3, 1)
         assert summary.tokens == sum(len(best[0].token_scores) for best in expected)
         assert summary.best == [best[0].text for best in expected]
@@ -122,47 +110,46 @@ def test_forms(translator: Translator, tmp_path: Path) -> None:
             assert sum(one["token_scores"]) / len(one["token_scores"]) == pytest.approx(one["score"], abs=1e-3)
 
 
-def test_a_line_feed_in_a_translation_is_a_space(translator: Translator, tmp_path: Path, monkeypatch) -> None:
-    tokenizer = translator.tokenizers["shared"]
+def test_a_line_feed_in_a_translation_is_a_space(loaded: Translator, tmp_path: Path, monkeypatch) -> None:
+    tokenizer = loaded.tokenizers["shared"]
     monkeypatch.setattr(type(tokenizer), "decode", lambda self, ids: "a\nb\r\nc")
     parts: list[str] = []
-    translate_stream(translator, written(tmp_path, ["Haus"]), parts.append, options=OPTIONS)
+    translate_stream(loaded, written(tmp_path, ["Haus"]), parts.append, options=OPTIONS)
     assert parts == ["a b  c\n"]
 
 
-def test_warnings_name_lines(translator: Translator, tmp_path: Path) -> None:
-    long = "das schwere Buch " * 3000
-    lines = ["Haus", long, "Привет", "", *[long[:5000]] * 12, "мир мир"]
+def test_warnings_name_lines(loaded: Translator, tmp_path: Path) -> None:
+    long = "das schwere Buch " * 100
+    lines = ["Haus", long, "Привет", "", *[long] * 12, "мир мир"]
     path, said = written(tmp_path, lines), list[str]()
     for most_lines in (3, 100):
         said.clear()
-        summary = translate_stream(
-            translator, path, lambda text: None, options=OPTIONS, most_lines=most_lines, warn=said.append
-        )
+        given = {"options": OPTIONS, "most_lines": most_lines, "warn": said.append}
+        summary = translate_stream(loaded, path, lambda text: None, **given)
         cut = [f"{path}:{line}: longer than 46 subwords, the rest is cut off" for line in (2, *range(5, 14))]
         assert said[:10] == cut and said[10] == f"{path}: 3 more lines were cut"
         assert said[11].startswith(f"{path}:3: 2 lines are mostly of unknown subwords, this one first; another script")
         assert len(said) == 12 and (summary.cut, summary.unknown, summary.first_unknown) == (13, 2, 3)
 
 
-def test_chunks_do_not_change_what_is_drawn(translator: Translator, tmp_path: Path) -> None:
+def test_chunks_do_not_change_what_is_drawn(loaded: Translator, tmp_path: Path) -> None:
     path, found = written(tmp_path, GERMAN), []
     options = SearchOptions(sampling=True, nbest=2, max_length_b=8, seed=9)
     for most_lines in (7, 100):
-        parts: list[str] = []
-        progress: list[int] = []
+        parts, seen = list[str](), list[int]()
+        given = {"options": options, "most_lines": most_lines, "form": "nbest", "max_tokens": 150}
         translate_stream(
-            translator, path, parts.append, options=options, most_lines=most_lines, form="nbest",
-            max_tokens=300, progress=lambda summary, seen=progress: seen.append(summary.translated),
-        )  # fmt: skip
-        assert progress[-1] == len(GERMAN) and len(progress) > 6 and progress == sorted(set(progress))
+            loaded, path, parts.append, **given, progress=lambda done, seen=seen: seen.append(done.translated)
+        )
+        assert seen[-1] == len(GERMAN) and len(seen) > 3 and seen == sorted(set(seen))
         found.append([line.split("\t")[::2] for line in "".join(parts).splitlines()])
     assert found[0] == found[1]
 
 
-def test_bad_options_are_refused_before_a_line_is_read(translator: Translator, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not translate into 'fr'"):
-        translate_stream(translator, tmp_path / "absent", print, target_language="fr")
-    with pytest.raises(UserError, match="beam must be at least 1"):
-        translate_stream(translator, tmp_path / "absent", print, options=SearchOptions(beam=0))
-    assert Summary().lines == 0
+def test_bad_options_are_refused_before_a_line_is_read(loaded: Translator, tmp_path: Path) -> None:
+    for given, message in (
+        ({"target_language": "fr"}, "does not translate into 'fr'"),
+        ({"options": SearchOptions(beam=0)}, "beam must be at least 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            translate_stream(loaded, tmp_path / "absent", print, **given)
