@@ -3,126 +3,112 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.cli.conftest import write_lines
+from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
-from tests.support.encoders import write_encoder
-from tests.support.translators import write_translator
-from tests.text.test_formats import XLIFF1, jsonl, tmx, xliff, zipped
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep_cli import encode, generate, mine, preprocess, search
+from xrep_cli import encode
 
 PAIRS = sentence_pairs(60)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    write_encoder(folder / "encoder", towers="separate")
-    write_translator(folder / "translator")
-    return folder
+ENCODER = ["--path", "encoder", "--device", "cpu"]
+TEXTS = "--source de --source-lang de --target en --target-lang en".split()
+TMX = '<tu><tuv xml:lang="EN-us"><seg>{1}</seg></tuv><tuv xml:lang="de"><seg>{0}</seg></tuv></tu>'
+XLIFF = "<trans-unit id='1'><source>{0}</source><target>{1}</target></trans-unit>"
 
 
 @pytest.fixture
-def here(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("encoder", "translator"):
-        (tmp_path / name).symlink_to(models / name)
-    monkeypatch.chdir(tmp_path)
-    files = {"a.tmx": tmx(PAIRS), "a.jsonl": jsonl(PAIRS), "a.xlf": xliff(XLIFF1, PAIRS)}
-    lines = {code: "".join(f"{pair[number]}\n" for pair in PAIRS).encode() for number, code in enumerate(("de", "en"))}
-    files |= {"a.zip": zipped({f"x.de-en.{code}": text for code, text in lines.items()}), **lines}
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
+def here(tmp_path: Path, separate_encoder: Path, translator: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with texts in which ``-`` stands for the German one."""
+    (tmp_path / "encoder").symlink_to(separate_encoder)
+    (tmp_path / "translator").symlink_to(translator)
+    write_tmx(tmp_path / "a.tmx", PAIRS)
+    units = [XLIFF.format(*pair) for pair in PAIRS]
+    xliff = '<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file source-language="de-DE" '
+    begin = f'{xliff}target-language="en" original="a"><body>'
+    write_lines(tmp_path / "a.xlf", [begin, *units, "</body></file></xliff>"])
+    write_lines(tmp_path / "a.jsonl", [json.dumps({"de": de, "en": en, "score": 1}) for de, en in PAIRS])
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for side, code in enumerate(("de", "en")):
+            archive.write(write_lines(tmp_path / code, [pair[side] for pair in PAIRS]), f"x.de-en.{code}")
+    real = open
+
+    def opened(file: Any, *arguments: Any, **options: Any) -> object:
+        return real(tmp_path / "de" if file == "/dev/stdin" else file, *arguments, **options)
+
+    monkeypatch.setattr("xrep.text.lines.open", opened, raising=False)
     return tmp_path
 
 
-def given_input(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """Make ``/dev/stdin`` of the readers a file."""
-    real = open
-
-    def opened(file: object, *arguments: object, **options: object) -> object:
-        return real(path if file == "/dev/stdin" else file, *arguments, **options)  # type: ignore[call-overload]
-
-    monkeypatch.setattr("xrep.text.lines.open", opened, raising=False)
+def write_tmx(path: Path, pairs: list[tuple[str, str]]) -> None:
+    begin = '<tmx version="1.4"><header srclang="en-US" datatype="plaintext"/><body>'
+    write_lines(path, [begin, *(TMX.format(*pair) for pair in pairs), "</body></tmx>"])
 
 
 @pytest.mark.parametrize("file", ["a.tmx", "a.jsonl", "a.xlf", "a.zip", "a.jsonl:de", "-"])
-def test_encoding(here: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
-    given_input(monkeypatch, here / "de")
-    options = ["--path", "encoder", "--lang", "de", "--device", "cpu"]
-    assert encode.main([*options, "--input", file, "--output", "v.npy"]) == 0
-    expected = SentenceEncoder.load("encoder", device="cpu").encode([de for de, _ in PAIRS], lang="de")
-    np.testing.assert_allclose(np.load("v.npy"), expected, atol=1e-5)
+def test_encoding(here: Path, cli: Commands, file: str) -> None:
+    assert cli("encode", *ENCODER, "--lang", "de", "--input", file, "--output", "v.npy").code == 0
+    expected = SentenceEncoder.load(here / "encoder", device="cpu").encode([de for de, _ in PAIRS], lang="de")
+    np.testing.assert_allclose(np.load(here / "v.npy"), expected, atol=1e-5)
 
 
-def test_vectors_and_pairs_on_standard_output(
+def test_vectors_on_standard_output(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    given_input(monkeypatch, here / "de")
-    options = ["--path", "encoder", "--device", "cpu"]
-    assert encode.main([*options, "--input", "de", "--lang", "de", "--output", "v.npy"]) == 0
+    monkeypatch.chdir(here)
+    assert encode.main([*ENCODER, "--input", "de", "--lang", "de", "--output", "v.npy"]) == 0
     capfdbinary.readouterr()
-    assert encode.main([*options, "--input", "-", "--lang", "de", "--output", "-"]) == 0
+    assert encode.main([*ENCODER, "--input", "-", "--lang", "de", "--output", "-"]) == 0
     printed = capfdbinary.readouterr()
     np.testing.assert_array_equal(np.load(io.BytesIO(printed.out)), np.load("v.npy"))
     assert printed.err.startswith(b"60 lines, ") and printed.err.count(b"\n") == 1
-    texts = ["--source", "-", "--source-lang", "de", "--target", "a.tmx", "--target-lang", "en"]
-    assert mine.main([*options, *texts, "--output", "-"]) == 0
-    printed = capfdbinary.readouterr()
-    rows = [line.split("\t") for line in printed.out.decode().splitlines()]
-    sides = [{pair[number] for pair in PAIRS} for number in range(2)]
-    assert rows and all(row[1] in sides[0] and row[2] in sides[1] for row in rows)
-    assert b"60 x 60 sentences" in printed.err
-    files = [*options, "--source", "de", "--source-lang", "de", "--target", "en", "--target-lang", "en"]
-    assert mine.main([*files, "--output", "m.tsv"]) == 0
-    assert Path("m.tsv").read_bytes() == printed.out
 
 
-def test_a_pipe_is_written_to_and_not_replaced(here: Path) -> None:
-    texts = ["--source", "de", "--source-lang", "de", "--target", "en", "--target-lang", "en"]
-    commands = {
-        "encode": (encode.main, ["--input", "de", "--lang", "de"], "v.npy"),
-        "mine": (mine.main, texts, "m.tsv"),
-    }
-    for name, (main, given, output) in commands.items():
-        line = ["--path", "encoder", "--device", "cpu", *given, "--output"]
-        assert main([*line, output]) == 0
-        os.mkfifo(name)
-        with subprocess.Popen(["cat", name], stdout=subprocess.PIPE) as reader:
-            assert main([*line, name]) == 0
-            assert reader.communicate()[0] == Path(output).read_bytes()
-        assert Path(name).is_fifo() and not list(here.glob(f"{name}*.work"))
-        assert main([*line, os.devnull]) == 0 and Path(os.devnull).is_char_device()
+def test_pairs_on_standard_output(here: Path, cli: Commands) -> None:
+    texts = "--source - --source-lang de --target a.tmx --target-lang en --output -"
+    printed = cli("mine", *ENCODER, *texts.split())
+    rows = [line.split("\t") for line in printed.out.splitlines()]
+    german, english = ({pair[number] for pair in PAIRS} for number in range(2))
+    assert rows and all(row[1] in german and row[2] in english for row in rows)
+    assert "60 x 60 sentences" in printed.err
+    assert cli("mine", *ENCODER, *TEXTS, "--output", "m.tsv").code == 0
+    assert (here / "m.tsv").read_text(encoding="utf-8") == printed.out
 
 
-def test_preprocessing_and_exclusion(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "test.tmx").write_bytes(tmx(PAIRS[:10]))
-    options = ["--vocab-size", "100", "--valid-size", "0", "--exclude", "test.tmx"]
+def test_a_pipe_is_written_to_and_not_replaced(here: Path, cli: Commands) -> None:
+    for name, given, output in (("encode", ["--input", "de", "--lang", "de"], "v.npy"), ("mine", TEXTS, "m.tsv")):
+        line = [*ENCODER, *given, "--output"]
+        assert cli(name, *line, output).code == 0
+        os.mkfifo(here / name)
+        with subprocess.Popen(["cat", here / name], stdout=subprocess.PIPE) as reader:
+            assert cli(name, *line, name).code == 0
+            assert reader.communicate()[0] == (here / output).read_bytes()
+        assert (here / name).is_fifo() and not list(here.glob(f"{name}*.work"))
+        assert cli(name, *line, os.devnull).code == 0 and Path(os.devnull).is_char_device()
+
+
+def test_preprocessing_and_exclusion(here: Path, data_directory: Path, cli: Commands) -> None:
+    write_tmx(here / "test.tmx", PAIRS[:10])
+    options = ["--tokenizer", data_directory, "--valid-size", "0", "--exclude", "test.tmx"]
     for name in ("a.tmx", "a.jsonl", "a.zip", "a.xlf"):
-        assert preprocess.main(["--bitext", f"de-en={name}", *options, "--destdir", f"bin-{name}"]) == 0
-        assert "train: de-en 50 pairs" in capsys.readouterr().out
+        done = cli("preprocess", "--bitext", f"de-en={name}", *options, "--destdir", f"bin-{name}")
+        assert done.code == 0 and "train: de-en 50 pairs" in done.out
 
 
-def test_search_and_translation(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build = ["build", "--path", "encoder", "--input", "a.zip", "--lang", "en", "--output", "index", "--device", "cpu"]
-    assert search.main(build) == 0
-    assert search.main(["query", "index", PAIRS[4][1], "-k", "1", "--lang", "en", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.endswith(f"1\t1.0000\ta.zip:5\t{PAIRS[4][1]}\n")
-    options = ["--path", "translator", "--device", "cpu", "--max-length-b", "5"]
+def test_search_and_translation(here: Path, cli: Commands) -> None:
+    assert cli("search", "build", *ENCODER, *"--input a.zip --lang en --output index".split()).code == 0
+    found = cli("search", "query", "index", PAIRS[4][1], *"-k 1 --lang en --device cpu".split())
+    assert found.out == f"1\t1.0000\ta.zip:5\t{PAIRS[4][1]}\n"
+    options = "--path translator --device cpu --max-length-b 5 --source-lang de --reference a.xlf:en --input"
     for file in ("a.tmx", "de"):
-        given = [*options, "--input", file, "--source-lang", "de", "--output", f"{file}.out", "--reference", "a.xlf:en"]
-        assert generate.main(given) == 0
-    assert Path("a.tmx.out").read_bytes() == Path("de.out").read_bytes()
-
-
-def test_a_summary_and_an_output_do_not_share_standard_output(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert encode.main(["--path", "encoder", "--input", "de", "--output", "-", "--json"]) == 2
-    assert "--json and the vectors both go to standard output; name an --output file" in capsys.readouterr().err
-    texts = ["--source", "-", "--target", "-", "--path", "encoder", "--output", "m.tsv"]
-    assert mine.main(texts) == 2
-    assert "both texts are standard input; name a file for one of them" in capsys.readouterr().err
+        assert cli("generate", *options.split(), file, "--output", f"{file}.out").code == 0
+    assert (here / "a.tmx.out").read_bytes() == (here / "de.out").read_bytes()

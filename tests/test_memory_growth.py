@@ -1,0 +1,263 @@
+"""Memory does not grow with the text: peaks after a small and after a large one, in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.runs import environment
+from xrep.data.store import MANIFEST_FILE
+
+WORDS = " ".join(german for german, _ in sentence_pairs(60)).split()
+BEGIN = """
+import re, sys
+import numpy as np
+def peak():
+    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
+encoder, translator, data = sys.argv[3:]
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is measured.
+
+    Attributes:
+        script: Lines of a loop over ``count``, after which ``peak()`` is the largest memory so far in KB.
+        small: Number of lines, pairs or vectors of the first text.
+        large: That of the second text.
+        limit: KB by which the peak may grow.
+        write: Writes the text of ``count`` lines into a folder.
+        setup: Lines before the loop.
+        size: Width of the encoder's vectors.
+    """
+
+    script: str
+    small: int
+    large: int
+    limit: int
+    write: Callable[[Path, int], object] = lambda folder, count: None
+    setup: str = ""
+    size: int = 32
+
+
+def write_words(folder: Path, count: int, width: int = 0) -> None:
+    """Write lines of one to four words, so that batches have many sizes."""
+    draw = random.Random(0)
+    chosen = (draw.choices(WORDS, k=draw.randint(1, 4)) for _ in range(count))
+    lines = (" ".join(f"{word:<{width}}" for word in words) + "\n" for words in chosen)
+    (folder / f"{count}.txt").write_text("".join(lines))
+
+
+def write_numbers(folder: Path, count: int) -> None:
+    """Write lines of which three quarters differ."""
+    (folder / f"{count}.txt").write_text("".join(f"{n % (count * 3 // 4) or ''}\n" for n in range(count)))
+
+
+def write_pairs(folder: Path, count: int) -> None:
+    lines = (f"Hund {n} im Wald\tdog {n} in the forest {n * n}\n" for n in range(count))
+    (folder / f"{count}.tsv").write_text("".join(lines))
+
+
+def of_format(ending: str) -> Row:
+    """Return the row of a format of parallel text; 100,000 pairs are 20 MB."""
+
+    def write(folder: Path, count: int) -> None:
+        pairs = [(f"das Haus mit der Nummer {n} " * 3, f"the house number {n} " * 3) for n in range(count)]
+        unit = '<tu><tuv xml:lang="de"><seg>{}</seg></tuv><tuv xml:lang="en"><seg>{}</seg></tuv></tu>\n'
+        tmx = '<tmx version="1.4"><header/><body>\n' + "".join(unit.format(*pair) for pair in pairs) + "</body></tmx>"
+        text, file = "".join(f"{de}\t{en}\n" for de, en in pairs), io.BytesIO()
+        if ending == "zip":
+            with zipfile.ZipFile(file, "w") as archive:
+                archive.writestr("x.tmx", tmx)
+        elif ending == "parquet":
+            arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+            table = arrow.table(dict(zip(("de", "en"), zip(*pairs, strict=True), strict=True)))
+            parquet.write_table(table, file, row_group_size=5_000)
+        elif ending == "zst":
+            file.write(pytest.importorskip("zstandard").compress(text.encode()))
+        elif ending == "jsonl":
+            file.write("".join(json.dumps({"de": de, "en": en}) + "\n" for de, en in pairs).encode())
+        else:
+            file.write((tmx if ending == "tmx" else "de,en\n" + text.replace("\t", ",")).encode())
+        (folder / f"{count}.{ending}").write_bytes(file.getvalue())
+
+    script = (
+        f"path = f'{{count}}.{ending}'\n"
+        "rows = read_text(path) if path.endswith('zst') else read_pairs(parse_bitext(f'de-en={path}'))\n"
+        "assert sum(1 for _ in rows) == count"
+    )
+    return Row(
+        script, 5_000, 100_000, 8_000, write, "from xrep.text.readers import parse_bitext, read_pairs, read_text"
+    )
+
+
+ENCODE = """
+assert main(["--path", encoder, "--device", "cpu", "--input", f"{count}.txt", "--output", f"{count}.npy"]) == 0
+assert np.load(f"{count}.npy", mmap_mode="r").shape == (count, 32)
+"""
+GENERATE = """
+files = ["--input", f"{count}.txt", "--output", f"{count}.en", "--jsonl", "--buffer-lines", "200"]
+assert main(["--path", translator, "--device", "cpu", "--beam", "1", "--max-length-b", "1", *files]) == 0
+assert open(f"{count}.en").read().count("\\n") == count
+"""
+MINE = """
+options = ["--device", "cpu", "--output", "mined.tsv"]
+for side in ("source", "target"):
+    draw = np.random.default_rng(0)
+    blocks = (draw.standard_normal((1000, 4)) for _ in range(count // 1000))
+    vectors.write_npy(Path("vectors.npy"), np.dtype("float16"), (4,), blocks)
+    options += [f"--{side}-vectors", "vectors.npy", f"--{side}", f"{count}.txt"]
+assert main([*options, *OPTIONS]) == 0
+"""
+# A search would take minutes. The lists of 150,000 sentences would take 14 MB, and what chooses among them 20 MB.
+INVENTED = """
+from pathlib import Path
+import torch
+from xrep.data import hash_runs
+from xrep.inference import mining
+from xrep.retrieval import mapped, margins, search, vectors
+from xrep_cli.mine import main
+hash_runs._RUN = search.MOST_ROWS = 20_000
+mining._BLOCK, margins._HELD = 2000, 1 << 15
+mapped._BLOCK_BYTES = vectors._SURVEY_BYTES = 1 << 17
+def invent(x, y, best_x, best_y, first_x, first_y, advance):
+    for best, first in ((best_x, first_x), (best_y, first_y)):
+        rows = torch.arange(first, first + len(best.index))[:, None]
+        best.index[:] = (rows * 7919 + torch.arange(4) * 977) % (count // 2)
+        best.similarity[:] = 0.9 - 0.1 * torch.arange(4) + rows % 1009 * 1e-5
+search.search_block = invent
+"""
+# 80,000 vectors are 164 MB in 32 bits, 123 MB more than 20,000.
+INDEX = """
+import zlib
+from xrep.inference import encoding
+from xrep.inference.search_index import SearchIndex
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.retrieval import ivf
+ivf.MOST_CELLS, encoding.CHUNK_LINES = 256, 500
+draw = np.random.default_rng(0).standard_normal((1000, 512), dtype=np.float32)
+def encode(self, lines, *_, **__):
+    return draw[[zlib.crc32(line.encode()) % 1000 for line in lines]] + len(lines) / 1e5
+SentenceEncoder.encode, SentenceEncoder.fingerprint = encode, lambda self: "x"
+model = SentenceEncoder.load(encoder, device="cpu")
+"""
+BUILD = """
+SearchIndex.build(model, f"{count}.txt", f"{count}", index=INDEX, quantize=QUANTIZE)
+"""
+PREPROCESS = """
+import resource
+from xrep.data import hash_runs, spool
+from xrep.data.preprocess import PreprocessOptions, preprocess
+from xrep.text.readers import parse_bitext
+hash_runs._RUN, spool._CHUNK_LINES = 4096, 512
+spool._BLOCK_ROWS = 4096
+options = PreprocessOptions(tokenizers={"shared": f"{data}/tokenizer"}, valid_size=0)
+own = peak
+def peak():
+    return own() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+"""
+# Pages of mapped files are no memory of a process, and the peak is that of all workers, into the second window.
+TASK = """
+import itertools, multiprocessing
+from xrep.data.stream import stream
+from xrep.tasks.bitext import BitextTask
+def anonymous(process):
+    return int(re.search(r"RssAnon:\\s*(\\d+)", open(f"/proc/{process}/status").read())[1])
+def peak():
+    return most
+"""
+READ = """
+most, task = 0, BitextTask(BitextTask.Config(data=str(count), batch_size=64), seed=1)
+for number, _ in enumerate(itertools.islice(stream(task, workers=1), 1100)):
+    if number % 10 == 0:
+        most = max(most, sum(map(anonymous, ["self", *(x.pid for x in multiprocessing.active_children())])))
+"""
+ORDER = """
+order = ExampleOrder([count, 1000], 0.9, 1, lambda corpus, rows: (rows * 7919 + corpus * 31) % 50 + 1)
+for start in (0, 3 * count // 2, 10 * count):
+    order.take(start, start + 256)
+"""
+
+
+def write_data(folder: Path, rows: int) -> None:
+    """Write a data directory of pairs of random tokens; the tokenizer and other pairs are those of ``data``."""
+    shutil.copytree(folder / "data", folder / f"{rows}")
+    manifest = json.loads((folder / "data" / MANIFEST_FILE).read_text())
+    pair = next(pair for pair in manifest["splits"]["train"] if pair["languages"] == ["de", "en"])
+    draw = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum(draw.integers(3, 20, rows))]).astype("<i8")
+    arrays = {"train.de-en.hashes": draw.integers(1, 2**63, (rows, 2)).astype("<u8")}
+    for language in pair["languages"]:
+        arrays[f"train.de-en.{language}.offsets"] = offsets
+        arrays[f"train.de-en.{language}.tokens"] = draw.integers(5, 100, offsets[-1]).astype(manifest["dtype"])
+        pair["tokens"][language] = int(offsets[-1])
+    pair["rows"] = rows
+    for name, array in arrays.items():
+        array.tofile(folder / f"{rows}" / name)
+        manifest["files"][name]["bytes"] = array.nbytes
+    (folder / f"{rows}" / MANIFEST_FILE).write_text(json.dumps(manifest))
+
+
+def of_index(index: str, quantize: str) -> Row:
+    build = BUILD.replace("INDEX", repr(index)).replace("QUANTIZE", repr(quantize))
+    return Row(build, 20_000, 80_000, 40_000, write_words, INDEX, size=512)
+
+
+def of_mining(*options: str) -> Row:
+    return Row(MINE.replace("OPTIONS", repr(options)), 100_000, 300_000, 4_000, write_numbers, INVENTED)
+
+
+PREPARE = (
+    'preprocess({"train": [parse_bitext(f"de-en={count}.tsv:1,2")]}, f"{count}", options, print, False, workers=2)'
+)
+ENCODING = "from xrep_cli.encode import main\nimport xrep.inference.encoding as encoding\nencoding.CHUNK_LINES = 2000"
+TRANSLATING = "from xrep_cli.generate import main"
+ROWS = {
+    "encode": Row(ENCODE, 10_000, 100_000, 5_000, write_words, ENCODING),
+    "generate": Row(GENERATE, 1_000, 4_000, 4_000, partial(write_words, width=400), TRANSLATING),
+    "mine one to one": of_mining("--one-to-one"),
+    "mine the intersection": of_mining("--retrieval", "intersection"),
+    "search, flat": of_index("flat", "none"),
+    "search, ivf": of_index("ivf", "none"),
+    "search, ivf and int8": of_index("ivf", "int8"),
+    # The hashes of 150,000 pairs would need 3,600 KB, and 7,200 while they are sorted.
+    "preprocess": Row(PREPARE, 20_000, 170_000, 5_000, write_pairs, PREPROCESS),
+    "task": Row(READ, 70_000, 2_000_000, 10_000, write_data, TASK),
+    "order": Row(ORDER, 10**6, 10**9, 1_000, setup="from xrep.data.order import ExampleOrder"),
+    **{ending: of_format(ending) for ending in ("tmx", "jsonl", "csv", "zip", "parquet", "zst")},
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ROWS)
+def test_memory_does_not_grow(name: str, data_directory: Path, translator: Path, tmp_path: Path) -> None:
+    row, counts = ROWS[name], (ROWS[name].small, ROWS[name].large)
+    encoder = write_encoder(tmp_path / "best", size=row.size)
+    (tmp_path / "data").symlink_to(data_directory)
+    for count in counts:
+        row.write(tmp_path, count)
+    loop = textwrap.indent(f"{row.script}\nprint('peak', peak())", "    ")
+    script = f"{BEGIN}{row.setup}\nfor count in map(int, sys.argv[1:3]):\n{loop}"
+    line = [sys.executable, "-c", script, *map(str, (*counts, encoder, translator, data_directory))]
+    # With a fixed threshold glibc frees every tensor, so the waste of its heap is not measured.
+    given = {**environment(threads=1), "MALLOC_MMAP_THRESHOLD_": "131072"}
+    finished = subprocess.run(line, env=given, cwd=tmp_path, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    few, many = (int(line.split()[1]) for line in finished.stdout.splitlines() if line.startswith("peak "))
+    assert many - few < row.limit, f"{few} KB after {row.small:,}, {many} KB after {row.large:,}"
