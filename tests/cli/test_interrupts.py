@@ -6,28 +6,28 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.corpus import sentence_pairs, write_corpus
-from tests.support.encoders import write_encoder
+from tests.cli.conftest import write_lines
+from tests.support.commands import Commands, Result
+from tests.support.corpus import sentence_pairs
 from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
 from xrep.data import preprocess as preprocessing
 from xrep.data import spool, store
 from xrep.inference import encoding
+from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import NOTICE
 from xrep.models.directory import open_checkpoint
 from xrep.retrieval import search
 from xrep.text import tokenizer
-from xrep_cli import encode, mine, preprocess, train
-
-CAPTURED = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -54,251 +54,201 @@ def press(
     monkeypatch.setattr(owner, name, interrupted)
 
 
-def interrupt_and_keep(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[KeyboardInterrupt]:
-    """Interrupt the first call of a function. The returned list holds the error, and its traceback all that the command
-    was working with, so that nothing is freed because nobody refers to it."""
+def train(cli: Commands, data: Path, folder: str, *more: str) -> Result:
+    return cli("train", data, *options(save_dir=folder, max_steps=8, save_every=3), *more)
+
+
+@pytest.mark.slow
+def test_training_saves_and_goes_on(data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code says that the run is not finished, so that neither SLURM nor ``&&`` takes it for complete."""
+    assert train(cli, data_directory, "whole").code == 0
+    names = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1"}
+    for number, name in names.items():
+        with monkeypatch.context() as patch:
+            press(patch, DualMoco, "forward", 5, number=number)
+            stopped = train(cli, data_directory, name)
+        assert stopped.code == 128 + number and stopped.err.count(NOTICE) == (number == signal.SIGINT)
+        assert f"stopped by {name} after step 5; the same command goes on from {name}/last" in stopped.err
+        assert open_checkpoint(cli.folder / name / "last").step == 5
+        assert train(cli, data_directory, name).code == 0
+        for file in ("model.safetensors", "criterion.safetensors"):
+            assert (cli.folder / name / "last" / file).read_bytes() == (cli.folder / "whole/last" / file).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_stops_training_at_once(
+    data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    press(monkeypatch, DualMoco, "forward", 5, 5)
+    stopped = train(cli, data_directory, "run")
+    assert stopped.code == 130 and stopped.err.endswith("xrep-train: error: interrupted\n")
+    assert open_checkpoint(cli.folder / "run" / "last").step == 3
+    # Ranks under torchrun ignore Ctrl-C, which it passes on with its own SIGTERM.
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    press(monkeypatch, DualMoco, "forward", 5, 5)
+    assert train(cli, data_directory, "ranks").code != 0
+    assert open_checkpoint(cli.folder / "ranks" / "last").step == 5
+
+
+@dataclass(frozen=True)
+class Pressed:
+    """A command on ``lines.txt``, the calls at which Ctrl-C is pressed, and what it says is saved."""
+
+    command: str
+    words: str
+    owner: Any
+    name: str
+    calls: tuple[int, ...]
+    saved: str
+
+
+ENCODE = ("encode", "--input lines.txt --output", SentenceEncoder, "encode")
+MINE = ("mine", "--source lines.txt --target lines.txt --output", SentenceEncoder, "encode")
+NOTHING = "nothing is saved yet"
+SIXTEEN = "16 lines are saved, and the same command goes on after them"
+WORK = "what is done is in cut.npy.work, and the same command goes on from there"
+PRESSED = {
+    "encode, the third chunk": Pressed(*ENCODE, (2,), SIXTEEN),
+    "encode, twice": Pressed(*ENCODE, (3, 3), SIXTEEN),
+    "encode, twice in the first chunk": Pressed(*ENCODE, (1, 1), NOTHING),
+    "mine, after the last chunk of the source": Pressed(*MINE, (4,), WORK),
+    "mine, before the first chunk": Pressed(*MINE, (1, 1), NOTHING),
+    "mine, the search": Pressed(*MINE[:2], search, "search_block", (2,), WORK),
+}
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """30 lines, of which 8 are encoded and searched at a time."""
+    for owner, name, value in ((encoding, "CHUNK_LINES", 8), (search, "TILE", 8), (search, "_UNIT_BYTES", 1)):
+        monkeypatch.setattr(owner, name, value)
+    return write_lines(tmp_path / "lines.txt", [german for german, _ in sentence_pairs(30)])
+
+
+@pytest.mark.parametrize("name", PRESSED)
+def test_commands_save_and_go_on(
+    name: str, lines: Path, shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, work = PRESSED[name], cli.folder / "cut.npy.work"
+    line = ["--device", "cpu", "--path", shared_encoder, *row.words.split()]
+    assert cli(row.command, *line, "whole.npy").code == 0
+    with monkeypatch.context() as patch:
+        press(patch, row.owner, row.name, *row.calls)
+        done = cli(row.command, *line, "cut.npy")
+    assert done.code == 130 and done.err.endswith(f"xrep-{row.command}: error: interrupted; {row.saved}\n")
+    assert done.err.count(NOTICE) == 1 and not (cli.folder / "cut.npy").exists()
+    assert work.exists() == (row.saved == WORK)
+    if row.owner is search:
+        assert 0 < np.load(work / "neighbours.npz")["done"][0] < 30
+    assert cli(row.command, *line, "cut.npy").code == 0
+    assert (cli.folder / "cut.npy").read_bytes() == (cli.folder / "whole.npy").read_bytes()
+    assert sorted(os.listdir(cli.folder)) == ["cut.npy", "lines.txt", "whole.npy"]
+
+
+@pytest.mark.parametrize("output", ["-", "pipe"])
+@pytest.mark.parametrize(
+    "line", ["encode --input L", "mine --source L --target L", "mine negatives --bitext de-en=L,L"]
+)
+def test_nothing_is_saved_of_what_goes_to_a_stream(
+    line: str, output: str, lines: Path, shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one Ctrl-C, at the second chunk of lines."""
+    (cli.folder / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(cli.folder / "temporary"))
+    os.mkfifo(cli.folder / "pipe")
+    press(monkeypatch, SentenceEncoder, "encode", 2)
+    words = line.replace("L", "lines.txt").split()
+    done = cli(*words, "--device", "cpu", "--path", shared_encoder, "--output", output)
+    said = "interrupted; nothing is saved, because the output is a stream; write to a file to go on later\n"
+    assert done.code == 130 and done.err.endswith(said) and done.err.count(NOTICE) == 1 and "saving" not in done.err
+    assert sorted(os.listdir(cli.folder)) == ["lines.txt", "pipe", "temporary"] and not done.wrote
+    assert not os.listdir(cli.folder / "temporary")
+
+
+def test_translations_have_no_output_before_all_are_there(
+    lines: Path, translator: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    press(monkeypatch, Translator, "translate", 2)
+    done = cli(
+        "generate", "--path", translator, *"--device cpu --input lines.txt --output out --buffer-lines 8".split()
+    )
+    assert (done.code, done.err.splitlines()[-1]) == (130, "xrep-generate: error: interrupted") and not done.wrote
+
+
+def write_sides(folder: Path) -> None:
+    for side, code in enumerate(("de", "en")):
+        write_lines(folder / code, [pair[side] for pair in sentence_pairs(170)])
+
+
+def saved_work(folder: Path) -> str:
+    said = f"what is done is in {folder / 'bin.work'}, and the same command goes on from there"
+    return f"xrep-preprocess: error: interrupted; {said}\n"
+
+
+@pytest.mark.slow
+def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
+    cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SentencePiece itself would go on for as long as it takes."""
+    write_sides(cli.folder)
+    line = "--bitext de-en=de,en --vocab-size 60 --destdir".split()
+    assert cli("preprocess", *line, "whole").code == 0
+    with monkeypatch.context() as patch:
+        # It presses when its parent waits: a signal just before that is only seen when the wait is over.
+        wait = "import os, signal, time; time.sleep(0.5); os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+        patch.setattr(tokenizer, "_TRAIN", wait)
+        done = cli("preprocess", *line, "bin")
+    assert done.code == 130 and done.err.endswith(saved_work(cli.folder)) and not (cli.folder / "bin").exists()
+    monkeypatch.setattr(preprocessing, "clean", None)  # now the text is clean
+    with monkeypatch.context() as patch:
+        press(patch, store.DirectoryWriter, "append", 1)
+        assert cli("preprocess", *line, "bin").err.endswith(saved_work(cli.folder))
+    monkeypatch.setattr(tokenizer, "_TRAIN", "import sys; sys.exit(1)")  # and the vocabulary is trained
+    assert cli("preprocess", *line, "bin").code == 0
+    assert contents(cli.folder / "bin") == contents(cli.folder / "whole")
+    assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en", "whole"]
+
+
+@pytest.mark.slow
+def test_preprocessing_begins_anew_with_another_text_or_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sides(cli.folder)
+    line = "--bitext de-en=de,en --destdir".split()
+    with monkeypatch.context() as patch:
+        press(patch, store.DirectoryWriter, "append", 1)
+        assert cli("preprocess", *line, "bin", "--vocab-size", "60").code == 130
+    more = "--vocab-size 62 --valid-size 0".split()
+    for name in ("whole", "bin"):
+        assert cli("preprocess", *line, name, *more).code == 0
+    assert contents(cli.folder / "bin") == contents(cli.folder / "whole")
+    press(monkeypatch, spool, "read_pairs", 1)
+    done = cli("preprocess", *line, "other", *more)
+    assert done.err.endswith("interrupted; nothing is saved yet\n")
+    assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en", "whole"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "owner", "name"),
+    [("preprocess", store.DirectoryWriter, "append"), ("train", DualMoco, "forward")],
+)
+def test_commands_with_workers_go_on_in_the_same_process(
+    command: str, owner: Any, name: str, data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers hold the lock of the unfinished work as well. They end with the command, not with its traceback, which
+    is kept here with all that the command was working with."""
+    write_sides(cli.folder)
+    line = "--bitext de-en=de,en --vocab-size 60 --workers 2 --destdir bin".split()
+    if command == "train":
+        line = [data_directory, *options(save_dir="bin", max_steps=8), "--data-workers", "1"]
     kept: list[KeyboardInterrupt] = []
 
     def interrupted(*arguments: Any, **named: Any) -> Any:
         kept.append(KeyboardInterrupt())
         raise kept[0]
 
-    monkeypatch.setattr(owner, name, interrupted)
-    return kept
-
-
-def errors(main: Callable[[list[str]], int], line: list[str], capfd: CAPTURED) -> str:
-    """Run a command that is interrupted and return what it printed on stderr."""
-    capfd.readouterr()
-    assert main(line) == 130
-    return capfd.readouterr().err
-
-
-def train_line(data: Path, folder: Path) -> list[str]:
-    return [str(data), *options(save_dir=folder, max_steps=8, save_every=3)]
-
-
-@pytest.mark.parametrize(
-    ("number", "name", "code"),
-    [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143), (signal.SIGUSR1, "SIGUSR1", 138)],
-)
-def test_training_saves_and_goes_on(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED, number, name: str, code: int
-) -> None:
-    """The exit code says that the run is not finished, so that neither SLURM nor ``&&`` takes it for complete."""
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    assert train.main(train_line(data_directory, whole)) == 0
     with monkeypatch.context() as patch:
-        press(patch, DualMoco, "forward", 5, number=number)
-        with pytest.raises(SystemExit) as stop:
-            train.main(train_line(data_directory, run))
-    printed = capfd.readouterr().err
-    assert stop.value.code == code and printed.count(NOTICE) == (number == signal.SIGINT)
-    assert f"stopped by {name} after step 5; the same command goes on from {run / 'last'}" in printed
-    assert open_checkpoint(run / "last").step == 5
-    assert train.main(train_line(data_directory, run)) == 0
-    for name in ("model.safetensors", "criterion.safetensors"):
-        assert (run / "last" / name).read_bytes() == (whole / "last" / name).read_bytes()
-
-
-def test_a_second_ctrl_c_stops_training_at_once(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
-) -> None:
-    press(monkeypatch, DualMoco, "forward", 5, 5)
-    printed = errors(train.main, train_line(data_directory, tmp_path / "run"), capfd)
-    assert printed.endswith("xrep-train: error: interrupted\n")
-    assert open_checkpoint(tmp_path / "run" / "last").step == 3
-
-
-def test_ranks_under_torchrun_ignore_what_it_passes_on(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
-    press(monkeypatch, DualMoco, "forward", 5, 5)
-    with pytest.raises(SystemExit):
-        train.main(train_line(data_directory, tmp_path / "run"))
-    assert open_checkpoint(tmp_path / "run" / "last").step == 5
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_encoder(tmp_path_factory.mktemp("run") / "best")
-
-
-@pytest.fixture
-def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(encoding, "CHUNK_LINES", 8)
-    path = tmp_path / "lines.txt"
-    path.write_text("".join(f"{german}\n" for german, _ in sentence_pairs(30)), encoding="utf-8")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("calls", "message"),
-    [
-        ((2,), "16 lines are saved, and the same command goes on after them"),
-        ((3, 3), "16 lines are saved, and the same command goes on after them"),
-        ((1, 1), "nothing is saved yet"),
-    ],
-)
-def test_encoding_saves_and_goes_on(
-    encoder: Path,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: CAPTURED,
-    calls: tuple[int, ...],
-    message: str,
-) -> None:
-    line = ["--device", "cpu", "--path", str(encoder), "--input", str(text)]
-    assert encode.main([*line, "--output", str(tmp_path / "whole.npy")]) == 0
-    output = tmp_path / "vectors.npy"
-    with monkeypatch.context() as patch:
-        press(patch, SentenceEncoder, "encode", *calls)
-        printed = errors(encode.main, [*line, "--output", str(output)], capfd)
-    assert printed.endswith(f"xrep-encode: error: interrupted; {message}\n")
-    assert printed.count(NOTICE) == 1 and not output.exists()
-    assert encode.main([*line, "--output", str(output)]) == 0
-    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "calls", "saved"),
-    [
-        pytest.param(SentenceEncoder, "encode", (4,), True, id="after the last chunk of the source"),
-        pytest.param(SentenceEncoder, "encode", (1, 1), False, id="before the first chunk"),
-        pytest.param(search, "search_block", (2,), True, id="search"),
-    ],
-)
-def test_mining_saves_and_goes_on(
-    encoder: Path,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: CAPTURED,
-    owner: Any,
-    name: str,
-    calls: tuple[int, ...],
-    saved: bool,
-) -> None:
-    monkeypatch.setattr(search, "TILE", 8)
-    monkeypatch.setattr(search, "_UNIT_BYTES", 1)
-    line = ["--device", "cpu", "--path", str(encoder), "--source", str(text), "--target", str(text)]
-    assert mine.main([*line, "--output", str(tmp_path / "whole.tsv")]) == 0
-    output, work = tmp_path / "mined.tsv", tmp_path / "mined.tsv.work"
-    with monkeypatch.context() as patch:
-        press(patch, owner, name, *calls)
-        printed = errors(mine.main, [*line, "--output", str(output)], capfd)
-    done = f"what is done is in {work}, and the same command goes on from there" if saved else "nothing is saved yet"
-    assert printed.endswith(f"xrep-mine: error: interrupted; {done}\n")
-    assert work.exists() == saved and not output.exists()
-    if name == "search_block":
-        assert 0 < int(np.load(work / "neighbours.npz")["done"]) < 30
-    assert mine.main([*line, "--output", str(output)]) == 0
-    assert output.read_bytes() == (tmp_path / "whole.tsv").read_bytes()
-
-
-@pytest.mark.parametrize("output", ["-", "pipe"])
-@pytest.mark.parametrize("command", ["encode", "mine", "negatives"])
-def test_nothing_is_saved_of_what_goes_to_a_stream(
-    encoder: Path,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: CAPTURED,
-    command: str,
-    output: str,
-) -> None:
-    """After one Ctrl-C, at the second chunk of lines."""
-    for name in ("temporary", "here"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.chdir(tmp_path / "here")
-    os.mkfifo(tmp_path / "pipe")
-    output = str(tmp_path / "pipe") if output == "pipe" else output
-    inputs = {
-        "encode": ["--input", str(text)],
-        "mine": ["--source", str(text), "--target", str(text)],
-        "negatives": ["negatives", "--bitext", f"de-en={text},{text}"],
-    }
-    press(monkeypatch, SentenceEncoder, "encode", 2)
-    main = encode.main if command == "encode" else mine.main
-    printed = errors(main, [*inputs[command], "--device", "cpu", "--path", str(encoder), "--output", output], capfd)
-    said = "interrupted; nothing is saved, because the output is a stream; write to a file to go on later\n"
-    assert printed.endswith(said) and printed.count(NOTICE) == 1 and "saving" not in printed
-    assert not list((tmp_path / "temporary").iterdir()) and not list((tmp_path / "here").iterdir())
-
-
-def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
-) -> None:
-    """SentencePiece itself would go on for as long as it takes."""
-    corpus = write_corpus(tmp_path / "corpus", train=50)
-    files, output = f"{corpus}/train.de-en.de,{corpus}/train.de-en.en", tmp_path / "data-bin"
-    line = ["--bitext", f"de-en={files}", "--vocab-size", "60", "--destdir"]
-    assert preprocess.main([*line, str(tmp_path / "whole")]) == 0
-    with monkeypatch.context() as patch:
-        # It presses when its parent waits: a signal just before that is only seen when the wait is over.
-        wait = "import os, signal, time; time.sleep(0.5); os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
-        patch.setattr(tokenizer, "_TRAIN", wait)
-        printed = errors(preprocess.main, [*line, str(output)], capfd)
-    message = f"what is done is in {output}.work, and the same command goes on from there"
-    assert printed.endswith(f"xrep-preprocess: error: interrupted; {message}\n") and not output.exists()
-    with monkeypatch.context() as patch:  # now the text is clean
-        patch.setattr(preprocessing, "clean", None)
-        press(patch, store.DirectoryWriter, "append", 1)
-        assert errors(preprocess.main, [*line, str(output)], capfd).endswith(f"{message}\n")
-    with monkeypatch.context() as patch:  # and the vocabulary is trained
-        patch.setattr(preprocessing, "clean", None)
-        patch.setattr(tokenizer, "_TRAIN", "import sys; sys.exit(1)")
-        assert preprocess.main([*line, str(output)]) == 0
-    assert contents(output) == contents(tmp_path / "whole")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "data-bin", "whole"]
-
-
-def test_preprocessing_goes_on_in_the_same_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
-) -> None:
-    """Workers hold the lock of the unfinished work as well. They end with the command, not with its traceback."""
-    corpus, output = write_corpus(tmp_path / "corpus", train=50), tmp_path / "data-bin"
-    files = f"{corpus}/train.de-en.de,{corpus}/train.de-en.en"
-    line = ["--bitext", f"de-en={files}", "--vocab-size", "60", "--workers", "2"]
-    assert preprocess.main([*line, "--destdir", str(tmp_path / "whole")]) == 0
-    with monkeypatch.context() as patch:
-        kept = interrupt_and_keep(patch, store.DirectoryWriter, "append")
-        printed = errors(preprocess.main, [*line, "--destdir", str(output)], capfd)
-    assert printed.endswith(f"what is done is in {output}.work, and the same command goes on from there\n")
+        patch.setattr(owner, name, interrupted)
+        done = cli(command, *line)
+    assert done.code == 130 and f"xrep-{command}: error: interrupted" in done.err
     assert multiprocessing.active_children() == []
-    assert preprocess.main([*line, "--destdir", str(output)]) == 0 and len(kept) == 1
-    assert contents(output) == contents(tmp_path / "whole")
-
-
-def test_training_goes_on_in_the_same_process(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
-) -> None:
-    line = [*train_line(data_directory, tmp_path / "run"), "--data-workers", "1"]
-    with monkeypatch.context() as patch:
-        kept = interrupt_and_keep(patch, DualMoco, "forward")
-        assert errors(train.main, line, capfd).endswith("xrep-train: error: interrupted\n")
-    assert multiprocessing.active_children() == []
-    assert train.main(line) == 0 and len(kept) == 1
-
-
-def test_preprocessing_begins_anew_with_another_text_or_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: CAPTURED
-) -> None:
-    corpus = write_corpus(tmp_path / "corpus", train=50)
-    line = ["--bitext", f"de-en={corpus}/train.de-en.de,{corpus}/train.de-en.en", "--destdir"]
-    with monkeypatch.context() as patch:
-        press(patch, store.DirectoryWriter, "append", 1)
-        errors(preprocess.main, [*line, str(tmp_path / "bin"), "--vocab-size", "60"], capfd)
-    more = ["--vocab-size", "62", "--valid-size", "0"]
-    for name in ("whole", "bin"):
-        assert preprocess.main([*line, str(tmp_path / name), *more]) == 0
-    assert contents(tmp_path / "bin") == contents(tmp_path / "whole") and not (tmp_path / "bin.work").exists()
-    with monkeypatch.context() as patch:
-        press(patch, spool, "read_pairs", 1)
-        printed = errors(preprocess.main, [*line, str(tmp_path / "other"), *more], capfd)
-    assert printed.endswith("interrupted; nothing is saved yet\n") and not (tmp_path / "other.work").exists()
-    assert preprocess.main([*line, str(tmp_path / "large"), "--vocab-size", "9000"]) == 2
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("large")] == []
+    assert cli(command, *line).code == 0 and len(kept) == 1
